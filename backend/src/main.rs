@@ -1,0 +1,2 @@
+//! vhost-device-ism
+fn main() {}
