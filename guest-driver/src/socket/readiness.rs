@@ -1,0 +1,150 @@
+//! Readiness as the kernel understands it: one end of a Unix socket pair.
+//!
+//! A stream pair can show everything a TCP socket can: readable, writable, peer closed its half
+//! (RDHUP), hang-up. The application registers its end wherever it likes; level and edge
+//! triggering, nesting and sharing are the kernel's. The library holds the other end and writes a
+//! byte, fills or drains, shuts down or closes, whenever the state of the connection changes.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+
+/// What a connection can do right now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// A read would not block.
+    pub(crate) readable: bool,
+    /// A write would not block.
+    pub(crate) writable: bool,
+    /// The peer sends no more.
+    pub(crate) read_closed: bool,
+    /// Nothing goes either way any more.
+    pub(crate) hang_up: bool,
+}
+
+#[derive(Debug)]
+struct Shown {
+    library: Option<UnixStream>,
+    ready: Ready,
+}
+
+/// The pair and what it shows.
+#[derive(Debug)]
+pub(crate) struct Readiness {
+    application: UnixStream,
+    shown: Mutex<Shown>,
+}
+
+impl Readiness {
+    /// A pair that shows "writable".
+    pub(crate) fn new() -> std::io::Result<Readiness> {
+        let (library, application) = UnixStream::pair()?;
+        library.set_nonblocking(true)?;
+        application.set_nonblocking(true)?;
+        // The kernel rounds up to its minimum: a few bytes then fill the pair.
+        rustix::net::sockopt::set_socket_send_buffer_size(&application, 1)?;
+        let ready = Ready { writable: true, ..Ready::default() };
+        let shown = Mutex::new(Shown { library: Some(library), ready });
+        Ok(Readiness { application, shown })
+    }
+
+    /// The end that the application polls.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.application.as_fd()
+    }
+
+    /// Makes the pair show `ready`.
+    pub(crate) fn show(&self, ready: Ready) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown.ready == ready {
+            return;
+        }
+        let Some(library) = &shown.library else { return };
+        // A full or empty pair answers WouldBlock, which is the state wanted.
+        if ready.hang_up {
+            shown.library = None;
+            shown.ready = ready;
+            return;
+        }
+        if ready.readable != shown.ready.readable {
+            if ready.readable {
+                let _ = (&mut &*library).write(&[1]);
+            } else if !ready.read_closed {
+                drain(&self.application);
+            }
+        }
+        if ready.read_closed && !shown.ready.read_closed {
+            let _ = library.shutdown(std::net::Shutdown::Write);
+        }
+        if ready.writable != shown.ready.writable {
+            if ready.writable {
+                drain(library);
+            } else {
+                while matches!((&mut &self.application).write(&[0]), Ok(n) if n > 0) {}
+            }
+        }
+        shown.ready = ready;
+    }
+
+    /// More data came while the pair shows "readable" already: raises another edge.
+    pub(crate) fn edge(&self) {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = &shown.library
+            && shown.ready.readable
+            && !shown.ready.read_closed
+        {
+            let _ = (&mut &*library).write(&[1]);
+        }
+    }
+}
+
+fn drain(mut end: &UnixStream) {
+    let mut sink = [0u8; 256];
+    while matches!(end.read(&mut sink), Ok(n) if n > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    fn flags(readiness: &Readiness) -> PollFlags {
+        let all = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
+        let mut fds = [PollFd::from_borrowed_fd(readiness.as_fd(), all)];
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&zero)).unwrap();
+        fds[0].revents()
+    }
+
+    #[test]
+    fn every_combination_of_readable_and_writable_can_be_shown_in_any_order() {
+        let readiness = Readiness::new().unwrap();
+        let states = [(false, true), (true, true), (true, false), (false, false)];
+        for from in states {
+            for to in states {
+                for (readable, writable) in [from, to] {
+                    readiness.show(Ready { readable, writable, ..Ready::default() });
+                    assert_eq!(flags(&readiness).contains(PollFlags::IN), readable);
+                    assert_eq!(flags(&readiness).contains(PollFlags::OUT), writable);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_half_close_shows_rdhup_and_stays_readable() {
+        let readiness = Readiness::new().unwrap();
+        readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: false });
+        let shown = flags(&readiness);
+        assert!(shown.contains(PollFlags::IN | PollFlags::RDHUP | PollFlags::OUT));
+        assert!(!shown.contains(PollFlags::HUP));
+    }
+
+    #[test]
+    fn the_end_shows_hup() {
+        let readiness = Readiness::new().unwrap();
+        readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: true });
+        assert!(flags(&readiness).contains(PollFlags::HUP | PollFlags::IN));
+    }
+}

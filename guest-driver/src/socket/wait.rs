@@ -1,0 +1,216 @@
+//! How a thread waits: spin a little, then sleep where others can wake it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::thread::futex;
+
+/// Longest sleep before shared memory is looked at again. What a peer can write is never the only
+/// reason to wake.
+pub(crate) const NAP: Duration = Duration::from_secs(1);
+
+/// A thread that can be woken. One per thread, made on its first sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Waiter {
+    /// Counts wake-ups; the futex word.
+    seq: AtomicU32,
+    /// This thread listens to the device and sleeps in `poll`, not on the futex.
+    leading: AtomicBool,
+    /// An eventfd to ring instead of the futex, for a thread that sleeps on other descriptors too.
+    bell: Option<OwnedFd>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
+}
+
+impl Waiter {
+    /// The calling thread's waiter.
+    pub(crate) fn current() -> Arc<Waiter> {
+        CURRENT
+            .try_with(|cell| cell.borrow_mut().get_or_insert_with(Arc::default).clone())
+            // The thread is being torn down; a waiter of its own serves as well.
+            .unwrap_or_default()
+    }
+
+    /// A waiter that is woken by a descriptor becoming readable.
+    pub(crate) fn with_bell() -> std::io::Result<Waiter> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Waiter { bell: Some(bell), ..Waiter::default() })
+    }
+
+    /// The descriptor of [`Waiter::with_bell`].
+    pub(crate) fn bell(&self) -> Option<&OwnedFd> {
+        self.bell.as_ref()
+    }
+
+    /// Number of wake-ups so far. Read before looking at the condition that is waited for.
+    pub(crate) fn seen(&self) -> u32 {
+        self.seq.load(Ordering::Acquire)
+    }
+
+    /// Wakes the thread. `true`: it leads, so the hub's interrupt must be raised too.
+    pub(crate) fn wake(&self) -> bool {
+        // SeqCst with the accesses of `lead`: either the leader sees the new count before it
+        // polls, or we see that it leads.
+        self.seq.fetch_add(1, Ordering::SeqCst);
+        if let Some(bell) = &self.bell {
+            // Full (EAGAIN) means that it rings already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            return false;
+        }
+        if self.leading.load(Ordering::SeqCst) {
+            return true;
+        }
+        let _ = futex::wake(&self.seq, futex::Flags::PRIVATE, 1);
+        false
+    }
+
+    /// Marks the thread as leading, or as leading no more.
+    pub(crate) fn lead(&self, on: bool) {
+        self.leading.store(on, Ordering::SeqCst);
+    }
+
+    /// Whether there was a wake-up since `seen`.
+    pub(crate) fn woken(&self, seen: u32) -> bool {
+        self.seq.load(Ordering::SeqCst) != seen
+    }
+
+    /// Sleeps until woken after `seen`, or for `timeout`.
+    pub(crate) fn sleep(&self, seen: u32, timeout: Duration) {
+        let timeout = futex::Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        // Every outcome (woken, value changed, timeout, signal) means: look again.
+        let _ = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, Some(&timeout));
+    }
+}
+
+/// Threads of this process that spin right now.
+static SPINNERS: AtomicU32 = AtomicU32::new(0);
+
+/// How long a connection's waits spin before they sleep.
+///
+/// The budget adapts: a wait that ends while spinning restores it, one that has to sleep after all
+/// halves it, so that a connection whose peer is slow stops burning a processor.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    max_us: u32,
+    budget_us: AtomicU32,
+}
+
+impl Spin {
+    /// At most `max` of spinning per wait; zero: never.
+    pub(crate) fn new(max: Duration) -> Spin {
+        let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
+        Spin { max_us, budget_us: AtomicU32::new(max_us) }
+    }
+
+    /// Spins until `changed` says so. `false`: not within the budget.
+    pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
+        if changed() {
+            return true;
+        }
+        let budget = self.budget_us.load(Ordering::Relaxed);
+        if self.max_us == 0 {
+            return false;
+        }
+        let _counted = Spinning::start();
+        if SPINNERS.load(Ordering::Relaxed) > processors() {
+            return false;
+        }
+        let limit = Duration::from_micros(u64::from(budget));
+        let start = Instant::now();
+        loop {
+            for _ in 0..32 {
+                if changed() {
+                    if budget != self.max_us {
+                        self.budget_us.store(self.max_us, Ordering::Relaxed);
+                    }
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= limit {
+                // Never to zero: a short look each time notices when the peer is fast again.
+                self.budget_us.store((budget / 2).max(self.max_us.min(4)), Ordering::Relaxed);
+                return false;
+            }
+        }
+    }
+}
+
+struct Spinning;
+
+impl Spinning {
+    fn start() -> Spinning {
+        SPINNERS.fetch_add(1, Ordering::Relaxed);
+        Spinning
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Processors this process may use.
+fn processors() -> u32 {
+    static COUNT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *COUNT.get_or_init(|| {
+        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_between_look_and_sleep_is_not_lost() {
+        let waiter = Waiter::default();
+        let seen = waiter.seen();
+        waiter.wake();
+        let start = Instant::now();
+        waiter.sleep(seen, Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(1));
+        assert!(waiter.woken(seen));
+    }
+
+    #[test]
+    fn waking_a_leader_asks_for_the_interrupt() {
+        let waiter = Waiter::default();
+        assert!(!waiter.wake());
+        waiter.lead(true);
+        assert!(waiter.wake());
+    }
+
+    #[test]
+    fn a_failed_spin_halves_the_budget_and_a_good_one_restores_it() {
+        let spin = Spin::new(Duration::from_micros(40));
+        assert!(!spin.until(|| false));
+        assert!(spin.budget_us.load(Ordering::Relaxed) <= 20);
+        let mut looks = 0;
+        assert!(spin.until(|| {
+            looks += 1;
+            looks > 3
+        }));
+        assert_eq!(spin.budget_us.load(Ordering::Relaxed), 40);
+    }
+
+    #[test]
+    fn a_budget_of_zero_looks_once_and_does_not_spin() {
+        let mut looks = 0;
+        assert!(!Spin::new(Duration::ZERO).until(|| {
+            looks += 1;
+            false
+        }));
+        assert_eq!(looks, 1);
+    }
+}
