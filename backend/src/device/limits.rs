@@ -1,0 +1,111 @@
+//! Quotas of a device, caps of a fabric, and the clock that rates are measured by.
+
+use std::time::Instant;
+
+use virtio_ism_abi::config::{DMB_MAX, DMB_MIN, MAX_MOVE, SLAB_ALIGN};
+
+/// What one device may have. Counts and bytes; defaults are those of docs/virtio-ism.md, "Limits
+/// and quotas".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// DMBs; also the bound of `idx`.
+    pub max_dmbs: u32,
+    /// Bytes of all DMBs.
+    pub dmb_bytes: u64,
+    /// Bytes of owned slabs, each counted whole.
+    pub slab_bytes: u64,
+    /// Bytes of attached slabs, each counted whole.
+    pub attached_slab_bytes: u64,
+    /// DMBs attached at a time.
+    pub max_attach: u32,
+    /// Related peers at a time.
+    pub max_peers: u32,
+    /// Mapping slots of a front end, unless the port says otherwise.
+    pub max_maps: u32,
+    /// Smallest DMB in bytes, a power of two.
+    pub dmb_min: u32,
+    /// Largest DMB in bytes, a power of two.
+    pub dmb_max: u32,
+    /// Alignment of scatter-gather entries in bytes, a power of two.
+    pub dmb_align: u32,
+    /// Scatter-gather entries of one REGISTER.
+    pub max_sg: u16,
+    /// Segments of one MOVE.
+    pub max_segs: u16,
+    /// Payload bytes of one MOVE.
+    pub max_move: u32,
+    /// Alignment of slabs in the window in bytes, a power of two.
+    pub slab_align: u32,
+    /// Control commands per second.
+    pub commands_per_second: u32,
+    /// QUERY_GID per second.
+    pub queries_per_second: u32,
+    /// SLAB_WAKE per slab and second.
+    pub wakes_per_second: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_dmbs: 4096,
+            dmb_bytes: 1 << 30,
+            slab_bytes: 2 << 30,
+            attached_slab_bytes: 2 << 30,
+            max_attach: 4096,
+            max_peers: 256,
+            max_maps: 512,
+            dmb_min: DMB_MIN,
+            dmb_max: DMB_MAX,
+            dmb_align: 4096,
+            max_sg: 512,
+            max_segs: 32,
+            max_move: MAX_MOVE,
+            slab_align: SLAB_ALIGN,
+            commands_per_second: 20_000,
+            queries_per_second: 1_000,
+            wakes_per_second: 50_000,
+        }
+    }
+}
+
+/// What the devices of a fabric may have together. A device that would take the sum of limits
+/// above a cap cannot join, so no quota is ever overcommitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricCaps {
+    /// Devices.
+    pub devices: u32,
+    /// Sum of `max_dmbs`.
+    pub dmbs: u64,
+    /// Sum of `dmb_bytes`.
+    pub dmb_bytes: u64,
+    /// Sum of `slab_bytes`.
+    pub slab_bytes: u64,
+}
+
+impl Default for FabricCaps {
+    fn default() -> Self {
+        FabricCaps { devices: 256, dmbs: u64::MAX, dmb_bytes: u64::MAX, slab_bytes: u64::MAX }
+    }
+}
+
+/// A clock that never goes back. Nanoseconds since a point of its choice.
+pub trait Clock: Send + Sync {
+    /// Now, nanoseconds.
+    fn now_ns(&self) -> u64;
+}
+
+/// The clock of the host.
+#[derive(Debug)]
+pub struct MonotonicClock(Instant);
+
+impl Default for MonotonicClock {
+    fn default() -> Self {
+        MonotonicClock(Instant::now())
+    }
+}
+
+impl Clock for MonotonicClock {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}

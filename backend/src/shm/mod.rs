@@ -1,0 +1,1 @@
+//! Memory that the daemon shares between two front ends.
