@@ -1,1 +1,23 @@
-//! smc-core
+//! Shared Memory Communications (RFC 7609 and SMCv2.1) without IO.
+//!
+//! SMC keeps TCP's sockets and replaces the path: after an ordinary TCP connect both ends exchange
+//! three CLC messages, and from then on bytes move through buffers that the peer may write. This
+//! crate holds the rules of that protocol and nothing that touches the world: no socket, no thread,
+//! no clock (`now` is an argument) and no `unsafe`. Bytes and facts go in, bytes and decisions come
+//! out; whoever owns a socket and a device executes them.
+//!
+//! | room | one sentence |
+//! |---|---|
+//! | [`wire`] | how bytes look: CLC, LLC, CDC, ids, cursors; strict parsing with an error per way of being wrong |
+//! | [`handshake`] | CLC as it happens: one struct per awaited message, pure negotiation, the decline table |
+//! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
+//! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
+//!
+//! Arrows point up this table: `handshake` and `connection` use `wire` and not each other.
+#![forbid(unsafe_code)]
+
+pub mod connection;
+pub mod handshake;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod wire;

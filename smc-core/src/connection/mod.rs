@@ -1,0 +1,1 @@
+//! One socket: cursors, window, ring spans, urgent data, close states.

@@ -1,0 +1,1 @@
+//! Builders and a fabric in memory with faults and a seed (feature `testing`).

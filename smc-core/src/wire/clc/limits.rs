@@ -1,0 +1,26 @@
+//! What a receiver takes of enumerated values on which the specifications and Linux differ.
+
+use crate::wire::ids::SizeCode;
+
+/// Largest element sizes taken from a peer; a larger one is a reserved value (wire errata A-14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest DMB element of SMC-D.
+    pub smcd_size: SizeCode,
+    /// Largest RMB element of SMC-R.
+    pub smcr_size: SizeCode,
+}
+
+impl Limits {
+    /// What Linux sends: 1 MiB for SMC-D, any code for SMC-R.
+    pub const LINUX: Limits =
+        Limits { smcd_size: SizeCode::SMCD_MAX, smcr_size: SizeCode::FIELD_MAX };
+    /// What RFC 7609 defines: 512 KiB (CLC-30).
+    pub const RFC: Limits = Limits { smcd_size: SizeCode::RFC_MAX, smcr_size: SizeCode::RFC_MAX };
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits::LINUX
+    }
+}
