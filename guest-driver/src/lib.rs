@@ -1,1 +1,8 @@
-//! guest-driver
+//! virtio-ism driver and SMC sockets for user space.
+//!
+//! From the ground up: [`sys`] is what the driver asks of the operating system and has its only
+//! `unsafe`, [`transport`] are the ways to reach a device, [`ism`] is the driver: control
+//! commands, events, own and peer DMBs.
+pub mod ism;
+pub mod sys;
+pub mod transport;

@@ -1,0 +1,113 @@
+//! What can go wrong with an ISM device.
+
+use std::time::Duration;
+
+use thiserror::Error;
+use virtio_ism_abi::command::Op;
+use virtio_ism_abi::{Gid, Status};
+
+use crate::sys::OutOfBounds;
+use crate::transport::TransportError;
+
+/// Why a call of the driver failed.
+#[derive(Debug, Error)]
+pub enum IsmError {
+    /// The device is unreachable, gone or broken.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The device refused a command.
+    #[error("{op:?}: {status}")]
+    Refused {
+        /// The command.
+        op: Op,
+        /// Its answer.
+        status: Status,
+    },
+    /// The device answered with a status of a later revision.
+    #[error("{op:?}: status {code}")]
+    UnknownStatus {
+        /// The command.
+        op: Op,
+        /// The code.
+        code: u16,
+    },
+    /// HELLO came back without a GID.
+    #[error("the device has no GID")]
+    NoGid,
+    /// A DMB length that the device does not take.
+    #[error("a DMB of {len} bytes: not a power of two from {min} to {max}")]
+    DmbLength {
+        /// The length, bytes.
+        len: u32,
+        /// Smallest DMB, bytes.
+        min: u32,
+        /// Largest DMB, bytes.
+        max: u32,
+    },
+    /// All numbers for DMBs are in use.
+    #[error("all {max} DMBs are in use")]
+    NoIndex {
+        /// How many there are.
+        max: u32,
+    },
+    /// A reply places a DMB or its signal line where it cannot be.
+    #[error("{op:?}: {what} is {value:#x}")]
+    Placement {
+        /// The command.
+        op: Op,
+        /// What is out of place.
+        what: &'static str,
+        /// The value of the reply.
+        value: u64,
+    },
+    /// The slab does not carry the nonce of the reply: something else is mapped there.
+    #[error("the slab carries nonce {found:#x} instead of {expected:#x} after {after:?}")]
+    Nonce {
+        /// Nonce of the reply.
+        expected: u64,
+        /// What the slab's control tail had last.
+        found: u64,
+        /// How long it was looked for.
+        after: Duration,
+    },
+    /// The peer's DMB has another length than the peer said.
+    #[error("the DMB has {got} bytes instead of {expected}")]
+    PeerLength {
+        /// What the device says, bytes.
+        got: u32,
+        /// What was expected, bytes.
+        expected: u32,
+    },
+    /// The peer's DMB belongs to somebody else.
+    #[error("the DMB belongs to {got} instead of {expected}")]
+    PeerOwner {
+        /// Who owns it, according to the device.
+        got: Gid,
+        /// Who was expected to.
+        expected: Gid,
+    },
+    /// A computed range lies outside the shared memory.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+}
+
+/// Why a delivery failed.
+#[derive(Debug, Error)]
+pub enum DeliverError {
+    /// The DMB or its owner is gone; nothing was (or will be) delivered.
+    #[error("the peer's DMB is gone")]
+    Failed,
+    /// A piece does not lie in the DMB; nothing was delivered.
+    #[error("{len} bytes at {offset} of a DMB of {dmb_len} bytes")]
+    Range {
+        /// Offset of the piece, bytes.
+        offset: u32,
+        /// Its length, bytes.
+        len: usize,
+        /// Length of the DMB, bytes.
+        dmb_len: u32,
+    },
+    /// The device is gone or broken.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}

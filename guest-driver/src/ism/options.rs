@@ -1,0 +1,45 @@
+//! How a device is opened.
+
+use std::path::PathBuf;
+
+/// Which data path to use for DMBs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefer {
+    /// The window where both sides can map and where it is as fast as memory; else moves.
+    #[default]
+    Auto,
+    /// The window wherever both sides can map, without measuring it.
+    Window,
+    /// Moves by the device, always.
+    Move,
+}
+
+/// How a device is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// Move queues to use, at most what the device has; at least 1.
+    pub move_queues: u16,
+    /// Memory that the device can reach, bytes, rounded up to a power of two: guest-memory DMBs,
+    /// bounce slots, rings. Pages are used when they are touched.
+    pub guest_memory: u64,
+    /// Which data path to use.
+    pub prefer: Prefer,
+    /// Most own DMBs, at most what the device allows.
+    pub max_dmbs: u32,
+}
+
+impl OpenOptions {
+    /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs) for a
+    /// daemon's socket.
+    pub fn new(socket: impl Into<PathBuf>) -> OpenOptions {
+        OpenOptions {
+            socket: socket.into(),
+            move_queues: 1,
+            guest_memory: 256 << 20,
+            prefer: Prefer::Auto,
+            max_dmbs: 4096,
+        }
+    }
+}

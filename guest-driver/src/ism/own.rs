@@ -1,0 +1,282 @@
+//! An own DMB: memory that one peer may write.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_ism_abi::command::{
+    BACKING_GUEST, BACKING_WINDOW, Op, RegisterReply, RegisterRequest, SgEntry, TokenRequest,
+};
+use virtio_ism_abi::signal::Line;
+use virtio_ism_abi::{Gid, Status, Token};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::slabs::{Placed, Placement};
+use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
+use crate::sys::{OutOfBounds, SharedSlice, lock};
+use crate::transport::GuestMem;
+
+#[derive(Debug)]
+enum Backing {
+    Window(Placed),
+    Guest(GuestMem),
+}
+
+/// A DMB of this device. Unregistered when dropped, which is a control command: tens of
+/// microseconds, more if the device is busy.
+#[derive(Debug)]
+pub struct OwnDmb {
+    device: Arc<IsmDevice>,
+    token: Token,
+    index: u32,
+    user: Gid,
+    backing: Backing,
+}
+
+impl OwnDmb {
+    /// The memory: [`CONTROL_BLOCK`](super::CONTROL_BLOCK) bytes, then the ring.
+    pub fn memory(&self) -> &SharedSlice {
+        match &self.backing {
+            Backing::Window(placed) => &placed.memory,
+            Backing::Guest(mem) => mem.slice(),
+        }
+    }
+
+    /// What the user needs to attach it.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The driver's number for it, which DMB_SIGNAL records carry.
+    pub fn idx(&self) -> u32 {
+        self.index
+    }
+
+    /// Length in bytes, a power of two.
+    pub fn len(&self) -> u32 {
+        self.memory().len() as u32
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Who may write it.
+    pub fn user(&self) -> Gid {
+        self.user
+    }
+
+    /// The slab it lies in, which SLAB_WAKE records carry; `None` in guest memory.
+    pub fn slab_id(&self) -> Option<u32> {
+        self.placed().map(|placed| placed.slab_id)
+    }
+
+    /// Its signal line's number in the slab: DMBs of one slab and line share the line.
+    pub fn line_index(&self) -> Option<u16> {
+        self.placed().map(|placed| placed.line_index)
+    }
+
+    /// Its bit of the line, 0 to 63.
+    pub fn bit(&self) -> Option<u8> {
+        self.placed().map(|placed| placed.bit)
+    }
+
+    /// Its signal line, to be taken, armed and disarmed; `None` in guest memory, whose signals are
+    /// DMB_SIGNAL records always.
+    #[inline]
+    pub fn line(&self) -> Option<Line<'_>> {
+        self.placed()?.line()
+    }
+
+    /// The producer word and the consumer-and-flags word as the user last stored them, in the byte
+    /// order of memory.
+    ///
+    /// The user stores the producer word first, so this loads it last: whatever the flags say, the
+    /// producer word is at least as new, and the bytes it announces are there.
+    #[inline]
+    pub fn words(&self) -> [u64; 2] {
+        let load = |offset: u32| {
+            // Acquire: partner of the Release stores of `PeerDmb::deliver`. A DMB is never shorter
+            // than its control block.
+            self.memory().atomic_u64(offset as usize).map_or(0, |word| word.load(Ordering::Acquire))
+        };
+        let consumer = load(CONSUMER_WORD);
+        [load(PRODUCER_WORD), consumer]
+    }
+
+    /// Makes it as good as new for another use, control block included.
+    ///
+    /// # Errors
+    /// Never in practice: the range is the DMB's own.
+    pub fn clear(&self) -> Result<(), OutOfBounds> {
+        self.memory().zero(0, self.memory().len())
+    }
+
+    fn placed(&self) -> Option<&Placed> {
+        match &self.backing {
+            Backing::Window(placed) => Some(placed),
+            Backing::Guest(_) => None,
+        }
+    }
+}
+
+impl Drop for OwnDmb {
+    fn drop(&mut self) {
+        let ended = unregister(&self.device, self.token);
+        match &mut self.backing {
+            Backing::Window(placed) => self.device.slabs.let_go(&self.device, placed.slab_id),
+            // Without an answer the device may still write there.
+            Backing::Guest(mem) if !ended => mem.leak(),
+            Backing::Guest(_) => {}
+        }
+        if ended {
+            lock(&self.device.indices).give_back(self.index);
+        }
+    }
+}
+
+/// Ends a DMB; whether the device agrees that it is gone.
+fn unregister(device: &IsmDevice, token: Token) -> bool {
+    let request = TokenRequest { token: token.0.into() };
+    match device.command(Op::Unregister, request.as_bytes(), &mut []) {
+        // ENOENT: the device ended it by itself.
+        Ok(()) | Err(IsmError::Refused { status: Status::Enoent, .. }) => true,
+        Err(error) => {
+            tracing::debug!(%error, "a DMB was not unregistered");
+            false
+        }
+    }
+}
+
+pub(super) fn register(
+    device: &Arc<IsmDevice>,
+    user: Gid,
+    len: u32,
+    wait_group: u16,
+) -> Result<OwnDmb, IsmError> {
+    let (min, max) = (device.config().dmb_min.get(), device.config().dmb_max.get());
+    if !len.is_power_of_two() || !(min..=max).contains(&len) {
+        return Err(IsmError::DmbLength { len, min, max });
+    }
+    if device.wants_window() {
+        match in_window(device, user, len, wait_group) {
+            Ok(dmb) if device.must_measure() => {
+                let rate =
+                    *device.window_rate.get_or_init(|| measure::rate(dmb.memory()).unwrap_or(0));
+                tracing::debug!(rate, "window measured");
+                if device.wants_window() {
+                    return Ok(dmb);
+                }
+            }
+            Ok(dmb) => return Ok(dmb),
+            // One of the sides cannot map, or not any more.
+            Err(IsmError::Refused {
+                status: Status::Enotsup | Status::Enospc | Status::Enomem | Status::Eio,
+                ..
+            }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    in_guest_memory(device, user, len, wait_group)
+}
+
+fn in_window(
+    device: &Arc<IsmDevice>,
+    user: Gid,
+    len: u32,
+    wait_group: u16,
+) -> Result<OwnDmb, IsmError> {
+    let request = RegisterRequest {
+        user_gid: user,
+        len: len.into(),
+        backing: BACKING_WINDOW.into(),
+        wait_group: wait_group.into(),
+        ..RegisterRequest::new_zeroed()
+    };
+    let (index, reply) = with_index(device, request, &[])?;
+    let token = Token(reply.token.get());
+    let placement = Placement {
+        op: Op::Register,
+        slab_id: reply.slab_id.get(),
+        slab_off: reply.slab_off.get(),
+        slab_len: reply.slab_len.get(),
+        dmb_off: reply.dmb_off.get(),
+        dmb_len: len,
+        line: reply.line.get(),
+        bit: reply.bit,
+        nonce: reply.nonce.get(),
+    };
+    match placement.resolve(device) {
+        Ok(placed) => {
+            device.slabs.hold(placed.slab_id, user);
+            let device = Arc::clone(device);
+            Ok(OwnDmb { device, token, index, user, backing: Backing::Window(placed) })
+        }
+        Err(error) => {
+            if unregister(device, token) {
+                lock(&device.indices).give_back(index);
+            }
+            Err(error)
+        }
+    }
+}
+
+fn in_guest_memory(
+    device: &Arc<IsmDevice>,
+    user: Gid,
+    len: u32,
+    wait_group: u16,
+) -> Result<OwnDmb, IsmError> {
+    let mem = device.transport().alloc_guest(len as usize)?;
+    let align = u64::from(device.config().dmb_align.get());
+    if align != 0 && !mem.gpa().is_multiple_of(align) {
+        return Err(super::config_error("dmb_align", align));
+    }
+    let request = RegisterRequest {
+        user_gid: user,
+        len: len.into(),
+        backing: BACKING_GUEST.into(),
+        wait_group: wait_group.into(),
+        nsg: 1.into(),
+        ..RegisterRequest::new_zeroed()
+    };
+    let entry = SgEntry { gpa: mem.gpa().into(), len: len.into(), reserved: 0.into() };
+    let (index, reply) = with_index(device, request, entry.as_bytes())?;
+    Ok(OwnDmb {
+        device: Arc::clone(device),
+        token: Token(reply.token.get()),
+        index,
+        user,
+        backing: Backing::Guest(mem),
+    })
+}
+
+/// Registers with a fresh number.
+fn with_index(
+    device: &IsmDevice,
+    mut request: RegisterRequest,
+    entries: &[u8],
+) -> Result<(u32, RegisterReply), IsmError> {
+    let index = {
+        let mut indices = lock(&device.indices);
+        indices.take().ok_or(IsmError::NoIndex { max: indices.max() })?
+    };
+    request.idx = index.into();
+    let mut body = [0u8; size_of::<RegisterRequest>() + size_of::<SgEntry>()];
+    let (head, tail) = body.split_at_mut(size_of::<RegisterRequest>());
+    head.copy_from_slice(request.as_bytes());
+    let used = size_of::<RegisterRequest>() + entries.len();
+    for (to, from) in tail.iter_mut().zip(entries) {
+        *to = *from;
+    }
+    let mut reply = RegisterReply::new_zeroed();
+    let body = body.get(..used).unwrap_or(&body);
+    match device.command(Op::Register, body, reply.as_mut_bytes()) {
+        Ok(()) => Ok((index, reply)),
+        Err(error) => {
+            // A device that did not answer may hold the number; it is gone anyway.
+            lock(&device.indices).give_back(index);
+            Err(error)
+        }
+    }
+}

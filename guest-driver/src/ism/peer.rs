@@ -1,0 +1,310 @@
+//! A peer's DMB: the hot path.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
+use virtio_ism_abi::{Gid, Token};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::slabs::{Placed, Placement};
+use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
+use crate::sys::lock;
+use crate::transport::{MAX_PIECES, MovePath, TransportError};
+
+/// The right to write a DMB of a peer. Detached when dropped, which is a control command; the
+/// slab it lies in stays mapped (module text of [`crate::ism`]).
+///
+/// Deliveries to one DMB may come from any thread, but two at a time leave the order of their
+/// control words open: callers serialize them per connection.
+#[derive(Debug)]
+pub struct PeerDmb {
+    device: Arc<IsmDevice>,
+    path: Arc<MovePath>,
+    owner: Gid,
+    len: u32,
+    // Where it is mapped, even if `stores` is off.
+    placed: Option<Placed>,
+    // Write with stores; else by moves.
+    stores: bool,
+}
+
+impl PeerDmb {
+    /// The right.
+    pub fn token(&self) -> Token {
+        self.path.token()
+    }
+
+    /// Whose DMB it is, according to the device.
+    pub fn owner(&self) -> Gid {
+        self.owner
+    }
+
+    /// Length in bytes, a power of two.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether deliveries are stores into the window rather than moves by the device.
+    pub fn is_window(&self) -> bool {
+        self.stores
+    }
+
+    /// Whether the DMB is of no use any more: it or its owner is gone, or the device refused a
+    /// move.
+    #[inline]
+    pub fn is_failed(&self) -> bool {
+        self.path.is_failed()
+    }
+
+    /// Marks it as of no use: deliveries fail from now on.
+    pub fn fail(&self) {
+        self.path.fail();
+    }
+
+    /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and
+    /// the consumer-and-flags word (in the byte order of memory), in this order, and with `signal`
+    /// tells the owner.
+    ///
+    /// On the window that is copies, two stores and an atomic or; a system call only if the owner
+    /// sleeps. Elsewhere it is one MOVE, or several if the pieces exceed what one can carry; a
+    /// refusal by the device shows later, as [`is_failed`](Self::is_failed).
+    ///
+    /// # Errors
+    /// A piece does not lie in the DMB, the DMB failed, or the device is gone.
+    #[inline]
+    pub fn deliver(
+        &self,
+        pieces: &[(u32, &[u8])],
+        words: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        if self.is_failed() {
+            return Err(DeliverError::Failed);
+        }
+        for (offset, bytes) in pieces {
+            if u64::from(*offset) + bytes.len() as u64 > u64::from(self.len) {
+                let (offset, len, dmb_len) = (*offset, bytes.len(), self.len);
+                return Err(DeliverError::Range { offset, len, dmb_len });
+            }
+        }
+        match &self.placed {
+            Some(placed) if self.stores => self.store(placed, pieces, words, signal),
+            _ => self.move_all(pieces, words, signal),
+        }
+    }
+
+    /// [`deliver`](Self::deliver) of the control words alone.
+    ///
+    /// # Errors
+    /// As [`deliver`](Self::deliver).
+    #[inline]
+    pub fn store_words_only(&self, words: [u64; 2], signal: bool) -> Result<(), DeliverError> {
+        self.deliver(&[], words, signal)
+    }
+
+    /// Wakes the owner although there is no news in the DMB.
+    ///
+    /// # Errors
+    /// The DMB failed, or the device is gone.
+    pub fn signal(&self) -> Result<(), DeliverError> {
+        if self.is_failed() {
+            return Err(DeliverError::Failed);
+        }
+        match &self.placed {
+            Some(placed) => self.raise(placed),
+            None => self.kick(),
+        }
+    }
+
+    #[inline]
+    fn store(
+        &self,
+        placed: &Placed,
+        pieces: &[(u32, &[u8])],
+        [producer, consumer]: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        let memory = &placed.memory;
+        for (offset, bytes) in pieces {
+            memory.copy_in(*offset as usize, bytes).map_err(TransportError::from)?;
+        }
+        let word = |at: u32| memory.atomic_u64(at as usize).map_err(TransportError::from);
+        // Release, both: partners of the Acquire loads of `OwnDmb::words`. Who sees a word sees
+        // the bytes it announces, and who sees the second sees the first.
+        word(PRODUCER_WORD)?.store(producer, Ordering::Release);
+        word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
+        if signal { self.raise(placed) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn raise(&self, placed: &Placed) -> Result<(), DeliverError> {
+        if placed.line().is_some_and(|line| line.raise(placed.bit)) { self.kick() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn kick(&self) -> Result<(), DeliverError> {
+        match self.device.transport().post_kick(&self.path) {
+            Ok(()) => Ok(()),
+            // The data is there and the owner looks by itself within its second.
+            Err(TransportError::Busy) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Posts the pieces in as few moves as possible, the words last.
+    fn move_all(
+        &self,
+        pieces: &[(u32, &[u8])],
+        [producer, consumer]: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        let mut words = [0u8; 16];
+        let (first, second) = words.split_at_mut(8);
+        first.copy_from_slice(&producer.to_ne_bytes());
+        second.copy_from_slice(&consumer.to_ne_bytes());
+
+        let mut batch = Batch::new(self);
+        for (offset, bytes) in pieces {
+            batch.add(*offset, bytes)?;
+        }
+        // The device writes an aligned segment this small by ascending 8-byte Release stores.
+        batch.keep_room(words.len())?;
+        batch.add(PRODUCER_WORD, &words)?;
+        batch.post(signal)
+    }
+}
+
+/// Pieces of one MOVE to be.
+struct Batch<'a, 'b> {
+    dmb: &'a PeerDmb,
+    pieces: [(u32, &'b [u8]); MAX_PIECES],
+    n: usize,
+    bytes: usize,
+    max: usize,
+    max_pieces: usize,
+}
+
+impl<'a, 'b> Batch<'a, 'b> {
+    fn new(dmb: &'a PeerDmb) -> Self {
+        let transport = dmb.device.transport();
+        let max_pieces = usize::from(transport.config().max_segs.get()).clamp(1, MAX_PIECES);
+        let max = transport.max_payload();
+        Batch { dmb, pieces: [(0, &[]); MAX_PIECES], n: 0, bytes: 0, max, max_pieces }
+    }
+
+    /// Adds a piece, posting what does not fit.
+    fn add(&mut self, mut offset: u32, mut bytes: &'b [u8]) -> Result<(), DeliverError> {
+        while !bytes.is_empty() {
+            if self.n == self.max_pieces || self.bytes >= self.max {
+                self.post(false)?;
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.max - self.bytes));
+            if let Some(piece) = self.pieces.get_mut(self.n) {
+                *piece = (offset, now);
+            }
+            self.n += 1;
+            self.bytes += now.len();
+            offset += now.len() as u32;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Sees that the next `len` bytes go into one piece.
+    fn keep_room(&mut self, len: usize) -> Result<(), DeliverError> {
+        if self.bytes + len > self.max { self.post(false) } else { Ok(()) }
+    }
+
+    fn post(&mut self, signal: bool) -> Result<(), DeliverError> {
+        let pieces = self.pieces.get(..self.n).unwrap_or(&self.pieces);
+        self.dmb.device.transport().post_move(&self.dmb.path, pieces, signal)?;
+        (self.n, self.bytes) = (0, 0);
+        Ok(())
+    }
+}
+
+impl Drop for PeerDmb {
+    fn drop(&mut self) {
+        {
+            let mut attached = lock(&self.device.attached);
+            let token = self.token().0;
+            let ours = |path: &std::sync::Weak<MovePath>| path.as_ptr() == Arc::as_ptr(&self.path);
+            if attached.get(&token).is_some_and(|(_, path)| ours(path)) {
+                attached.remove(&token);
+            }
+        }
+        self.device.transport().close_path(&self.path);
+        detach(&self.device, self.token());
+        if let Some(placed) = &self.placed {
+            self.device.slabs.let_go(&self.device, placed.slab_id);
+        }
+    }
+}
+
+fn detach(device: &IsmDevice, token: Token) {
+    let request = TokenRequest { token: token.0.into() };
+    // A refusal means that it is gone already.
+    if let Err(error) = device.command(Op::Detach, request.as_bytes(), &mut []) {
+        tracing::trace!(%error, "detach");
+    }
+}
+
+pub(super) fn attach(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    expected_len: u32,
+) -> Result<PeerDmb, IsmError> {
+    let request = TokenRequest { token: token.0.into() };
+    let mut reply = AttachReply::new_zeroed();
+    device.command(Op::Attach, request.as_bytes(), reply.as_mut_bytes())?;
+    let result = accept(device, token, expected_len, &reply);
+    if result.is_err() {
+        detach(device, token);
+    }
+    result
+}
+
+fn accept(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    expected: u32,
+    reply: &AttachReply,
+) -> Result<PeerDmb, IsmError> {
+    let len = reply.dmb_len.get();
+    if len != expected {
+        return Err(IsmError::PeerLength { got: len, expected });
+    }
+    let (min, max) = (device.config().dmb_min.get(), device.config().dmb_max.get());
+    if !(min..=max).contains(&len) {
+        return Err(IsmError::DmbLength { len, min, max });
+    }
+    let placed = if reply.flags & attach_flags::MOVE_ONLY != 0 {
+        None
+    } else {
+        let placement = Placement {
+            op: Op::Attach,
+            slab_id: reply.slab_id.get(),
+            slab_off: reply.slab_off.get(),
+            slab_len: reply.slab_len.get(),
+            dmb_off: reply.dmb_off.get(),
+            dmb_len: len,
+            line: reply.line.get(),
+            bit: reply.bit,
+            nonce: reply.nonce.get(),
+        };
+        Some(placement.resolve(device)?)
+    };
+    let path = device.transport().open_path(token)?;
+    if let Some(placed) = &placed {
+        device.slabs.hold(placed.slab_id, reply.owner_gid);
+    }
+    lock(&device.attached).insert(token.0, (reply.owner_gid, Arc::downgrade(&path)));
+    let stores = placed.is_some() && device.prefer != Prefer::Move;
+    Ok(PeerDmb { device: Arc::clone(device), path, owner: reply.owner_gid, len, placed, stores })
+}

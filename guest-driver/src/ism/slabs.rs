@@ -1,0 +1,179 @@
+//! Slabs: what the device has mapped into the window, and who still uses it.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use virtio_ism_abi::command::{Op, ReleaseSlabRequest};
+use virtio_ism_abi::slab::{CONTROL_LEN, line_offset};
+use virtio_ism_abi::{Gid, Status};
+use zerocopy::IntoBytes;
+
+use super::{IsmDevice, IsmError};
+use crate::sys::{SharedSlice, lock};
+
+/// How long the nonce may take to appear: some front ends acknowledge a mapping early.
+const NONCE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where a reply places a DMB.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement {
+    pub(super) op: Op,
+    pub(super) slab_id: u32,
+    pub(super) slab_off: u64,
+    pub(super) slab_len: u32,
+    pub(super) dmb_off: u64,
+    pub(super) dmb_len: u32,
+    pub(super) line: u16,
+    pub(super) bit: u8,
+    pub(super) nonce: u64,
+}
+
+/// A DMB in the window.
+#[derive(Debug)]
+pub(super) struct Placed {
+    pub(super) slab_id: u32,
+    pub(super) line_index: u16,
+    pub(super) bit: u8,
+    pub(super) memory: SharedSlice,
+    // The signal line's bytes.
+    line: SharedSlice,
+}
+
+impl Placement {
+    /// Checks where the DMB, its line and the nonce are, and looks at the mapping.
+    pub(super) fn resolve(&self, device: &IsmDevice) -> Result<Placed, IsmError> {
+        let bad = |what, value: u64| Err(IsmError::Placement { op: self.op, what, value });
+        let Some(data) = u64::from(self.slab_len).checked_sub(CONTROL_LEN as u64) else {
+            return bad("slab_len", self.slab_len.into());
+        };
+        let len = u64::from(self.slab_len);
+        let Some(slab) = device.transport().window_slice(self.slab_off, len) else {
+            return bad("slab_off", self.slab_off);
+        };
+        let at = match self.dmb_off.checked_sub(self.slab_off) {
+            Some(at) if at <= data && u64::from(self.dmb_len) <= data - at => at as usize,
+            _ => return bad("dmb_off", self.dmb_off),
+        };
+        if !at.is_multiple_of(64) {
+            return bad("dmb_off", self.dmb_off);
+        }
+        let Some(line_at) = line_offset(self.line) else { return bad("line", self.line.into()) };
+        if self.bit > 63 {
+            return bad("bit", self.bit.into());
+        }
+        let tail = slab.slice(data as usize, CONTROL_LEN)?;
+        self.await_nonce(&tail)?;
+        Ok(Placed {
+            slab_id: self.slab_id,
+            line_index: self.line,
+            bit: self.bit,
+            memory: slab.slice(at, self.dmb_len as usize)?,
+            line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
+        })
+    }
+
+    fn await_nonce(&self, tail: &SharedSlice) -> Result<(), IsmError> {
+        let nonce = tail.atomic_u64(0)?;
+        let start = Instant::now();
+        loop {
+            let found = u64::from_le(nonce.load(Ordering::Acquire));
+            if found == self.nonce {
+                return Ok(());
+            }
+            let after = start.elapsed();
+            if after > NONCE_PATIENCE {
+                return Err(IsmError::Nonce { expected: self.nonce, found, after });
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl Placed {
+    /// The signal line.
+    #[inline]
+    pub(super) fn line(&self) -> Option<virtio_ism_abi::signal::Line<'_>> {
+        // In bounds and aligned by construction.
+        let armed = self.line.atomic_u32(virtio_ism_abi::slab::LINE_ARMED).ok()?;
+        let pend = self.line.atomic_u64(virtio_ism_abi::slab::LINE_PEND).ok()?;
+        Some(virtio_ism_abi::signal::Line { armed, pend })
+    }
+}
+
+/// A slab as the driver knows it.
+#[derive(Debug)]
+pub(super) struct Slab {
+    peer: Gid,
+    // The peer left: nothing new will come into this slab.
+    orphan: bool,
+    /// Own and peer DMBs in it.
+    pub(super) users: u32,
+}
+
+/// The slabs that are mapped, by number.
+#[derive(Debug, Default)]
+pub(super) struct SlabTable(Mutex<HashMap<u32, Slab>>);
+
+impl SlabTable {
+    /// A DMB in the slab is used from now on.
+    pub(super) fn hold(&self, id: u32, peer: Gid) {
+        let mut slabs = lock(&self.0);
+        slabs.entry(id).or_insert(Slab { peer, orphan: false, users: 0 }).users += 1;
+    }
+
+    /// A DMB in the slab is no longer used; a slab of a peer that left is given back with its
+    /// last.
+    pub(super) fn let_go(&self, device: &IsmDevice, id: u32) {
+        let orphan = {
+            let mut slabs = lock(&self.0);
+            let Some(slab) = slabs.get_mut(&id) else { return };
+            slab.users = slab.users.saturating_sub(1);
+            slab.users == 0 && slab.orphan
+        };
+        if orphan && let Err(error) = self.release(device, |slab| slab.users == 0 && slab.orphan) {
+            tracing::debug!(%error, "slab of a departed peer stays mapped");
+        }
+    }
+
+    /// Remembers that nothing new will come into the slabs of this peer.
+    pub(super) fn peer_is_gone(&self, peer: Gid) {
+        for slab in lock(&self.0).values_mut().filter(|slab| slab.peer == peer) {
+            slab.orphan = true;
+        }
+    }
+
+    /// Gives the chosen slabs back, and says how many.
+    ///
+    /// The table stays locked meanwhile: the number of a released slab may come back with the next
+    /// REGISTER, whose entry must not be mistaken for the old one.
+    pub(super) fn release(
+        &self,
+        device: &IsmDevice,
+        chosen: impl Fn(&Slab) -> bool,
+    ) -> Result<usize, IsmError> {
+        let mut slabs = lock(&self.0);
+        let ids: Vec<u32> =
+            slabs.iter().filter(|(_, slab)| chosen(slab)).map(|(id, _)| *id).collect();
+        let mut released = 0;
+        for id in ids {
+            let request = ReleaseSlabRequest { slab_id: id.into(), reserved: 0.into() };
+            match device.command(Op::ReleaseSlab, request.as_bytes(), &mut []) {
+                Ok(()) => {
+                    slabs.remove(&id);
+                    released += 1;
+                }
+                // A DMB came into it whose reply is on its way to another thread.
+                Err(IsmError::Refused { status: Status::Ebusy, .. }) => {}
+                // The device gave it up by itself.
+                Err(IsmError::Refused { status: Status::Enoent, .. }) => {
+                    slabs.remove(&id);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(released)
+    }
+}

@@ -1,0 +1,98 @@
+//! How a process wants its sockets.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use smc_core::wire::ids::Eid;
+
+/// How a stack finds its devices and what its sockets are like. The defaults suit a process with
+/// one device.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// vhost-user sockets of virtio-ism devices, in the order of preference; at most
+    /// [`MAX_DEVICES`] are offered to a peer.
+    pub devices: Vec<PathBuf>,
+    /// User EIDs: peers need one in common.
+    pub eids: Vec<Eid>,
+    /// System EID, if this machine has one.
+    pub seid: Option<Eid>,
+    /// Receive buffer of new connections, bytes; rounded up to 16 KiB times a power of two, at
+    /// most 1 MiB.
+    pub recv_buffer: usize,
+    /// How long a blocked call spins before it sleeps; zero: never.
+    pub spin: Duration,
+    /// How bytes travel.
+    pub path: DataPath,
+    /// Guest memory of a device, for rings and for buffers of the move path, bytes. Touched only as
+    /// it is used.
+    pub guest_memory: usize,
+    /// How long one CLC message of the peer may take.
+    pub clc_timeout: Duration,
+    /// How long a server waits for the first bytes of a client before it takes it for an ordinary
+    /// TCP client.
+    pub detect_timeout: Duration,
+    /// How long a closed connection waits for its peer to close too.
+    pub close_timeout: Duration,
+    /// How long a peer without connections is remembered, with its buffers.
+    pub idle_peer_timeout: Duration,
+    /// Offer SMCv2 release 2.0 only (emulated devices then never match): for tests of old peers.
+    pub release_2_0: bool,
+}
+
+/// At most this many emulated devices fit into a Proposal (EISM-12).
+pub const MAX_DEVICES: usize = 4;
+
+/// The EID of a stack that was not told one. Both ends of a connection need the same.
+pub const DEFAULT_EID: &str = "VIRTIO-ISM";
+
+/// How bytes travel to a peer on the same fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataPath {
+    /// The window where both ends have one and its memory is fast, else move.
+    #[default]
+    Auto,
+    /// The window, or no SMC.
+    Window,
+    /// The device copies.
+    Move,
+}
+
+impl Config {
+    /// The defaults, with one device.
+    pub fn new(device: impl Into<PathBuf>) -> Config {
+        Config { devices: vec![device.into()], ..Config::default() }
+    }
+
+    /// Adds a user EID (32 characters of `A-Z 0-9 - .` at most). The first one replaces the
+    /// default.
+    pub fn eid(mut self, eid: Eid) -> Config {
+        if self.eids == default_eids() {
+            self.eids.clear();
+        }
+        self.eids.push(eid);
+        self
+    }
+}
+
+fn default_eids() -> Vec<Eid> {
+    Eid::new(DEFAULT_EID).into_iter().collect()
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            devices: Vec::new(),
+            eids: default_eids(),
+            seid: None,
+            recv_buffer: 64 << 10,
+            spin: Duration::from_micros(50),
+            path: DataPath::Auto,
+            guest_memory: 64 << 20,
+            clc_timeout: Duration::from_secs(6),
+            detect_timeout: Duration::from_millis(200),
+            close_timeout: Duration::from_secs(60),
+            idle_peer_timeout: Duration::from_secs(600),
+            release_2_0: false,
+        }
+    }
+}

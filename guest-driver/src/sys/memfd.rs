@@ -1,0 +1,59 @@
+//! Sealed memory files: memory that can be handed to a stranger, or taken from one.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+
+/// A new memory file of `len` bytes whose size nobody can change any more.
+///
+/// A device accepts only such files, since one that shrinks kills whoever touches the lost part.
+///
+/// # Errors
+/// What the kernel says.
+pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, len)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Checks that `fd` is a memory file that has, and keeps, at least `needed` bytes.
+///
+/// # Errors
+/// It is not a memory file, may shrink, or is too short.
+pub fn check_sealed(fd: BorrowedFd<'_>, needed: u64) -> io::Result<()> {
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if !fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
+        return refuse("it is not sealed against shrinking");
+    }
+    let size = fstat(fd)?.st_size;
+    if u64::try_from(size).is_ok_and(|size| size >= needed) {
+        Ok(())
+    } else {
+        refuse("it is too short")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_sealed_file_keeps_its_size() {
+        let fd = sealed_memfd("t", 8192).unwrap();
+        assert!(ftruncate(&fd, 4096).is_err());
+        assert!(ftruncate(&fd, 16384).is_err());
+        check_sealed(fd.as_fd(), 8192).unwrap();
+        assert!(check_sealed(fd.as_fd(), 8193).is_err());
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let (end, _) = rustix::pipe::pipe().unwrap();
+        assert!(check_sealed(end.as_fd(), 0).is_err());
+    }
+}

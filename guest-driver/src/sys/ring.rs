@@ -1,0 +1,459 @@
+//! The driver side of one virtqueue (split ring) in memory shared with a device.
+//!
+//! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes it safe to use
+//! and adds what it lacks:
+//!
+//! - Addresses: bus address = address in this process. The device learns that from the memory
+//!   table, so sharing a buffer needs no lookup and any number of devices fit into one process.
+//! - Completions are checked: an id that is not in flight is an error, never a panic.
+//! - Notifications are decided here by the rule of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with
+//!   the fences it needs; `VirtQueue` itself runs with the feature off and so never touches
+//!   `used_event`.
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use thiserror::Error;
+use virtio_drivers::queue::VirtQueue;
+use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
+use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::SharedSlice;
+
+/// Where the parts of a ring lie, in bus addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RingAddresses {
+    /// Entries of each part.
+    pub size: u16,
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The available ring (driver area).
+    pub available: u64,
+    /// The used ring (device area).
+    pub used: u64,
+}
+
+/// A buffer in memory that the device can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Bus address of the first byte.
+    pub gpa: u64,
+    /// Length in bytes, not 0.
+    pub len: u32,
+}
+
+/// A chain that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the chain was added with.
+    pub cookie: u32,
+    /// Bytes that the device says it wrote, not more than the writable part has.
+    pub written: u32,
+}
+
+/// What can be wrong with a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RingError {
+    /// The memory for the ring is too small, not aligned to a page, or not part of the pool.
+    #[error("{len} bytes at {address:#x} cannot hold a ring")]
+    Memory {
+        /// Address of the memory.
+        address: usize,
+        /// Its length, bytes.
+        len: usize,
+    },
+    /// A buffer is empty or not in memory that the device can reach.
+    #[error("a buffer of {} bytes at {:#x} is not in the shared pool", .0.len, .0.gpa)]
+    Buffer(Span),
+    /// No descriptor is left for now.
+    #[error("the ring is full")]
+    Full,
+    /// The device returned a chain that was not in flight, or changed a used entry after it
+    /// published it. The ring is of no use any more.
+    #[error("the device returned chain {id}, which is not in flight")]
+    BadCompletion {
+        /// What it returned.
+        id: u16,
+    },
+}
+
+#[derive(Clone, Copy)]
+struct InFlight {
+    readable: Option<Span>,
+    writable: Option<Span>,
+    cookie: u32,
+}
+
+/// The driver side of a virtqueue with `N` entries (a power of two).
+pub struct Ring<const N: usize> {
+    queue: VirtQueue<SharedHal, N>,
+    addresses: RingAddresses,
+    pool: SharedSlice,
+    // Holds the rings; offsets below are into it.
+    memory: SharedSlice,
+    available_at: usize,
+    used_at: usize,
+    event_idx: bool,
+    in_flight: [Option<InFlight>; N],
+    // Chains added (the available index) and popped (the last used index), modulo 2^16.
+    added: u16,
+    popped: u16,
+    // The available index when `must_kick` was last asked.
+    announced: u16,
+    armed: bool,
+    broken: Option<RingError>,
+}
+
+impl<const N: usize> Ring<N> {
+    /// Bytes of page-aligned memory that the ring needs.
+    pub const MEMORY: usize = {
+        let driver = 16 * N + 2 * (3 + N);
+        let device = 2 * 3 + 8 * N;
+        driver.next_multiple_of(PAGE_SIZE) + device.next_multiple_of(PAGE_SIZE)
+    };
+
+    /// Makes an empty ring in `memory`, for buffers in `pool`, with interrupts suppressed.
+    ///
+    /// # Errors
+    /// `memory` is too small or not page-aligned.
+    pub fn new(
+        pool: SharedSlice,
+        memory: SharedSlice,
+        event_idx: bool,
+    ) -> Result<Ring<N>, RingError> {
+        let refused = RingError::Memory { address: memory.address(), len: memory.len() };
+        if memory.len() < Self::MEMORY || !memory.address().is_multiple_of(PAGE_SIZE) {
+            return Err(refused);
+        }
+        memory.zero(0, Self::MEMORY).map_err(|_| refused)?;
+        let mut catcher = AddressCatcher { size: N as u32, caught: None };
+        let queue = with_ring_memory(&memory, || VirtQueue::new(&mut catcher, 0, false, false))
+            .map_err(|_| refused)?;
+        let addresses = catcher.caught.ok_or(refused)?;
+        let base = memory.address() as u64;
+        let mut ring = Ring {
+            queue,
+            available_at: (addresses.available - base) as usize,
+            used_at: (addresses.used - base) as usize,
+            addresses,
+            pool,
+            memory,
+            event_idx,
+            in_flight: [None; N],
+            added: 0,
+            popped: 0,
+            announced: 0,
+            armed: true,
+            broken: None,
+        };
+        ring.suppress();
+        Ok(ring)
+    }
+
+    /// Where the device finds the ring.
+    pub fn addresses(&self) -> RingAddresses {
+        self.addresses
+    }
+
+    /// Descriptors that are free.
+    pub fn free(&self) -> usize {
+        self.queue.available_desc()
+    }
+
+    /// Chains that the device has.
+    pub fn outstanding(&self) -> u16 {
+        self.added.wrapping_sub(self.popped)
+    }
+
+    /// Gives the device a chain of a readable part, then a writable part (at least one of them).
+    /// Both must be left alone until the chain comes back with `cookie`. Ask
+    /// [`must_kick`](Self::must_kick) afterwards.
+    ///
+    /// # Errors
+    /// The ring is full or broken, or a buffer is not in the pool.
+    pub fn add(
+        &mut self,
+        readable: Option<Span>,
+        writable: Option<Span>,
+        cookie: u32,
+    ) -> Result<(), RingError> {
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        let readable_at = readable.map(|span| self.locate(span)).transpose()?;
+        let writable_at = writable.map(|span| self.locate(span)).transpose()?;
+        let head = self
+            .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
+                // SAFETY: the buffers lie in the pool, which `self` keeps mapped; the contract of
+                // this method leaves them alone until they are popped, and only their addresses
+                // are used.
+                unsafe { queue.add(inputs, outputs) }
+            })
+            .map_err(|_| RingError::Full)?;
+        self.added = self.added.wrapping_add(1);
+        if let Some(slot) = self.in_flight.get_mut(usize::from(head)) {
+            *slot = Some(InFlight { readable, writable, cookie });
+        }
+        Ok(())
+    }
+
+    /// Whether the device wants to be told of what was added since this was last asked.
+    pub fn must_kick(&mut self) -> bool {
+        let (old, new) = (self.announced, self.added);
+        if old == new {
+            return false;
+        }
+        self.announced = new;
+        // Orders the available index before the look at what the device wants; the device stores
+        // its wish, fences, and looks at the index.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let event = self.load_u16(self.used_at + 4 + 8 * N);
+            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+        } else {
+            self.load_u16(self.used_at) & 1 == 0
+        }
+    }
+
+    /// The next chain that the device is done with.
+    ///
+    /// # Errors
+    /// The device broke the rules; the ring is of no use any more.
+    pub fn pop(&mut self) -> Result<Option<Completion>, RingError> {
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        let Some(id) = self.queue.peek_used() else { return Ok(None) };
+        match self.pop_known(id) {
+            Some(done) => Ok(Some(done)),
+            None => {
+                let error = RingError::BadCompletion { id };
+                self.broken = Some(error);
+                Err(error)
+            }
+        }
+    }
+
+    fn pop_known(&mut self, id: u16) -> Option<Completion> {
+        let chain = self.in_flight.get_mut(usize::from(id))?.take()?;
+        let readable_at = chain.readable.map(|span| self.locate(span)).transpose().ok()?;
+        let writable_at = chain.writable.map(|span| self.locate(span)).transpose().ok()?;
+        let written = self
+            .with_buffers(readable_at, writable_at, |queue, inputs, outputs| {
+                // SAFETY: these are the buffers that this id was added with (`in_flight`).
+                unsafe { queue.pop_used(id, inputs, outputs) }
+            })
+            .ok()?;
+        self.popped = self.popped.wrapping_add(1);
+        if !self.armed && self.popped.is_multiple_of(1 << 12) {
+            // The far-away event index must stay far away.
+            self.suppress_now();
+        }
+        let room = chain.writable.map_or(0, |span| span.len);
+        Some(Completion { cookie: chain.cookie, written: written.min(room) })
+    }
+
+    /// Whether [`pop`](Self::pop) has something.
+    pub fn can_pop(&self) -> bool {
+        self.broken.is_some() || self.queue.can_pop()
+    }
+
+    /// Asks for one interrupt at the next completion. `false`: there is a completion already, do
+    /// not wait for the interrupt.
+    pub fn arm(&mut self) -> bool {
+        self.armed = true;
+        if self.event_idx {
+            self.store_u16(self.available_at + 4 + 2 * N, self.popped);
+        } else {
+            self.store_u16(self.available_at, 0);
+        }
+        // Orders the wish before the look; the device publishes a completion, fences, and looks
+        // at the wish.
+        fence(Ordering::SeqCst);
+        !self.can_pop()
+    }
+
+    /// Asks for no interrupts. One that is on its way may still come.
+    pub fn suppress(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.suppress_now();
+        }
+    }
+
+    fn suppress_now(&self) {
+        if self.event_idx {
+            // An index just passed: 65,535 completions away.
+            self.store_u16(self.available_at + 4 + 2 * N, self.popped.wrapping_sub(1));
+        } else {
+            self.store_u16(self.available_at, 1);
+        }
+    }
+
+    /// The pool offset of a buffer.
+    fn locate(&self, span: Span) -> Result<(usize, usize), RingError> {
+        let refused = RingError::Buffer(span);
+        let offset = span.gpa.checked_sub(self.pool.address() as u64).ok_or(refused)?;
+        let offset = usize::try_from(offset).map_err(|_| refused)?;
+        let len = span.len as usize;
+        if len == 0 || offset > self.pool.len() || len > self.pool.len() - offset {
+            return Err(refused);
+        }
+        Ok((offset, len))
+    }
+
+    /// Calls `f` with the buffers in the form in which `VirtQueue` takes them.
+    fn with_buffers<R>(
+        &mut self,
+        readable: Option<(usize, usize)>,
+        writable: Option<(usize, usize)>,
+        f: impl for<'a> FnOnce(
+            &mut VirtQueue<SharedHal, N>,
+            &'a [&'a [u8]],
+            &'a mut [&'a mut [u8]],
+        ) -> R,
+    ) -> R {
+        let base = self.pool.start().as_ptr();
+        let mut input: [&[u8]; 1] = [&[]];
+        let mut output: [&mut [u8]; 1] = [&mut []];
+        let inputs = match readable {
+            // SAFETY: `locate` checked the range against the pool, which is mapped. The reference
+            // lives for the call below only, which uses its address and length and never the
+            // bytes (`SharedHal` neither reads nor copies).
+            Some((offset, len)) => {
+                input = [unsafe { std::slice::from_raw_parts(base.add(offset), len) }];
+                &input[..]
+            }
+            None => &input[..0],
+        };
+        let outputs = match writable {
+            // SAFETY: as above.
+            Some((offset, len)) => {
+                output = [unsafe { std::slice::from_raw_parts_mut(base.add(offset), len) }];
+                &mut output[..]
+            }
+            None => &mut output[..0],
+        };
+        f(&mut self.queue, inputs, outputs)
+    }
+
+    fn load_u16(&self, offset: usize) -> u16 {
+        // The offsets are the ring's own: they are in bounds and even.
+        self.memory.atomic_u16(offset).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    fn store_u16(&self, offset: usize, value: u16) {
+        if let Ok(word) = self.memory.atomic_u16(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+thread_local! {
+    // The memory of the ring that this thread is making: `Hal` has no `self` to keep it in.
+    static RING_MEMORY: RefCell<Option<(SharedSlice, usize)>> = const { RefCell::new(None) };
+}
+
+fn with_ring_memory<R>(memory: &SharedSlice, f: impl FnOnce() -> R) -> R {
+    RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), 0)));
+    let result = f();
+    RING_MEMORY.with(|cell| *cell.borrow_mut() = None);
+    result
+}
+
+/// Bus address = address in this process; ring memory comes from [`RING_MEMORY`].
+struct SharedHal;
+
+// SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
+// `Ring::new` was given and that the ring keeps mapped as long as its queue; the other methods
+// only translate addresses, one to one.
+unsafe impl Hal for SharedHal {
+    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
+        // Address 0 means failure.
+        let failed = (0, NonNull::dangling());
+        RING_MEMORY.with(|cell| {
+            let mut cell = cell.borrow_mut();
+            let Some((memory, next)) = cell.as_mut() else { return failed };
+            let Ok(part) = memory.slice(*next, pages * PAGE_SIZE) else { return failed };
+            *next += part.len();
+            (part.address() as u64, part.start())
+        })
+    }
+
+    unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
+        // The ring's memory is a part of the pool and goes with its slice.
+        0
+    }
+
+    unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
+        // Only asked for by the crate's PCI transport, which is not used.
+        NonNull::dangling()
+    }
+
+    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
+        buffer.addr().get() as u64
+    }
+
+    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
+}
+
+/// Learns where `VirtQueue` put its parts; real transports announce that later.
+struct AddressCatcher {
+    size: u32,
+    caught: Option<RingAddresses>,
+}
+
+impl Transport for AddressCatcher {
+    fn device_type(&self) -> DeviceType {
+        // The crate's list ends before ISM; nothing asks.
+        DeviceType::Pstore
+    }
+    fn read_device_features(&mut self) -> u64 {
+        0
+    }
+    fn write_driver_features(&mut self, _: u64) {}
+    fn max_queue_size(&mut self, _: u16) -> u32 {
+        self.size
+    }
+    fn notify(&mut self, _: u16) {}
+    fn get_status(&self) -> DeviceStatus {
+        DeviceStatus::empty()
+    }
+    fn set_status(&mut self, _: DeviceStatus) {}
+    fn set_guest_page_size(&mut self, _: u32) {}
+    fn requires_legacy_layout(&self) -> bool {
+        false
+    }
+    fn queue_set(
+        &mut self,
+        _: u16,
+        size: u32,
+        descriptors: PhysAddr,
+        available: PhysAddr,
+        used: PhysAddr,
+    ) {
+        self.caught = Some(RingAddresses { size: size as u16, descriptors, available, used });
+    }
+    fn queue_unset(&mut self, _: u16) {}
+    fn queue_used(&mut self, _: u16) -> bool {
+        false
+    }
+    fn ack_interrupt(&mut self) -> InterruptStatus {
+        InterruptStatus::empty()
+    }
+    fn read_config_generation(&self) -> u32 {
+        0
+    }
+    fn read_config_space<T: FromBytes + IntoBytes>(&self, _: usize) -> virtio_drivers::Result<T> {
+        Err(virtio_drivers::Error::Unsupported)
+    }
+    fn write_config_space<T: IntoBytes + Immutable>(
+        &mut self,
+        _: usize,
+        _: T,
+    ) -> virtio_drivers::Result<()> {
+        Err(virtio_drivers::Error::Unsupported)
+    }
+}
