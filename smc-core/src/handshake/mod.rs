@@ -1,1 +1,68 @@
-//! CLC as it happens: one struct per awaited message, pure negotiation, the decline table.
+//! The CLC handshake: who may use SMC with whom, in three messages over TCP (RFC 7609 section 3.5).
+//!
+//! ```text
+//!        client                                     server
+//!        start ───────────── Proposal ────────────► AwaitProposal::handle
+//!                                                    Selection: which device reaches the client?
+//!        AwaitAccept::handle ◄──── Accept ───────── Selection::accept
+//!        Accepted: register or take a DMB
+//!        Accepted::confirm ─────── Confirm ────────► AwaitConfirm::handle
+//!        Established                                 Established
+//! ```
+//!
+//! There is a struct per awaited message, so that a step out of turn does not compile; a message out
+//! of turn is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or looks at a
+//! clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and watches the
+//! deadline. Every handshake ends in one of four ways:
+//!
+//! | end | what the caller does |
+//! |---|---|
+//! | [`Established`] | data goes through the DMBs; TCP is kept open and carries nothing (CLC-63) |
+//! | [`SendDecline`] | send the Decline; then [`AfterDecline`] says whether TCP takes over |
+//! | peer declined ([`PeerDecline`]) | TCP takes over at once; what follows the Decline is data (CLC-51, CLC-56) |
+//! | [`HandshakeError`] | break the TCP connection; no fallback (CLC-54, CLC-55, ERR-8) |
+//!
+//! ```
+//! use std::sync::Arc;
+//! use smc_core::handshake::*;
+//! use smc_core::wire::ids::{Chid, DmbToken, Eid, Gid, LinkId, PeerId, SizeCode};
+//!
+//! let host = |n: u8| {
+//!     let mut config = Config::new(PeerId([n; 8]));
+//!     config.ueids = vec![Eid::new("EXAMPLE").unwrap()];
+//!     config.devices = vec![IsmDevice { chid: Chid(0xff00), gid: Gid([n; 16]) }];
+//!     Arc::new(config)
+//! };
+//! let dmbe = |token| Dmbe { token: DmbToken(token), index: 0, size: SizeCode::MIN };
+//! let now = Instant(0);
+//!
+//! let (client, proposal) = start(host(1), now).unwrap();
+//! let server = AwaitProposal::new(host(2), now);
+//! let ServerStep::Eligible(selection) = server.handle(&proposal) else { panic!() };
+//! let candidate = selection.candidates()[0]; // ask the device whether it reaches candidate.peer
+//! let (server, accept) = selection.accept(candidate, None, dmbe(22), LinkId([0; 4]), now);
+//! let ClientStep::Offered(accepted) = client.handle(&accept, |_, _| None) else { panic!() };
+//! let (here, confirm) = accepted.confirm(dmbe(11), LinkId([0; 4]));
+//! let ConfirmStep::Established(there) = server.handle(&confirm) else { panic!() };
+//! assert_eq!((here.peer.token, there.peer.token), (DmbToken(22), DmbToken(11)));
+//! ```
+
+mod client;
+mod config;
+mod decline;
+mod error;
+pub mod negotiate;
+mod outcome;
+mod reader;
+mod server;
+mod time;
+
+pub use client::{Accepted, AwaitAccept, ClientStep, start};
+pub use config::{Config, DEFAULT_WAIT, IsmDevice, MAX_OFFERED, Tolerance, Unpaired};
+pub use decline::{DeclineCode, DeclineReason, FallbackReason, PeerDecline, SmcKind};
+pub use error::{Awaited, HandshakeError};
+pub use negotiate::{Candidate, Terms};
+pub use outcome::{AfterDecline, Dmbe, Established, PeerHost, SendDecline, late_decline};
+pub use reader::ClcReader;
+pub use server::{AwaitConfirm, AwaitProposal, ConfirmStep, Selection, ServerStep};
+pub use time::Instant;

@@ -1,0 +1,215 @@
+//! What this host brings to a handshake: names, devices, release, and how strict it is.
+
+use core::time::Duration;
+
+use crate::wire::clc::Limits;
+use crate::wire::ids::{Chid, Eid, Features, Gid, Hostname, OsType, PeerId, Release};
+
+/// How long one message is awaited unless configured otherwise; the value Linux uses (ERR-7).
+pub const DEFAULT_WAIT: Duration = Duration::from_secs(6);
+
+/// Most EIDs, and most GID/CHID entries, in one Proposal (EID-6, EISM-30).
+pub const MAX_OFFERED: usize = 8;
+
+/// An ISM device of this host: its fabric and its address there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IsmDevice {
+    /// The fabric. Devices with the same CHID as an earlier one are not used: a CHID is all by which
+    /// Accept names the device.
+    pub chid: Chid,
+    /// The address: 128 bits for an emulated device; for a platform device the second half is zero
+    /// (EISM-9).
+    pub gid: Gid,
+}
+
+impl IsmDevice {
+    /// Entries of the GID/CHID array this device takes (EISM-11, EISM-12).
+    pub const fn entries(self) -> usize {
+        if self.chid.is_emulated() { 2 } else { 1 }
+    }
+}
+
+/// What to do with a CHID of the emulated range whose second entry is missing (EISM-13, D-6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unpaired {
+    /// Decline the offer of SMC-Dv2, as the specification asks (EISM-14).
+    #[default]
+    Decline,
+    /// Skip the entry, as Linux does.
+    Skip,
+}
+
+/// Where the specification and Linux differ in what a receiver takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tolerance {
+    /// A lone CHID of the emulated range.
+    pub unpaired: Unpaired,
+    /// Largest buffer size codes taken from a peer; above them the value is reserved and declined
+    /// (CLC-30, A-14).
+    pub sizes: Limits,
+}
+
+impl Tolerance {
+    /// The specifications to the letter: buffers up to 512 KiB, unpaired CHIDs declined.
+    pub const STRICT: Tolerance = Tolerance { unpaired: Unpaired::Decline, sizes: Limits::RFC };
+    /// What Linux takes and sends: SMC-D buffers up to 1 MiB, unpaired CHIDs skipped.
+    pub const LINUX: Tolerance = Tolerance { unpaired: Unpaired::Skip, sizes: Limits::LINUX };
+}
+
+/// What both roles of a host bring to every handshake.
+///
+/// Shared by all handshakes of a process; a change of configuration makes a new one. Offering
+/// commits nothing (CLC-11), and every Proposal of a configuration is the same (CLC-9).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Stack instance: random per process, never zero, so that a restart is seen (CLC-7, CLC-8).
+    pub peer_id: PeerId,
+    /// Host name for the first contact extension (CLCV2-51).
+    pub hostname: Hostname,
+    /// Operating system for the first contact extension and Decline (CLCV2-53).
+    pub os: OsType,
+    /// Highest release of version 2 this host speaks; v2.1 unless a v2.0 host is to be played
+    /// (CLCV2-36, CLCV2-38, CLCV2-93).
+    pub release: Release,
+    /// Supplemental features this host has; without Emulated-ISM no emulated device is used
+    /// (EISM-2, CLCV2-94).
+    pub features: Features,
+    /// User EIDs. The first eight are offered, all are matched against (EID-6, EID-16).
+    pub ueids: Vec<Eid>,
+    /// System EID, if this host has one (EID-10 to EID-12).
+    pub seid: Option<Eid>,
+    /// ISM devices in order of preference, emulated and platform ones mixed (EISM-17, EISM-26).
+    pub devices: Vec<IsmDevice>,
+    /// How long each message is awaited (ERR-7).
+    pub wait: Duration,
+    /// How strict this host is with its peers.
+    pub tolerance: Tolerance,
+}
+
+impl Config {
+    /// A v2.1 host with Emulated-ISM, without a name, EIDs or devices.
+    pub fn new(peer_id: PeerId) -> Config {
+        Config {
+            peer_id,
+            hostname: Hostname::BLANK,
+            os: OsType::LINUX,
+            release: Release::V2_1,
+            features: Features::EMULATED_ISM,
+            ueids: Vec::new(),
+            seid: None,
+            devices: Vec::new(),
+            wait: DEFAULT_WAIT,
+            tolerance: Tolerance::default(),
+        }
+    }
+
+    /// The release stated on the wire: what is configured, but nothing this code does not know.
+    pub(super) fn stated_release(&self) -> Release {
+        self.release.min(Release::V2_1)
+    }
+
+    /// The feature mask stated on the wire: none before v2.1 (CLCV2-24, CLCV2-37, CLCV2-62).
+    pub(super) fn stated_features(&self) -> Features {
+        if self.stated_release().has_v2_1_fields() { self.features } else { Features::empty() }
+    }
+
+    /// The devices that may be used at all: one per CHID, emulated ones only with the feature
+    /// (EISM-2, EISM-22), none without an address.
+    pub(super) fn usable_devices(&self) -> Vec<IsmDevice> {
+        let emulated = self.stated_features().contains(Features::EMULATED_ISM);
+        let mut usable: Vec<IsmDevice> = Vec::new();
+        for &device in &self.devices {
+            let known = usable.iter().any(|other| other.chid == device.chid);
+            let fits = emulated || !device.chid.is_emulated();
+            if !known && fits && device.chid != Chid::NONE && !device.gid.is_none() {
+                usable.push(device);
+            }
+        }
+        usable
+    }
+
+    /// The devices a client offers: in order, as many as the array has room for. One that does not
+    /// fit is left out whole, never by half (EISM-12, EISM-30, EISM-32).
+    pub(super) fn offered_devices(&self) -> Vec<IsmDevice> {
+        let mut room = MAX_OFFERED;
+        let mut offered = self.usable_devices();
+        offered.retain(|device| {
+            let fits = device.entries() <= room;
+            if fits {
+                room -= device.entries();
+            }
+            fits
+        });
+        offered
+    }
+
+    /// The system EID; all zero means "none" on the wire, so it means that here too (CLCV2-30).
+    pub(super) fn system_eid(&self) -> Option<Eid> {
+        self.seid.filter(|eid| *eid != Eid::ZERO)
+    }
+
+    /// The UEIDs a client offers (EID-6).
+    pub(super) fn offered_ueids(&self) -> &[Eid] {
+        self.ueids.get(..MAX_OFFERED).unwrap_or(&self.ueids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(chid: u16) -> IsmDevice {
+        IsmDevice { chid: Chid(chid), gid: Gid([7; 16]) }
+    }
+
+    fn config(chids: &[u16]) -> Config {
+        let mut config = Config::new(PeerId([1; 8]));
+        config.devices = chids.iter().map(|&chid| device(chid)).collect();
+        config
+    }
+
+    fn offered(config: &Config) -> Vec<u16> {
+        config.offered_devices().iter().map(|device| device.chid.0).collect()
+    }
+
+    #[test]
+    fn offers_devices_in_order_and_each_chid_once() {
+        assert_eq!(offered(&config(&[0xff02, 3, 0xff02, 0xffff])), [0xff02, 3, 0xffff]);
+    }
+
+    #[test]
+    fn leaves_out_an_emulated_device_that_has_room_for_one_half_only() {
+        assert_eq!(offered(&config(&[1, 2, 3, 4, 5, 6, 7, 0xff00])), [1, 2, 3, 4, 5, 6, 7]);
+        let mixed = config(&[1, 2, 3, 4, 5, 6, 7, 0xff00, 8, 9]);
+        assert_eq!(offered(&mixed), [1, 2, 3, 4, 5, 6, 7, 8]);
+        let emulated = config(&[0xff00, 0xff01, 0xff02, 0xff03, 0xff04]);
+        assert_eq!(offered(&emulated), [0xff00, 0xff01, 0xff02, 0xff03]);
+    }
+
+    #[test]
+    fn uses_emulated_devices_in_release_2_1_with_the_feature_only() {
+        let mut config = config(&[0xff00, 5]);
+        config.release = Release::V2_0;
+        assert_eq!(offered(&config), [5]);
+        assert_eq!(config.stated_features(), Features::empty());
+        config.release = Release::V2_1;
+        config.features = Features::empty();
+        assert_eq!(offered(&config), [5]);
+    }
+
+    #[test]
+    fn ignores_devices_without_chid_or_gid() {
+        let mut config = config(&[0, 5]);
+        config.devices.push(IsmDevice { chid: Chid(6), gid: Gid::NONE });
+        assert_eq!(offered(&config), [5]);
+    }
+
+    #[test]
+    fn offers_the_first_eight_eids() {
+        let mut config = config(&[]);
+        config.ueids = (0..9).map(|i| Eid::new(&format!("EID{i}")).unwrap()).collect();
+        assert_eq!(config.offered_ueids(), &config.ueids[..8]);
+        config.ueids.truncate(3);
+        assert_eq!(config.offered_ueids().len(), 3);
+    }
+}

@@ -1,0 +1,420 @@
+//! Why SMC was not used: the code on the wire, the reason behind it, and a sentence for people.
+//!
+//! Three types, from the wire inwards:
+//!
+//! - [`DeclineCode`] is the 32-bit "peer diagnosis" of a Decline (RFC 7609 A.2.5). The RFC leaves its
+//!   values to implementations (CLC-49); these are Linux's, so that both ends name things alike.
+//! - [`DeclineReason`] is what happened at this end, with the value that was in the way. There is
+//!   exactly one mapping from reasons to codes, [`DeclineReason::code`].
+//! - [`FallbackReason`] is the result an application can ask for: this connection is TCP, because.
+
+use core::fmt;
+
+use crate::wire::clc::{Decline, TypeReasons};
+use crate::wire::ids::{Chid, Features, OsType, Release};
+
+macro_rules! decline_codes {
+    ($($variant:ident = $value:literal, $name:literal, $advice:literal;)*) => {
+        /// The diagnosis of a Decline message: Linux's values (CLC-49, CLCV2-77).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum DeclineCode {
+            $(
+                #[doc = concat!("`", $name, "`, ", stringify!($value), ": ", $advice, ".")]
+                $variant,
+            )*
+            /// A value this table does not know; only reported (CLC-49).
+            Unknown(u32),
+        }
+
+        impl DeclineCode {
+            /// Every code that has a name.
+            pub const ALL: &[DeclineCode] = &[$(DeclineCode::$variant,)*];
+
+            /// The number on the wire.
+            pub const fn value(self) -> u32 {
+                match self {
+                    $(DeclineCode::$variant => $value,)*
+                    DeclineCode::Unknown(value) => value,
+                }
+            }
+
+            /// Linux's short name, as its tools print it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(DeclineCode::$variant => $name,)*
+                    DeclineCode::Unknown(_) => "UNKNOWN",
+                }
+            }
+
+            /// What it means and, where there is one, what to do about it.
+            pub const fn advice(self) -> &'static str {
+                match self {
+                    $(DeclineCode::$variant => $advice,)*
+                    DeclineCode::Unknown(_) => "a code of another implementation; its documentation tells",
+                }
+            }
+        }
+
+        impl From<u32> for DeclineCode {
+            fn from(value: u32) -> DeclineCode {
+                match value {
+                    $($value => DeclineCode::$variant,)*
+                    other => DeclineCode::Unknown(other),
+                }
+            }
+        }
+    };
+}
+
+decline_codes! {
+    NoMemory = 0x0101_0000, "MEM", "memory for a buffer or for its attachment ran out";
+    ConfirmLinkTimeout = 0x0201_0000, "TIMEOUT_CL", "no CONFIRM LINK came on the new RDMA link: look at the RoCE network";
+    AddLinkTimeout = 0x0202_0000, "TIMEOUT_AL", "no ADD LINK came on the RDMA link: look at the RoCE network";
+    Configuration = 0x0300_0000, "CNFERR", "the configuration of one end does not allow what the other asked for";
+    PeerNoSmc = 0x0301_0000, "PEERNOSMC", "the peer does not speak SMC or offered no type of it";
+    IpSec = 0x0302_0000, "IPSEC", "the connection is under an IPsec policy, which SMC would bypass";
+    NoSmcDevice = 0x0303_0000, "NOSMCDEV", "no SMC device on one end: start a virtio-ism device or check the options of the daemon";
+    NoSmcdDevice = 0x0303_0001, "NOSMCDDEV", "no usable SMC-D device, or no common EID: configure the same --eid on both ends";
+    NoSmcrDevice = 0x0303_0002, "NOSMCRDEV", "no usable RDMA device, GID or route for SMC-R";
+    NoIsm2Support = 0x0303_0003, "NOISM2SUPP", "that end has no device for SMC-D version 2";
+    NoV2Extension = 0x0303_0004, "NOV2EXT", "the Proposal offers version 2 but lacks its extension";
+    NoSmcdV2Extension = 0x0303_0005, "NOV2DEXT", "the Proposal offers SMC-D version 2 but lacks its extension";
+    NoSeid = 0x0303_0006, "NOSEID", "no system EID in common";
+    NoSmcdV2Device = 0x0303_0007, "NOSMCD2DEV", "no device with the same CHID that reaches the peer's GID: both ends must be on one fabric of one host";
+    NoUeid = 0x0303_0008, "NOUEID", "no EID is configured: configure the same --eid on both ends";
+    ReleaseMismatch = 0x0303_0009, "RELEASEERR", "Confirm does not repeat the release or features of Accept";
+    MaxConnections = 0x0303_000a, "MAXCONNERR", "the number of connections per link group is out of range or was changed";
+    MaxLinks = 0x0303_000b, "MAXLINKERR", "the number of links per link group is out of range or was changed";
+    ModeUnsupported = 0x0304_0000, "MODEUNSUPP", "the server chose a type or version of SMC that was not offered";
+    RmbEyeCatcher = 0x0305_0000, "RMBE_EC", "the peer uses eye catchers in its buffer elements";
+    OptionUnsupported = 0x0306_0000, "OPTUNSUPP", "a socket option or TCP Fast Open that SMC does not have was asked for";
+    DifferentPrefix = 0x0307_0000, "DIFFPREFIX", "the ends are not in one IP subnet, which version 1 needs";
+    VlanLookup = 0x0308_0000, "GETVLANERR", "the VLAN of the connection cannot be told";
+    IsmVlan = 0x0309_0000, "ISMVLANERR", "the SMC-D device refused the VLAN";
+    NoActiveLink = 0x030a_0000, "NOACTLINK", "the link group has no active link";
+    NoServerLink = 0x030b_0000, "NOSRVLINK", "the server named a link that the client does not have";
+    VersionMismatch = 0x030c_0000, "VERSMISMAT", "the versions of the ends do not fit";
+    TooManyDmbs = 0x030d_0000, "MAX_DMB", "the device has no room for another DMB: raise the daemon's limits or close connections";
+    NoRoute = 0x030e_0000, "NOROUTE", "no IP route to the peer's RDMA address";
+    NotIndirect = 0x030f_0000, "NOINDIRECT", "the peer says that the RDMA route has a gateway, but it has none";
+    OutOfSync = 0x0400_0000, "SYNCERR", "the server reuses a link that the client no longer knows; the next connection makes a new one";
+    PeerDeclined = 0x0500_0000, "PEERDECL", "the peer declined";
+    Internal = 0x0999_0000, "INTERR", "an internal error";
+    RTokenTable = 0x0999_0001, "ERR_RTOK", "the table of remote memory keys is full";
+    LinkNotReady = 0x0999_0002, "ERR_RDYLNK", "an RDMA queue pair could not be brought into service";
+    BufferRegistration = 0x0999_0003, "ERR_REGBUF", "a buffer could not be registered";
+}
+
+impl fmt::Display for DeclineCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:08x} {}: {}", self.value(), self.name(), self.advice())
+    }
+}
+
+/// One of the four types of SMC a Proposal can offer (CLCV2-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SmcKind {
+    /// SMC-D version 2: ISM fabrics, EIDs.
+    SmcdV2,
+    /// SMC-D version 1: ISM fabrics, one IP subnet.
+    SmcdV1,
+    /// SMC-R version 2: RoCEv2, EIDs.
+    SmcrV2,
+    /// SMC-R version 1: RoCE, one IP subnet (RFC 7609).
+    SmcrV1,
+}
+
+impl SmcKind {
+    /// All kinds in the order in which a server prefers them (CLCV2-32).
+    pub const PREFERENCE: [SmcKind; 4] =
+        [SmcKind::SmcdV2, SmcKind::SmcdV1, SmcKind::SmcrV2, SmcKind::SmcrV1];
+}
+
+impl fmt::Display for SmcKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SmcKind::SmcdV2 => "SMC-Dv2",
+            SmcKind::SmcdV1 => "SMC-Dv1",
+            SmcKind::SmcrV2 => "SMC-Rv2",
+            SmcKind::SmcrV1 => "SMC-Rv1",
+        })
+    }
+}
+
+/// Why this end declines: an orderly end of the handshake, after which TCP carries the data (ERR-1).
+///
+/// A protocol error is not in this list; see [`HandshakeError`](super::HandshakeError).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum DeclineReason {
+    /// This end has no SMC device that could be offered or used.
+    #[error("no SMC device here")]
+    NoDevice,
+    /// The server has no device for SMC-D version 2.
+    #[error("no device for SMC-D version 2 here")]
+    NoIsmDevice,
+    /// The offered type is not implemented or not configured here.
+    #[error("{0} is not configured here")]
+    NotConfigured(SmcKind),
+    /// The Proposal offers no type at all.
+    #[error("the Proposal offers no type of SMC")]
+    NothingOffered,
+    /// No EID is configured at this end.
+    #[error("no EID is configured here: configure the same --eid on both ends")]
+    NoEidConfigured,
+    /// The Proposal carries neither a UEID nor an SEID.
+    #[error("the peer offers no EID: configure the same --eid on both ends")]
+    NoEidOffered,
+    /// No EID is known at both ends (EID-8).
+    #[error("no common EID: configure the same --eid on both ends")]
+    NoCommonEid,
+    /// No offered CHID is that of a local device (EISM-29).
+    #[error("no common CHID: both ends must be on one fabric of one host")]
+    NoCommonChid,
+    /// The CHIDs fit, but the device does not reach the peer's GID.
+    #[error("no device reaches the peer's GID")]
+    Unreachable,
+    /// A CHID reserved for emulated devices stands alone (EISM-13, EISM-14).
+    #[error(
+        "the offered CHID {0} is reserved for emulated devices but its second entry is missing"
+    )]
+    UnpairedChid(Chid),
+    /// An emulated device, but not both ends support the feature (EISM-3, EISM-22).
+    #[error("CHID {0} is an emulated device, but not both ends announced that feature")]
+    EmulatedNotShared(Chid),
+    /// The loopback CHID with a GID that is not this operating system's (EISM-25).
+    #[error("the loopback device of another operating system was named")]
+    ForeignLoopback,
+    /// Accept chose a type or version that was not offered (CLCV2-89).
+    #[error("{0} was chosen but not offered")]
+    NotOffered(SmcKind),
+    /// Subsequent contact with a peer that is not known here (CLC-35, ERR-6).
+    #[error("the server reuses a link that is not known here")]
+    OutOfSync,
+    /// Accept or Confirm carries another release than agreed (CLCV2-36, CLCV2-60).
+    #[error("release {got} where at most {agreed} was agreed")]
+    Release {
+        /// The release that was proposed or accepted.
+        agreed: Release,
+        /// The release in the message.
+        got: Release,
+    },
+    /// Confirm carries another feature mask than the common one (CLCV2-60, CLCV2-61).
+    #[error("feature mask {:#06x} where {:#06x} is common", got.bits(), agreed.bits())]
+    Features {
+        /// The features both ends announced.
+        agreed: Features,
+        /// The mask in the message.
+        got: Features,
+    },
+    /// A reserved value of an enumerated field, such as a buffer size code (CLC-29, ERR-10).
+    #[error("{field} has the reserved value {value}")]
+    ReservedValue {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: u8,
+    },
+    /// Link group limit out of range: connections (SMC-R, D-12).
+    #[error("{0} connections per link group is out of range")]
+    MaxConnections(u8),
+    /// Link group limit out of range: links (SMC-R, D-12).
+    #[error("{0} links per link group is out of range")]
+    MaxLinks(u8),
+    /// Memory ran out.
+    #[error("no memory")]
+    NoMemory,
+    /// The device refused another DMB.
+    #[error("the device has no room for another DMB")]
+    NoDmb,
+    /// A DMB could not be registered or attached for another reason.
+    #[error("the buffer could not be registered")]
+    Registration,
+    /// Local policy: the application or the administrator said no.
+    #[error("local policy")]
+    Policy,
+    /// The connection is under an IPsec policy (SEC-4).
+    #[error("the connection is under an IPsec policy")]
+    IpSec,
+    /// The application asked for something SMC cannot do.
+    #[error("a socket option that SMC does not have was asked for")]
+    OptionUnsupported,
+    /// Something went wrong here that is nobody else's business.
+    #[error("internal error")]
+    Internal,
+}
+
+impl DeclineReason {
+    /// The one mapping from reasons to codes on the wire.
+    pub const fn code(self) -> DeclineCode {
+        match self {
+            DeclineReason::NoDevice => DeclineCode::NoSmcDevice,
+            DeclineReason::NoIsmDevice => DeclineCode::NoIsm2Support,
+            DeclineReason::NotConfigured(kind) => match kind {
+                SmcKind::SmcdV2 => DeclineCode::NoIsm2Support,
+                SmcKind::SmcdV1 => DeclineCode::NoSmcdDevice,
+                SmcKind::SmcrV2 | SmcKind::SmcrV1 => DeclineCode::NoSmcrDevice,
+            },
+            DeclineReason::NothingOffered => DeclineCode::PeerNoSmc,
+            DeclineReason::NoEidConfigured | DeclineReason::NoEidOffered => DeclineCode::NoUeid,
+            // Linux says this code too when no EID is common.
+            DeclineReason::NoCommonEid => DeclineCode::NoSmcdDevice,
+            DeclineReason::NoCommonChid
+            | DeclineReason::Unreachable
+            | DeclineReason::UnpairedChid(_)
+            | DeclineReason::EmulatedNotShared(_)
+            | DeclineReason::ForeignLoopback => DeclineCode::NoSmcdV2Device,
+            DeclineReason::NotOffered(_) => DeclineCode::ModeUnsupported,
+            DeclineReason::OutOfSync => DeclineCode::OutOfSync,
+            DeclineReason::Release { .. } | DeclineReason::Features { .. } => {
+                DeclineCode::ReleaseMismatch
+            }
+            DeclineReason::ReservedValue { .. } | DeclineReason::Policy => {
+                DeclineCode::Configuration
+            }
+            DeclineReason::MaxConnections(_) => DeclineCode::MaxConnections,
+            DeclineReason::MaxLinks(_) => DeclineCode::MaxLinks,
+            DeclineReason::NoMemory => DeclineCode::NoMemory,
+            DeclineReason::NoDmb => DeclineCode::TooManyDmbs,
+            DeclineReason::Registration => DeclineCode::BufferRegistration,
+            DeclineReason::IpSec => DeclineCode::IpSec,
+            DeclineReason::OptionUnsupported => DeclineCode::OptionUnsupported,
+            DeclineReason::Internal => DeclineCode::Internal,
+        }
+    }
+
+    /// Whether the Decline carries the out-of-sync bit (CLC-35, CLC-50, CLCV2-83).
+    pub const fn out_of_sync(self) -> bool {
+        matches!(self, DeclineReason::OutOfSync)
+    }
+}
+
+/// What a peer said in its Decline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerDecline {
+    /// The peer's diagnosis: the last reason it evaluated (CLCV2-80).
+    pub code: DeclineCode,
+    /// The peer no longer knows the logical link: drop what is known of that peer, so that the next
+    /// connection is a first contact (CLC-50, CLCV2-83).
+    pub out_of_sync: bool,
+    /// The peer's operating system; zero if it did not tell.
+    pub os: OsType,
+    /// A reason for each type that was offered; all zero if the peer does not tell (CLCV2-79,
+    /// CLCV2-82).
+    pub reasons: TypeReasons,
+}
+
+impl From<&Decline> for PeerDecline {
+    fn from(message: &Decline) -> PeerDecline {
+        PeerDecline {
+            code: DeclineCode::from(message.diagnosis.0),
+            out_of_sync: message.out_of_sync,
+            os: message.os,
+            reasons: message.reasons,
+        }
+    }
+}
+
+impl fmt::Display for PeerDecline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.code.fmt(f)?;
+        if self.out_of_sync { f.write_str(" (out of sync)") } else { Ok(()) }
+    }
+}
+
+/// Why a connection is TCP although SMC was wanted; the value an application can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FallbackReason {
+    /// This end had nothing to offer, so it sent no Proposal.
+    #[error("nothing to offer: {0}")]
+    NothingToOffer(DeclineReason),
+    /// This end declined.
+    #[error("declined here: {0}")]
+    DeclinedHere(DeclineReason),
+    /// The peer declined.
+    #[error("declined by the peer: {0}")]
+    DeclinedByPeer(PeerDecline),
+}
+
+impl FallbackReason {
+    /// The code to count and show.
+    pub const fn code(&self) -> DeclineCode {
+        match self {
+            FallbackReason::NothingToOffer(reason) | FallbackReason::DeclinedHere(reason) => {
+                reason.code()
+            }
+            FallbackReason::DeclinedByPeer(peer) => peer.code,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_survives_the_wire_and_has_a_sentence() {
+        for &code in DeclineCode::ALL {
+            assert_eq!(DeclineCode::from(code.value()), code);
+            assert!(!code.name().is_empty());
+            assert!(code.advice().len() > 10, "{code:?}");
+        }
+        assert_eq!(DeclineCode::ALL.len(), 36);
+    }
+
+    #[test]
+    fn unknown_code_is_kept_as_it_is() {
+        let code = DeclineCode::from(0x1234_5678);
+        assert_eq!(code, DeclineCode::Unknown(0x1234_5678));
+        assert_eq!(code.value(), 0x1234_5678);
+        assert!(code.to_string().contains("0x12345678"));
+    }
+
+    #[test]
+    fn reasons_map_to_the_codes_linux_uses() {
+        let table = [
+            (DeclineReason::NoDevice, 0x0303_0000),
+            (DeclineReason::NoIsmDevice, 0x0303_0003),
+            (DeclineReason::NotConfigured(SmcKind::SmcdV2), 0x0303_0003),
+            (DeclineReason::NotConfigured(SmcKind::SmcdV1), 0x0303_0001),
+            (DeclineReason::NotConfigured(SmcKind::SmcrV2), 0x0303_0002),
+            (DeclineReason::NotConfigured(SmcKind::SmcrV1), 0x0303_0002),
+            (DeclineReason::NothingOffered, 0x0301_0000),
+            (DeclineReason::NoEidConfigured, 0x0303_0008),
+            (DeclineReason::NoEidOffered, 0x0303_0008),
+            (DeclineReason::NoCommonEid, 0x0303_0001),
+            (DeclineReason::NoCommonChid, 0x0303_0007),
+            (DeclineReason::Unreachable, 0x0303_0007),
+            (DeclineReason::UnpairedChid(Chid(0xff01)), 0x0303_0007),
+            (DeclineReason::EmulatedNotShared(Chid(0xff01)), 0x0303_0007),
+            (DeclineReason::ForeignLoopback, 0x0303_0007),
+            (DeclineReason::NotOffered(SmcKind::SmcrV2), 0x0304_0000),
+            (DeclineReason::OutOfSync, 0x0400_0000),
+            (DeclineReason::Release { agreed: Release::V2_1, got: Release::V2_0 }, 0x0303_0009),
+            (
+                DeclineReason::Features { agreed: Features::EMULATED_ISM, got: Features::empty() },
+                0x0303_0009,
+            ),
+            (DeclineReason::ReservedValue { field: "size", value: 9 }, 0x0300_0000),
+            (DeclineReason::MaxConnections(3), 0x0303_000a),
+            (DeclineReason::MaxLinks(3), 0x0303_000b),
+            (DeclineReason::NoMemory, 0x0101_0000),
+            (DeclineReason::NoDmb, 0x030d_0000),
+            (DeclineReason::Registration, 0x0999_0003),
+            (DeclineReason::Policy, 0x0300_0000),
+            (DeclineReason::IpSec, 0x0302_0000),
+            (DeclineReason::OptionUnsupported, 0x0306_0000),
+            (DeclineReason::Internal, 0x0999_0000),
+        ];
+        for (reason, value) in table {
+            assert_eq!(reason.code().value(), value, "{reason:?}");
+            assert_eq!(reason.out_of_sync(), reason == DeclineReason::OutOfSync);
+        }
+    }
+
+    #[test]
+    fn fallback_tells_people_what_to_change() {
+        let here = FallbackReason::DeclinedHere(DeclineReason::NoCommonEid);
+        assert!(here.to_string().contains("--eid"), "{here}");
+        assert_eq!(here.code().name(), "NOSMCDDEV");
+    }
+}

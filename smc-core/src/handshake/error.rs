@@ -1,0 +1,125 @@
+//! What breaks a handshake: protocol errors, silence, and a stream that ends.
+
+use core::fmt;
+
+use thiserror::Error;
+
+use crate::wire::WireError;
+use crate::wire::clc::Kind;
+use crate::wire::ids::{Chid, Eid, Gid};
+
+/// The message a side waits for; a Decline may come in its place (CLC-51).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Awaited {
+    /// The server waits for the client's Proposal.
+    Proposal,
+    /// The client waits for the server's Accept.
+    Accept,
+    /// The server waits for the client's Confirm.
+    Confirm,
+}
+
+impl Awaited {
+    /// The message type (CLC-2).
+    pub const fn kind(self) -> Kind {
+        match self {
+            Awaited::Proposal => Kind::Proposal,
+            Awaited::Accept => Kind::Accept,
+            Awaited::Confirm => Kind::Confirm,
+        }
+    }
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind().name())
+    }
+}
+
+/// A handshake that is over without an agreement to go on as TCP.
+///
+/// The TCP connection is broken and fallback is forbidden (CLC-54, CLC-55, ERR-8, ERR-9): the two
+/// ends may no longer agree on which bytes of the stream are messages and which are data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Not a CLC message, most likely application data, or a malformed one (CLC-54, ERR-9).
+    #[error("no valid CLC message while waiting for {awaited}: {error}")]
+    Malformed {
+        /// What was awaited.
+        awaited: Awaited,
+        /// What is wrong with it.
+        #[source]
+        error: WireError,
+    },
+    /// A CLC message, but not the one whose turn it is.
+    #[error("{} while waiting for {awaited}", got.name())]
+    OutOfTurn {
+        /// What was awaited.
+        awaited: Awaited,
+        /// What came.
+        got: Kind,
+    },
+    /// The stream ended before the message did.
+    #[error("the connection ended after {received} bytes of the awaited {awaited}")]
+    Closed {
+        /// What was awaited.
+        awaited: Awaited,
+        /// Bytes of the message that came, at most its length.
+        received: usize,
+    },
+    /// The message did not come in time (ERR-7, ERR-8). A client reports `ETIMEDOUT`, a server closes.
+    #[error("no {awaited} within the time allowed")]
+    TimedOut {
+        /// What was awaited.
+        awaited: Awaited,
+    },
+    /// Accept names a fabric that was not offered (CLCV2-64).
+    #[error("Accept names CHID {0}, which was not offered")]
+    ChidNotOffered(Chid),
+    /// Accept names an EID that was not offered (CLCV2-64, EID-15).
+    #[error("Accept names EID {0}, which was not offered")]
+    EidNotOffered(Eid),
+    /// Confirm does not repeat the fabric of Accept (CLCV2-64).
+    #[error("Confirm names CHID {got}, Accept named {accepted}")]
+    ConfirmChid {
+        /// The CHID of Accept.
+        accepted: Chid,
+        /// The CHID of Confirm.
+        got: Chid,
+    },
+    /// Confirm does not repeat the EID of Accept (EID-15).
+    #[error("Confirm names EID {got}, Accept named {accepted}")]
+    ConfirmEid {
+        /// The EID of Accept.
+        accepted: Eid,
+        /// The EID of Confirm.
+        got: Eid,
+    },
+    /// Confirm comes from another GID than was proposed on this fabric (EISM-19, EISM-21).
+    #[error("Confirm comes from GID {got}, {proposed} was proposed")]
+    ConfirmGid {
+        /// The GID of the Proposal.
+        proposed: Gid,
+        /// The GID of Confirm.
+        got: Gid,
+    },
+    /// The first-contact flag of Confirm is not that of Accept (CLCV2-44).
+    #[error("first contact is {accepted} in Accept and {got} in Confirm")]
+    ConfirmContact {
+        /// The flag of Accept.
+        accepted: bool,
+        /// The flag of Confirm.
+        got: bool,
+    },
+    /// Confirm is of another type or version of SMC than Accept (CLCV2-1).
+    #[error("Confirm is not of the SMC type of Accept")]
+    ConfirmType,
+}
+
+impl HandshakeError {
+    /// Whether silence was the cause: what an application sees as `ETIMEDOUT`, not as `EPROTO`.
+    pub const fn is_timeout(&self) -> bool {
+        matches!(self, HandshakeError::TimedOut { .. })
+    }
+}

@@ -1,0 +1,128 @@
+//! What each side checks of the other's answer: the client Accept, the server Confirm.
+
+use super::select::may_use;
+use super::{Candidate, Terms};
+use crate::handshake::config::{Config, IsmDevice};
+use crate::handshake::decline::DeclineReason;
+use crate::handshake::error::HandshakeError;
+use crate::wire::clc::SmcdV2;
+use crate::wire::ids::{Chid, Eid, Gid};
+
+/// A message that is well formed but cannot be agreed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Send Decline.
+    Decline(DeclineReason),
+    /// Break the connection.
+    Fail(HandshakeError),
+}
+
+impl From<DeclineReason> for Refusal {
+    fn from(reason: DeclineReason) -> Refusal {
+        Refusal::Decline(reason)
+    }
+}
+
+impl From<HandshakeError> for Refusal {
+    fn from(error: HandshakeError) -> Refusal {
+        Refusal::Fail(error)
+    }
+}
+
+/// What an Accept settles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The two devices, seen from the client: `local` is its own.
+    pub devices: Candidate,
+    /// The EID.
+    pub eid: Eid,
+    /// Release and features: new ones at first contact, else those that were known.
+    pub terms: Terms,
+}
+
+/// What a client thinks of an SMC-Dv2 Accept, given the devices it `offered`.
+///
+/// - The CHID and the EID are ones that were offered; others are protocol errors (CLCV2-64, EID-15).
+///   Linux breaks the connection for a CHID too; it does not look at the EID.
+/// - The release is not above the proposed one (CLCV2-36). Features are the common ones (CLCV2-61).
+/// - An emulated device needs the feature at both ends (EISM-3, EISM-22), the loopback device only
+///   reaches itself (EISM-25).
+/// - Without the first-contact flag the peer has to be `known`, else the ends are out of sync
+///   (CLC-35, ERR-6). With it, nothing that was known counts (CLC-34, CLCV2-48, CLCV2-87).
+///
+/// # Errors
+///
+/// [`Refusal`] says whether to decline or to break the connection.
+pub fn check_accept(
+    config: &Config,
+    offered: &[IsmDevice],
+    accept: &SmcdV2,
+    known: impl FnOnce(Chid, Gid) -> Option<Terms>,
+) -> Result<Agreed, Refusal> {
+    let Some(device) = offered.iter().find(|device| device.chid == accept.chid) else {
+        return Err(HandshakeError::ChidNotOffered(accept.chid).into());
+    };
+    let eid = accept.eid;
+    if !config.offered_ueids().contains(&eid) && config.system_eid() != Some(eid) {
+        return Err(HandshakeError::EidNotOffered(eid).into());
+    }
+    let terms = match &accept.first_contact {
+        Some(fce) => {
+            let agreed = config.stated_release();
+            if fce.release > agreed {
+                return Err(DeclineReason::Release { agreed, got: fce.release }.into());
+            }
+            Terms { release: fce.release, features: fce.features & config.stated_features() }
+        }
+        None => known(accept.chid, accept.gid).ok_or(DeclineReason::OutOfSync)?,
+    };
+    may_use(accept.chid, device.gid, accept.gid, terms)?;
+    let devices = Candidate { chid: device.chid, local: device.gid, peer: accept.gid };
+    Ok(Agreed { devices, eid, terms })
+}
+
+/// Whether a client's SMC-Dv2 Confirm repeats what the server's `accept` said and `peer` proposed.
+///
+/// CHID and EID are those of Accept and the GID is the proposed one (CLCV2-64, EISM-19), and the
+/// first-contact flag is the same (CLCV2-44): the DMB was registered for that GID, so anything else
+/// breaks the connection. Linux looks at none of these; its own Confirm satisfies them. Another
+/// release or feature mask is answered by a late Decline (CLCV2-60). Vendor options are not looked
+/// at, because none were accepted (CLCV2-17, B-12).
+///
+/// # Errors
+///
+/// [`Refusal`] says whether to decline or to break the connection.
+pub fn check_confirm(
+    accept: &SmcdV2,
+    peer: Gid,
+    terms: Terms,
+    confirm: &SmcdV2,
+) -> Result<(), Refusal> {
+    if confirm.chid != accept.chid {
+        return Err(HandshakeError::ConfirmChid { accepted: accept.chid, got: confirm.chid }.into());
+    }
+    if confirm.eid != accept.eid {
+        return Err(HandshakeError::ConfirmEid { accepted: accept.eid, got: confirm.eid }.into());
+    }
+    if confirm.gid != peer {
+        return Err(HandshakeError::ConfirmGid { proposed: peer, got: confirm.gid }.into());
+    }
+    let (accepted, got) = (accept.first_contact.is_some(), confirm.first_contact.is_some());
+    if accepted != got {
+        return Err(HandshakeError::ConfirmContact { accepted, got }.into());
+    }
+    if let Some(fce) = &confirm.first_contact {
+        if fce.release != terms.release {
+            return Err(DeclineReason::Release { agreed: terms.release, got: fce.release }.into());
+        }
+        if fce.features != terms.features {
+            return Err(
+                DeclineReason::Features { agreed: terms.features, got: fce.features }.into()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

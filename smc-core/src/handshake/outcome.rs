@@ -1,0 +1,210 @@
+//! What a handshake ends in, and the parts both roles share.
+
+use super::config::Config;
+use super::decline::{DeclineReason, FallbackReason, PeerDecline, SmcKind};
+use super::error::{Awaited, HandshakeError};
+use super::negotiate::{Candidate, Refusals, Terms};
+use crate::wire::WireError;
+use crate::wire::clc::{Decline, Diagnosis, Fce, Limits, Message, SmcdV2, TypeReasons, Version};
+use crate::wire::ids::{DmbToken, Eid, Hostname, LinkId, OsType, SizeCode};
+
+/// An element of a DMB, as it is told to the one who will write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dmbe {
+    /// Right to write the DMB, bound to the peer's GID (EISM-27).
+    pub token: DmbToken,
+    /// Element of the DMB, from 0 (CLCV2-66). Linux writes at `index * size`: 0 unless the DMB is
+    /// really divided.
+    pub index: u8,
+    /// Size of an element, control block included.
+    pub size: SizeCode,
+}
+
+/// What a peer tells of itself at first contact; for people, not for decisions (CLCV2-51 to -53).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerHost {
+    /// Operating system.
+    pub os: OsType,
+    /// Host name; [`Hostname::text`] is `None` for one that is not a name (CLCV2-52).
+    pub hostname: Hostname,
+}
+
+impl From<&Fce> for PeerHost {
+    fn from(fce: &Fce) -> PeerHost {
+        PeerHost { os: fce.os, hostname: fce.hostname }
+    }
+}
+
+/// The handshake is complete and this connection is SMC.
+///
+/// The client may write at once; the server may write as soon as it has this (CLC-41, CLC-44).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Established {
+    /// The fabric and the two GIDs; `local` is this side's.
+    pub devices: Candidate,
+    /// The EID both belong to.
+    pub eid: Eid,
+    /// A new logical link: remember `terms` for this peer. Otherwise they are those remembered
+    /// (CLCV2-48, CLCV2-50).
+    pub first_contact: bool,
+    /// Release and features that hold with this peer.
+    pub terms: Terms,
+    /// This side's receive element, which the peer writes.
+    pub own: Dmbe,
+    /// The peer's receive element, which this side writes.
+    pub peer: Dmbe,
+    /// This side's number of the logical link.
+    pub own_link: LinkId,
+    /// The peer's number of the logical link.
+    pub peer_link: LinkId,
+    /// The peer's host; at first contact only.
+    pub peer_host: Option<PeerHost>,
+}
+
+/// What comes after a Decline that this side sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AfterDecline {
+    /// TCP carries the data; whatever follows in the stream is data (CLC-23, CLC-51).
+    FallBack,
+    /// Close the TCP connection: the peer may already have written to the DMB, and data never flows
+    /// on both paths (CLC-63). This is the late Decline of a server.
+    Break,
+}
+
+/// A Decline this side sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendDecline {
+    /// The Decline, to be sent as it is.
+    pub message: Vec<u8>,
+    /// Why.
+    pub reason: DeclineReason,
+    /// What to do once it is sent.
+    pub then: AfterDecline,
+}
+
+impl SendDecline {
+    /// Why this connection is TCP now.
+    pub fn fallback(&self) -> FallbackReason {
+        FallbackReason::DeclinedHere(self.reason)
+    }
+
+    /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).
+    pub(super) fn of_proposal(config: &Config, version: Version, refusals: &Refusals) -> Self {
+        let (reason, reasons) = (refusals.last(), refusals.type_reasons());
+        Self::build(config, version, reason, reasons, AfterDecline::FallBack)
+    }
+
+    /// Any other Decline: the diagnosis only (CLCV2-81).
+    pub(super) fn plain(
+        config: &Config,
+        version: Version,
+        reason: DeclineReason,
+        then: AfterDecline,
+    ) -> Self {
+        Self::build(config, version, reason, TypeReasons::default(), then)
+    }
+
+    fn build(
+        config: &Config,
+        version: Version,
+        reason: DeclineReason,
+        reasons: TypeReasons,
+        then: AfterDecline,
+    ) -> Self {
+        let decline = Decline {
+            version,
+            out_of_sync: reason.out_of_sync(),
+            peer_id: config.peer_id,
+            diagnosis: Diagnosis(reason.code().value()),
+            os: config.os,
+            reasons,
+        };
+        SendDecline { message: decline.emit(), reason, then }
+    }
+}
+
+/// Whether bytes that arrive on TCP after the client's Confirm are a late Decline.
+///
+/// A server may send one when Confirm does not satisfy it (CLCV2-60, D-16). The client may have
+/// written by then, so the connection is not TCP now but broken (CLC-63); the value says why.
+pub fn late_decline(bytes: &[u8]) -> Option<PeerDecline> {
+    match Message::parse(bytes) {
+        Ok(Message::Decline(decline)) => Some(PeerDecline::from(&decline)),
+        _ => None,
+    }
+}
+
+/// A message that is not the awaited one.
+pub(super) enum Received {
+    /// The peer declined.
+    Decline(PeerDecline),
+    /// A value that is reserved: to be declined, not a protocol error (CLC-29, ERR-10).
+    Reserved(DeclineReason),
+    /// A protocol error (CLC-54).
+    Fail(HandshakeError),
+}
+
+/// Parses the message whose turn it is; everything else comes out as [`Received`].
+pub(super) fn parse(bytes: &[u8], awaited: Awaited, limits: &Limits) -> Result<Message, Received> {
+    match Message::parse_with(bytes, limits) {
+        Ok(Message::Decline(decline)) => Err(Received::Decline(PeerDecline::from(&decline))),
+        Ok(message) if message.kind() == awaited.kind() => Ok(message),
+        Ok(message) => {
+            Err(Received::Fail(HandshakeError::OutOfTurn { awaited, got: message.kind() }))
+        }
+        Err(WireError::ReservedValue { field, value }) => {
+            Err(Received::Reserved(DeclineReason::ReservedValue { field, value }))
+        }
+        Err(error) => Err(Received::Fail(HandshakeError::Malformed { awaited, error })),
+    }
+}
+
+/// The kind of an Accept or Confirm; `None` for other messages.
+pub(super) fn kind_of(message: &Message) -> Option<SmcKind> {
+    match message {
+        Message::AcceptD2(_) | Message::ConfirmD2(_) => Some(SmcKind::SmcdV2),
+        Message::AcceptD1(_) | Message::ConfirmD1(_) => Some(SmcKind::SmcdV1),
+        Message::AcceptR2(_) | Message::ConfirmR2(_) => Some(SmcKind::SmcrV2),
+        Message::AcceptR1(_) | Message::ConfirmR1(_) => Some(SmcKind::SmcrV1),
+        Message::Proposal(_) | Message::Decline(_) => None,
+    }
+}
+
+/// The buffer a message tells of.
+pub(super) fn dmbe_of(message: &SmcdV2) -> Dmbe {
+    Dmbe { token: message.token, index: message.index, size: message.size }
+}
+
+/// An Accept or Confirm of this side.
+pub(super) struct Answer<'a> {
+    pub(super) config: &'a Config,
+    pub(super) devices: Candidate,
+    pub(super) eid: Eid,
+    pub(super) own: Dmbe,
+    pub(super) link: LinkId,
+    /// Release and features to state, at first contact only (CLCV2-44).
+    pub(super) first_contact: Option<Terms>,
+}
+
+impl Answer<'_> {
+    /// The message. All fields of the extension are filled, vendor options are zero (CLCV2-40,
+    /// CLCV2-42, CLCV2-47, CLCV2-15).
+    pub(super) fn message(&self) -> SmcdV2 {
+        SmcdV2 {
+            gid: self.devices.local,
+            token: self.own.token,
+            index: self.own.index,
+            size: self.own.size,
+            link_id: self.link,
+            chid: self.devices.chid,
+            eid: self.eid,
+            first_contact: self.first_contact.map(|terms| Fce {
+                os: self.config.os,
+                release: terms.release,
+                hostname: self.config.hostname,
+                features: terms.features,
+                vendor: [0; 4],
+            }),
+        }
+    }
+}
