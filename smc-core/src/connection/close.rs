@@ -1,0 +1,425 @@
+//! How a connection ends: ten states, the events that move it, what has to be done.
+//!
+//! RFC 7609 section 4.8.1 (Figure 22, normal) and section 4.8.2 (Figure 23, abnormal):
+//!
+//! ```text
+//!                           Closed ── established ──► Active
+//!        Active ── own D or C ──► PeerCloseWait1 ── peer D ──► PeerCloseWait2
+//!                 both ── peer C ──► Closed, or AppFinCloseWait if only D was sent ── own C ──► Closed
+//!        Active ── peer D or C ──► AppCloseWait1 ── own D ──► AppCloseWait2
+//!                 both ── own C ──► Closed, or PeerFinCloseWait if only D was seen ── peer C ──► Closed
+//!        any without own C ── abort ──► PeerAbortWait ── peer A ──► Closed
+//!        any without own C ── peer A ──► ProcessAbort ── own A delivered ──► Closed
+//! ```
+//!
+//! The figures leave out what the two sides have said so far, on which the next step depends;
+//! [`Close`] holds it beside the state. `close_table.md` lists what [`Close::step`] does for every
+//! value that can occur.
+//!
+//! Readings where the text is silent or contradicts itself:
+//! - The peer's C in PeerCloseWait leads to Closed after an own C, to AppFinCloseWait after an own D
+//!   (wire erratum B-15).
+//! - Nothing is sent after an own C or A. An A that arrives after the own C is not answered; who
+//!   has the peer's C or A waits for no A, as none can come (B-27). The same holds if that C
+//!   crosses the own A, although the text wants everything but an A ignored.
+//! - The timer runs once the application has closed, as for FIN_WAIT_2 of TCP. A half close that
+//!   the application holds open may last as long as the peer likes to send.
+//! - A FIN on the TCP connection is no event at all: Linux sends it ahead of its D or C (D-16). A
+//!   Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its own: the
+//!   timers here end both, and an own final C or A is always sent.
+//! - A peer that has sent C and then resets TCP has given up waiting (its timer expired, or it
+//!   died). Its element may belong to another connection, so no A is sent.
+
+use crate::wire::cdc::StateFlags;
+
+/// Default time in microseconds that a closed application's connection waits for the peer: to
+/// take the last bytes, or to close as well (CLOSE-20, CLOSE-39).
+pub const CLOSE_TIMEOUT_US: u64 = 60_000_000;
+/// Default time in microseconds to wait for the answer to an abort (CLOSE-25).
+pub const ABORT_TIMEOUT_US: u64 = 5_000_000;
+
+/// Where a connection stands (CLOSE-2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Not in use: before and after.
+    #[default]
+    Closed,
+    /// Bytes may flow both ways.
+    Active,
+    /// The own side closed first, at least for writing.
+    PeerCloseWait1,
+    /// As PeerCloseWait1, and the peer is done writing.
+    PeerCloseWait2,
+    /// The peer has closed and the own application, done writing, has not.
+    AppFinCloseWait,
+    /// The peer closed first, at least for writing.
+    AppCloseWait1,
+    /// As AppCloseWait1, and the own side is done writing.
+    AppCloseWait2,
+    /// The own side has closed and the peer, done writing, has not.
+    PeerFinCloseWait,
+    /// Aborted here; the peer's A is awaited.
+    PeerAbortWait,
+    /// Aborted by the peer; the own A is on its way.
+    ProcessAbort,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [State; 10] = [
+        State::Closed,
+        State::Active,
+        State::PeerCloseWait1,
+        State::PeerCloseWait2,
+        State::AppFinCloseWait,
+        State::AppCloseWait1,
+        State::AppCloseWait2,
+        State::PeerFinCloseWait,
+        State::PeerAbortWait,
+        State::ProcessAbort,
+    ];
+}
+
+/// What can happen to a connection. `shutdown(read)` is not among them: it stays with the socket
+/// (CLOSE-16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Rendezvous is complete (CLOSE-3).
+    Established,
+    /// The application called `shutdown(write)`.
+    ShutdownWrite {
+        /// Bytes accepted from the application are not in the peer's ring yet.
+        unsent: bool,
+    },
+    /// The application called `close()` or `shutdown(both)` (CLOSE-17).
+    Close {
+        /// Bytes wait that the application did not read ([`super::Receiver::available`]).
+        unread: bool,
+        /// Bytes accepted from the application are not in the peer's ring yet.
+        unsent: bool,
+    },
+    /// All bytes are in the peer's ring, and a close may be pending.
+    Flushed,
+    /// State flags arrived, new or repeated.
+    Peer {
+        /// The flags.
+        flags: StateFlags,
+        /// Bytes accepted from the application are not in the peer's ring yet.
+        unsent: bool,
+    },
+    /// The control word with the A of [`Actions::SEND_ABORT`] has left.
+    AbortDelivered,
+    /// The connection has to end at once: the application wants it (SO_LINGER 0), or the peer
+    /// broke a rule, or the device or link is gone.
+    Abort,
+    /// The TCP connection was reset.
+    TcpReset,
+    /// The timer expired.
+    Timeout,
+}
+
+bitflags::bitflags! {
+    /// What has to be done, in the order of the bits: [`Actions::iter`] yields them so.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Actions: u16 {
+        /// Throw away unread and unsent bytes.
+        const PURGE = 1 << 0;
+        /// Socket calls fail from now on: the peer reset the connection (ECONNRESET).
+        const REPORT_RESET = 1 << 1;
+        /// Socket calls fail from now on: it was ended here (ECONNABORTED).
+        const REPORT_ABORTED = 1 << 2;
+        /// Publish a control word with [`Close::flags`], which now has D.
+        const SEND_DONE = 1 << 3;
+        /// Publish the last control word of this side, with C.
+        const SEND_CLOSED = 1 << 4;
+        /// Publish the last control word of this side, with A; report
+        /// [`Event::AbortDelivered`] when it has left.
+        const SEND_ABORT = 1 << 5;
+        /// Wake who waits to read: there is an end of data, or an error.
+        const WAKE_READERS = 1 << 6;
+        /// Wake who waits to write: there is an error.
+        const WAKE_WRITERS = 1 << 7;
+        /// Break the TCP connection by RST.
+        const RESET_TCP = 1 << 8;
+        /// Close the TCP connection by FIN, now that SMC is done with it (CLOSE-1).
+        const CLOSE_TCP = 1 << 9;
+        /// No timer is needed any more.
+        const STOP_TIMER = 1 << 10;
+        /// Start the timer, or start it again, with [`CLOSE_TIMEOUT_US`] or what is configured.
+        const START_CLOSE_TIMER = 1 << 11;
+        /// As before, with [`ABORT_TIMEOUT_US`].
+        const START_ABORT_TIMER = 1 << 12;
+        /// Both sides are done: the own element may serve another connection (RMB-21).
+        const REUSE_BUFFER = 1 << 13;
+        /// The peer never said that it is done and might still write: withdraw its right to the
+        /// own element (token, RKey) before the memory serves anything else (RMB-22).
+        const WITHDRAW_BUFFER = 1 << 14;
+    }
+}
+
+/// The termination side of one connection. Plain data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Close {
+    state: State,
+    /// What this side has said.
+    sent: StateFlags,
+    /// What the peer has said.
+    seen: StateFlags,
+    /// What the application wants said once all bytes are written: nothing, D or C (CLOSE-5).
+    pending: StateFlags,
+}
+
+const DONE: StateFlags = StateFlags::SENDING_DONE;
+const CLOSED: StateFlags = StateFlags::CLOSED;
+const ABORT: StateFlags = StateFlags::ABORT;
+const FAILED: Actions = Actions::PURGE.union(Actions::WAKE_READERS).union(Actions::WAKE_WRITERS);
+
+impl Close {
+    /// A connection that is not established yet.
+    pub const fn new() -> Close {
+        let none = StateFlags::empty();
+        Close { state: State::Closed, sent: none, seen: none, pending: none }
+    }
+
+    /// The state.
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// The state flags of every control word sent now.
+    #[inline]
+    pub const fn flags(&self) -> StateFlags {
+        self.sent
+    }
+
+    /// What the peer has said so far.
+    #[inline]
+    pub const fn peer_flags(&self) -> StateFlags {
+        self.seen
+    }
+
+    /// D or C if the application has asked for it and bytes are still to be written; otherwise
+    /// empty. Report [`Event::Flushed`] when they are.
+    pub const fn pending(&self) -> StateFlags {
+        self.pending
+    }
+
+    /// Whether the application may write: not after an own shutdown, nor after the peer closed
+    /// (CLOSE-15, CLOSE-43). EPIPE otherwise, unless an error was reported.
+    #[inline]
+    pub const fn can_write(&self) -> bool {
+        matches!(self.state, State::Active | State::AppCloseWait1)
+            && self.pending.is_empty()
+            && !self.seen.contains(CLOSED)
+    }
+
+    /// Whether the peer's ring and control block may still be written: not after an own C or A,
+    /// except by the very word that says so (CLOSE-32, CDC-37), nor in Closed.
+    #[inline]
+    pub const fn may_publish(&self) -> bool {
+        !matches!(self.state, State::Closed) && !self.sent.intersects(CLOSED.union(ABORT))
+    }
+
+    /// Whether the peer writes no more bytes. End of data is reached when a look at the producer
+    /// word *after* this became true leaves nothing to read (CLOSE-18).
+    #[inline]
+    pub const fn peer_done(&self) -> bool {
+        self.seen.intersects(DONE.union(CLOSED))
+    }
+
+    /// Takes an event; [`Close::step`] in place.
+    #[inline]
+    pub fn on(&mut self, event: Event) -> Actions {
+        let (next, actions) = self.step(event);
+        *self = next;
+        actions
+    }
+
+    /// The whole machine as a pure function.
+    pub fn step(self, event: Event) -> (Close, Actions) {
+        match event {
+            Event::Established if self.state == State::Closed => {
+                (Close { state: State::Active, ..Close::new() }, Actions::empty())
+            }
+            Event::Established => self.unmoved(),
+            Event::ShutdownWrite { unsent } => self.shutdown_write(unsent),
+            Event::Close { unread, unsent } => self.close(unread, unsent),
+            Event::Flushed if self.pending.contains(CLOSED) => self.say_closed(),
+            Event::Flushed if self.pending.contains(DONE) => self.say_done(),
+            Event::Flushed => self.unmoved(),
+            Event::Peer { flags, unsent } => self.peer(flags, unsent),
+            Event::AbortDelivered if self.state == State::ProcessAbort => {
+                self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER)
+            }
+            Event::AbortDelivered => self.unmoved(),
+            Event::Abort => self.abort(Actions::REPORT_ABORTED),
+            Event::TcpReset => self.tcp_reset(),
+            Event::Timeout => self.timeout(),
+        }
+    }
+
+    fn unmoved(self) -> (Close, Actions) {
+        (self, Actions::empty())
+    }
+
+    /// Whether an abort is over or under way.
+    fn is_over(self) -> bool {
+        matches!(self.state, State::Closed | State::PeerAbortWait | State::ProcessAbort)
+    }
+
+    fn end(self, actions: Actions) -> (Close, Actions) {
+        let none = StateFlags::empty();
+        (Close { state: State::Closed, pending: none, ..self }, Actions::STOP_TIMER | actions)
+    }
+
+    fn shutdown_write(self, unsent: bool) -> (Close, Actions) {
+        let said = self.sent.union(self.pending);
+        if self.is_over() || said.intersects(DONE | CLOSED) {
+            return self.unmoved();
+        }
+        if !unsent {
+            return self.say_done();
+        }
+        if self.seen.contains(CLOSED) {
+            return self.abort(Actions::REPORT_RESET);
+        }
+        (Close { pending: DONE, ..self }, Actions::WAKE_WRITERS)
+    }
+
+    fn close(self, unread: bool, unsent: bool) -> (Close, Actions) {
+        if self.is_over() || self.sent.union(self.pending).contains(CLOSED) {
+            return self.unmoved();
+        }
+        if unread {
+            // In every state with an open read side, not only in Active (CLOSE-41).
+            return self.abort(Actions::REPORT_ABORTED);
+        }
+        if !unsent || self.sent.contains(DONE) {
+            return self.say_closed();
+        }
+        if self.seen.contains(CLOSED) {
+            return self.abort(Actions::REPORT_RESET);
+        }
+        let wake = Actions::WAKE_READERS | Actions::WAKE_WRITERS;
+        (Close { pending: CLOSED, ..self }, wake | Actions::START_CLOSE_TIMER)
+    }
+
+    /// All bytes are out: sends D.
+    fn say_done(self) -> (Close, Actions) {
+        let state = match self.state {
+            State::Active => State::PeerCloseWait1,
+            _ => State::AppCloseWait2,
+        };
+        let next = Close { state, sent: self.sent | DONE, pending: StateFlags::empty(), ..self };
+        (next, Actions::SEND_DONE | Actions::WAKE_WRITERS)
+    }
+
+    /// All bytes are out: sends C.
+    fn say_closed(self) -> (Close, Actions) {
+        let said = Close { sent: self.sent | CLOSED, pending: StateFlags::empty(), ..self };
+        let actions = Actions::SEND_CLOSED | Actions::WAKE_READERS | Actions::WAKE_WRITERS;
+        if self.seen.contains(CLOSED) {
+            return said.end(actions | Actions::CLOSE_TCP | Actions::REUSE_BUFFER);
+        }
+        let state = match self.state {
+            State::Active => State::PeerCloseWait1,
+            State::AppCloseWait1 | State::AppCloseWait2 => State::PeerFinCloseWait,
+            // After an own D: the state stays, C goes out all the same (CLOSE-40).
+            other => other,
+        };
+        (Close { state, ..said }, actions | Actions::START_CLOSE_TIMER)
+    }
+
+    fn peer(self, flags: StateFlags, unsent: bool) -> (Close, Actions) {
+        let news = flags - self.seen;
+        if news.is_empty() || matches!(self.state, State::Closed | State::ProcessAbort) {
+            return self.unmoved();
+        }
+        let next = Close { seen: self.seen | flags, ..self };
+        let closed = next.seen.contains(CLOSED);
+        if self.state == State::PeerAbortWait {
+            return match next.seen.intersects(ABORT | CLOSED) {
+                true => next.end(Actions::REUSE_BUFFER),
+                false => next.unmoved(),
+            };
+        }
+        if flags.contains(ABORT) {
+            return next.peer_abort();
+        }
+        if closed && !self.sent.intersects(DONE | CLOSED) && (unsent || !self.pending.is_empty()) {
+            // The last bytes have no place to go any more (CLOSE-11).
+            return next.abort(Actions::REPORT_RESET);
+        }
+        let wake = match closed {
+            true => Actions::WAKE_READERS | Actions::WAKE_WRITERS,
+            false => Actions::WAKE_READERS,
+        };
+        let state = match self.state {
+            State::Active => State::AppCloseWait1,
+            State::PeerCloseWait1 | State::PeerCloseWait2 if closed => State::AppFinCloseWait,
+            State::PeerCloseWait1 => State::PeerCloseWait2,
+            other => other,
+        };
+        if closed && self.sent.contains(CLOSED) {
+            return next.end(wake | Actions::CLOSE_TCP | Actions::REUSE_BUFFER);
+        }
+        (Close { state, ..next }, wake)
+    }
+
+    fn peer_abort(self) -> (Close, Actions) {
+        let actions = FAILED | Actions::REPORT_RESET;
+        if self.sent.contains(CLOSED) {
+            return self.end(actions | Actions::CLOSE_TCP | Actions::REUSE_BUFFER);
+        }
+        let (state, pending) = (State::ProcessAbort, StateFlags::empty());
+        let next = Close { state, sent: self.sent | ABORT, pending, ..self };
+        (next, actions | Actions::SEND_ABORT | Actions::START_ABORT_TIMER)
+    }
+
+    fn abort(self, report: Actions) -> (Close, Actions) {
+        if self.is_over() {
+            return self.unmoved();
+        }
+        if self.sent.contains(CLOSED) {
+            // Nothing may be said any more; the peer's C or A, or the timer, ends it.
+            return (self, Actions::RESET_TCP);
+        }
+        let actions = FAILED | report | Actions::SEND_ABORT | Actions::RESET_TCP;
+        let next = Close { sent: self.sent | ABORT, ..self };
+        next.await_abort(actions)
+    }
+
+    fn tcp_reset(self) -> (Close, Actions) {
+        if self.is_over() || self.sent.contains(CLOSED) {
+            return self.unmoved();
+        }
+        let actions = FAILED | Actions::REPORT_RESET;
+        if self.seen.contains(CLOSED) {
+            return self.end(actions | Actions::REUSE_BUFFER);
+        }
+        let next = Close { sent: self.sent | ABORT, ..self };
+        next.await_abort(actions | Actions::SEND_ABORT)
+    }
+
+    fn await_abort(self, actions: Actions) -> (Close, Actions) {
+        if self.seen.contains(CLOSED) {
+            return self.end(actions | Actions::REUSE_BUFFER);
+        }
+        let next = Close { state: State::PeerAbortWait, pending: StateFlags::empty(), ..self };
+        (next, actions | Actions::START_ABORT_TIMER)
+    }
+
+    fn timeout(self) -> (Close, Actions) {
+        match self.state {
+            State::Closed => self.unmoved(),
+            State::PeerAbortWait => self.end(Actions::WITHDRAW_BUFFER),
+            // The peer has said A and writes no more; it is only the answer that is stuck.
+            State::ProcessAbort => self.end(Actions::CLOSE_TCP | Actions::REUSE_BUFFER),
+            _ if self.sent.contains(CLOSED) => {
+                self.end(Actions::RESET_TCP | Actions::WITHDRAW_BUFFER)
+            }
+            _ if self.pending.contains(CLOSED) => self.abort(Actions::REPORT_ABORTED),
+            _ => self.unmoved(),
+        }
+    }
+}

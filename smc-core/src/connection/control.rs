@@ -1,0 +1,126 @@
+//! Both words of a control block: how to read them, and a connection for who needs no threads.
+
+use super::close::{Actions, Close, Event};
+use super::receiver::{Arrival, Receiver};
+use super::ring::{CursorError, Ring};
+use super::sender::Sender;
+use crate::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+
+/// Rounds after which [`read_words`] takes what it has: an honest peer changes its flags twice in
+/// a row at most, another one harms only its own connection.
+const MAX_ROUNDS: u32 = 4;
+
+/// Reads the two words of a control block so that the flags belong to the producer cursor.
+///
+/// The peer stores the producer word first and the word with consumer cursor and flags second,
+/// each by one Release store; the closures load them, each by one Acquire load. The order is:
+///
+/// 1. flags, 2. producer cursor, 3. flags again; from 2 on once more if the flags changed.
+///
+/// Flags before cursor: whoever sees D or C then sees a producer cursor that is at least as new,
+/// and misses none of the last bytes. The other way round, the peer could write its last bytes and
+/// D between the two loads, and the reader would report the end too early (CLOSE-18).
+///
+/// Flags again: without it U of an urgent byte that was read long ago could be paired with the
+/// cursor of later bytes, and P or U of this cursor be missed. See [`super::sender`] for the
+/// peer's part.
+#[inline]
+pub fn read_words(
+    mut producer: impl FnMut() -> u64,
+    mut consumer: impl FnMut() -> u64,
+) -> (ProducerWord, ConsumerWord) {
+    let mut before = ConsumerWord::from_u64(consumer());
+    for _ in 1..MAX_ROUNDS {
+        let cursor = ProducerWord::from_u64(producer());
+        let after = ConsumerWord::from_u64(consumer());
+        let same = before.producer_flags == after.producer_flags
+            && before.state_flags == after.state_flags;
+        if same {
+            // The cursor of the other direction is best as new as can be.
+            return (cursor, after);
+        }
+        before = after;
+    }
+    (ProducerWord::from_u64(producer()), before)
+}
+
+/// What [`Connection::on_control`] brought.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// The receiving direction.
+    pub arrival: Arrival,
+    /// Bytes of the peer's ring that became free.
+    pub freed: u32,
+    /// What the peer's state flags ask for.
+    pub actions: Actions,
+}
+
+/// Both directions and the end of one connection, for users with one thread or one lock. Others
+/// hold the three parts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Into the peer's ring.
+    pub sender: Sender,
+    /// Out of the own ring.
+    pub receiver: Receiver,
+    /// Termination.
+    pub close: Close,
+}
+
+impl Connection {
+    /// An established connection that writes into the ring `peer` and reads from the ring `own`.
+    pub fn new(peer: Ring, own: Ring) -> Connection {
+        let mut close = Close::new();
+        close.on(Event::Established);
+        Connection { sender: Sender::new(peer), receiver: Receiver::new(own), close }
+    }
+
+    /// Takes both words of the own control block, or of an SMC-R message. `unsent` as in
+    /// [`Event::Peer`].
+    ///
+    /// # Errors
+    /// A cursor cannot be true; the caller reports [`Event::Abort`]. What came before it in the
+    /// order producer, consumer, state is kept.
+    pub fn on_control(
+        &mut self,
+        producer: ProducerWord,
+        consumer: ConsumerWord,
+        unsent: bool,
+    ) -> Result<Delivery, CursorError> {
+        let flags = consumer.producer_flags;
+        let arrival = self.receiver.on_peer_producer(producer.cursor, flags)?;
+        let freed = self.sender.on_peer_consumer(consumer.cursor)?;
+        let flags = consumer.state_flags;
+        if !flags.is_empty() {
+            self.receiver.on_peer_done();
+        }
+        let actions = self.close.on(Event::Peer { flags, unsent });
+        Ok(Delivery { arrival, freed, actions })
+    }
+
+    /// The words to publish now, after the bytes.
+    pub fn words(&self) -> (ProducerWord, ConsumerWord) {
+        (self.sender.producer_word(), self.consumer_word(self.sender.flags(), self.close.flags()))
+    }
+
+    /// The consumer word to store ahead of them, if any ([`Sender::flags_ahead`]); `state` is
+    /// what was published before.
+    pub fn word_ahead(&self, state: StateFlags) -> Option<ConsumerWord> {
+        self.sender.flags_ahead().map(|flags| self.consumer_word(flags, state))
+    }
+
+    /// The words went out.
+    pub fn on_published(&mut self) {
+        self.sender.on_published();
+        self.receiver.on_published(self.receiver.cursor());
+    }
+
+    fn consumer_word(
+        &self,
+        producer_flags: ProducerFlags,
+        state_flags: StateFlags,
+    ) -> ConsumerWord {
+        ConsumerWord { cursor: self.receiver.cursor(), producer_flags, state_flags }
+    }
+}

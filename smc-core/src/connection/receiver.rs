@@ -1,0 +1,306 @@
+//! The receiving direction of a connection: what has arrived in the own ring, and when the peer
+//! has to be told that it was read.
+//!
+//! One read is, under the lock of the receive side:
+//!
+//! ```text
+//! on_peer_producer(cursor, flags)   what has arrived, from the own control block
+//! spans(n)                          where the next n <= readable() bytes lie
+//! consume(n)                        they were copied out: does the peer have to know?
+//! on_published(cursor)              a control word with this consumer cursor went out
+//! ```
+//!
+//! A control word may also leave for another reason and from another thread. What it carried
+//! comes back by [`Receiver::on_published`] whenever it is convenient: late or in the wrong order
+//! is harmless here. The control words themselves must go out in order, or the peer sees a cursor
+//! that moves back.
+
+use super::ring::{CursorError, Position, Ring, Span};
+use super::urgent::{OobError, UrgentMark, UrgentNews};
+use crate::wire::Cursor;
+use crate::wire::cdc::ProducerFlags;
+
+/// Whether the peer has to be told of the consumer cursor by a control word of its own
+/// (RFC 7609 section 4.5.1), and why.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateDecision {
+    /// The next control word that leaves for another reason carries it (CDC-22).
+    NotDue,
+    /// The peer sees less than half of the ring free and would gain at least a tenth (CDC-21).
+    Window,
+    /// The peer said that it is blocked (B): every consumption counts (CDC-20).
+    WriterBlocked,
+    /// The peer asked (R) and its view is out of date (CDC-23).
+    Requested,
+    /// Urgent data was processed; the peer writes nothing until it knows (CDC-32).
+    Urgent,
+}
+
+impl UpdateDecision {
+    /// Whether a control word has to go out now.
+    #[inline]
+    pub const fn is_due(self) -> bool {
+        !matches!(self, UpdateDecision::NotDue)
+    }
+}
+
+/// What a look at the peer's producer cursor and flags brought.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Bytes that have arrived since the last look.
+    pub bytes: u32,
+    /// Whether the peer waits for the consumer cursor.
+    pub update: UpdateDecision,
+    /// What became of urgent data.
+    pub urgent: UrgentNews,
+}
+
+/// The receiving direction of one connection. Plain data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receiver {
+    ring: Ring,
+    /// Where the peer writes next, as last accepted.
+    produced: Position,
+    /// Where the application reads next.
+    consumed: Position,
+    /// The consumer cursor that the peer is known to have been sent.
+    published: Position,
+    /// Bytes from `consumed` to `produced`.
+    available: u32,
+    /// Bytes from `published` to `consumed`.
+    unpublished: u32,
+    /// Half of the ring, bytes.
+    half: u32,
+    /// A tenth of the ring, bytes, rounded up.
+    tenth: u32,
+    /// The peer's flags of the last look.
+    flags: ProducerFlags,
+    urgent: UrgentMark,
+}
+
+impl Receiver {
+    /// A receiver at the start of the own ring.
+    pub const fn new(ring: Ring) -> Receiver {
+        Receiver {
+            ring,
+            produced: Position::START,
+            consumed: Position::START,
+            published: Position::START,
+            available: 0,
+            unpublished: 0,
+            half: ring.len() / 2,
+            tenth: ring.len().div_ceil(10),
+            flags: ProducerFlags::empty(),
+            urgent: UrgentMark::NONE,
+        }
+    }
+
+    /// The own ring.
+    pub const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Takes over the peer's producer cursor and flags, which belong together
+    /// (see [`super::control::read_words`]).
+    ///
+    /// The peer may know a newer consumer cursor than this receiver was told to have published;
+    /// it is therefore held against what was read, not against what was published.
+    ///
+    /// # Errors
+    /// The cursor cannot be true (see [`CursorError`]); nothing has changed, and the caller
+    /// resets the connection.
+    #[inline]
+    pub fn on_peer_producer(
+        &mut self,
+        cursor: Cursor,
+        flags: ProducerFlags,
+    ) -> Result<Arrival, CursorError> {
+        let (bytes, position) = self.ring.moved(self.produced, cursor)?;
+        let space = self.ring.len() - self.available;
+        if bytes > space {
+            return Err(CursorError::BeyondWindow { cursor, claimed: bytes, space });
+        }
+        self.produced = position;
+        self.available += bytes;
+        if self.flags.union(flags).is_empty() {
+            let (update, urgent) = (UpdateDecision::NotDue, UrgentNews::None);
+            return Ok(Arrival { bytes, update, urgent });
+        }
+        Ok(self.on_flags(bytes, flags))
+    }
+
+    /// The peer has said that nothing follows (D or C): nothing is held back any more.
+    pub fn on_peer_done(&mut self) {
+        self.urgent.on_end();
+    }
+
+    /// Bytes that one read may return: up to the urgent mark if one lies ahead, as for TCP.
+    ///
+    /// A read that has taken bytes and finds itself at the mark ([`Receiver::at_mark`]) ends
+    /// there, whatever more is readable behind it.
+    #[inline]
+    pub const fn readable(&self) -> u32 {
+        self.urgent.limit(self.available)
+    }
+
+    /// All bytes that wait, urgent ones included. Not 0 at close means an abort (CLOSE-4).
+    #[inline]
+    pub const fn available(&self) -> u32 {
+        self.available
+    }
+
+    /// The window as the peer sees it, bytes.
+    #[inline]
+    pub const fn peer_window(&self) -> u32 {
+        self.ring.len() - self.available - self.unpublished
+    }
+
+    /// Where the next `n` bytes lie, in order; the second piece is empty unless the ring wraps.
+    /// More than [`Receiver::readable`] is cut down to it.
+    #[inline]
+    pub fn spans(&self, n: u32) -> [Span; 2] {
+        self.ring.spans(self.consumed, n.min(self.readable()))
+    }
+
+    /// As [`Receiver::spans`] behind the next `skip` bytes: for a peek that goes on.
+    #[inline]
+    pub fn peek(&self, skip: u32, n: u32) -> [Span; 2] {
+        let readable = self.readable();
+        let skip = skip.min(readable);
+        self.ring.spans(self.ring.advance(self.consumed, skip), n.min(readable - skip))
+    }
+
+    /// The application has the next `n` bytes (cut down to [`Receiver::readable`]).
+    #[inline]
+    pub fn consume(&mut self, n: u32) -> UpdateDecision {
+        let n = n.min(self.readable());
+        self.take(n);
+        if self.urgent.is_live() && n != 0 {
+            self.on_urgent_read(n);
+        }
+        self.update_due()
+    }
+
+    /// The consumer cursor, which every control word carries (CDC-22).
+    #[inline]
+    pub const fn cursor(&self) -> Cursor {
+        self.ring.cursor(self.consumed)
+    }
+
+    /// A control word with this consumer cursor went out. A cursor that is older than the newest
+    /// one known to be out is ignored.
+    #[inline]
+    pub fn on_published(&mut self, cursor: Cursor) {
+        if let Ok((n, position)) = self.ring.moved(self.published, cursor)
+            && n <= self.unpublished
+        {
+            self.published = position;
+            self.unpublished -= n;
+            if self.unpublished == 0 {
+                self.urgent.on_acknowledged();
+            }
+        }
+    }
+
+    /// Whether the peer has to be told of the consumer cursor now.
+    #[inline]
+    pub fn update_due(&self) -> UpdateDecision {
+        if self.unpublished == 0 {
+            return UpdateDecision::NotDue;
+        }
+        if self.urgent.acknowledge {
+            return UpdateDecision::Urgent;
+        }
+        if self.flags.contains(ProducerFlags::BLOCKED) {
+            return UpdateDecision::WriterBlocked;
+        }
+        if self.flags.contains(ProducerFlags::UPDATE_REQUESTED) {
+            return UpdateDecision::Requested;
+        }
+        // The peer's window is below half exactly if more than half is out of its hands. A tenth
+        // is one of the buffer, not of the window (wire erratum B-19).
+        if self.available + self.unpublished > self.half && self.unpublished >= self.tenth {
+            return UpdateDecision::Window;
+        }
+        UpdateDecision::NotDue
+    }
+
+    /// Throws away what was not read: the connection is aborted (CLOSE-26).
+    pub fn purge(&mut self) {
+        self.take(self.available);
+        self.urgent = UrgentMark::NONE;
+    }
+
+    /// Whether the next byte to read is the urgent one or, out of line, was just skipped
+    /// (SIOCATMARK).
+    pub const fn at_mark(&self) -> bool {
+        self.urgent.at_mark
+    }
+
+    /// Whether the socket has an exceptional condition (POLLPRI): urgent data is announced or
+    /// there, and neither taken nor read past (CDC-31).
+    pub const fn exception(&self) -> bool {
+        self.urgent.exception()
+    }
+
+    /// Hands over the urgent byte that [`UrgentNews::Present`] pointed at. It has to be copied
+    /// out of the ring before the consumer cursor is published, because the peer may then
+    /// overwrite it.
+    pub fn remember_urgent(&mut self, byte: u8) {
+        self.urgent.remember(byte);
+    }
+
+    /// The urgent byte out of line (MSG_OOB); `peek` leaves it.
+    ///
+    /// # Errors
+    /// There is none, not yet, or it is in line.
+    pub fn take_urgent(&mut self, peek: bool) -> Result<u8, OobError> {
+        self.urgent.take(peek)
+    }
+
+    /// Whether the urgent byte stays in the stream (SO_OOBINLINE).
+    pub fn set_oob_inline(&mut self, inline: bool) -> UpdateDecision {
+        if self.urgent.set_inline(inline) {
+            self.take(1);
+        }
+        self.update_due()
+    }
+
+    /// Moves the read position; `n` is at most `available`.
+    #[inline]
+    fn take(&mut self, n: u32) {
+        self.consumed = self.ring.advance(self.consumed, n);
+        self.available -= n;
+        self.unpublished += n;
+    }
+
+    #[cold]
+    fn on_urgent_read(&mut self, n: u32) {
+        if self.urgent.on_read(n) {
+            self.take(1);
+        }
+    }
+
+    #[cold]
+    fn on_flags(&mut self, bytes: u32, flags: ProducerFlags) -> Arrival {
+        self.flags = flags;
+        let (mut urgent, skip) =
+            self.urgent.on_flags(flags, self.ring.cursor(self.produced), bytes, self.available);
+        if let UrgentNews::Present { offset } = &mut urgent {
+            // The byte before the producer cursor (wire erratum B-10).
+            let byte = self.ring.advance(self.consumed, self.available - 1);
+            *offset = self.ring.spans(byte, 1)[0].offset;
+        }
+        if skip {
+            self.take(1);
+        }
+        // The window alone is no reason to write when data arrives: the next read looks at it.
+        let update = match self.update_due() {
+            UpdateDecision::Window => UpdateDecision::NotDue,
+            due => due,
+        };
+        Arrival { bytes, update, urgent }
+    }
+}

@@ -1,0 +1,300 @@
+//! The ring behind a buffer element: geometry, positions, pieces.
+//!
+//! ```text
+//!             offset                       offset + len
+//! element  |  head  |  ring byte 0 .. ring byte len-1  |
+//! cursor             base          ..  base + len - 1       then base again, wrap + 1
+//! ```
+//!
+//! SMC-R (RFC 7609 section 4.7.4) counts cursors from the start of the element, so that head and
+//! base are the 4 bytes of the eye catcher; SMC-D counts from the ring, behind the 32 bytes of
+//! the control block; a peer without eye catcher has neither head nor base. Everything above this
+//! file works on [`Position`]s, which start at 0 in all three.
+
+use thiserror::Error;
+
+use crate::wire::Cursor;
+
+/// Bytes of the control block at the start of an SMC-D element (CDC-46).
+pub const SMCD_CONTROL_LEN: u32 = 32;
+/// Bytes of the eye catcher at the start of an SMC-R element (RMB-6).
+pub const EYE_CATCHER_LEN: u32 = 4;
+/// Largest ring, bytes: sums of two ring lengths stay within 32 bits. The largest element that a
+/// size code can name is 512 MiB.
+pub const MAX_RING_LEN: u32 = 1 << 30;
+
+/// A buffer element from which no ring can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RingError {
+    /// The element does not hold more than its head.
+    #[error("an element of {len} bytes has no room behind its first {head}")]
+    TooSmall {
+        /// Length of the element, bytes.
+        len: u32,
+        /// Bytes in front of the ring.
+        head: u32,
+    },
+    /// The element is larger than any size code allows.
+    #[error("an element of {len} bytes is too large")]
+    TooLarge {
+        /// Length of the element, bytes.
+        len: u32,
+    },
+}
+
+/// A cursor from the peer that an honest peer cannot have sent (SEC-11).
+///
+/// The connection that received it is reset and nothing else is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CursorError {
+    /// The cursor points outside the ring.
+    #[error("cursor {cursor:?} is outside the ring, which runs from {first} to {last}")]
+    BeyondRing {
+        /// What the peer sent.
+        cursor: Cursor,
+        /// Smallest legal count.
+        first: u32,
+        /// Largest legal count.
+        last: u32,
+    },
+    /// The cursor lies before one that was accepted earlier.
+    #[error("cursor went back from {from:?} to {to:?}")]
+    Backwards {
+        /// The cursor accepted last.
+        from: Cursor,
+        /// What the peer sent.
+        to: Cursor,
+    },
+    /// The wrap sequence number went up by more than one, which is more than any ring holds.
+    #[error("cursor skipped a wrap from {from:?} to {to:?}")]
+    WrapSkipped {
+        /// The cursor accepted last.
+        from: Cursor,
+        /// What the peer sent.
+        to: Cursor,
+    },
+    /// A consumer cursor that acknowledges bytes which were never written.
+    #[error("cursor {cursor:?} acknowledges {claimed} bytes of {in_flight} in flight")]
+    BeyondProduced {
+        /// What the peer sent.
+        cursor: Cursor,
+        /// Bytes it would acknowledge.
+        claimed: u32,
+        /// Bytes written and not acknowledged.
+        in_flight: u32,
+    },
+    /// A producer cursor that announces more bytes than the ring had room for.
+    #[error("cursor {cursor:?} announces {claimed} bytes where {space} fit")]
+    BeyondWindow {
+        /// What the peer sent.
+        cursor: Cursor,
+        /// Bytes it would announce.
+        claimed: u32,
+        /// Bytes that were free.
+        space: u32,
+    },
+}
+
+/// A contiguous piece of an element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset from the start of the element, bytes.
+    pub offset: u32,
+    /// Length, bytes; 0: nothing.
+    pub len: u32,
+}
+
+/// A place in a ring, freed of the bases of the different SMC types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Offset from ring byte 0; always below the ring's length.
+    at: u32,
+    /// Wrap sequence number (CDC-13).
+    wrap: u16,
+}
+
+/// Geometry of one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    len: u32,
+    offset: u32,
+    base: u32,
+}
+
+impl Position {
+    /// Ring byte 0 in the first round.
+    pub(super) const START: Position = Position { at: 0, wrap: 0 };
+}
+
+impl Ring {
+    /// The ring of an SMC-D element of `element` bytes: behind the control block, cursors from 0.
+    ///
+    /// # Errors
+    /// The element is no longer than the control block, or longer than any size code says.
+    pub const fn smcd(element: u32) -> Result<Ring, RingError> {
+        Self::behind(SMCD_CONTROL_LEN, 0, element)
+    }
+
+    /// The ring of an SMC-R element as RFC 7609 has it: behind the eye catcher, cursors from 4
+    /// (CDC-11, CDC-12).
+    ///
+    /// # Errors
+    /// As for [`Ring::smcd`].
+    pub const fn smcr(element: u32) -> Result<Ring, RingError> {
+        Self::behind(EYE_CATCHER_LEN, EYE_CATCHER_LEN, element)
+    }
+
+    /// The ring of an SMC-R element without eye catcher, as Linux has it: all of the element,
+    /// cursors from 0 (wire erratum D-3).
+    ///
+    /// # Errors
+    /// As for [`Ring::smcd`].
+    pub const fn smcr_without_eye_catcher(element: u32) -> Result<Ring, RingError> {
+        Self::behind(0, 0, element)
+    }
+
+    const fn behind(offset: u32, base: u32, element: u32) -> Result<Ring, RingError> {
+        if element <= offset {
+            return Err(RingError::TooSmall { len: element, head: offset });
+        }
+        if element > MAX_RING_LEN {
+            return Err(RingError::TooLarge { len: element });
+        }
+        Ok(Ring { len: element - offset, offset, base })
+    }
+
+    /// Capacity in bytes: the largest window.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "no ring is empty of room")]
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Where a cursor of this ring starts and wraps to.
+    #[inline]
+    pub const fn start(&self) -> Cursor {
+        self.cursor(Position::START)
+    }
+
+    /// The cursor as the peer is told.
+    #[inline]
+    pub const fn cursor(&self, position: Position) -> Cursor {
+        Cursor { wrap: position.wrap, count: position.at + self.base }
+    }
+
+    /// `n` bytes further; `n` is at most the ring's length.
+    #[inline]
+    pub(super) const fn advance(&self, position: Position, n: u32) -> Position {
+        let at = position.at + n;
+        if at < self.len {
+            Position { at, wrap: position.wrap }
+        } else {
+            Position { at: at - self.len, wrap: position.wrap.wrapping_add(1) }
+        }
+    }
+
+    /// How far the peer moved a cursor that stood at `from`, and where it stands now.
+    ///
+    /// The result may exceed what the caller can accept; it is below twice the ring's length.
+    #[inline]
+    pub(super) const fn moved(
+        &self,
+        from: Position,
+        to: Cursor,
+    ) -> Result<(u32, Position), CursorError> {
+        // A count below the base wraps round to a huge offset, so that one compare judges both.
+        let at = to.count.wrapping_sub(self.base);
+        if at >= self.len {
+            let (first, last) = (self.base, self.base + (self.len - 1));
+            return Err(CursorError::BeyondRing { cursor: to, first, last });
+        }
+        let position = Position { at, wrap: to.wrap };
+        match to.wrap.wrapping_sub(from.wrap) {
+            0 if at >= from.at => Ok((at - from.at, position)),
+            1 => Ok((self.len - from.at + at, position)),
+            0 | 0x8000.. => Err(CursorError::Backwards { from: self.cursor(from), to }),
+            _ => Err(CursorError::WrapSkipped { from: self.cursor(from), to }),
+        }
+    }
+
+    /// The pieces of the element that hold the `n` bytes from `position` on, in stream order
+    /// (CDC-17, CDC-18). `n` is at most the ring's length.
+    #[inline]
+    pub(super) const fn spans(&self, position: Position, n: u32) -> [Span; 2] {
+        let to_end = self.len - position.at;
+        let first = if n < to_end { n } else { to_end };
+        [
+            Span { offset: self.offset + position.at, len: first },
+            Span { offset: self.offset, len: n - first },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_and_first_cursor_follow_the_type() {
+        let d = Ring::smcd(16384).unwrap();
+        assert_eq!((d.len(), d.start()), (16352, Cursor { wrap: 0, count: 0 }));
+        let r = Ring::smcr(16384).unwrap();
+        assert_eq!((r.len(), r.start()), (16380, Cursor { wrap: 0, count: 4 }));
+        let linux = Ring::smcr_without_eye_catcher(16384).unwrap();
+        assert_eq!((linux.len(), linux.start()), (16384, Cursor { wrap: 0, count: 0 }));
+    }
+
+    #[test]
+    fn refuses_elements_that_hold_no_ring() {
+        assert_eq!(Ring::smcd(32), Err(RingError::TooSmall { len: 32, head: 32 }));
+        assert_eq!(Ring::smcr_without_eye_catcher(0), Err(RingError::TooSmall { len: 0, head: 0 }));
+        assert_eq!(Ring::smcr(u32::MAX), Err(RingError::TooLarge { len: u32::MAX }));
+        assert_eq!(Ring::smcd(33).map(|r| r.len()), Ok(1));
+    }
+
+    #[test]
+    fn splits_at_the_wrap_and_never_leaves_the_ring() {
+        let ring = Ring::smcr(10_000).unwrap();
+        let at_1004 = ring.advance(Position::default(), 1000);
+        assert_eq!(
+            ring.spans(at_1004, 9996),
+            [Span { offset: 1004, len: 8996 }, Span { offset: 4, len: 1000 }]
+        );
+        assert_eq!(
+            ring.spans(at_1004, 8996),
+            [Span { offset: 1004, len: 8996 }, Span { offset: 4, len: 0 }]
+        );
+        assert_eq!(ring.cursor(ring.advance(at_1004, 9996)), Cursor { wrap: 1, count: 1004 });
+        assert_eq!(ring.cursor(ring.advance(at_1004, 8996)), Cursor { wrap: 1, count: 4 });
+    }
+
+    #[test]
+    fn judges_every_kind_of_wrong_cursor() {
+        let ring = Ring::smcr(104).unwrap();
+        let from = ring.advance(Position::default(), 10);
+        let cursor = |wrap, count| Cursor { wrap, count };
+        let error = |to| ring.moved(from, to).unwrap_err();
+        for out in [cursor(0, 3), cursor(0, 104), cursor(1, 0), cursor(0, u32::MAX)] {
+            assert_eq!(error(out), CursorError::BeyondRing { cursor: out, first: 4, last: 103 });
+        }
+        let here = ring.cursor(from);
+        for back in [cursor(0, 13), cursor(u16::MAX, 103), cursor(0x8000, 20)] {
+            assert_eq!(error(back), CursorError::Backwards { from: here, to: back });
+        }
+        for skip in [cursor(2, 4), cursor(0x7fff, 50)] {
+            assert_eq!(error(skip), CursorError::WrapSkipped { from: here, to: skip });
+        }
+        assert_eq!(ring.moved(from, here).unwrap().0, 0);
+        assert_eq!(ring.moved(from, cursor(1, 14)).unwrap().0, 100);
+        assert_eq!(ring.moved(from, cursor(1, 103)).unwrap().0, 189);
+    }
+
+    #[test]
+    fn the_wrap_sequence_number_itself_wraps() {
+        let ring = Ring::smcd(132).unwrap();
+        let from = Position { at: 90, wrap: u16::MAX };
+        let to = ring.advance(from, 20);
+        assert_eq!(ring.cursor(to), Cursor { wrap: 0, count: 10 });
+        assert_eq!(ring.moved(from, ring.cursor(to)).unwrap(), (20, to));
+    }
+}

@@ -1,0 +1,396 @@
+//! The sending direction of a connection: what may be written into the peer's ring, and where.
+//!
+//! One write is four calls, under the lock of the send side:
+//!
+//! ```text
+//! on_peer_consumer(cursor)   what the peer has read, from its control word
+//! spans(n)                   where to copy the next n <= space() bytes
+//! advance(n, more)           the bytes are in place
+//! producer_word(), flags()   what to publish, after the bytes
+//! on_published()             the control word is out
+//! ```
+//!
+//! # Urgent data (RFC 7609 sections 4.7.5 and 4.7.6)
+//!
+//! [`Sender::advance_urgent`] ends a write whose last byte is urgent: P and U go out with it, and
+//! [`Sender::space`] is 0 until the peer's consumer cursor has passed that byte. If the write does
+//! not fit, [`Sender::announce_urgent`] comes first, so that P goes out with the window closed.
+//!
+//! On SMC-D cursor and flags are two words, and a reader may look between the two stores. Two
+//! changes of flags would mislead it: U still on next to a cursor that has moved on (a mark in the
+//! wrong place), and U not on yet next to a cursor that already covers the urgent byte (the byte
+//! taken for ordinary data). [`Sender::flags_ahead`] names the flags to store ahead of the
+//! producer word in these two cases, so that neither can be seen.
+
+use super::ring::{CursorError, Position, Ring, Span};
+use crate::wire::Cursor;
+use crate::wire::cdc::{ProducerFlags, ProducerWord};
+
+/// The sending direction of one connection. Plain data, 40 bytes or so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    ring: Ring,
+    /// Where the next byte goes.
+    produced: Position,
+    /// How far the peer has read, as last accepted.
+    consumed: Position,
+    /// Bytes between the two.
+    in_flight: u32,
+    flags: ProducerFlags,
+    /// The flags that went out last.
+    published: ProducerFlags,
+    /// Urgent data was announced and its last byte is not written yet.
+    urgent_announced: bool,
+}
+
+impl Sender {
+    /// A sender at the start of the peer's ring.
+    pub const fn new(ring: Ring) -> Sender {
+        Sender {
+            ring,
+            produced: Position::START,
+            consumed: Position::START,
+            in_flight: 0,
+            flags: ProducerFlags::empty(),
+            published: ProducerFlags::empty(),
+            urgent_announced: false,
+        }
+    }
+
+    /// The peer's ring.
+    pub const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Bytes that may be written now; 0 while an urgent byte waits to be read (CDC-33).
+    #[inline]
+    pub const fn space(&self) -> u32 {
+        if self.urgent_unread() { 0 } else { self.window() }
+    }
+
+    /// Bytes free in the peer's ring (CDC-16), whether or not they may be written now.
+    #[inline]
+    pub const fn window(&self) -> u32 {
+        self.ring.len() - self.in_flight
+    }
+
+    /// Bytes written that the peer is not known to have read.
+    #[inline]
+    pub const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Whether an urgent byte was written that the peer has not read, which stops all writes.
+    ///
+    /// As nothing is written behind an urgent byte, it is read exactly when all is read.
+    #[inline]
+    pub const fn urgent_unread(&self) -> bool {
+        self.flags.contains(ProducerFlags::URGENT_PRESENT) && self.in_flight != 0
+    }
+
+    /// Takes over the consumer cursor of the peer's control word; returns the bytes that it frees.
+    ///
+    /// # Errors
+    /// The cursor cannot be true (see [`CursorError`]); nothing has changed, and the caller
+    /// resets the connection.
+    #[inline]
+    pub fn on_peer_consumer(&mut self, cursor: Cursor) -> Result<u32, CursorError> {
+        let (claimed, position) = self.ring.moved(self.consumed, cursor)?;
+        if claimed > self.in_flight {
+            let in_flight = self.in_flight;
+            return Err(CursorError::BeyondProduced { cursor, claimed, in_flight });
+        }
+        self.consumed = position;
+        self.in_flight -= claimed;
+        if claimed != 0 {
+            self.flags.remove(ProducerFlags::UPDATE_REQUESTED);
+        }
+        Ok(claimed)
+    }
+
+    /// Where the next `n` bytes go, in order; the second piece is empty unless the ring wraps.
+    ///
+    /// More than [`Sender::space`] is cut down to it: no piece ever covers a byte that the peer
+    /// has not read, or one outside the ring (RMB-26, RMB-27).
+    #[inline]
+    pub fn spans(&self, n: u32) -> [Span; 2] {
+        self.ring.spans(self.produced, n.min(self.space()))
+    }
+
+    /// The next `n` bytes are in place; returns how many were counted, at most
+    /// [`Sender::space`].
+    ///
+    /// `more`: the application has further bytes for which there was no room. That is what B tells
+    /// the peer (CDC-19); without it a full ring is nothing special.
+    #[inline]
+    pub fn advance(&mut self, n: u32, more: bool) -> u32 {
+        let n = n.min(self.space());
+        self.produced = self.ring.advance(self.produced, n);
+        self.in_flight += n;
+        let blocked = more && self.window() == 0;
+        if blocked || !self.flags.is_empty() {
+            self.settle_flags(n, blocked);
+        }
+        n
+    }
+
+    /// As [`Sender::advance`] for the end of an urgent send: the last of the `n` bytes is the
+    /// urgent one.
+    ///
+    /// Nothing is counted, and 0 returned, unless all `n` bytes fit: announce the urgent data and
+    /// write what fits by [`Sender::advance`] first.
+    pub fn advance_urgent(&mut self, n: u32) -> u32 {
+        if n == 0 || n > self.space() {
+            return 0;
+        }
+        self.advance(n, false);
+        self.urgent_announced = false;
+        self.flags.insert(ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT);
+        n
+    }
+
+    /// Urgent data exists that cannot be written now: P goes on, and B if the ring is full
+    /// (CDC-30). Publish if [`Sender::publish_due`].
+    pub fn announce_urgent(&mut self) {
+        self.urgent_announced = true;
+        self.flags.insert(ProducerFlags::URGENT_PENDING);
+        self.block();
+    }
+
+    /// Takes an announcement back: the application gave up before the urgent byte was written.
+    pub fn cancel_urgent(&mut self) {
+        self.urgent_announced = false;
+        if !self.flags.contains(ProducerFlags::URGENT_PRESENT) {
+            self.flags.remove(ProducerFlags::URGENT_PENDING);
+        }
+    }
+
+    /// A write found no room. Sets B if the ring is full (and not merely stopped by urgent data);
+    /// publish if [`Sender::publish_due`], or the peer has no reason to hurry.
+    pub fn block(&mut self) {
+        self.flags.set(ProducerFlags::BLOCKED, self.window() == 0);
+    }
+
+    /// The application no longer waits for room: B goes off with the next control word.
+    pub fn unblock(&mut self) {
+        self.flags.remove(ProducerFlags::BLOCKED);
+    }
+
+    /// Asks the peer for its consumer cursor (R) until it moves. For diagnosis only (CDC-24).
+    pub fn request_update(&mut self) {
+        self.flags.insert(ProducerFlags::UPDATE_REQUESTED);
+    }
+
+    /// The flags of every control word sent now.
+    #[inline]
+    pub const fn flags(&self) -> ProducerFlags {
+        self.flags
+    }
+
+    /// Whether flags have changed that the peer has to know of, though no byte was written: B, P
+    /// or R went on.
+    #[inline]
+    pub const fn publish_due(&self) -> bool {
+        !self.published.contains(self.flags)
+    }
+
+    /// The producer cursor.
+    #[inline]
+    pub const fn cursor(&self) -> Cursor {
+        self.ring.cursor(self.produced)
+    }
+
+    /// The producer word of an SMC-D control block.
+    #[inline]
+    pub const fn producer_word(&self) -> ProducerWord {
+        ProducerWord { cursor: self.cursor() }
+    }
+
+    /// SMC-D only: flags to store, in a consumer word of their own and without new state flags,
+    /// ahead of the producer word; `None` nearly always. See the head of this file.
+    #[inline]
+    pub fn flags_ahead(&self) -> Option<ProducerFlags> {
+        if self.flags == self.published { None } else { self.torn_flags() }
+    }
+
+    /// A control word with [`Sender::flags`] went out.
+    #[inline]
+    pub fn on_published(&mut self) {
+        self.published = self.flags;
+    }
+
+    #[cold]
+    fn torn_flags(&self) -> Option<ProducerFlags> {
+        let present = ProducerFlags::URGENT_PRESENT;
+        let pending = ProducerFlags::URGENT_PENDING;
+        let mark_ends = self.published.contains(present) && !self.flags.contains(present);
+        let mark_unannounced = self.flags.contains(present) && !self.published.contains(pending);
+        (mark_ends || mark_unannounced).then(|| self.flags - present)
+    }
+
+    /// Flags after `n` ordinary bytes.
+    #[cold]
+    fn settle_flags(&mut self, n: u32, blocked: bool) {
+        self.flags.set(ProducerFlags::BLOCKED, blocked);
+        if n != 0 {
+            // The next normal data ends the urgent mode that its predecessor began (CDC-34).
+            self.flags.remove(ProducerFlags::URGENT_PRESENT);
+            self.flags.set(ProducerFlags::URGENT_PENDING, self.urgent_announced);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const B: ProducerFlags = ProducerFlags::BLOCKED;
+    const P: ProducerFlags = ProducerFlags::URGENT_PENDING;
+    const U: ProducerFlags = ProducerFlags::URGENT_PRESENT;
+    const NONE: ProducerFlags = ProducerFlags::empty();
+
+    fn sender() -> Sender {
+        Sender::new(Ring::smcd(132).unwrap())
+    }
+
+    #[test]
+    fn window_shrinks_by_writes_and_grows_by_reads() {
+        let mut s = sender();
+        assert_eq!((s.space(), s.cursor()), (100, Cursor::new(0, 0)));
+        assert_eq!(s.advance(70, false), 70);
+        assert_eq!((s.space(), s.in_flight(), s.cursor()), (30, 70, Cursor::new(0, 70)));
+        assert_eq!(s.on_peer_consumer(Cursor::new(0, 50)), Ok(50));
+        assert_eq!(s.spans(80), [Span { offset: 102, len: 30 }, Span { offset: 32, len: 50 }]);
+        assert_eq!(s.advance(80, false), 80);
+        assert_eq!((s.space(), s.cursor()), (0, Cursor::new(1, 50)));
+    }
+
+    #[test]
+    fn more_than_the_window_is_cut_down() {
+        let mut s = sender();
+        assert_eq!(s.spans(u32::MAX), [Span { offset: 32, len: 100 }, Span { offset: 32, len: 0 }]);
+        assert_eq!(s.advance(u32::MAX, false), 100);
+        assert_eq!(s.advance(1, false), 0);
+    }
+
+    #[test]
+    fn a_lying_peer_changes_nothing() {
+        let mut s = sender();
+        s.advance(60, false);
+        s.on_peer_consumer(Cursor::new(0, 40)).unwrap();
+        let before = s;
+        for lie in [
+            Cursor::new(0, 61),
+            Cursor::new(0, 39),
+            Cursor::new(1, 40),
+            Cursor::new(0, 100),
+            Cursor::new(2, 50),
+            Cursor::new(u16::MAX, 50),
+        ] {
+            assert!(s.on_peer_consumer(lie).is_err(), "{lie:?}");
+            assert_eq!(s, before);
+        }
+        assert_eq!(
+            s.on_peer_consumer(Cursor::new(0, 61)),
+            Err(CursorError::BeyondProduced {
+                cursor: Cursor::new(0, 61),
+                claimed: 21,
+                in_flight: 20
+            })
+        );
+    }
+
+    #[test]
+    fn b_needs_a_full_ring_and_unsent_bytes() {
+        let mut s = sender();
+        s.advance(100, false);
+        assert_eq!(s.flags(), NONE);
+        s.block();
+        assert!(s.flags() == B && s.publish_due());
+        s.on_published();
+        s.on_peer_consumer(Cursor::new(0, 10)).unwrap();
+        assert!(s.flags() == B && !s.publish_due());
+        s.advance(10, true);
+        assert_eq!(s.flags(), B);
+        s.on_peer_consumer(Cursor::new(0, 40)).unwrap();
+        s.advance(10, false);
+        assert_eq!(s.flags(), NONE);
+    }
+
+    #[test]
+    fn r_stays_until_the_peer_moves() {
+        let mut s = sender();
+        s.advance(10, false);
+        s.request_update();
+        assert_eq!(s.on_peer_consumer(Cursor::new(0, 0)), Ok(0));
+        assert_eq!(s.flags(), ProducerFlags::UPDATE_REQUESTED);
+        s.on_peer_consumer(Cursor::new(0, 1)).unwrap();
+        assert_eq!(s.flags(), NONE);
+    }
+
+    #[test]
+    fn nothing_follows_an_urgent_byte_until_it_is_read() {
+        let mut s = sender();
+        assert_eq!(s.advance_urgent(10), 10);
+        assert_eq!((s.flags(), s.space(), s.window()), (P | U, 0, 90));
+        assert_eq!(s.advance(5, true), 0);
+        assert_eq!(s.flags(), P | U);
+        s.on_peer_consumer(Cursor::new(0, 9)).unwrap();
+        assert_eq!(s.space(), 0);
+        s.on_peer_consumer(Cursor::new(0, 10)).unwrap();
+        assert_eq!((s.flags(), s.space()), (P | U, 100));
+        assert_eq!(s.advance(5, false), 5);
+        assert_eq!(s.flags(), NONE);
+    }
+
+    #[test]
+    fn a_closed_window_announces_urgent_data_first() {
+        let mut s = sender();
+        s.advance(100, false);
+        s.announce_urgent();
+        assert!(s.flags() == P | B && s.publish_due());
+        s.on_published();
+        s.on_peer_consumer(Cursor::new(0, 3)).unwrap();
+        assert_eq!(s.advance_urgent(4), 0);
+        s.advance(3, true);
+        assert_eq!(s.flags(), P | B);
+        s.on_peer_consumer(Cursor::new(1, 3)).unwrap();
+        assert_eq!(s.advance_urgent(1), 1);
+        assert_eq!(s.flags(), P | U);
+    }
+
+    #[test]
+    fn an_announcement_can_be_taken_back() {
+        let mut s = sender();
+        s.announce_urgent();
+        s.cancel_urgent();
+        assert_eq!(s.flags(), NONE);
+        s.advance_urgent(1);
+        s.announce_urgent();
+        s.cancel_urgent();
+        assert_eq!(s.flags(), P | U);
+    }
+
+    #[test]
+    fn only_the_edges_of_a_mark_store_flags_ahead() {
+        let mut s = sender();
+        s.advance(5, false);
+        assert_eq!(s.flags_ahead(), None);
+        s.advance_urgent(5);
+        assert_eq!(s.flags_ahead(), Some(P));
+        s.on_published();
+        assert_eq!(s.flags_ahead(), None);
+        s.on_peer_consumer(Cursor::new(0, 10)).unwrap();
+        // A second urgent send right behind the first: U means the new cursor as well.
+        s.advance_urgent(5);
+        assert_eq!(s.flags_ahead(), None);
+        s.on_published();
+        s.on_peer_consumer(Cursor::new(0, 15)).unwrap();
+        s.advance(5, false);
+        assert_eq!(s.flags_ahead(), Some(NONE));
+        s.on_published();
+        s.advance(80, true);
+        s.advance(0, true);
+        assert_eq!(s.flags_ahead(), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Sequence numbers of SMC-R control messages (RFC 7609 A.4). SMC-D has none: there is one control
+//! block, and it cannot be overtaken.
+
+/// Whether a control message is to be processed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Sent after all that were seen.
+    New,
+    /// The one seen last, again: processing it changes nothing (wire erratum B-9).
+    Repeated,
+    /// Overtaken by one that was seen: to be discarded, as it carries an old state.
+    Old,
+}
+
+/// The numbers of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sequence {
+    last: u16,
+}
+
+impl Sequence {
+    /// Before the first message.
+    pub const fn new() -> Sequence {
+        Sequence { last: 0 }
+    }
+
+    /// The number of the next message to send: 1 first, 0 after 65535 (CDC-5). Not for failover
+    /// validation, which repeats [`Sequence::last`] (CDC-6).
+    #[inline]
+    pub const fn next(&mut self) -> u16 {
+        self.last = self.last.wrapping_add(1);
+        self.last
+    }
+
+    /// The number sent or seen last.
+    pub const fn last(&self) -> u16 {
+        self.last
+    }
+
+    /// Judges a number received (CDC-7): newer and older are told apart by the sign of the 16-bit
+    /// difference.
+    #[inline]
+    pub const fn judge(&mut self, received: u16) -> Order {
+        match received.wrapping_sub(self.last) {
+            0 => Order::Repeated,
+            1..0x8000 => {
+                self.last = received;
+                Order::New
+            }
+            _ => Order::Old,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_start_at_one_and_wrap_to_zero() {
+        let mut sent = Sequence::new();
+        assert_eq!((sent.next(), sent.next()), (1, 2));
+        let mut sent = Sequence { last: 65535 };
+        assert_eq!((sent.next(), sent.next()), (0, 1));
+    }
+
+    #[test]
+    fn old_messages_are_told_from_new_ones_across_the_wrap() {
+        let mut seen = Sequence::new();
+        assert_eq!(seen.judge(1), Order::New);
+        assert_eq!(seen.judge(5), Order::New);
+        assert_eq!(seen.judge(5), Order::Repeated);
+        assert_eq!(seen.judge(4), Order::Old);
+        let mut seen = Sequence { last: 65534 };
+        assert_eq!(seen.judge(2), Order::New);
+        assert_eq!(seen.judge(65535), Order::Old);
+        assert_eq!(seen.last(), 2);
+    }
+}

@@ -1,0 +1,213 @@
+//! The urgent mark of the receiving direction (RFC 7609 sections 4.7.5 and 4.7.6; SOCK-8).
+//!
+//! The urgent byte is the one before the producer cursor that came with U. Out of line it is
+//! copied away when it arrives and skipped when the reader gets there, so that a peer which waits
+//! for it to be processed goes on even if the application never asks for it ("processed or
+//! remembered", section 4.7.5). In line it is an ordinary byte at which reads stop once.
+
+use thiserror::Error;
+
+use crate::wire::Cursor;
+use crate::wire::cdc::ProducerFlags;
+
+/// What a control word said of urgent data that was not known before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UrgentNews {
+    /// Nothing new.
+    None,
+    /// Urgent data is on its way: tell the application now (CDC-31).
+    Pending,
+    /// The urgent byte is in the element at `offset`: tell the application, copy the byte out and
+    /// hand it to [`super::Receiver::remember_urgent`].
+    Present {
+        /// Offset from the start of the element, bytes.
+        offset: u32,
+    },
+}
+
+/// Why MSG_OOB yields no byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OobError {
+    /// No urgent data (EINVAL), or it was taken before.
+    #[error("no urgent data")]
+    NoUrgent,
+    /// Announced, not here yet (EAGAIN).
+    #[error("urgent data has not arrived yet")]
+    NotYet,
+    /// SO_OOBINLINE is on: the byte is in the stream (EINVAL).
+    #[error("urgent data is in line")]
+    Inline,
+}
+
+/// The urgent byte itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Byte {
+    /// None, taken, or read past.
+    None,
+    /// In the ring, not copied out.
+    Arrived,
+    /// Copied out.
+    Stored(u8),
+}
+
+/// Where the mark is and who waits for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UrgentMark {
+    inline: bool,
+    /// P without U.
+    pending: bool,
+    /// The cursor that came with U: the same one again is the same mark (CDC-47).
+    last: Option<Cursor>,
+    /// Bytes before the urgent one; `NO_LIMIT`: no mark ahead.
+    ahead: u32,
+    /// Bytes at the end that are not shown to the reader, 0 or 1.
+    hold: u32,
+    /// The reader stands at the mark.
+    pub(super) at_mark: bool,
+    /// In line, the urgent byte is the next one.
+    inline_next: bool,
+    byte: Byte,
+    /// The peer has to be told that the urgent byte was processed (CDC-32).
+    pub(super) acknowledge: bool,
+}
+
+/// No mark ahead of the reader.
+const NO_LIMIT: u32 = u32::MAX;
+
+impl UrgentMark {
+    pub(super) const NONE: UrgentMark = UrgentMark {
+        inline: false,
+        pending: false,
+        last: None,
+        ahead: NO_LIMIT,
+        hold: 0,
+        at_mark: false,
+        inline_next: false,
+        byte: Byte::None,
+        acknowledge: false,
+    };
+
+    /// How many of `available` bytes a reader may see at once.
+    #[inline]
+    pub(super) const fn limit(&self, available: u32) -> u32 {
+        let shown = available.saturating_sub(self.hold);
+        if shown < self.ahead { shown } else { self.ahead }
+    }
+
+    /// Whether a read has to be told to [`UrgentMark::on_read`].
+    #[inline]
+    pub(super) const fn is_live(&self) -> bool {
+        self.at_mark || self.ahead != NO_LIMIT
+    }
+
+    /// New flags: `arrived` bytes came with them, up to `cursor`; `available` wait in total.
+    /// Returns the news, with an offset for the caller to fill in, and whether the urgent byte is
+    /// the next one and to be skipped.
+    pub(super) fn on_flags(
+        &mut self,
+        flags: ProducerFlags,
+        cursor: Cursor,
+        arrived: u32,
+        available: u32,
+    ) -> (UrgentNews, bool) {
+        if flags.contains(ProducerFlags::URGENT_PRESENT) {
+            (self.pending, self.hold) = (false, 0);
+            if self.last == Some(cursor) {
+                return (UrgentNews::None, false);
+            }
+            self.last = Some(cursor);
+            let Some(ahead) = available.checked_sub(1) else {
+                // A peer that does not announce let the reader take the byte for ordinary data.
+                (self.byte, self.acknowledge) = (Byte::None, true);
+                return (UrgentNews::None, false);
+            };
+            (self.byte, self.at_mark, self.inline_next) = (Byte::Arrived, false, false);
+            self.ahead = ahead;
+            return (UrgentNews::Present { offset: 0 }, self.arrive());
+        }
+        if !flags.contains(ProducerFlags::URGENT_PENDING) {
+            (self.pending, self.hold) = (false, 0);
+            return (UrgentNews::None, false);
+        }
+        // P without U. The peer may have stored the cursor that covers the urgent byte and be
+        // about to store U: keep back the byte that might be it. More follows for certain.
+        if arrived != 0 {
+            self.hold = 1;
+        }
+        let news = if self.pending { UrgentNews::None } else { UrgentNews::Pending };
+        self.pending = true;
+        (news, false)
+    }
+
+    /// `n > 0` bytes were read; returns whether the urgent byte is next and to be skipped.
+    pub(super) fn on_read(&mut self, n: u32) -> bool {
+        if self.at_mark {
+            self.at_mark = false;
+            self.byte = Byte::None;
+            self.acknowledge |= self.inline_next;
+            self.inline_next = false;
+        }
+        if self.ahead == NO_LIMIT {
+            return false;
+        }
+        self.ahead -= n.min(self.ahead);
+        self.arrive()
+    }
+
+    /// If the reader has reached the mark: stop here once, and skip the byte if it is out of line.
+    fn arrive(&mut self) -> bool {
+        if self.ahead != 0 {
+            return false;
+        }
+        self.ahead = NO_LIMIT;
+        self.at_mark = true;
+        self.inline_next = self.inline;
+        self.acknowledge |= !self.inline;
+        !self.inline
+    }
+
+    /// Switches SO_OOBINLINE; returns whether the urgent byte is next and to be skipped.
+    pub(super) fn set_inline(&mut self, inline: bool) -> bool {
+        self.inline = inline;
+        let skip = self.inline_next && !inline;
+        if skip {
+            (self.inline_next, self.acknowledge) = (false, true);
+        }
+        skip
+    }
+
+    pub(super) fn on_acknowledged(&mut self) {
+        self.acknowledge = false;
+    }
+
+    pub(super) fn on_end(&mut self) {
+        (self.pending, self.hold) = (false, 0);
+    }
+
+    pub(super) const fn exception(&self) -> bool {
+        self.pending || !matches!(self.byte, Byte::None)
+    }
+
+    pub(super) fn remember(&mut self, byte: u8) {
+        if self.byte == Byte::Arrived {
+            self.byte = Byte::Stored(byte);
+        }
+    }
+
+    pub(super) fn take(&mut self, peek: bool) -> Result<u8, OobError> {
+        if self.inline {
+            return Err(OobError::Inline);
+        }
+        match self.byte {
+            Byte::Stored(byte) => {
+                if !peek {
+                    self.byte = Byte::None;
+                }
+                Ok(byte)
+            }
+            Byte::Arrived => Err(OobError::NotYet),
+            Byte::None if self.pending => Err(OobError::NotYet),
+            Byte::None => Err(OobError::NoUrgent),
+        }
+    }
+}
