@@ -14,7 +14,8 @@
 
 pub mod cdc;
 pub mod clc;
-mod cursor;
+mod codec;
+pub mod cursor;
 mod error;
 pub mod ids;
 mod list;

@@ -1,15 +1,61 @@
-//! Accept and Confirm, one struct per SMC type and version (RFC 7609 A.2.3, A.2.4; SMCv2 "CLC
-//! Accept", "CLC Confirm"). Both messages of a type have the same fields: the server's in Accept,
-//! the client's in Confirm.
+//! Accept and Confirm: which of the four layouts, and the part they share.
+//!
+//! Both messages of an SMC type have the same fields: the server's in Accept, the client's in
+//! Confirm (RFC 7609 A.2.3, A.2.4; SMCv2 "CLC Accept", "CLC Confirm"). The layouts are in
+//! [`super::smcd`] and [`super::smcr`].
 
-use super::MAX_ENTRIES;
-use crate::wire::List;
-use crate::wire::ids::{
-    Chid, DmbToken, Eid, Features, Gid, GidV1, Hostname, LinkId, LinkLimits, Mac, Mtu, OsType,
-    PeerId, Psn, Qpn, Release, Rkey, SizeCode,
-};
+use super::header::Header;
+use super::{EyeCatcher, Kind, Limits, Message, SmcdV1, SmcdV2, SmcrV1, SmcrV2, Version};
+use crate::wire::WireError;
+use crate::wire::codec::{Reader, Writer};
+use crate::wire::ids::{Features, Hostname, OsType, Release, SizeCode};
+
+/// SMC type bits of byte 7.
+pub(super) const TYPE_R: u8 = 0b00;
+pub(super) const TYPE_D: u8 = 0b01;
+
+/// The eye catcher decides between SMC-R and SMC-D; the type bits must agree, except in SMC-Rv1,
+/// where RFC 7609 has them reserved.
+pub(super) fn parse_body(
+    header: &Header,
+    body: &[u8],
+    limits: &Limits,
+) -> Result<Message, WireError> {
+    let accept = header.kind == Kind::Accept;
+    match (header.eye, header.version(), header.type_bits()) {
+        (EyeCatcher::Smcr, Version::V1, _) => SmcrV1::parse_body(header, body, limits)
+            .map(if accept { Message::AcceptR1 } else { Message::ConfirmR1 }),
+        (EyeCatcher::Smcr, Version::V2, TYPE_R) => SmcrV2::parse_body(header, body, limits)
+            .map(if accept { Message::AcceptR2 } else { Message::ConfirmR2 }),
+        (EyeCatcher::Smcd, Version::V1, TYPE_D) => SmcdV1::parse_body(header, body, limits)
+            .map(if accept { Message::AcceptD1 } else { Message::ConfirmD1 }),
+        (EyeCatcher::Smcd, Version::V2, TYPE_D) => SmcdV2::parse_body(header, body, limits)
+            .map(if accept { Message::AcceptD2 } else { Message::ConfirmD2 }),
+        _ => Err(header.eye_mismatch()),
+    }
+}
+
+/// Element size from the high nibble of its byte; above `max` it is a reserved value.
+pub(super) fn size_code(
+    byte: u8,
+    max: SizeCode,
+    field: &'static str,
+) -> Result<SizeCode, WireError> {
+    let value = byte >> 4;
+    match SizeCode::new(value) {
+        Some(size) if size <= max => Ok(size),
+        _ => Err(WireError::ReservedValue { field, value }),
+    }
+}
 
 /// First contact extension (SMCv2 "FCE"): what holds for a new link group or ISM peer.
+///
+/// ```text
+///  0 link type (SMC-R) | 1 OS (high nibble), release (low) | 2 reserved | 4 host name
+/// 36 max connections, max links (SMC-R) | 38 features | 40 vendor options | 44 reserved
+/// ```
+///
+/// SMC-D sends the second line from v2.1 on, SMC-R always (CLCV2-65, wire errata A-11).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fce {
     /// Sender's operating system.
@@ -24,114 +70,46 @@ pub struct Fce {
     pub vendor: [u8; 4],
 }
 
-/// SMC-Dv1 Accept or Confirm (wire errata D-1: as Linux has it).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcdV1 {
-    /// The server thinks that this is a new peer; Confirm repeats it.
-    pub first_contact: bool,
-    /// Sender's ISM GID.
-    pub gid: GidV1,
-    /// Right to write the sender's DMB.
-    pub token: DmbToken,
-    /// Element of the DMB, from 0 (CLCV2-66).
-    pub index: u8,
-    /// Size of an element.
-    pub size: SizeCode,
-    /// Sender's logical link.
-    pub link_id: LinkId,
-}
+/// Bytes of an extension without the fields of v2.1.
+pub(super) const FCE_V2_0_LEN: usize = 36;
+/// Bytes of an extension with them.
+pub(super) const FCE_V2_1_LEN: usize = 52;
 
-/// SMC-Dv2 Accept or Confirm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcdV2 {
-    /// Sender's GID. Part 2 is sent, and looked at, only if the CHID is an emulated one (EISM-18 to
-    /// EISM-20).
-    pub gid: Gid,
-    /// Right to write the sender's DMB.
-    pub token: DmbToken,
-    /// Element of the DMB, from 0 (CLCV2-66).
-    pub index: u8,
-    /// Size of an element.
-    pub size: SizeCode,
-    /// Sender's logical link.
-    pub link_id: LinkId,
-    /// Fabric that both are on (CLCV2-64).
-    pub chid: Chid,
-    /// Negotiated EID.
-    pub eid: Eid,
-    /// First contact flag and extension, which go together (CLCV2-44).
-    pub first_contact: Option<Fce>,
-}
+impl Fce {
+    /// Reads bytes 1 to 35.
+    pub(super) fn parse_base(reader: &mut Reader<'_>) -> Result<Fce, WireError> {
+        let byte = reader.u8("operating system and release")?;
+        reader.skip(2, "reserved")?;
+        Ok(Fce {
+            os: OsType::from_code(byte >> 4),
+            release: Release::from_code(byte),
+            hostname: Hostname::from_wire(reader.array("host name")?),
+            ..Fce::default()
+        })
+    }
 
-/// How to write to the sender of an SMC-R Accept or Confirm; bytes 8 to 63 of v1 and v2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcrLink {
-    /// Sender's stack instance.
-    pub peer_id: PeerId,
-    /// Sender's GID; an IP address in v2.
-    pub gid: Gid,
-    /// Sender's RNIC.
-    pub mac: Mac,
-    /// Queue pair.
-    pub qpn: Qpn,
-    /// Key of the RMB.
-    pub rkey: Rkey,
-    /// Element of the RMB, from 1.
-    pub index: u8,
-    /// Alert token for CDC messages to the sender.
-    pub token: u32,
-    /// Size of an element.
-    pub size: SizeCode,
-    /// MTU code; parsing refuses a reserved one when the first contact flag is on. A v1 Confirm has
-    /// no flag: ask [`Mtu::bytes`] at first contact.
-    pub mtu: Mtu,
-    /// Virtual address of the start of the RMB.
-    pub address: u64,
-    /// First packet sequence number of the sender.
-    pub psn: Psn,
-}
+    /// Reads bytes 38 to 51.
+    pub(super) fn parse_v2_1(&mut self, reader: &mut Reader<'_>) -> Result<(), WireError> {
+        self.features = Features::from_bits_truncate(reader.u16("feature mask")?);
+        self.vendor = reader.array("vendor options")?;
+        reader.skip(8, "reserved")
+    }
 
-/// SMC-Rv1 Accept or Confirm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcrV1 {
-    /// A new link group begins. Accept only: in Confirm it is not sent and not looked at (CLC-25).
-    pub first_contact: bool,
-    /// How to write to the sender.
-    pub link: SmcrLink,
-}
+    /// Writes bytes 1 to 35.
+    pub(super) fn emit_base(&self, writer: &mut Writer) {
+        writer.u8(self.os.code() << 4 | self.release.code());
+        writer.zeros(2);
+        writer.bytes(self.hostname.as_bytes());
+    }
 
-/// First contact extension of SMC-R.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcrFce {
-    /// What SMC-D has too.
-    pub common: Fce,
-    /// Same subnet, no router between (CLCV2-54).
-    pub direct: bool,
-    /// Final limits of the link group; v2.1 only (CLCV2-57, CLCV2-58).
-    pub limits: LinkLimits,
-    /// Confirm only: the client's addresses. If absent there, the one GID of the message is sent.
-    pub gids: Option<GidList>,
-}
-
-/// A client's RoCEv2 addresses: the active link's, then alternates in order of preference, 1 to 8
-/// in all (CLCV2-71, CLCV2-72).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GidList {
-    /// Address of the active link.
-    pub active: Gid,
-    /// Other addresses.
-    pub alternates: List<Gid, { MAX_ENTRIES - 1 }>,
-}
-
-/// SMC-Rv2 Accept or Confirm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcrV2 {
-    /// Accept only: the server has stored why SMC-D was not chosen (CLCV2-69).
-    pub reason_saved: bool,
-    /// How to write to the sender.
-    pub link: SmcrLink,
-    /// Negotiated EID.
-    pub eid: Eid,
-    /// First contact flag and extension, which go together (CLCV2-44).
-    pub first_contact: Option<SmcrFce>,
+    /// Writes bytes 38 to 51; zeros in v2.0.
+    pub(super) fn emit_v2_1(&self, writer: &mut Writer) {
+        if self.release.has_v2_1_fields() {
+            writer.u16(self.features.bits());
+            writer.bytes(&self.vendor);
+            writer.zeros(8);
+        } else {
+            writer.zeros(14);
+        }
+    }
 }

@@ -3,16 +3,28 @@
 mod accept_confirm;
 mod decline;
 mod gid_chid;
+mod header;
 mod limits;
 mod proposal;
+mod smcd;
+mod smcr;
 
-pub use accept_confirm::{Fce, GidList, SmcdV1, SmcdV2, SmcrFce, SmcrLink, SmcrV1, SmcrV2};
+pub use accept_confirm::Fce;
 pub use decline::{Decline, Diagnosis, TypeReasons};
 pub use gid_chid::{GidChid, IsmOffer, IsmOffers};
+pub use header::{
+    Guess, HEADER_LEN, Kind, MAX_LEN, Peek, TRAILER_LEN, looks_like_opening, looks_like_proposal,
+    peek_header,
+};
 pub use limits::Limits;
 pub use proposal::{
     AssociatedIsm, IpPrefix, OfferV1, OfferV2, Proposal, SmcTypes, SmcdV2Offer, Subnet, VendorOffer,
 };
+pub use smcd::{SmcdV1, SmcdV2};
+pub use smcr::{GidList, SmcrFce, SmcrLink, SmcrV1, SmcrV2};
+
+use super::WireError;
+use header::Header;
 
 /// Most EIDs, GID-CHID entries, IPv6 prefixes and GID list entries in a message.
 pub const MAX_ENTRIES: usize = 8;
@@ -85,4 +97,46 @@ pub enum Message {
     ConfirmD2(SmcdV2),
     /// Refusal in place of any other message (CLC-51).
     Decline(Decline),
+}
+
+impl Message {
+    /// Reads one message that fills `bytes`, with the [`Limits`] of Linux.
+    ///
+    /// # Errors
+    /// [`WireError`]; its [`reaction`](WireError::reaction) tells a protocol error from a Decline.
+    pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
+        Message::parse_with(bytes, &Limits::default())
+    }
+
+    /// Reads one message that fills `bytes`.
+    ///
+    /// # Errors
+    /// As [`Message::parse`].
+    pub fn parse_with(bytes: &[u8], limits: &Limits) -> Result<Message, WireError> {
+        let header = Header::parse(bytes)?;
+        header.check_extent(bytes)?;
+        // Fields end where the trailer starts.
+        let body = bytes.get(..header.end()).unwrap_or(bytes);
+        match header.kind {
+            Kind::Proposal => Proposal::parse_body(&header, body).map(Message::Proposal),
+            Kind::Accept | Kind::Confirm => accept_confirm::parse_body(&header, body, limits),
+            Kind::Decline => Decline::parse_body(&header, body).map(Message::Decline),
+        }
+    }
+
+    /// The bytes of the message.
+    pub fn emit(&self) -> Vec<u8> {
+        match self {
+            Message::Proposal(proposal) => proposal.emit(),
+            Message::AcceptR1(accept) => accept.emit(Kind::Accept),
+            Message::AcceptR2(accept) => accept.emit(Kind::Accept),
+            Message::AcceptD1(accept) => accept.emit(Kind::Accept),
+            Message::AcceptD2(accept) => accept.emit(Kind::Accept),
+            Message::ConfirmR1(confirm) => confirm.emit(Kind::Confirm),
+            Message::ConfirmR2(confirm) => confirm.emit(Kind::Confirm),
+            Message::ConfirmD1(confirm) => confirm.emit(Kind::Confirm),
+            Message::ConfirmD2(confirm) => confirm.emit(Kind::Confirm),
+            Message::Decline(decline) => decline.emit(),
+        }
+    }
 }
