@@ -1,1 +1,65 @@
-//! Memory that the daemon shares between two front ends.
+//! Memory that the daemon shares between two front ends: sealed files, where things lie in them,
+//! and allocators.
+//!
+//! A [`SlabMemory`] is one sealed memfd: data, then a control tail (see
+//! [`virtio_ism_abi::slab`]). Its descriptor goes to the front ends of one owner and one user; both
+//! can write all of it at any time, so the daemon reads nothing from it that it believes. What the
+//! daemon writes itself (moves, signal lines) goes through bounds-checked volatile slices of
+//! `vm-memory`, and through atomics for words that a reader must see whole.
+//!
+//! A [`Buddy`] gives out ranges: of a slab's data to DMBs, of a front end's window to slabs. It
+//! never touches the memory.
+//!
+//! Mapping is done by `vm-memory` and system calls by `rustix`, so this room needs no `unsafe` of
+//! its own.
+#![forbid(unsafe_code)]
+
+mod buddy;
+mod sealed;
+mod slab;
+
+pub use buddy::Buddy;
+pub use sealed::Sealed;
+pub use slab::SlabMemory;
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum ShmError {
+    /// The kernel refused to make the file.
+    #[error("memfd of {len} bytes")]
+    Create {
+        /// Bytes asked for.
+        len: u64,
+        /// The kernel's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The daemon could not map the file.
+    #[error("mapping of {len} bytes")]
+    Map {
+        /// Bytes asked for.
+        len: u64,
+        /// The mapping's reason.
+        #[source]
+        source: vm_memory::mmap::MmapRegionError,
+    },
+    /// A range could not be cleared.
+    #[error("clearing {len} bytes at {offset}")]
+    Zero {
+        /// Start of the range, bytes.
+        offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+        /// The kernel's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The range does not lie in the memory.
+    #[error("{len} bytes at {offset} lie outside of the memory")]
+    Range {
+        /// Start of the range, bytes.
+        offset: u64,
+        /// Length of the range, bytes.
+        len: u64,
+    },
+}

@@ -1,0 +1,200 @@
+//! A buddy allocator over offsets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Gives out ranges of `[0, len)`.
+///
+/// A range of `n` units starts at a multiple of `n` rounded up to a power of two, so a range whose
+/// length is a power of two is aligned to its length. The units between `n` and that power of two
+/// are not lost: they stay available. The lowest fitting place wins, which keeps the top free.
+#[derive(Debug)]
+pub struct Buddy {
+    unit: u64,
+    /// Free blocks by order: starts in units, each a multiple of `1 << order`.
+    free: Vec<BTreeSet<u64>>,
+    /// Ranges given out: start and length in units.
+    live: BTreeMap<u64, u64>,
+    used: u64,
+}
+
+/// Orders a start in units can have.
+const ORDERS: u32 = u64::BITS;
+
+impl Buddy {
+    /// An allocator over `len` bytes in units of `unit` bytes. What is left of `len` beyond a whole
+    /// number of units is not used. `unit` of 0 counts as 1.
+    pub fn new(len: u64, unit: u64) -> Buddy {
+        let unit = unit.max(1);
+        let mut buddy = Buddy {
+            unit,
+            free: vec![BTreeSet::new(); ORDERS as usize],
+            live: BTreeMap::new(),
+            used: 0,
+        };
+        buddy.release(0, len / unit);
+        buddy
+    }
+
+    /// Takes a range of at least `len` bytes; `None` if there is none. The result is in bytes.
+    pub fn alloc(&mut self, len: u64) -> Option<u64> {
+        let units = len.div_ceil(self.unit).max(1);
+        let order = units.checked_next_power_of_two()?.trailing_zeros();
+        let start = self.take(order)?;
+        // The tail that rounding up added goes back.
+        self.release(start + units, (1 << order) - units);
+        self.live.insert(start, units);
+        self.used += units;
+        Some(start * self.unit)
+    }
+
+    /// Gives back the range that starts at `offset` bytes. `false`: no range starts there.
+    pub fn free(&mut self, offset: u64) -> bool {
+        if !offset.is_multiple_of(self.unit) {
+            return false;
+        }
+        let start = offset / self.unit;
+        let Some(units) = self.live.remove(&start) else { return false };
+        self.used -= units;
+        self.release(start, units);
+        true
+    }
+
+    /// Bytes given out, whole units counted.
+    pub fn used(&self) -> u64 {
+        self.used * self.unit
+    }
+
+    /// Whether nothing is given out.
+    pub fn is_unused(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// The ranges given out: offset and length in bytes, whole units counted.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.live.iter().map(|(start, units)| (start * self.unit, units * self.unit))
+    }
+
+    /// A free block of exactly this order, split off a larger one if need be.
+    fn take(&mut self, order: u32) -> Option<u64> {
+        let (from, start) = (order..ORDERS)
+            .filter_map(|o| Some((o, *self.free.get(o as usize)?.first()?)))
+            .min_by_key(|&(o, _)| o)?;
+        self.free.get_mut(from as usize)?.remove(&start);
+        for o in (order..from).rev() {
+            self.free.get_mut(o as usize)?.insert(start + (1 << o));
+        }
+        Some(start)
+    }
+
+    /// Makes `[start, start + units)` free: cut into aligned blocks, each merged with its buddy.
+    fn release(&mut self, mut start: u64, mut units: u64) {
+        while units > 0 {
+            let fits = units.ilog2();
+            let order = if start == 0 { fits } else { fits.min(start.trailing_zeros()) };
+            self.insert(start, order);
+            start += 1 << order;
+            units -= 1 << order;
+        }
+    }
+
+    fn insert(&mut self, mut start: u64, order: u32) {
+        for o in order..ORDERS {
+            let Some(blocks) = self.free.get_mut(o as usize) else { return };
+            if !blocks.remove(&(start ^ (1 << o))) {
+                blocks.insert(start);
+                return;
+            }
+            start &= !(1 << o);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn powers_of_two_are_aligned_to_their_length() {
+        let mut buddy = Buddy::new(4 * MIB, 16 << 10);
+        assert_eq!(buddy.alloc(16 << 10), Some(0));
+        assert_eq!(buddy.alloc(MIB), Some(MIB));
+        assert_eq!(buddy.alloc(64 << 10), Some(64 << 10));
+        assert_eq!(buddy.alloc(2 * MIB), Some(2 * MIB));
+        assert_eq!(buddy.alloc(MIB), None);
+        assert!(buddy.free(MIB));
+        assert_eq!(buddy.alloc(MIB), Some(MIB));
+    }
+
+    #[test]
+    fn the_tail_of_a_range_that_is_no_power_of_two_stays_available() {
+        // 4 MiB of data and a control tail, in steps of 2 MiB.
+        let mut buddy = Buddy::new(16 * MIB, 2 * MIB);
+        let slab = 4 * MIB + (64 << 10);
+        assert_eq!(buddy.alloc(slab), Some(0));
+        assert_eq!(buddy.used(), 6 * MIB);
+        assert_eq!(buddy.alloc(2 * MIB), Some(6 * MIB));
+        assert_eq!(buddy.alloc(slab), Some(8 * MIB));
+    }
+
+    #[test]
+    fn a_length_that_is_no_power_of_two_is_used_to_the_last_unit() {
+        let mut buddy = Buddy::new(7, 1);
+        let mut got: Vec<_> = std::iter::from_fn(|| buddy.alloc(1)).collect();
+        got.sort_unstable();
+        assert_eq!(got, [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn what_was_not_given_out_is_not_taken_back() {
+        let mut buddy = Buddy::new(MIB, 4096);
+        assert!(!buddy.free(0));
+        assert_eq!(buddy.alloc(8192), Some(0));
+        assert!(!buddy.free(4096) && !buddy.free(1));
+        assert!(buddy.free(0) && !buddy.free(0));
+        assert_eq!(buddy.alloc(MIB), Some(0), "merged into one block again");
+        assert_eq!(buddy.alloc(1), None);
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused() {
+        let mut buddy = Buddy::new(MIB, 4096);
+        assert_eq!(buddy.alloc(u64::MAX), None);
+        assert_eq!(buddy.alloc(MIB + 1), None);
+        assert_eq!(Buddy::new(0, 0).alloc(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_never_overlap_and_all_comes_back(
+            len in 1u64..600,
+            ops in prop::collection::vec((any::<bool>(), 0u64..80), 1..200),
+        ) {
+            let mut buddy = Buddy::new(len, 1);
+            let mut live: Vec<(u64, u64)> = Vec::new();
+            for (alloc, n) in ops {
+                if alloc {
+                    if let Some(start) = buddy.alloc(n) {
+                        let n = n.max(1);
+                        prop_assert!(start + n <= len);
+                        prop_assert!(start.is_multiple_of(n.next_power_of_two()));
+                        prop_assert!(live.iter().all(|&(s, l)| start + n <= s || s + l <= start));
+                        live.push((start, n));
+                    }
+                } else if !live.is_empty() {
+                    let (start, _) = live.swap_remove(n as usize % live.len());
+                    prop_assert!(buddy.free(start));
+                }
+                prop_assert_eq!(buddy.used(), live.iter().map(|r| r.1).sum::<u64>());
+            }
+            for (start, _) in live {
+                prop_assert!(buddy.free(start));
+            }
+            prop_assert!(buddy.is_unused());
+            let whole = 1 << len.ilog2();
+            prop_assert_eq!(buddy.alloc(whole), Some(0), "no fragment is left");
+        }
+    }
+}

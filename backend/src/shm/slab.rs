@@ -1,0 +1,151 @@
+//! A slab's memory: data, then the control tail with the nonce and the signal lines.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use virtio_ism_abi::signal::Line;
+use virtio_ism_abi::slab::{
+    CONTROL_LEN, CONTROL_VERSION, ControlHeader, LINE_ARMED, LINE_LEN, LINE_PEND, MAX_LINES,
+    line_offset,
+};
+use vm_memory::VolatileSlice;
+use zerocopy::IntoBytes;
+
+use super::{Sealed, ShmError};
+
+/// Sealed memory in the layout of [`virtio_ism_abi::slab`].
+#[derive(Debug)]
+pub struct SlabMemory {
+    memory: Sealed,
+    data_len: u64,
+}
+
+impl SlabMemory {
+    /// A slab with `data_len` bytes of data and this nonce in its control tail.
+    ///
+    /// # Errors
+    /// As [`Sealed::new`].
+    pub fn new(data_len: u64, nonce: u64) -> Result<SlabMemory, ShmError> {
+        let len = data_len.saturating_add(CONTROL_LEN as u64);
+        let memory = Sealed::new(len)?;
+        let header = ControlHeader {
+            nonce: nonce.into(),
+            version: CONTROL_VERSION.into(),
+            nlines: (MAX_LINES as u32).into(),
+        };
+        memory.write(data_len, header.as_bytes())?;
+        Ok(SlabMemory { memory, data_len })
+    }
+
+    /// Length of data and control tail, bytes.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// Length of the data, bytes.
+    pub fn data_len(&self) -> u64 {
+        self.data_len
+    }
+
+    /// The descriptor, to be given to the owner's and the user's front end.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.fd()
+    }
+
+    /// `len` bytes of data at `offset`.
+    ///
+    /// # Errors
+    /// [`ShmError::Range`] outside of the data, [`ShmError::Map`] if the daemon cannot map it.
+    pub fn data(&self, offset: u64, len: u64) -> Result<VolatileSlice<'_>, ShmError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.data_len => self.memory.slice(offset, len),
+            _ => Err(ShmError::Range { offset, len }),
+        }
+    }
+
+    /// Makes a range of the data read as zero.
+    ///
+    /// # Errors
+    /// As [`Sealed::zero`].
+    pub fn zero(&self, offset: u64, len: u64) -> Result<(), ShmError> {
+        self.memory.zero(offset, len)
+    }
+
+    /// Signal line `line`.
+    ///
+    /// # Errors
+    /// [`ShmError::Range`] beyond the last line, [`ShmError::Map`] if the daemon cannot map it.
+    pub fn line(&self, line: u16) -> Result<Line<'_>, ShmError> {
+        let start = self.line_start(line)?;
+        let armed: &AtomicU32 = self.memory.atomic(start + LINE_ARMED as u64)?;
+        let pend: &AtomicU64 = self.memory.atomic(start + LINE_PEND as u64)?;
+        Ok(Line { armed, pend })
+    }
+
+    /// Clears a line that no DMB has.
+    ///
+    /// # Errors
+    /// As [`Sealed::write`].
+    pub fn clear_line(&self, line: u16) -> Result<(), ShmError> {
+        self.memory.write(self.line_start(line)?, &[0; LINE_LEN])
+    }
+
+    /// Whether the daemon has it mapped.
+    pub fn is_mapped(&self) -> bool {
+        self.memory.is_mapped()
+    }
+
+    fn line_start(&self, line: u16) -> Result<u64, ShmError> {
+        let offset = line_offset(line).ok_or(ShmError::Range {
+            offset: u64::from(line) * LINE_LEN as u64,
+            len: LINE_LEN as u64,
+        })?;
+        Ok(self.data_len + offset as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+    use vm_memory::Bytes;
+    use zerocopy::FromBytes;
+
+    const DATA: u64 = 64 << 10;
+
+    #[test]
+    fn the_control_tail_says_the_nonce_and_everything_else_is_zero() {
+        let slab = SlabMemory::new(DATA, 0x1122_3344_5566_7788).unwrap();
+        assert_eq!(slab.len(), DATA + CONTROL_LEN as u64);
+        let mut bytes = vec![1; slab.len() as usize];
+        slab.memory.slice(0, slab.len()).unwrap().read_slice(&mut bytes, 0).unwrap();
+        let (data, tail) = bytes.split_at(DATA as usize);
+        let (header, rest) = ControlHeader::read_from_prefix(tail).unwrap();
+        assert_eq!(header.nonce.get(), 0x1122_3344_5566_7788);
+        assert_eq!((header.version.get(), header.nlines.get()), (1, MAX_LINES as u32));
+        assert!(data.iter().chain(rest).all(|b| *b == 0));
+    }
+
+    #[test]
+    fn lines_lie_where_the_driver_looks_for_them() {
+        let slab = SlabMemory::new(DATA, 1).unwrap();
+        assert!(!slab.line(2).unwrap().raise(5), "nobody armed it");
+        let word = slab.memory.slice(DATA + 64 * 3 + 8, 8).unwrap();
+        assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), 1 << 5);
+        slab.memory.slice(DATA + 64 * 3, 4).unwrap().store(1u32, 0, Ordering::Release).unwrap();
+        assert!(slab.line(2).unwrap().raise(5), "armed");
+        slab.clear_line(2).unwrap();
+        assert_eq!(word.load::<u64>(0, Ordering::Acquire).unwrap(), 0);
+    }
+
+    #[test]
+    fn neither_data_nor_lines_reach_beyond_their_part() {
+        let slab = SlabMemory::new(DATA, 1).unwrap();
+        assert!(slab.data(0, DATA).is_ok());
+        assert!(slab.data(1, DATA).is_err(), "the control tail is not data");
+        assert!(slab.line(MAX_LINES as u16 - 1).is_ok());
+        assert!(slab.line(MAX_LINES as u16).is_err());
+        assert!(slab.line(u16::MAX).is_err());
+    }
+}
