@@ -25,7 +25,7 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::sys::{lock, wait_readable};
+use crate::sys::{Interest, lock, wait};
 use crate::transport::{MovePath, Transport, TransportError};
 
 mod error;
@@ -319,7 +319,7 @@ impl IsmDevice {
         if !self.arm_interrupts() {
             return Ok(true);
         }
-        let [state] = wait_readable([self.event_fd()], Some(timeout))
+        let [state] = wait([(self.event_fd(), Interest::Read)], Some(timeout))
             .map_err(|source| TransportError::System { what: "poll", source })?;
         let woken = state.readable || state.hang_up;
         if woken {

@@ -1,33 +1,34 @@
 //! Descriptors that are waited for.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A counter that wakes who waits for it.
+/// A counter that wakes who waits for it; reads and writes never block.
 #[derive(Debug)]
-pub struct EventFd(OwnedFd);
+pub struct EventFd(vmm_sys_util::eventfd::EventFd);
 
 impl EventFd {
-    /// A new counter at zero; reads and writes never block.
+    /// A new counter at zero.
     ///
     /// # Errors
     /// What the kernel says (out of descriptors).
     pub fn new() -> io::Result<EventFd> {
-        Ok(EventFd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+        Ok(EventFd(vmm_sys_util::eventfd::EventFd::new(flags)?))
     }
 
     /// Makes it readable.
     pub fn signal(&self) {
         // The only failure is a counter at its maximum: then it is readable anyway.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = self.0.write(1);
     }
 
     /// Makes it unreadable; `true` if it was readable.
     pub fn clear(&self) -> bool {
-        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+        self.0.read().is_ok()
     }
 
     /// Waits until it is readable, `false` after `timeout`. Does not clear it.
@@ -35,29 +36,30 @@ impl EventFd {
     /// # Errors
     /// What poll says.
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        let [state] = wait_readable([self.as_fd()], Some(timeout))?;
+        let [state] = wait([(self.as_fd(), Interest::Read)], Some(timeout))?;
         Ok(state.readable || state.hang_up)
     }
 
-    /// Another descriptor of the same counter.
-    ///
-    /// # Errors
-    /// What the kernel says (out of descriptors).
-    pub fn try_clone(&self) -> io::Result<OwnedFd> {
-        self.0.try_clone()
+    /// The same counter as the rust-vmm crates name it.
+    pub fn as_vmm(&self) -> &vmm_sys_util::eventfd::EventFd {
+        &self.0
     }
 }
 
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        // SAFETY: `self.0` owns the descriptor and outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
 }
 
-impl AsRawFd for EventFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+/// What a wait is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read, or the end.
+    Read,
+    /// The end only.
+    HangUp,
 }
 
 /// What a wait found about one descriptor.
@@ -69,16 +71,19 @@ pub struct Readiness {
     pub hang_up: bool,
 }
 
-/// Waits until one of the descriptors is readable or hung up, or `timeout` (none: for ever) is
+/// Waits until one of the descriptors has what is of interest, or `timeout` (none: for ever) is
 /// over. An interrupted wait ends early with nothing ready.
 ///
 /// # Errors
 /// What poll says.
-pub fn wait_readable<const N: usize>(
-    fds: [BorrowedFd<'_>; N],
+pub fn wait<const N: usize>(
+    fds: [(BorrowedFd<'_>, Interest); N],
     timeout: Option<Duration>,
 ) -> io::Result<[Readiness; N]> {
-    let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP));
+    let mut polled = fds.map(|(fd, interest)| {
+        let read = if interest == Interest::Read { PollFlags::IN } else { PollFlags::empty() };
+        PollFd::from_borrowed_fd(fd, read | PollFlags::RDHUP)
+    });
     let timeout = timeout.map(|t| Timespec {
         tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
@@ -99,7 +104,7 @@ pub fn wait_readable<const N: usize>(
 ///
 /// # Errors
 /// The number is not that of an open descriptor, or none is left.
-pub fn duplicate(shown: &impl AsRawFd) -> io::Result<OwnedFd> {
+pub fn duplicate<T: AsRawFd + ?Sized>(shown: &T) -> io::Result<OwnedFd> {
     let raw = shown.as_raw_fd();
     if raw < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -135,10 +140,10 @@ mod tests {
     fn a_closed_socket_is_a_hang_up() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         let copy = duplicate(&a).unwrap();
-        let [quiet] = wait_readable([copy.as_fd()], Some(Duration::ZERO)).unwrap();
+        let [quiet] = wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::ZERO)).unwrap();
         assert_eq!(quiet, Readiness::default());
         drop(b);
-        let [gone] = wait_readable([copy.as_fd()], Some(Duration::from_secs(1))).unwrap();
+        let [gone] = wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::from_secs(1))).unwrap();
         assert!(gone.hang_up);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything above this module sees safe types: memory shared with an untrusted peer
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
-//! are waited for ([`EventFd`], [`wait_readable`]), and the driver side of a virtqueue ([`Ring`]).
+//! are waited for ([`EventFd`], [`wait`]), and the driver side of a virtqueue ([`Ring`]).
 
 mod event;
 mod mapping;
@@ -10,7 +10,7 @@ mod memfd;
 mod ring;
 mod shared;
 
-pub use event::{EventFd, Readiness, duplicate, shut_down, wait_readable};
+pub use event::{EventFd, Interest, Readiness, duplicate, shut_down, wait};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use ring::{Completion, Ring, RingAddresses, RingError, Span};

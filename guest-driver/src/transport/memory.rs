@@ -74,6 +74,16 @@ impl GuestPool {
         Ok(GuestMem { slice, offset, block, pool: Arc::clone(self), leak: false })
     }
 
+    /// Like [`alloc`](Self::alloc), for as long as the pool lives.
+    ///
+    /// # Errors
+    /// The pool is used up.
+    pub fn permanent(self: &Arc<Self>, len: usize) -> Result<SharedSlice, TransportError> {
+        let mut mem = self.alloc(len)?;
+        mem.leak();
+        Ok(mem.slice().clone())
+    }
+
     /// Bytes handed out, in whole blocks.
     pub fn used(&self) -> usize {
         lock(&self.free).used

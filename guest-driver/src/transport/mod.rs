@@ -22,7 +22,9 @@ use virtio_ism_abi::{Status, Token};
 
 use crate::sys::{OutOfBounds, RingError, SharedSlice};
 
+mod health;
 mod memory;
+mod queues;
 pub mod vhost_user;
 
 pub use memory::{GuestMem, GuestPool};

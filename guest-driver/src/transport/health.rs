@@ -1,0 +1,98 @@
+//! Whether a device still lives, and how everybody learns that it does not.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::sys::{EventFd, lock, shut_down};
+
+/// The one-way switch of a transport.
+#[derive(Debug)]
+pub(crate) struct Health {
+    gone: AtomicBool,
+    // Who waits for an interrupt or in a request to the device.
+    wake: Mutex<Vec<Arc<EventFd>>>,
+    sockets: Mutex<Vec<OwnedFd>>,
+}
+
+impl Health {
+    pub(crate) fn new() -> Arc<Health> {
+        Arc::new(Health {
+            gone: AtomicBool::new(false),
+            wake: Mutex::new(Vec::new()),
+            sockets: Mutex::new(Vec::new()),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Makes an eventfd readable when the device goes.
+    pub(crate) fn wake_with(&self, event: &Arc<EventFd>) {
+        lock(&self.wake).push(Arc::clone(event));
+        if self.is_gone() {
+            event.signal();
+        }
+    }
+
+    /// Ends a socket when the device goes, so that nobody stays blocked on it.
+    pub(crate) fn shut_down_with(&self, socket: OwnedFd) {
+        let mut sockets = lock(&self.sockets);
+        if self.is_gone() {
+            shut_down(socket.as_fd());
+        }
+        sockets.push(socket);
+    }
+
+    /// The device is gone, for this reason. Only the first call counts.
+    pub(crate) fn fail(&self, why: &str) {
+        // Release: partner of the Acquire in `is_gone`, for the sake of the log's order only.
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::info!(why, "the ISM device is gone");
+        self.wake_all();
+        for socket in lock(&self.sockets).iter() {
+            shut_down(socket.as_fd());
+        }
+    }
+
+    fn wake_all(&self) {
+        for event in lock(&self.wake).iter() {
+            event.signal();
+        }
+    }
+
+    /// Clears an eventfd, unless the device is gone: then it stays readable.
+    pub(crate) fn clear(&self, event: &EventFd) {
+        event.clear();
+        if self.is_gone() {
+            event.signal();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_end_wakes_for_good_and_ends_sockets() {
+        let health = Health::new();
+        let event = Arc::new(EventFd::new().unwrap());
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        health.wake_with(&event);
+        health.shut_down_with(a.into());
+        health.fail("test");
+        assert!(health.is_gone());
+        health.clear(&event);
+        assert!(event.wait(Duration::ZERO).unwrap());
+        assert_eq!(std::io::Read::read(&mut &b, &mut [0; 1]).unwrap(), 0);
+        let late = Arc::new(EventFd::new().unwrap());
+        health.wake_with(&late);
+        assert!(late.wait(Duration::ZERO).unwrap());
+    }
+}

@@ -1,0 +1,236 @@
+//! The control queue: one request, one reply, several threads.
+//!
+//! Each command has a slot of its own memory and a tag. Of the threads that wait for replies, one
+//! listens to the interrupt, collects whatever came back, and wakes the others.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use virtio_ism_abi::Status;
+use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::Wiring;
+use crate::sys::{Ring, RingAddresses, Span, lock};
+use crate::transport::{CONTROL_TIMEOUT, GuestMem, GuestPool, TransportError};
+
+const ENTRIES: usize = 64;
+/// Commands under way at most: each takes two descriptors.
+const SLOTS: usize = ENTRIES / 2;
+/// Bytes of a slot for the request, and again for the reply.
+const PART: usize = 256;
+/// How long a wait lasts before the state is looked at anyway.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    Free,
+    Posted,
+    /// The reply is there, so many bytes.
+    Done(u32),
+}
+
+struct State {
+    ring: Ring<ENTRIES>,
+    slots: [Slot; SLOTS],
+    next_tag: u32,
+    // A thread listens to the interrupt.
+    listening: bool,
+}
+
+pub(crate) struct ControlQueue {
+    state: Mutex<State>,
+    changed: Condvar,
+    memory: GuestMem,
+    wiring: Wiring,
+    timeout: Duration,
+}
+
+impl ControlQueue {
+    pub(crate) fn new(
+        pool: &Arc<GuestPool>,
+        wiring: Wiring,
+    ) -> Result<ControlQueue, TransportError> {
+        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let memory = pool.alloc(SLOTS * 2 * PART)?;
+        let state =
+            State { ring, slots: [Slot::Free; SLOTS], next_tag: 1, listening: false };
+        Ok(ControlQueue {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            memory,
+            wiring,
+            timeout: CONTROL_TIMEOUT,
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    pub(crate) fn addresses(&self) -> RingAddresses {
+        lock(&self.state).ring.addresses()
+    }
+
+    /// Executes a command; see `Transport::control`.
+    pub(crate) fn command(
+        &self,
+        op: Op,
+        body: &[u8],
+        reply: &mut [u8],
+    ) -> Result<u16, TransportError> {
+        let request_len = size_of::<RequestHeader>() + body.len();
+        let reply_len = size_of::<ReplyHeader>() + reply.len();
+        for (what, len) in [("request", request_len), ("reply", reply_len)] {
+            if len > PART {
+                return Err(TransportError::Length { what, len, expected: PART });
+            }
+        }
+        let deadline = Instant::now() + self.timeout;
+        let mut state = lock(&self.state);
+        let index = loop {
+            self.check_alive()?;
+            self.collect(&mut state)?;
+            if let Some(index) = state.slots.iter().position(|slot| *slot == Slot::Free) {
+                break index;
+            }
+            state = self.wait(state, deadline, "a free control slot")?;
+        };
+        let tag = state.next_tag;
+        state.next_tag = tag.wrapping_add(1);
+        let at = index * 2 * PART;
+        let header =
+            RequestHeader { op: (op as u16).into(), reserved: 0.into(), tag: tag.into() };
+        let memory = self.memory.slice();
+        memory.copy_in(at, header.as_bytes())?;
+        memory.copy_in(at + size_of::<RequestHeader>(), body)?;
+        let gpa = self.memory.gpa() + at as u64;
+        let request = Span { gpa, len: request_len as u32 };
+        let answer = Span { gpa: gpa + PART as u64, len: reply_len as u32 };
+        state.ring.add(Some(request), Some(answer), index as u32)?;
+        set(&mut state, index, Slot::Posted);
+        if state.ring.must_kick() {
+            self.wiring.kick.notify();
+        }
+
+        let written = loop {
+            self.collect(&mut state)?;
+            if let Some(Slot::Done(written)) = state.slots.get(index) {
+                break *written as usize;
+            }
+            // The slot of a command that never came back stays posted: the device may still write
+            // there.
+            self.check_alive()?;
+            state = self.wait(state, deadline, "a control command")?;
+        };
+        let result = self.read_reply(at + PART, written, tag, reply);
+        set(&mut state, index, Slot::Free);
+        drop(state);
+        self.changed.notify_all();
+        if let Err(error) = &result {
+            self.wiring.health.fail(&error.to_string());
+        }
+        result
+    }
+
+    fn check_alive(&self) -> Result<(), TransportError> {
+        if self.wiring.health.is_gone() { Err(TransportError::Gone) } else { Ok(()) }
+    }
+
+    /// Takes all completions.
+    fn collect(&self, state: &mut State) -> Result<(), TransportError> {
+        let mut any = false;
+        loop {
+            match state.ring.pop() {
+                Ok(Some(done)) => {
+                    set(state, done.cookie as usize, Slot::Done(done.written));
+                    any = true;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    self.wiring.health.fail(&error.to_string());
+                    self.changed.notify_all();
+                    return Err(error.into());
+                }
+            }
+        }
+        if any {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits for something to change: at the interrupt if nobody is there, else for who is.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Instant,
+        what: &'static str,
+    ) -> Result<MutexGuard<'a, State>, TransportError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let after = self.timeout;
+            drop(state);
+            self.wiring.health.fail("a control command was not answered");
+            self.changed.notify_all();
+            return Err(TransportError::Timeout { what, after });
+        }
+        let left = left.min(LOOK_AGAIN);
+        if state.listening {
+            let (state, _) =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            return Ok(state);
+        }
+        if !state.ring.arm() {
+            state.ring.suppress();
+            return Ok(state);
+        }
+        state.listening = true;
+        drop(state);
+        let woken = self.wiring.call.wait(left);
+        let mut state = lock(&self.state);
+        state.listening = false;
+        state.ring.suppress();
+        self.wiring.health.clear(&self.wiring.call);
+        // Whoever waits for a change may have to listen from now on.
+        self.changed.notify_all();
+        woken.map_err(|source| TransportError::System { what: "poll", source })?;
+        Ok(state)
+    }
+
+    fn read_reply(
+        &self,
+        at: usize,
+        written: usize,
+        tag: u32,
+        reply: &mut [u8],
+    ) -> Result<u16, TransportError> {
+        let memory = self.memory.slice();
+        let short = |expected| TransportError::Length { what: "reply", len: written, expected };
+        let mut header = ReplyHeader::new_zeroed();
+        if written < size_of::<ReplyHeader>() {
+            return Err(short(size_of::<ReplyHeader>()));
+        }
+        memory.copy_out(at, header.as_mut_bytes())?;
+        if header.tag.get() != tag {
+            return Err(TransportError::Tag { got: header.tag.get(), expected: tag });
+        }
+        let status = header.status.get();
+        if status == Status::Ok.code() {
+            let expected = size_of::<ReplyHeader>() + reply.len();
+            if written != expected {
+                return Err(short(expected));
+            }
+            memory.copy_out(at + size_of::<ReplyHeader>(), reply)?;
+        }
+        Ok(status)
+    }
+}
+
+fn set(state: &mut State, index: usize, slot: Slot) {
+    if let Some(entry) = state.slots.get_mut(index) {
+        *entry = slot;
+    }
+}

@@ -1,0 +1,92 @@
+//! The event queue: every buffer is with the device except while it is copied out.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use virtio_ism_abi::event::EVENT_LEN;
+
+use super::Wiring;
+use crate::sys::{Ring, RingAddresses, Span, lock};
+use crate::transport::{GuestMem, GuestPool, TransportError};
+
+const ENTRIES: usize = 256;
+
+pub(crate) struct EventQueue {
+    ring: Mutex<Ring<ENTRIES>>,
+    buffers: GuestMem,
+    wiring: Wiring,
+}
+
+impl EventQueue {
+    /// Makes the queue and gives it all buffers; the device learns of them by
+    /// [`start`](Self::start).
+    pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, TransportError> {
+        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let buffers = pool.alloc(ENTRIES * EVENT_LEN)?;
+        let queue = EventQueue { ring: Mutex::new(ring), buffers, wiring };
+        {
+            let mut ring = lock(&queue.ring);
+            for i in 0..ENTRIES as u32 {
+                ring.add(None, Some(queue.buffer(i)), i)?;
+            }
+        }
+        Ok(queue)
+    }
+
+    fn buffer(&self, i: u32) -> Span {
+        let gpa = self.buffers.gpa() + u64::from(i) * EVENT_LEN as u64;
+        Span { gpa, len: EVENT_LEN as u32 }
+    }
+
+    pub(crate) fn addresses(&self) -> RingAddresses {
+        lock(&self.ring).addresses()
+    }
+
+    /// Tells the device, once the queue is enabled, that there are buffers.
+    pub(crate) fn start(&self) {
+        if lock(&self.ring).must_kick() {
+            self.wiring.kick.notify();
+        }
+    }
+
+    /// See `Transport::try_event`.
+    pub(crate) fn take(&self) -> Result<Option<[u8; EVENT_LEN]>, TransportError> {
+        let mut ring = lock(&self.ring);
+        let done = match ring.pop() {
+            Ok(Some(done)) => done,
+            Ok(None) if self.wiring.health.is_gone() => return Err(TransportError::Gone),
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                self.wiring.health.fail(&error.to_string());
+                return Err(error.into());
+            }
+        };
+        let mut record = [0; EVENT_LEN];
+        // A record is always whole; what a shorter one left over from before must not be read.
+        let written = (done.written as usize).min(EVENT_LEN);
+        let (head, _) = record.split_at_mut(written);
+        self.buffers.slice().copy_out(done.cookie as usize * EVENT_LEN, head)?;
+        ring.add(None, Some(self.buffer(done.cookie)), done.cookie)?;
+        if ring.must_kick() {
+            self.wiring.kick.notify();
+        }
+        Ok(Some(record))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.wiring.call.as_fd()
+    }
+
+    pub(crate) fn clear_fd(&self) {
+        self.wiring.health.clear(&self.wiring.call);
+    }
+
+    pub(crate) fn arm(&self) -> bool {
+        lock(&self.ring).arm() && !self.wiring.health.is_gone()
+    }
+
+    pub(crate) fn suppress(&self) {
+        lock(&self.ring).suppress();
+    }
+}

@@ -1,0 +1,374 @@
+//! A move queue: payload is copied into bounce slots, the device copies it on.
+//!
+//! A MOVE is asynchronous. Its outcome is collected by later posts (and by `reap`) and noted in
+//! the path it belongs to. Bounce slots and kick chains are made once; posting allocates nothing.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
+use virtio_ism_abi::{Status, Token};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::Wiring;
+use crate::sys::{Completion, Ring, RingAddresses, RingError, Span, lock};
+use crate::transport::{
+    CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, TransportError,
+};
+
+const ENTRIES: usize = 256;
+/// Moves under way at most; their descriptors leave room for 96 kicks.
+const SLOTS: u32 = 32;
+/// Bytes of a bounce slot: header, segments, payload, status.
+const SLOT: usize = 128 << 10;
+/// Header and segments of the largest move.
+const HEAD: usize = size_of::<MoveHeader>() + MAX_PIECES * size_of::<Segment>();
+/// Bytes of the status that the device writes.
+const STATUS: usize = 4;
+/// Distance of kick chains: header, status, padding.
+const KICK: usize = 32;
+/// Bytes of memory for kick chains that are made at a time.
+const KICKS: usize = 4096;
+/// Marks the cookie of a kick; the rest is the path's number.
+const KICK_COOKIE: u32 = 1 << 31;
+/// How long a post spins for room before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long a kick waits for room at most.
+const KICK_PATIENCE: Duration = Duration::from_millis(1);
+/// How long a sleep for room lasts before the ring is looked at anyway.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What the queue knows of a path.
+struct Entry {
+    // None: free.
+    path: Option<Arc<MovePath>>,
+    moves: u32,
+    kick: bool,
+    closed: bool,
+}
+
+struct State {
+    ring: Ring<ENTRIES>,
+    // Free bounce slots; the last one used is the first to be used again, as its lines are cached.
+    free: Vec<u32>,
+    // The path of the move in each slot.
+    users: [u32; SLOTS as usize],
+    entries: Vec<Entry>,
+    free_entries: Vec<u32>,
+    kicks: Vec<GuestMem>,
+}
+
+pub(crate) struct MoveQueue {
+    state: Mutex<State>,
+    slots: GuestMem,
+    pool: Arc<GuestPool>,
+    max_payload: usize,
+    wiring: Wiring,
+}
+
+impl MoveQueue {
+    /// `max_move`: what the device takes at most, bytes of payload.
+    pub(crate) fn new(
+        pool: &Arc<GuestPool>,
+        max_move: usize,
+        wiring: Wiring,
+    ) -> Result<MoveQueue, TransportError> {
+        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let slots = pool.alloc(SLOTS as usize * SLOT)?;
+        let state = State {
+            ring,
+            free: (0..SLOTS).rev().collect(),
+            users: [0; SLOTS as usize],
+            entries: Vec::new(),
+            free_entries: Vec::new(),
+            kicks: Vec::new(),
+        };
+        Ok(MoveQueue {
+            state: Mutex::new(state),
+            slots,
+            pool: Arc::clone(pool),
+            max_payload: max_move.min(SLOT - HEAD - STATUS),
+            wiring,
+        })
+    }
+
+    pub(crate) fn addresses(&self) -> RingAddresses {
+        lock(&self.state).ring.addresses()
+    }
+
+    pub(crate) fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    pub(crate) fn open_path(
+        &self,
+        token: Token,
+        queue: u16,
+    ) -> Result<Arc<MovePath>, TransportError> {
+        let mut state = lock(&self.state);
+        let slot = match state.free_entries.pop() {
+            Some(slot) => slot,
+            None => {
+                if state.entries.len() * KICK >= state.kicks.len() * KICKS {
+                    let chains = self.pool.alloc(KICKS)?;
+                    state.kicks.push(chains);
+                }
+                state.entries.push(Entry { path: None, moves: 0, kick: false, closed: false });
+                state.entries.len() as u32 - 1
+            }
+        };
+        let path = Arc::new(MovePath::new(token, queue, slot));
+        let entry = Entry { path: Some(Arc::clone(&path)), moves: 0, kick: false, closed: false };
+        if let Some(place) = state.entries.get_mut(slot as usize) {
+            *place = entry;
+        }
+        Ok(path)
+    }
+
+    pub(crate) fn close_path(&self, path: &MovePath) {
+        let mut state = lock(&self.state);
+        self.collect(&mut state);
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.closed = true;
+        }
+        state.recycle(path.slot());
+    }
+
+    /// See `Transport::post_move`.
+    pub(crate) fn post(
+        &self,
+        path: &MovePath,
+        pieces: &[(u32, &[u8])],
+        signal: bool,
+    ) -> Result<(), TransportError> {
+        let total: usize = pieces.iter().map(|(_, bytes)| bytes.len()).sum();
+        if pieces.len() > MAX_PIECES {
+            let (len, expected) = (pieces.len(), MAX_PIECES);
+            return Err(TransportError::Length { what: "list of pieces", len, expected });
+        }
+        if total > self.max_payload {
+            let expected = self.max_payload;
+            return Err(TransportError::Length { what: "payload", len: total, expected });
+        }
+        let (mut state, slot) = self.take_slot()?;
+        let at = slot as usize * SLOT;
+        let len = self.fill(at, path.token(), pieces, total, signal)?;
+        let gpa = self.slots.gpa() + at as u64;
+        let chain = Span { gpa, len: len as u32 };
+        let status = Span { gpa: gpa + (SLOT - STATUS) as u64, len: STATUS as u32 };
+        state.ring.add(Some(chain), Some(status), slot)?;
+        if let Some(user) = state.users.get_mut(slot as usize) {
+            *user = path.slot();
+        }
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.moves += 1;
+        }
+        self.announce(&mut state);
+        Ok(())
+    }
+
+    /// Writes header, segments and payload, and says how many bytes that is.
+    fn fill(
+        &self,
+        at: usize,
+        token: Token,
+        pieces: &[(u32, &[u8])],
+        total: usize,
+        signal: bool,
+    ) -> Result<usize, TransportError> {
+        let memory = self.slots.slice();
+        let header = move_header(token, pieces.len() as u16, total as u32, signal);
+        memory.copy_in(at, header.as_bytes())?;
+        let mut segment_at = at + size_of::<MoveHeader>();
+        let mut payload_at = segment_at + pieces.len() * size_of::<Segment>();
+        for (offset, bytes) in pieces {
+            let segment = Segment { offset: (*offset).into(), len: (bytes.len() as u32).into() };
+            memory.copy_in(segment_at, segment.as_bytes())?;
+            memory.copy_in(payload_at, bytes)?;
+            segment_at += size_of::<Segment>();
+            payload_at += bytes.len();
+        }
+        Ok(payload_at - at)
+    }
+
+    /// A free bounce slot and two free descriptors, waiting for them if need be.
+    fn take_slot(&self) -> Result<(MutexGuard<'_, State>, u32), TransportError> {
+        let mut state = lock(&self.state);
+        let mut start = None;
+        loop {
+            self.check_alive()?;
+            self.collect(&mut state);
+            if state.ring.free() >= 2
+                && let Some(slot) = state.free.pop()
+            {
+                return Ok((state, slot));
+            }
+            let waited = start.get_or_insert_with(Instant::now).elapsed();
+            if waited > CONTROL_TIMEOUT {
+                self.wiring.health.fail("moves are not executed");
+                return Err(TransportError::Timeout { what: "a move", after: waited });
+            }
+            state = self.wait_for_room(state, waited)?;
+        }
+    }
+
+    fn wait_for_room<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        waited: Duration,
+    ) -> Result<MutexGuard<'a, State>, TransportError> {
+        if waited < SPIN {
+            drop(state);
+            std::hint::spin_loop();
+            return Ok(lock(&self.state));
+        }
+        if state.ring.arm() {
+            drop(state);
+            self.wiring
+                .call
+                .wait(LOOK_AGAIN)
+                .map_err(|source| TransportError::System { what: "poll", source })?;
+            // Another waiter whose wake-up this takes has seen it, or looks again soon.
+            self.wiring.health.clear(&self.wiring.call);
+            state = lock(&self.state);
+        }
+        state.ring.suppress();
+        Ok(state)
+    }
+
+    /// See `Transport::post_kick`.
+    pub(crate) fn kick(&self, path: &MovePath) -> Result<(), TransportError> {
+        let mut state = lock(&self.state);
+        let mut start = None;
+        loop {
+            self.check_alive()?;
+            // Whether the previous kick is done must be looked up before it may be skipped: once
+            // the device has published it, it may have woken the owner before this news.
+            self.collect(&mut state);
+            if state.entries.get(path.slot() as usize).is_none_or(|entry| entry.kick) {
+                return Ok(());
+            }
+            if state.ring.free() >= 2 {
+                break;
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() > KICK_PATIENCE {
+                return Err(TransportError::Busy);
+            }
+            drop(state);
+            std::thread::yield_now();
+            state = lock(&self.state);
+        }
+        let at = path.slot() as usize * KICK;
+        let Some(chains) = state.kicks.get(at / KICKS) else { return Ok(()) };
+        let header = move_header(path.token(), 0, 0, true);
+        chains.slice().copy_in(at % KICKS, header.as_bytes())?;
+        let gpa = chains.gpa() + (at % KICKS) as u64;
+        let chain = Span { gpa, len: size_of::<MoveHeader>() as u32 };
+        let status =
+            Span { gpa: gpa + size_of::<MoveHeader>() as u64, len: STATUS as u32 };
+        state.ring.add(Some(chain), Some(status), KICK_COOKIE | path.slot())?;
+        if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
+            entry.kick = true;
+        }
+        self.announce(&mut state);
+        Ok(())
+    }
+
+    /// Notes outcomes unless somebody is at the queue, who does that anyway.
+    pub(crate) fn reap(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            self.collect(&mut state);
+        }
+    }
+
+    fn announce(&self, state: &mut State) {
+        if state.ring.must_kick() {
+            self.wiring.kick.notify();
+        }
+    }
+
+    fn check_alive(&self) -> Result<(), TransportError> {
+        if self.wiring.health.is_gone() { Err(TransportError::Gone) } else { Ok(()) }
+    }
+
+    /// Takes all completions.
+    fn collect(&self, state: &mut State) {
+        loop {
+            match state.ring.pop() {
+                Ok(Some(done)) => self.finish(state, done),
+                Ok(None) => return,
+                // Said once: the ring stays broken.
+                Err(error) if self.wiring.health.is_gone() => {
+                    return tracing::trace!(%error, "move queue");
+                }
+                Err(error @ RingError::BadCompletion { .. }) => {
+                    return self.wiring.health.fail(&error.to_string());
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn finish(&self, state: &mut State, done: Completion) {
+        let is_kick = done.cookie & KICK_COOKIE != 0;
+        let (status, number) = if is_kick {
+            let number = done.cookie & !KICK_COOKIE;
+            let at = number as usize * KICK;
+            let status = state.kicks.get(at / KICKS).and_then(|chains| {
+                read_status(chains, at % KICKS + size_of::<MoveHeader>())
+            });
+            (status, number)
+        } else {
+            let at = done.cookie as usize * SLOT + SLOT - STATUS;
+            let number = state.users.get(done.cookie as usize).copied().unwrap_or(u32::MAX);
+            state.free.push(done.cookie);
+            (read_status(&self.slots, at), number)
+        };
+        let status = status.filter(|_| done.written as usize >= STATUS);
+        let Some(entry) = state.entries.get_mut(number as usize) else { return };
+        if is_kick {
+            entry.kick = false;
+        } else {
+            entry.moves = entry.moves.saturating_sub(1);
+        }
+        let ok = Some(u32::from(Status::Ok.code()));
+        let again = Some(u32::from(Status::Eagain.code()));
+        if status != ok
+            && !(is_kick && status == again)
+            && let Some(path) = &entry.path
+        {
+            let code = status.and_then(|code| u16::try_from(code).ok()).filter(|code| *code != 0);
+            path.note(code.unwrap_or(Status::Eio.code()));
+        }
+        state.recycle(number);
+    }
+}
+
+impl State {
+    /// Frees the entry of a closed path when nothing of it is under way any more.
+    fn recycle(&mut self, number: u32) {
+        let Some(entry) = self.entries.get_mut(number as usize) else { return };
+        if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
+            self.free_entries.push(number);
+        }
+    }
+}
+
+fn read_status(memory: &GuestMem, at: usize) -> Option<u32> {
+    let mut status = [0; STATUS];
+    memory.slice().copy_out(at, &mut status).ok()?;
+    Some(u32::from_le_bytes(status))
+}
+
+fn move_header(token: Token, nseg: u16, total: u32, signal: bool) -> MoveHeader {
+    MoveHeader {
+        token: token.0.into(),
+        nseg: nseg.into(),
+        flags: if signal { move_flags::SIGNAL } else { 0 }.into(),
+        // One bit is all there is to say: look at the control block.
+        mask: if signal { 1 } else { 0 }.into(),
+        total: total.into(),
+        ..MoveHeader::new_zeroed()
+    }
+}

@@ -1,0 +1,205 @@
+//! What the daemon asks of its front end, and whether it is still there.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
+use vhost::vhost_user::{
+    Error as VhostUserError, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandler,
+};
+use virtio_ism_abi::WINDOW_SHMID;
+
+use crate::sys::{Interest, MapError, Reservation, duplicate, wait};
+use crate::transport::health::Health;
+
+/// How long setting up may take: the crate's requests have no time limit of their own.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers SHMEM_MAP and SHMEM_UNMAP.
+#[derive(Debug, Default)]
+pub(super) struct WindowServer {
+    window: OnceLock<Arc<Reservation>>,
+}
+
+impl WindowServer {
+    /// Requests are refused until the window is known.
+    pub(super) fn open(&self, window: &Arc<Reservation>) {
+        let _ = self.window.set(Arc::clone(window));
+    }
+
+    fn window(&self, shmid: u8) -> io::Result<&Reservation> {
+        match self.window.get() {
+            Some(window) if shmid == WINDOW_SHMID => Ok(window),
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+    }
+}
+
+impl VhostUserFrontendReqHandler for WindowServer {
+    fn shmem_map(&self, request: &VhostUserMMap, fd: &dyn AsRawFd) -> HandlerResult<u64> {
+        let (offset, len, fd_offset) = (request.shm_offset, request.len, request.fd_offset);
+        let result = self.window(request.shmid).and_then(|window| {
+            let fd = duplicate(fd)?;
+            if request.flags & VhostUserMMapFlags::WRITABLE.bits() == 0 {
+                return Err(to_io(MapError::ReadOnly));
+            }
+            window.map(offset, len, fd.as_fd(), fd_offset).map_err(to_io)
+        });
+        if let Err(error) = &result {
+            tracing::warn!(offset, len, %error, "refused to map");
+        }
+        result.map(|()| 0)
+    }
+
+    fn shmem_unmap(&self, request: &VhostUserMMap) -> HandlerResult<u64> {
+        let (offset, len) = (request.shm_offset, request.len);
+        let result =
+            self.window(request.shmid).and_then(|window| window.unmap(offset, len).map_err(to_io));
+        if let Err(error) = &result {
+            tracing::warn!(offset, len, %error, "refused to unmap");
+        }
+        result.map(|()| 0)
+    }
+}
+
+/// The answer on the wire is an errno; the text goes to the log.
+fn to_io(error: MapError) -> io::Error {
+    tracing::debug!(%error, "window");
+    let errno = match &error {
+        MapError::Mmap(source) => source.raw_os_error().unwrap_or(libc::EIO),
+        _ => libc::EINVAL,
+    };
+    io::Error::from_raw_os_error(errno)
+}
+
+/// Serves the channel in a thread of its own and watches the main socket, until either ends.
+pub(super) struct Channel {
+    handler: FrontendReqHandler<WindowServer>,
+    requests: OwnedFd,
+    main: OwnedFd,
+    health: Arc<Health>,
+    ready: Arc<AtomicBool>,
+    deadline: Instant,
+}
+
+impl Channel {
+    /// `main`: a descriptor of the main socket. `ready` is set when the device is set up.
+    pub(super) fn new(
+        server: Arc<WindowServer>,
+        main: OwnedFd,
+        health: Arc<Health>,
+        ready: Arc<AtomicBool>,
+    ) -> io::Result<Channel> {
+        let mut handler = FrontendReqHandler::new(server).map_err(io::Error::other)?;
+        handler.set_reply_ack_flag(true);
+        let requests = duplicate(&handler)?;
+        health.shut_down_with(requests.try_clone()?);
+        health.shut_down_with(main.try_clone()?);
+        let deadline = Instant::now() + SETUP_TIMEOUT;
+        Ok(Channel { handler, requests, main, health, ready, deadline })
+    }
+
+    /// The daemon's end, to be sent to it.
+    pub(super) fn daemon_end(&self) -> io::Result<OwnedFd> {
+        duplicate(&self.handler.get_tx_raw_fd())
+    }
+
+    pub(super) fn start(mut self) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name("ism-channel".into()).spawn(move || {
+            let why = self.serve();
+            self.health.fail(&why);
+        })
+    }
+
+    /// Why it ended.
+    fn serve(&mut self) -> String {
+        loop {
+            let timeout = if self.ready.load(Ordering::Acquire) {
+                None
+            } else {
+                // Short, since nothing tells of `ready`.
+                let left = self.deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return format!("set-up took longer than {SETUP_TIMEOUT:?}");
+                }
+                Some(left.min(Duration::from_millis(500)))
+            };
+            let fds =
+                [(self.requests.as_fd(), Interest::Read), (self.main.as_fd(), Interest::HangUp)];
+            let [requests, main] = match wait(fds, timeout) {
+                Ok(states) => states,
+                Err(error) => return format!("poll: {error}"),
+            };
+            if main.hang_up {
+                return "the daemon closed the connection".into();
+            }
+            if requests.readable || requests.hang_up {
+                match self.handler.handle_request() {
+                    Ok(_) => {}
+                    // Refused and answered: the daemon's business.
+                    Err(VhostUserError::ReqHandlerError(_)) => {}
+                    Err(error) => return format!("backend channel: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::sealed_memfd;
+
+    const K64: u64 = 64 << 10;
+
+    fn request(shmid: u8, offset: u64, len: u64) -> VhostUserMMap {
+        VhostUserMMap {
+            shmid,
+            shm_offset: offset,
+            len,
+            flags: VhostUserMMapFlags::WRITABLE.bits(),
+            ..VhostUserMMap::default()
+        }
+    }
+
+    #[test]
+    fn refuses_hostile_mappings() {
+        let server = WindowServer::default();
+        let fd = sealed_memfd("t", 4 * K64).unwrap();
+        let fd: &dyn AsRawFd = &fd;
+        assert!(server.shmem_map(&request(1, 0, K64), fd).is_err(), "no window yet");
+        let window = Arc::new(Reservation::new(4 * K64).unwrap());
+        server.open(&window);
+        assert!(server.shmem_map(&request(2, 0, K64), fd).is_err(), "another region");
+        assert!(server.shmem_map(&request(1, 3 * K64, 2 * K64), fd).is_err(), "beyond");
+        assert!(server.shmem_map(&request(1, u64::MAX - 1, 2), fd).is_err(), "overflow");
+        let read_only = VhostUserMMap { flags: 0, ..request(1, 0, K64) };
+        assert!(server.shmem_map(&read_only, fd).is_err(), "read only");
+        assert!(server.shmem_map(&request(1, 0, K64), &-1).is_err(), "no descriptor");
+        server.shmem_map(&request(1, 0, 2 * K64), fd).unwrap();
+        assert!(server.shmem_map(&request(1, K64, K64), fd).is_err(), "overlap");
+        assert!(server.shmem_unmap(&request(1, K64, K64)).is_err(), "a part");
+        server.shmem_unmap(&request(1, 0, 2 * K64)).unwrap();
+        assert!(server.shmem_unmap(&request(1, 0, 2 * K64)).is_err(), "twice");
+    }
+
+    #[test]
+    fn a_daemon_that_never_answers_is_given_up() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let health = Health::new();
+        let ready = Arc::new(AtomicBool::new(false));
+        let server = Arc::new(WindowServer::default());
+        let mut channel =
+            Channel::new(server, ours.try_clone().unwrap().into(), health.clone(), ready).unwrap();
+        channel.deadline = Instant::now() + Duration::from_millis(20);
+        let thread = channel.start().unwrap();
+        // What a request without an answer does.
+        assert_eq!(io::Read::read(&mut &ours, &mut [0; 1]).unwrap(), 0);
+        thread.join().unwrap();
+        assert!(health.is_gone());
+    }
+}

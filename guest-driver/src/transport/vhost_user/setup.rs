@@ -1,0 +1,281 @@
+//! From a socket to a device that runs.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_ism_abi::config::{CONFIG_LEN, Config, Features};
+use virtio_ism_abi::{FIRST_MOVE_QUEUE, WINDOW_SHMID};
+use zerocopy::FromBytes;
+
+use super::channel::{Channel, WindowServer};
+use super::{VhostUser, connect_error};
+use crate::sys::{EventFd, Reservation, RingAddresses};
+use crate::transport::health::Health;
+use crate::transport::queues::{Queues, Wiring};
+use crate::transport::{GuestPool, Transport, TransportError};
+
+/// virtio: ring indices say when to notify.
+const EVENT_IDX: u64 = 1 << 29;
+/// vhost-user: protocol features are negotiated.
+const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// virtio 1.0 or later.
+const VERSION_1: u64 = 1 << 32;
+
+/// Windows beyond this are not reserved, bytes.
+const LARGEST_WINDOW: u64 = 1 << 42;
+
+/// Connects to a daemon's socket and sets the device up: features, memory, queues, window.
+///
+/// `move_queues` is the number of move queues wanted, `guest_memory` the size of the pool in bytes.
+///
+/// # Errors
+/// The daemon cannot be reached, lacks a feature the driver needs, or does not answer.
+pub fn connect(
+    socket: &Path,
+    move_queues: u16,
+    guest_memory: u64,
+) -> Result<Arc<dyn Transport>, TransportError> {
+    let stream = UnixStream::connect(socket).map_err(|source| connect_error(socket, source))?;
+    set_up(stream, move_queues, guest_memory)
+}
+
+pub(super) fn set_up(
+    stream: UnixStream,
+    move_queues: u16,
+    guest_memory: u64,
+) -> Result<Arc<dyn Transport>, TransportError> {
+    let health = Health::new();
+    let ready = Arc::new(AtomicBool::new(false));
+    let server = Arc::new(WindowServer::default());
+    let main: OwnedFd = stream.try_clone().map_err(system("dup"))?.into();
+    let channel = Channel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&ready))
+        .map_err(system("backend channel"))?;
+    let daemon_end = channel.daemon_end().map_err(system("backend channel"))?;
+    let thread = channel.start().map_err(system("thread"))?;
+
+    let wanted = u64::from(FIRST_MOVE_QUEUE) + u64::from(move_queues.max(1));
+    let frontend = Frontend::from_stream(stream, wanted);
+    let result = negotiate(frontend, &server, daemon_end, move_queues.max(1), guest_memory, &health);
+    match result {
+        Ok(mut device) => {
+            ready.store(true, Ordering::Release);
+            device.channel = Some(thread);
+            Ok(Arc::new(device))
+        }
+        Err(error) => {
+            health.fail("set-up failed");
+            let _ = thread.join();
+            Err(error)
+        }
+    }
+}
+
+fn negotiate(
+    mut frontend: Frontend,
+    server: &WindowServer,
+    daemon_end: OwnedFd,
+    move_queues: u16,
+    guest_memory: u64,
+    health: &Arc<Health>,
+) -> Result<VhostUser, TransportError> {
+    frontend.set_owner().map_err(step("SET_OWNER"))?;
+    let offered = frontend.get_features().map_err(step("GET_FEATURES"))?;
+    for (bit, name) in [(VERSION_1, "VERSION_1"), (PROTOCOL_FEATURES, "PROTOCOL_FEATURES")] {
+        if offered & bit == 0 {
+            return Err(TransportError::Missing(name));
+        }
+    }
+    let protocol = negotiate_protocol(&mut frontend)?;
+    let queues = frontend.get_queue_num().map_err(step("GET_QUEUE_NUM"))?;
+    let region = if protocol.contains(VhostUserProtocolFeatures::SHMEM) {
+        let regions = frontend.get_shmem_config().map_err(step("GET_SHMEM_CONFIG"))?;
+        let sizes = regions.memory_sizes;
+        sizes.get(usize::from(WINDOW_SHMID)).copied().unwrap_or(0)
+    } else {
+        0
+    };
+    frontend.set_backend_request_fd(&daemon_end).map_err(step("SET_BACKEND_REQ_FD"))?;
+    drop(daemon_end);
+
+    let event_idx = offered & EVENT_IDX != 0;
+    let mut features = Features::from_bits_truncate(offered);
+    if region == 0 {
+        features.remove(Features::WINDOW);
+    }
+    let accepted = features.bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
+    frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
+    let config = read_config(&mut frontend)?;
+
+    let window = if features.contains(Features::WINDOW) && config.window_size.get() == region {
+        reserve(region)
+    } else {
+        None
+    };
+    match &window {
+        Some(window) => server.open(window),
+        None => features.remove(Features::WINDOW),
+    }
+
+    let move_queues = u64::from(move_queues)
+        .min(config.num_move_queues.get().into())
+        .min(queues.saturating_sub(FIRST_MOVE_QUEUE.into()));
+    if move_queues == 0 {
+        return Err(TransportError::Missing("a move queue"));
+    }
+    let pool = GuestPool::new(guest_memory).map_err(system("guest memory"))?;
+    let (wirings, kicks, calls) =
+        wire(usize::from(FIRST_MOVE_QUEUE) + move_queues as usize, event_idx, health)?;
+    let mut wirings = wirings.into_iter();
+    let (Some(control), Some(events)) = (wirings.next(), wirings.next()) else {
+        return Err(TransportError::Missing("a queue"));
+    };
+    let max_move = config.max_move.get() as usize;
+    let queues = Queues::new(&pool, max_move, control, events, wirings)?;
+
+    tell_memory(&frontend, &pool)?;
+    for (i, ring) in queues.addresses().iter().enumerate() {
+        if let (Some(kick), Some(call)) = (kicks.get(i), calls.get(i)) {
+            start_queue(&mut frontend, i, ring, kick, call)?;
+        }
+    }
+    queues.events.start();
+    Ok(VhostUser {
+        config,
+        features,
+        queues,
+        pool,
+        window,
+        health: Arc::clone(health),
+        _frontend: frontend,
+        channel: None,
+    })
+}
+
+fn negotiate_protocol(
+    frontend: &mut Frontend,
+) -> Result<VhostUserProtocolFeatures, TransportError> {
+    type P = VhostUserProtocolFeatures;
+    let offered = frontend.get_protocol_features().map_err(step("GET_PROTOCOL_FEATURES"))?;
+    let needed = [
+        (P::CONFIG, "protocol feature CONFIG"),
+        (P::MQ, "protocol feature MQ"),
+        (P::REPLY_ACK, "protocol feature REPLY_ACK"),
+        (P::BACKEND_REQ, "protocol feature BACKEND_REQ"),
+    ];
+    for (feature, name) in needed {
+        if !offered.contains(feature) {
+            return Err(TransportError::Missing(name));
+        }
+    }
+    let wanted = P::CONFIG | P::MQ | P::REPLY_ACK | P::BACKEND_REQ | P::SHMEM;
+    let accepted = offered & wanted;
+    frontend.set_protocol_features(accepted).map_err(step("SET_PROTOCOL_FEATURES"))?;
+    // Every request is acknowledged from here on, so that a refusal is seen where it happens.
+    frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    Ok(accepted)
+}
+
+fn read_config(frontend: &mut Frontend) -> Result<Config, TransportError> {
+    let room = [0; CONFIG_LEN];
+    let flags = VhostUserConfigFlags::empty();
+    let (_, bytes) =
+        frontend.get_config(0, CONFIG_LEN as u32, flags, &room).map_err(step("GET_CONFIG"))?;
+    Config::read_from_bytes(&bytes).map_err(|_| TransportError::Length {
+        what: "device configuration",
+        len: bytes.len(),
+        expected: CONFIG_LEN,
+    })
+}
+
+/// Address space for the window; without it, moves still work.
+fn reserve(size: u64) -> Option<Arc<Reservation>> {
+    let size = Some(size).filter(|size| *size <= LARGEST_WINDOW)?;
+    match Reservation::new(size) {
+        Ok(window) => Some(Arc::new(window)),
+        Err(error) => {
+            tracing::warn!(size, %error, "no address space for the window, moves only");
+            None
+        }
+    }
+}
+
+type Events = Vec<Arc<EventFd>>;
+
+/// Eventfds for `n` queues.
+fn wire(
+    n: usize,
+    event_idx: bool,
+    health: &Arc<Health>,
+) -> Result<(Vec<Wiring>, Events, Events), TransportError> {
+    let (mut wirings, mut kicks, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..n {
+        let kick = Arc::new(EventFd::new().map_err(system("eventfd"))?);
+        let call = Arc::new(EventFd::new().map_err(system("eventfd"))?);
+        health.wake_with(&call);
+        wirings.push(Wiring {
+            kick: Box::new(Arc::clone(&kick)),
+            call: Arc::clone(&call),
+            health: Arc::clone(health),
+            event_idx,
+        });
+        kicks.push(kick);
+        calls.push(call);
+    }
+    Ok((wirings, kicks, calls))
+}
+
+fn tell_memory(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportError> {
+    let address = pool.whole().address() as u64;
+    let region = VhostUserMemoryRegionInfo {
+        guest_phys_addr: address,
+        memory_size: pool.whole().len() as u64,
+        userspace_addr: address,
+        mmap_offset: 0,
+        mmap_handle: pool.file().as_raw_fd(),
+    };
+    frontend.set_mem_table(&[region]).map_err(step("SET_MEM_TABLE"))?;
+    Ok(())
+}
+
+fn start_queue(
+    frontend: &mut Frontend,
+    index: usize,
+    ring: &RingAddresses,
+    kick: &EventFd,
+    call: &EventFd,
+) -> Result<(), TransportError> {
+    frontend.set_vring_num(index, ring.size).map_err(step("SET_VRING_NUM"))?;
+    let layout = VringConfigData {
+        queue_max_size: ring.size,
+        queue_size: ring.size,
+        flags: 0,
+        desc_table_addr: ring.descriptors,
+        used_ring_addr: ring.used,
+        avail_ring_addr: ring.available,
+        log_addr: None,
+    };
+    frontend.set_vring_addr(index, &layout).map_err(step("SET_VRING_ADDR"))?;
+    frontend.set_vring_base(index, 0).map_err(step("SET_VRING_BASE"))?;
+    frontend.set_vring_call(index, call.as_vmm()).map_err(step("SET_VRING_CALL"))?;
+    frontend.set_vring_kick(index, kick.as_vmm()).map_err(step("SET_VRING_KICK"))?;
+    frontend.set_vring_enable(index, true).map_err(step("SET_VRING_ENABLE"))?;
+    Ok(())
+}
+
+fn step<E: Display>(step: &'static str) -> impl Fn(E) -> TransportError {
+    move |error| TransportError::Setup { step, reason: error.to_string() }
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> TransportError {
+    move |source| TransportError::System { what, source }
+}
