@@ -1,0 +1,134 @@
+//! The whole close machine as a table: every value that can occur, every event.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use crate::connection::close::{Actions, Close, Event, State};
+use crate::wire::cdc::StateFlags;
+
+const D: StateFlags = StateFlags::SENDING_DONE;
+const C: StateFlags = StateFlags::CLOSED;
+const A: StateFlags = StateFlags::ABORT;
+
+/// Every event that makes a difference, with the name it has in the table.
+pub fn table_events() -> Vec<(&'static str, Event)> {
+    let peer = |flags, unsent| Event::Peer { flags, unsent };
+    let close = |unread, unsent| Event::Close { unread, unsent };
+    vec![
+        ("established", Event::Established),
+        ("shutdown(write)", Event::ShutdownWrite { unsent: false }),
+        ("shutdown(write), unsent", Event::ShutdownWrite { unsent: true }),
+        ("close", close(false, false)),
+        ("close, unsent", close(false, true)),
+        ("close, unread", close(true, false)),
+        ("flushed", Event::Flushed),
+        ("peer D", peer(D, false)),
+        ("peer C", peer(C, false)),
+        ("peer C, unsent", peer(C, true)),
+        ("peer D+C", peer(D | C, false)),
+        ("peer A", peer(A, false)),
+        ("peer D+C+A", peer(D | C | A, false)),
+        ("A delivered", Event::AbortDelivered),
+        ("abort", Event::Abort),
+        ("TCP reset", Event::TcpReset),
+        ("timeout", Event::Timeout),
+    ]
+}
+
+/// Every value that the machine can reach, except that all ways of being Closed are one.
+pub fn reachable() -> Vec<Close> {
+    let key = |c: &Close| (c.state(), c.flags().bits(), c.peer_flags().bits(), c.pending().bits());
+    let mut found = vec![Close::new()];
+    let mut keys = BTreeSet::from([key(&Close::new())]);
+    let mut next = 0;
+    while let Some(close) = found.get(next).copied() {
+        next += 1;
+        for (_, event) in table_events() {
+            let (to, _) = close.step(event);
+            if to.state() != State::Closed && keys.insert(key(&to)) {
+                found.push(to);
+            }
+        }
+    }
+    found.sort_by_key(key);
+    found
+}
+
+/// The table as markdown, one section per state.
+pub fn close_table() -> String {
+    let mut out = String::from(HEAD);
+    let mut state = None;
+    for close in reachable() {
+        if state != Some(close.state()) {
+            state = Some(close.state());
+            let _ = write!(out, "\n## {:?}\n", close.state());
+        }
+        if close.state() != State::Closed {
+            let _ = write!(
+                out,
+                "\nsent {}, seen {}{}\n",
+                flags(close.flags()),
+                flags(close.peer_flags()),
+                match close.pending() {
+                    none if none.is_empty() => String::new(),
+                    pending => format!(", pending {}", flags(pending)),
+                }
+            );
+        }
+        out.push_str("\n| event | next | actions |\n|---|---|---|\n");
+        let mut ignored = Vec::new();
+        for (name, event) in table_events() {
+            let (next, actions) = close.step(event);
+            if next == close && actions.is_empty() {
+                ignored.push(name);
+                continue;
+            }
+            let _ = writeln!(out, "| {name} | {} | {} |", target(&close, &next), list(actions));
+        }
+        let _ = write!(out, "\nwithout effect: {}\n", ignored.join("; "));
+    }
+    out
+}
+
+const HEAD: &str = "\
+# Close states
+
+Generated from `smc_core::connection::close` by the test `the_table_is_up_to_date`; edit the code, not this file.
+
+RFC 7609 section 4.8, Figures 22 and 23. A value is the state with what this side has *sent* and *seen* so far (D: done writing, C:
+closed, A: aborted) and with what is *pending* until all bytes are written. Every value that can be reached is listed, with every event;
+actions are done from left to right. \"unsent\" and \"unread\" mean that such bytes exist.
+";
+
+fn flags(flags: StateFlags) -> String {
+    if flags.is_empty() {
+        return "-".into();
+    }
+    let names = [(D, "D"), (C, "C"), (A, "A")];
+    names.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, name)| *name).collect()
+}
+
+fn target(from: &Close, to: &Close) -> String {
+    if to.state() == State::Closed {
+        return "**Closed**".into();
+    }
+    let mut text = match to.state() == from.state() {
+        true => String::from("same"),
+        false => format!("**{:?}**", to.state()),
+    };
+    for (name, before, after) in [
+        ("sent", from.flags(), to.flags()),
+        ("seen", from.peer_flags(), to.peer_flags()),
+        ("pending", from.pending(), to.pending()),
+    ] {
+        if before != after {
+            let _ = write!(text, ", {name} {}", flags(after));
+        }
+    }
+    text
+}
+
+fn list(actions: Actions) -> String {
+    let names = actions.iter_names().map(|(name, _)| name.to_lowercase().replace('_', " "));
+    names.collect::<Vec<_>>().join(", ")
+}
