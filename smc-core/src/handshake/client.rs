@@ -29,9 +29,7 @@ pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>)
             let bytes = Message::Proposal(proposal).emit();
             Ok((AwaitAccept { config, offered, deadline }, bytes))
         }
-        Err(reason) => {
-            Err(SendDecline::plain(&config, Version::V2, reason, AfterDecline::FallBack))
-        }
+        Err(reason) => Err(SendDecline::opening(&config, reason)),
     }
 }
 
@@ -134,7 +132,8 @@ impl Accepted {
         self.agreed.eid
     }
 
-    /// Whether a new logical link begins. Then what was known of this peer no longer holds (CLC-34).
+    /// Whether a new logical link begins. Then what was known of this peer no longer holds
+    /// (CLC-34).
     pub fn first_contact(&self) -> bool {
         self.accept.first_contact.is_some()
     }
@@ -184,8 +183,8 @@ impl Accepted {
         (established, bytes)
     }
 
-    /// Declines instead, for a reason that came up here: no DMB, no memory, a peer that has meanwhile
-    /// been forgotten ([`DeclineReason::OutOfSync`]).
+    /// Declines instead, for a reason that came up here: no DMB, no memory, a peer that has
+    /// meanwhile been forgotten ([`DeclineReason::OutOfSync`]).
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
         SendDecline::plain(&self.config, Version::V2, reason, AfterDecline::FallBack)
     }

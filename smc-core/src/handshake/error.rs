@@ -68,7 +68,8 @@ pub enum HandshakeError {
         /// Bytes of the message that came, at most its length.
         received: usize,
     },
-    /// The message did not come in time (ERR-7, ERR-8). A client reports `ETIMEDOUT`, a server closes.
+    /// The message did not come in time (ERR-7, ERR-8). A client reports `ETIMEDOUT`, a server
+    /// closes.
     #[error("no {awaited} within the time allowed")]
     TimedOut {
         /// What was awaited.

@@ -10,16 +10,16 @@
 //!        Established                                 Established
 //! ```
 //!
-//! There is a struct per awaited message, so that a step out of turn does not compile; a message out
-//! of turn is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or looks at a
-//! clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and watches the
-//! deadline. Every handshake ends in one of four ways:
+//! There is a struct per awaited message, so that a step out of turn does not compile; a message
+//! out of turn is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or
+//! looks at a clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and
+//! watches the deadline. Every handshake ends in one of four ways:
 //!
 //! | end | what the caller does |
 //! |---|---|
 //! | [`Established`] | data goes through the DMBs; TCP is kept open and carries nothing (CLC-63) |
 //! | [`SendDecline`] | send the Decline; then [`AfterDecline`] says whether TCP takes over |
-//! | peer declined ([`PeerDecline`]) | TCP takes over at once; what follows the Decline is data (CLC-51, CLC-56) |
+//! | [`PeerDecline`] | TCP takes over at once; what follows is data (CLC-51, CLC-56) |
 //! | [`HandshakeError`] | break the TCP connection; no fallback (CLC-54, CLC-55, ERR-8) |
 //!
 //! ```
@@ -48,6 +48,7 @@
 //! ```
 
 mod client;
+mod code;
 mod config;
 mod decline;
 mod error;
@@ -58,8 +59,9 @@ mod server;
 mod time;
 
 pub use client::{Accepted, AwaitAccept, ClientStep, start};
+pub use code::DeclineCode;
 pub use config::{Config, DEFAULT_WAIT, IsmDevice, MAX_OFFERED, Tolerance, Unpaired};
-pub use decline::{DeclineCode, DeclineReason, FallbackReason, PeerDecline, SmcKind};
+pub use decline::{DeclineReason, FallbackReason, PeerDecline, SmcKind};
 pub use error::{Awaited, HandshakeError};
 pub use negotiate::{Candidate, Terms};
 pub use outcome::{AfterDecline, Dmbe, Established, PeerHost, SendDecline, late_decline};

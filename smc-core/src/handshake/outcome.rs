@@ -13,8 +13,8 @@ use crate::wire::ids::{DmbToken, Eid, Hostname, LinkId, OsType, SizeCode};
 pub struct Dmbe {
     /// Right to write the DMB, bound to the peer's GID (EISM-27).
     pub token: DmbToken,
-    /// Element of the DMB, from 0 (CLCV2-66). Linux writes at `index * size`: 0 unless the DMB is
-    /// really divided.
+    /// Element of the DMB, from 0 (CLCV2-66). The writer adds `index * size`: it is 0 unless the
+    /// DMB is really divided, and a peer's value has to be checked against the size of its DMB.
     pub index: u8,
     /// Size of an element, control block included.
     pub size: SizeCode,
@@ -86,6 +86,12 @@ impl SendDecline {
     /// Why this connection is TCP now.
     pub fn fallback(&self) -> FallbackReason {
         FallbackReason::DeclinedHere(self.reason)
+    }
+
+    /// What a client sends in place of its Proposal when it does not want SMC on a connection on
+    /// which both ends announced it: local policy, IPsec, an option SMC lacks (CLC-51, ERR-1).
+    pub fn opening(config: &Config, reason: DeclineReason) -> SendDecline {
+        Self::plain(config, Version::V2, reason, AfterDecline::FallBack)
     }
 
     /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).

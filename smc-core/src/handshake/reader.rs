@@ -30,8 +30,8 @@ fn judge(prefix: &[u8], awaited: Awaited) -> Result<Option<usize>, HandshakeErro
 ///
 /// // A Decline, and behind it the first application bytes.
 /// let mut stream: &[u8] = &[
-///     0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0xe2,
-///     0xd4, 0xc3, 0xd9, b'h', b'i',
+///     0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0,
+///     0xe2, 0xd4, 0xc3, 0xd9, b'h', b'i',
 /// ];
 /// let mut reader = ClcReader::new(Awaited::Accept);
 /// let message = loop {

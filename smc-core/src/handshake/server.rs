@@ -53,8 +53,8 @@ impl AwaitProposal {
         self.deadline
     }
 
-    /// The error to end with if the deadline has passed: the server closes the connection and nothing
-    /// falls back (ERR-7, ERR-8).
+    /// The error to end with if the deadline has passed: the server closes the connection and
+    /// nothing falls back (ERR-7, ERR-8).
     pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
         let awaited = Awaited::Proposal;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
@@ -80,7 +80,8 @@ impl AwaitProposal {
         let Evaluation { smcd_v2, refusals } = evaluate(&config, &proposal);
         match smcd_v2 {
             Some(found) => ServerStep::Eligible(Selection { config, found, refusals }),
-            // The answer is of the client's version, so that a version 1 client can read it (CLC-6).
+            // The answer is of the client's version, so that a version 1 client can read it
+            // (CLC-6).
             None => {
                 ServerStep::Decline(SendDecline::of_proposal(&config, proposal.version, &refusals))
             }
@@ -195,8 +196,8 @@ impl AwaitConfirm {
         self.deadline
     }
 
-    /// The error to end with if the deadline has passed: the server closes the connection and nothing
-    /// falls back (ERR-7, ERR-8).
+    /// The error to end with if the deadline has passed: the server closes the connection and
+    /// nothing falls back (ERR-7, ERR-8).
     pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
         let awaited = Awaited::Confirm;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })

@@ -42,8 +42,8 @@ pub struct Agreed {
 
 /// What a client thinks of an SMC-Dv2 Accept, given the devices it `offered`.
 ///
-/// - The CHID and the EID are ones that were offered; others are protocol errors (CLCV2-64, EID-15).
-///   Linux breaks the connection for a CHID too; it does not look at the EID.
+/// - The CHID and the EID are ones that were offered; others are protocol errors (CLCV2-64,
+///   EID-15). Linux breaks the connection for a CHID too; it does not look at the EID.
 /// - The release is not above the proposed one (CLCV2-36). Features are the common ones (CLCV2-61).
 /// - An emulated device needs the feature at both ends (EISM-3, EISM-22), the loopback device only
 ///   reaches itself (EISM-25).

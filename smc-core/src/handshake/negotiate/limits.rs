@@ -3,8 +3,8 @@
 use crate::handshake::decline::DeclineReason;
 use crate::wire::ids::LinkLimits;
 
-/// The values a server puts into its Accept: the client's wishes, moved into the range and capped by
-/// the server's own (CLCV2-57 to CLCV2-59, D-12).
+/// The values a server puts into its Accept: the client's wishes, moved into the range and capped
+/// by the server's own (CLCV2-57 to CLCV2-59, D-12).
 pub fn negotiate_limits(wished: LinkLimits, own: LinkLimits) -> LinkLimits {
     LinkLimits {
         max_conns: wished.max_conns.min(own.max_conns).max(16),

@@ -25,7 +25,8 @@ use crate::wire::ids::{Features, Gid, LinkLimits, Mac, Release};
 
 /// What holds between two ends for as long as they know each other (CLCV2-50).
 ///
-/// Agreed at first contact and kept by the caller per (CHID, GID); later handshakes do not carry it.
+/// Agreed at first contact and kept by the caller per (CHID, GID); later handshakes do not carry
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// The lower of the two releases (CLCV2-36, CLCV2-86).
@@ -36,10 +37,11 @@ pub struct Terms {
 
 /// What this host offers as a client: SMC-D version 2 on its devices and EIDs.
 ///
-/// The result is the same for every connection (CLC-9) and binds no resource (CLC-11). The field for
-/// an associated ISM GID stays zero: version 1 is not offered, emulated devices must not stand there
-/// (EISM-4, EISM-5), and Linux misreads other values there (D-7). Without SMC-R there are no link
-/// limits to wish for (CLCV2-25, CLCV2-95), and vendor options are not offered (CLCV2-13, CLCV2-41).
+/// The result is the same for every connection (CLC-9) and binds no resource (CLC-11). The field
+/// for an associated ISM GID stays zero: version 1 is not offered, emulated devices must not stand
+/// there (EISM-4, EISM-5), and Linux misreads other values there (D-7). Without SMC-R there are no
+/// link limits to wish for (CLCV2-25, CLCV2-95), and vendor options are not offered (CLCV2-13,
+/// CLCV2-41).
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@
 
 use super::Terms;
 use crate::handshake::config::{Config, IsmDevice, Unpaired};
-use crate::handshake::decline::{DeclineCode, DeclineReason, SmcKind};
+use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::wire::WireError;
 use crate::wire::clc::{Diagnosis, IsmOffer, OfferV2, Proposal, TypeReasons};
 use crate::wire::ids::{Chid, Eid, Features, Gid, Release};
@@ -53,8 +53,8 @@ impl Refusals {
         }
     }
 
-    /// The diagnosis of the whole Proposal: types are dismissed from the least to the most preferred
-    /// one, so the last reason is that of the best type offered (CLCV2-80).
+    /// The diagnosis of the whole Proposal: types are dismissed from the least to the most
+    /// preferred one, so the last reason is that of the best type offered (CLCV2-80).
     pub fn last(&self) -> DeclineReason {
         SmcKind::PREFERENCE
             .into_iter()
@@ -65,7 +65,7 @@ impl Refusals {
     /// The reason per type as Decline carries it: zero where nothing was offered (CLCV2-79).
     pub fn type_reasons(&self) -> TypeReasons {
         let diagnosis = |reason: Option<DeclineReason>| {
-            reason.map_or(Diagnosis::NONE, |reason| Diagnosis(DeclineCode::value(reason.code())))
+            reason.map_or(Diagnosis::NONE, |reason| Diagnosis(reason.code().value()))
         };
         TypeReasons {
             smcd_v2: diagnosis(self.smcd_v2),
@@ -145,8 +145,8 @@ fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
 
 /// Picks the EID: the system EID first, then the first user EID in the client's order (D-11).
 ///
-/// An SEID counts only if its bit was set, which the parser has seen to (EID-13); it never matches a
-/// user EID. One common EID is enough (EID-7, EID-8).
+/// An SEID counts only if its bit was set, which the parser has seen to (EID-13); it never matches
+/// a user EID. One common EID is enough (EID-7, EID-8).
 fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
     let own = config.system_eid();
     if config.ueids.is_empty() && own.is_none() {
@@ -164,8 +164,8 @@ fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
 
 /// Pairs the client's devices with local ones of the same CHID.
 ///
-/// The associated device comes first, if it is offered for version 2 (CLCV2-11, CLCV2-28); a CHID of
-/// the emulated range has no place there and is passed over (EISM-5). A lone entry of that range
+/// The associated device comes first, if it is offered for version 2 (CLCV2-11, CLCV2-28); a CHID
+/// of the emulated range has no place there and is passed over (EISM-5). A lone entry of that range
 /// is a violation only to a server with the feature in a v2.1 exchange; to others such CHIDs mean
 /// nothing (EISM-14, EISM-15, EISM-22).
 fn match_devices(
