@@ -19,6 +19,7 @@ pub mod cursor;
 mod error;
 pub mod ids;
 mod list;
+pub mod llc;
 
 pub use cursor::Cursor;
 pub use error::{Reaction, WireError};
