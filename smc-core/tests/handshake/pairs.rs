@@ -205,6 +205,18 @@ fn server_may_begin_anew_with_a_peer_the_client_knows() {
     assert!(run(&client_host(), &server_host(), memory).client.first_contact);
 }
 
+/// The terms of the first contact hold for as long as the ends know each other.
+#[test]
+fn subsequent_contact_keeps_the_terms_of_the_first() {
+    let mut client = client_host();
+    let mut server = server_host();
+    client.devices = vec![platform(5, 1)];
+    server.devices = vec![platform(5, 2)];
+    let old = Some(Terms { release: Release::V2_0, features: Features::empty() });
+    let run = run(&client, &server, Memory { client: old, server: old });
+    assert_eq!((Some(run.client.terms), Some(run.server.terms)), (old, old));
+}
+
 #[test]
 fn server_takes_the_candidate_the_caller_names() {
     let mut client = client_host();
