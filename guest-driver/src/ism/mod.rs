@@ -35,6 +35,8 @@ mod options;
 mod own;
 mod peer;
 mod slabs;
+#[cfg(test)]
+mod tests;
 
 pub use error::{DeliverError, IsmError};
 pub use options::{OpenOptions, Prefer};

@@ -15,7 +15,7 @@ use super::{IsmDevice, IsmError};
 use crate::sys::{SharedSlice, lock};
 
 /// How long the nonce may take to appear: some front ends acknowledge a mapping early.
-const NONCE_PATIENCE: Duration = Duration::from_secs(1);
+const NONCE_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
 
 /// Where a reply places a DMB.
 #[derive(Clone, Copy, Debug)]

@@ -143,7 +143,8 @@ mod tests {
         let [quiet] = wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::ZERO)).unwrap();
         assert_eq!(quiet, Readiness::default());
         drop(b);
-        let [gone] = wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::from_secs(1))).unwrap();
+        let [gone] =
+            wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::from_secs(1))).unwrap();
         assert!(gone.hang_up);
     }
 }

@@ -13,6 +13,8 @@ mod shared;
 pub use event::{EventFd, Interest, Readiness, duplicate, shut_down, wait};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
+#[cfg(test)]
+pub(crate) use ring::device::Device as RingDevice;
 pub use ring::{Completion, Ring, RingAddresses, RingError, Span};
 pub use shared::{OutOfBounds, SharedSlice};
 

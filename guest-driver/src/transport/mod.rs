@@ -22,6 +22,8 @@ use virtio_ism_abi::{Status, Token};
 
 use crate::sys::{OutOfBounds, RingError, SharedSlice};
 
+#[cfg(test)]
+pub(crate) mod fake;
 mod health;
 mod memory;
 mod queues;

@@ -54,8 +54,7 @@ impl ControlQueue {
         let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
         let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
         let memory = pool.alloc(SLOTS * 2 * PART)?;
-        let state =
-            State { ring, slots: [Slot::Free; SLOTS], next_tag: 1, listening: false };
+        let state = State { ring, slots: [Slot::Free; SLOTS], next_tag: 1, listening: false };
         Ok(ControlQueue {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -63,11 +62,6 @@ impl ControlQueue {
             wiring,
             timeout: CONTROL_TIMEOUT,
         })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
     }
 
     pub(crate) fn addresses(&self) -> RingAddresses {
@@ -101,8 +95,7 @@ impl ControlQueue {
         let tag = state.next_tag;
         state.next_tag = tag.wrapping_add(1);
         let at = index * 2 * PART;
-        let header =
-            RequestHeader { op: (op as u16).into(), reserved: 0.into(), tag: tag.into() };
+        let header = RequestHeader { op: (op as u16).into(), reserved: 0.into(), tag: tag.into() };
         let memory = self.memory.slice();
         memory.copy_in(at, header.as_bytes())?;
         memory.copy_in(at + size_of::<RequestHeader>(), body)?;
@@ -232,5 +225,133 @@ impl ControlQueue {
 fn set(state: &mut State, index: usize, slot: Slot) {
     if let Some(entry) = state.slots.get_mut(index) {
         *entry = slot;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{EventFd, RingDevice};
+    use crate::transport::health::Health;
+
+    fn queue(timeout: Duration) -> (Arc<ControlQueue>, RingDevice, Arc<EventFd>, Arc<Health>) {
+        let pool = GuestPool::new(4 << 20).unwrap();
+        let health = Health::new();
+        let (kick, call) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
+        health.wake_with(&call);
+        let wiring = Wiring {
+            kick: Box::new(kick),
+            call: call.clone(),
+            health: health.clone(),
+            event_idx: true,
+        };
+        let mut queue = ControlQueue::new(&pool, wiring).unwrap();
+        queue.timeout = timeout;
+        let device = RingDevice::new(pool.whole().clone(), queue.addresses());
+        (Arc::new(queue), device, call, health)
+    }
+
+    fn next(device: &mut RingDevice) -> (u16, Vec<u8>) {
+        loop {
+            if let Some(head) = device.next() {
+                return (head, device.read(head).0);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A reply with this status to a request, and 8 bytes of body.
+    fn reply(request: &[u8], status: u8, body: &[u8]) -> Vec<u8> {
+        [&[status, 0, 0, 0], &request[4..8], body].concat()
+    }
+
+    #[test]
+    fn replies_out_of_order_find_their_commands() {
+        let (queue, mut device, call, health) = queue(Duration::from_secs(20));
+        let threads: Vec<_> = (0..40u8)
+            .map(|i| {
+                let queue = queue.clone();
+                std::thread::spawn(move || {
+                    let mut answer = [0; 8];
+                    let status = queue.command(Op::Attach, &[i; 8], &mut answer).unwrap();
+                    assert_eq!((status, answer), (0, [i; 8]));
+                })
+            })
+            .collect();
+        let mut left = 40;
+        let mut held = Vec::new();
+        while left > 0 {
+            held.push(next(&mut device));
+            // More commands than slots: the last ones only come when others are answered.
+            if held.len() == SLOTS || held.len() == left {
+                for (head, request) in held.drain(..).rev() {
+                    device.answer(head, &reply(&request, 0, &request[8..]));
+                    left -= 1;
+                }
+                call.signal();
+            }
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(!health.is_gone());
+    }
+
+    #[test]
+    fn a_refusal_is_a_header_alone() {
+        let (queue, mut device, call, _health) = queue(Duration::from_secs(20));
+        let thread = std::thread::spawn(move || queue.command(Op::Attach, &[1; 8], &mut [0; 56]));
+        let (head, request) = next(&mut device);
+        device.answer(head, &reply(&request, 2, &[]));
+        call.signal();
+        assert_eq!(thread.join().unwrap().unwrap(), Status::Enoent.code());
+    }
+
+    #[test]
+    fn silence_fails_the_device() {
+        let (queue, mut device, _call, health) = queue(Duration::from_millis(30));
+        let result = queue.command(Op::Stats, &[], &mut [0; 128]);
+        assert!(matches!(result, Err(TransportError::Timeout { .. })));
+        assert!(health.is_gone() && device.next().is_some());
+        assert!(matches!(queue.command(Op::Stats, &[], &mut []), Err(TransportError::Gone)));
+    }
+
+    #[test]
+    fn the_end_of_the_device_ends_a_wait() {
+        let (queue, mut device, _call, health) = queue(Duration::from_secs(20));
+        let thread = std::thread::spawn(move || queue.command(Op::Stats, &[], &mut [0; 128]));
+        next(&mut device);
+        health.fail("test");
+        assert!(matches!(thread.join().unwrap(), Err(TransportError::Gone)));
+    }
+
+    #[test]
+    fn lies_fail_the_device() {
+        type Lie = fn(&mut RingDevice, u16, &[u8]);
+        let lies: [Lie; 4] = [
+            |device, head, _| device.answer(head, &[0, 0, 0, 0, 9, 9, 9, 9]),
+            |device, head, request| device.answer(head, &reply(request, 0, &[1; 4])),
+            |device, head, _| device.answer(head, &[0; 7]),
+            |device, head, _| device.put(u32::from(head) + 2, 0),
+        ];
+        for lie in lies {
+            let (queue, mut device, call, health) = queue(Duration::from_secs(20));
+            let thread =
+                std::thread::spawn(move || queue.command(Op::Attach, &[1; 8], &mut [0; 8]));
+            let (head, request) = next(&mut device);
+            lie(&mut device, head, &request);
+            call.signal();
+            thread.join().unwrap().unwrap_err();
+            assert!(health.is_gone());
+        }
+    }
+
+    #[test]
+    fn requests_and_replies_fit_their_slots() {
+        let (queue, ..) = queue(Duration::from_secs(20));
+        let result = queue.command(Op::Register, &[0; PART], &mut []);
+        assert!(matches!(result, Err(TransportError::Length { what: "request", .. })));
+        let result = queue.command(Op::Register, &[], &mut [0; PART]);
+        assert!(matches!(result, Err(TransportError::Length { what: "reply", .. })));
     }
 }

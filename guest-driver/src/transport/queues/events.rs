@@ -90,3 +90,43 @@ impl EventQueue {
         lock(&self.ring).suppress();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{EventFd, RingDevice};
+    use crate::transport::health::Health;
+
+    #[test]
+    fn records_come_in_order_and_buffers_go_round() {
+        let pool = GuestPool::new(4 << 20).unwrap();
+        let health = Health::new();
+        let (kick, call) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
+        health.wake_with(&call);
+        let wiring = Wiring {
+            kick: Box::new(kick.clone()),
+            call: call.clone(),
+            health: health.clone(),
+            event_idx: true,
+        };
+        let queue = EventQueue::new(&pool, wiring).unwrap();
+        queue.start();
+        assert!(kick.clear(), "the device is told of the buffers");
+        let mut device = RingDevice::new(pool.whole().clone(), queue.addresses());
+        assert!(queue.take().unwrap().is_none());
+        for i in 0..2000u32 {
+            let head = device.next().unwrap();
+            device.answer(head, &[i as u8; EVENT_LEN]);
+            assert_eq!(queue.take().unwrap(), Some([i as u8; EVENT_LEN]));
+        }
+        let head = device.next().unwrap();
+        device.answer(head, &[5; 8]);
+        assert!(!queue.arm(), "a record is there");
+        health.fail("test");
+        let mut short = [0; EVENT_LEN];
+        short[..8].fill(5);
+        assert_eq!(queue.take().unwrap(), Some(short), "no leftovers of an older record");
+        assert!(matches!(queue.take(), Err(TransportError::Gone)));
+        assert!(!queue.arm());
+    }
+}

@@ -265,8 +265,7 @@ impl MoveQueue {
         chains.slice().copy_in(at % KICKS, header.as_bytes())?;
         let gpa = chains.gpa() + (at % KICKS) as u64;
         let chain = Span { gpa, len: size_of::<MoveHeader>() as u32 };
-        let status =
-            Span { gpa: gpa + size_of::<MoveHeader>() as u64, len: STATUS as u32 };
+        let status = Span { gpa: gpa + size_of::<MoveHeader>() as u64, len: STATUS as u32 };
         state.ring.add(Some(chain), Some(status), KICK_COOKIE | path.slot())?;
         if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
             entry.kick = true;
@@ -315,9 +314,10 @@ impl MoveQueue {
         let (status, number) = if is_kick {
             let number = done.cookie & !KICK_COOKIE;
             let at = number as usize * KICK;
-            let status = state.kicks.get(at / KICKS).and_then(|chains| {
-                read_status(chains, at % KICKS + size_of::<MoveHeader>())
-            });
+            let status = state
+                .kicks
+                .get(at / KICKS)
+                .and_then(|chains| read_status(chains, at % KICKS + size_of::<MoveHeader>()));
             (status, number)
         } else {
             let at = done.cookie as usize * SLOT + SLOT - STATUS;
@@ -372,3 +372,7 @@ fn move_header(token: Token, nseg: u16, total: u32, signal: bool) -> MoveHeader 
         ..MoveHeader::new_zeroed()
     }
 }
+
+#[cfg(test)]
+#[path = "moves_tests.rs"]
+mod tests;

@@ -65,7 +65,8 @@ pub(super) fn set_up(
 
     let wanted = u64::from(FIRST_MOVE_QUEUE) + u64::from(move_queues.max(1));
     let frontend = Frontend::from_stream(stream, wanted);
-    let result = negotiate(frontend, &server, daemon_end, move_queues.max(1), guest_memory, &health);
+    let result =
+        negotiate(frontend, &server, daemon_end, move_queues.max(1), guest_memory, &health);
     match result {
         Ok(mut device) => {
             ready.store(true, Ordering::Release);

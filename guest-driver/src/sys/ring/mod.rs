@@ -10,17 +10,21 @@
 //!   the fences it needs; `VirtQueue` itself runs with the feature off and so never touches
 //!   `used_event`.
 
-use std::cell::RefCell;
-use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
 use thiserror::Error;
+use virtio_drivers::PAGE_SIZE;
 use virtio_drivers::queue::VirtQueue;
-use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
-use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::SharedSlice;
+
+#[cfg(test)]
+pub(crate) mod device;
+mod hal;
+#[cfg(test)]
+mod tests;
+
+use hal::{AddressCatcher, SharedHal, with_ring_memory};
 
 /// Where the parts of a ring lie, in bus addresses.
 #[derive(Clone, Copy, Debug)]
@@ -319,18 +323,18 @@ impl<const N: usize> Ring<N> {
         let mut input: [&[u8]; 1] = [&[]];
         let mut output: [&mut [u8]; 1] = [&mut []];
         let inputs = match readable {
-            // SAFETY: `locate` checked the range against the pool, which is mapped. The reference
-            // lives for the call below only, which uses its address and length and never the
-            // bytes (`SharedHal` neither reads nor copies).
             Some((offset, len)) => {
+                // SAFETY: `locate` checked the range against the pool, which is mapped. The
+                // reference lives for the call below only, which uses its address and length and
+                // never the bytes (`SharedHal` neither reads nor copies).
                 input = [unsafe { std::slice::from_raw_parts(base.add(offset), len) }];
                 &input[..]
             }
             None => &input[..0],
         };
         let outputs = match writable {
-            // SAFETY: as above.
             Some((offset, len)) => {
+                // SAFETY: as above.
                 output = [unsafe { std::slice::from_raw_parts_mut(base.add(offset), len) }];
                 &mut output[..]
             }
@@ -348,112 +352,5 @@ impl<const N: usize> Ring<N> {
         if let Ok(word) = self.memory.atomic_u16(offset) {
             word.store(value, Ordering::Release);
         }
-    }
-}
-
-thread_local! {
-    // The memory of the ring that this thread is making: `Hal` has no `self` to keep it in.
-    static RING_MEMORY: RefCell<Option<(SharedSlice, usize)>> = const { RefCell::new(None) };
-}
-
-fn with_ring_memory<R>(memory: &SharedSlice, f: impl FnOnce() -> R) -> R {
-    RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), 0)));
-    let result = f();
-    RING_MEMORY.with(|cell| *cell.borrow_mut() = None);
-    result
-}
-
-/// Bus address = address in this process; ring memory comes from [`RING_MEMORY`].
-struct SharedHal;
-
-// SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
-// `Ring::new` was given and that the ring keeps mapped as long as its queue; the other methods
-// only translate addresses, one to one.
-unsafe impl Hal for SharedHal {
-    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        // Address 0 means failure.
-        let failed = (0, NonNull::dangling());
-        RING_MEMORY.with(|cell| {
-            let mut cell = cell.borrow_mut();
-            let Some((memory, next)) = cell.as_mut() else { return failed };
-            let Ok(part) = memory.slice(*next, pages * PAGE_SIZE) else { return failed };
-            *next += part.len();
-            (part.address() as u64, part.start())
-        })
-    }
-
-    unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
-        // The ring's memory is a part of the pool and goes with its slice.
-        0
-    }
-
-    unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
-        // Only asked for by the crate's PCI transport, which is not used.
-        NonNull::dangling()
-    }
-
-    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        buffer.addr().get() as u64
-    }
-
-    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
-}
-
-/// Learns where `VirtQueue` put its parts; real transports announce that later.
-struct AddressCatcher {
-    size: u32,
-    caught: Option<RingAddresses>,
-}
-
-impl Transport for AddressCatcher {
-    fn device_type(&self) -> DeviceType {
-        // The crate's list ends before ISM; nothing asks.
-        DeviceType::Pstore
-    }
-    fn read_device_features(&mut self) -> u64 {
-        0
-    }
-    fn write_driver_features(&mut self, _: u64) {}
-    fn max_queue_size(&mut self, _: u16) -> u32 {
-        self.size
-    }
-    fn notify(&mut self, _: u16) {}
-    fn get_status(&self) -> DeviceStatus {
-        DeviceStatus::empty()
-    }
-    fn set_status(&mut self, _: DeviceStatus) {}
-    fn set_guest_page_size(&mut self, _: u32) {}
-    fn requires_legacy_layout(&self) -> bool {
-        false
-    }
-    fn queue_set(
-        &mut self,
-        _: u16,
-        size: u32,
-        descriptors: PhysAddr,
-        available: PhysAddr,
-        used: PhysAddr,
-    ) {
-        self.caught = Some(RingAddresses { size: size as u16, descriptors, available, used });
-    }
-    fn queue_unset(&mut self, _: u16) {}
-    fn queue_used(&mut self, _: u16) -> bool {
-        false
-    }
-    fn ack_interrupt(&mut self) -> InterruptStatus {
-        InterruptStatus::empty()
-    }
-    fn read_config_generation(&self) -> u32 {
-        0
-    }
-    fn read_config_space<T: FromBytes + IntoBytes>(&self, _: usize) -> virtio_drivers::Result<T> {
-        Err(virtio_drivers::Error::Unsupported)
-    }
-    fn write_config_space<T: IntoBytes + Immutable>(
-        &mut self,
-        _: usize,
-        _: T,
-    ) -> virtio_drivers::Result<()> {
-        Err(virtio_drivers::Error::Unsupported)
     }
 }

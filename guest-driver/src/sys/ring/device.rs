@@ -1,0 +1,85 @@
+//! The other side of a ring, worked by hand, for tests.
+
+use std::sync::atomic::Ordering;
+
+use super::{RingAddresses, Span};
+use crate::sys::SharedSlice;
+
+/// A device that works the other side of a ring by hand.
+pub(crate) struct Device {
+    pool: SharedSlice,
+    ring: RingAddresses,
+    seen: u16,
+    used: u16,
+}
+
+impl Device {
+    pub(crate) fn new(pool: SharedSlice, ring: RingAddresses) -> Device {
+        Device { pool, ring, seen: 0, used: 0 }
+    }
+    fn n(&self) -> u64 {
+        self.ring.size.into()
+    }
+    fn at(&self, address: u64) -> usize {
+        address as usize - self.pool.address()
+    }
+    fn u16(&self, address: u64) -> u16 {
+        self.pool.atomic_u16(self.at(address)).unwrap().load(Ordering::Acquire)
+    }
+    fn set_u16(&self, address: u64, value: u16) {
+        self.pool.atomic_u16(self.at(address)).unwrap().store(value, Ordering::Release);
+    }
+    /// The head of the next chain.
+    pub(crate) fn next(&mut self) -> Option<u16> {
+        if self.seen == self.u16(self.ring.available + 2) {
+            return None;
+        }
+        let slot = u64::from(self.seen) % self.n();
+        self.seen = self.seen.wrapping_add(1);
+        Some(self.u16(self.ring.available + 4 + 2 * slot))
+    }
+    pub(crate) fn put(&mut self, head: u32, len: u32) {
+        let entry = self.ring.used + 4 + 8 * (u64::from(self.used) % self.n());
+        self.pool.copy_in(self.at(entry), &head.to_ne_bytes()).unwrap();
+        self.pool.copy_in(self.at(entry) + 4, &len.to_ne_bytes()).unwrap();
+        self.used = self.used.wrapping_add(1);
+        self.set_u16(self.ring.used + 2, self.used);
+    }
+    pub(crate) fn wants_kick_after(&self, index: u16) {
+        self.set_u16(self.ring.used + 4 + 8 * self.n(), index);
+    }
+    /// Whether publishing the last completion interrupts the driver.
+    pub(crate) fn interrupts(&self) -> bool {
+        let event = self.u16(self.ring.available + 4 + 2 * self.n());
+        let (old, new) = (self.used.wrapping_sub(1), self.used);
+        new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+    }
+    /// The parts of a chain: readable bytes, and the writable span.
+    pub(crate) fn read(&self, head: u16) -> (Vec<u8>, Option<Span>) {
+        let (mut bytes, mut writable, mut next) = (Vec::new(), None, Some(head));
+        while let Some(index) = next {
+            let at = self.at(self.ring.descriptors) + 16 * usize::from(index);
+            let mut raw = [0; 16];
+            self.pool.copy_out(at, &mut raw).unwrap();
+            let gpa = u64::from_le_bytes(raw[..8].try_into().unwrap());
+            let len = u32::from_le_bytes(raw[8..12].try_into().unwrap());
+            if raw[12] & 2 == 0 {
+                let start = bytes.len();
+                bytes.resize(start + len as usize, 0);
+                self.pool.copy_out(self.at(gpa), &mut bytes[start..]).unwrap();
+            } else {
+                writable = Some(Span { gpa, len });
+            }
+            next = (raw[12] & 1 != 0).then(|| u16::from_le_bytes([raw[14], raw[15]]));
+        }
+        (bytes, writable)
+    }
+    /// Writes into a chain's writable part and returns it.
+    pub(crate) fn answer(&mut self, head: u16, reply: &[u8]) {
+        let (_, writable) = self.read(head);
+        let room = writable.unwrap();
+        assert!(reply.len() <= room.len as usize);
+        self.pool.copy_in(self.at(room.gpa), reply).unwrap();
+        self.put(head.into(), reply.len() as u32);
+    }
+}

@@ -1,0 +1,118 @@
+//! What `VirtQueue` asks of its surroundings.
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
+use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::RingAddresses;
+use crate::sys::SharedSlice;
+
+thread_local! {
+    // The memory of the ring that this thread is making: `Hal` has no `self` to keep it in.
+    static RING_MEMORY: RefCell<Option<(SharedSlice, usize)>> = const { RefCell::new(None) };
+}
+
+pub(super) fn with_ring_memory<R>(memory: &SharedSlice, f: impl FnOnce() -> R) -> R {
+    RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), 0)));
+    let result = f();
+    RING_MEMORY.with(|cell| *cell.borrow_mut() = None);
+    result
+}
+
+/// Bus address = address in this process; ring memory comes from [`RING_MEMORY`].
+pub(super) struct SharedHal;
+
+// SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
+// `Ring::new` was given and that the ring keeps mapped as long as its queue; the other methods
+// only translate addresses, one to one.
+unsafe impl Hal for SharedHal {
+    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
+        // Address 0 means failure.
+        let failed = (0, NonNull::dangling());
+        RING_MEMORY.with(|cell| {
+            let mut cell = cell.borrow_mut();
+            let Some((memory, next)) = cell.as_mut() else { return failed };
+            let Ok(part) = memory.slice(*next, pages * PAGE_SIZE) else { return failed };
+            *next += part.len();
+            (part.address() as u64, part.start())
+        })
+    }
+
+    unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
+        // The ring's memory is a part of the pool and goes with its slice.
+        0
+    }
+
+    unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
+        // Only asked for by the crate's PCI transport, which is not used.
+        NonNull::dangling()
+    }
+
+    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
+        buffer.addr().get() as u64
+    }
+
+    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
+}
+
+/// Learns where `VirtQueue` put its parts; real transports announce that later.
+pub(super) struct AddressCatcher {
+    pub(super) size: u32,
+    pub(super) caught: Option<RingAddresses>,
+}
+
+impl Transport for AddressCatcher {
+    fn device_type(&self) -> DeviceType {
+        // The crate's list ends before ISM; nothing asks.
+        DeviceType::Pstore
+    }
+    fn read_device_features(&mut self) -> u64 {
+        0
+    }
+    fn write_driver_features(&mut self, _: u64) {}
+    fn max_queue_size(&mut self, _: u16) -> u32 {
+        self.size
+    }
+    fn notify(&mut self, _: u16) {}
+    fn get_status(&self) -> DeviceStatus {
+        DeviceStatus::empty()
+    }
+    fn set_status(&mut self, _: DeviceStatus) {}
+    fn set_guest_page_size(&mut self, _: u32) {}
+    fn requires_legacy_layout(&self) -> bool {
+        false
+    }
+    fn queue_set(
+        &mut self,
+        _: u16,
+        size: u32,
+        descriptors: PhysAddr,
+        available: PhysAddr,
+        used: PhysAddr,
+    ) {
+        self.caught = Some(RingAddresses { size: size as u16, descriptors, available, used });
+    }
+    fn queue_unset(&mut self, _: u16) {}
+    fn queue_used(&mut self, _: u16) -> bool {
+        false
+    }
+    fn ack_interrupt(&mut self) -> InterruptStatus {
+        InterruptStatus::empty()
+    }
+    fn read_config_generation(&self) -> u32 {
+        0
+    }
+    fn read_config_space<T: FromBytes + IntoBytes>(&self, _: usize) -> virtio_drivers::Result<T> {
+        Err(virtio_drivers::Error::Unsupported)
+    }
+    fn write_config_space<T: IntoBytes + Immutable>(
+        &mut self,
+        _: usize,
+        _: T,
+    ) -> virtio_drivers::Result<()> {
+        Err(virtio_drivers::Error::Unsupported)
+    }
+}

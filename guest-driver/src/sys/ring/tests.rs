@@ -1,0 +1,112 @@
+use super::device::Device;
+use super::*;
+use crate::sys::SharedMem;
+
+const N: usize = 8;
+
+fn pair() -> (Ring<N>, Device, Span) {
+    let mem = SharedMem::anonymous(64 << 10).unwrap();
+    let pool = mem.slice(0, 64 << 10).unwrap();
+    let rings = pool.slice(0, Ring::<N>::MEMORY).unwrap();
+    let ring = Ring::new(pool.clone(), rings, true).unwrap();
+    let span = Span { gpa: pool.address() as u64 + (32 << 10), len: 64 };
+    let device = Device::new(pool, ring.addresses());
+    (ring, device, span)
+}
+
+#[test]
+fn chains_go_round_many_times() {
+    let (mut ring, mut device, span) = pair();
+    for i in 0..70_000u32 {
+        ring.add(Some(span), Some(span), i).unwrap();
+        let head = device.next().unwrap();
+        device.put(head.into(), 12);
+        assert!(!device.interrupts(), "suppressed");
+        assert_eq!(ring.pop().unwrap(), Some(Completion { cookie: i, written: 12 }));
+    }
+    assert_eq!((ring.pop().unwrap(), ring.free()), (None, N));
+}
+
+#[test]
+fn a_full_ring_says_so_and_recovers() {
+    let (mut ring, mut device, span) = pair();
+    for i in 0..4 {
+        ring.add(Some(span), Some(span), i).unwrap();
+    }
+    assert_eq!(ring.add(None, Some(span), 9), Err(RingError::Full));
+    assert_eq!(ring.outstanding(), 4);
+    let head = device.next().unwrap();
+    device.put(head.into(), 1000);
+    assert_eq!(ring.pop().unwrap().unwrap().written, 64, "not more than there is room");
+    ring.add(None, Some(span), 9).unwrap();
+}
+
+#[test]
+fn kicks_follow_the_device_s_wish_across_the_wrap() {
+    let (mut ring, mut device, span) = pair();
+    device.wants_kick_after(0);
+    for i in 0..66_000u32 {
+        ring.add(None, Some(span), i).unwrap();
+        let expected = i.is_multiple_of(1000);
+        assert_eq!(ring.must_kick(), expected, "chain {i}");
+        assert!(!ring.must_kick(), "nothing new");
+        device.wants_kick_after(((i + 1).next_multiple_of(1000)) as u16);
+        let head = device.next().unwrap();
+        device.put(head.into(), 0);
+        ring.pop().unwrap();
+    }
+}
+
+#[test]
+fn arming_asks_for_one_interrupt_and_sees_what_came_before() {
+    let (mut ring, mut device, span) = pair();
+    for i in 0..3 {
+        ring.add(None, Some(span), i).unwrap();
+    }
+    assert!(ring.arm());
+    let head = device.next().unwrap();
+    device.put(head.into(), 0);
+    assert!(device.interrupts());
+    let head = device.next().unwrap();
+    device.put(head.into(), 0);
+    assert!(!device.interrupts(), "one interrupt until armed again");
+    assert!(!ring.arm(), "something is there");
+    ring.pop().unwrap();
+    ring.pop().unwrap();
+    assert!(ring.arm());
+    ring.suppress();
+    let head = device.next().unwrap();
+    device.put(head.into(), 0);
+    assert!(!device.interrupts());
+}
+
+#[test]
+fn a_completion_that_is_not_in_flight_breaks_the_ring_and_nothing_else() {
+    for id in [0, 5, 8, 0xffff, 0x1_0003, u32::MAX] {
+        let (mut ring, mut device, span) = pair();
+        ring.add(None, Some(span), 1).unwrap();
+        let head = device.next().unwrap();
+        device.put(head.into(), 0);
+        ring.pop().unwrap();
+        device.put(id, 0);
+        let error = ring.pop().unwrap_err();
+        assert_eq!(error, RingError::BadCompletion { id: id as u16 });
+        assert_eq!(ring.pop(), Err(error));
+        assert_eq!(ring.add(None, Some(span), 1), Err(error));
+        assert!(ring.can_pop(), "who waits must look");
+    }
+}
+
+#[test]
+fn buffers_outside_the_pool_are_refused() {
+    let (mut ring, _, span) = pair();
+    for bad in [
+        Span { len: 0, ..span },
+        Span { len: (32 << 10) + 1, ..span },
+        Span { gpa: span.gpa - (33 << 10), len: 8 },
+        Span { gpa: u64::MAX, len: 8 },
+    ] {
+        assert_eq!(ring.add(Some(bad), None, 0), Err(RingError::Buffer(bad)));
+    }
+    assert_eq!(ring.add(None, None, 0), Err(RingError::Full), "an empty chain");
+}
