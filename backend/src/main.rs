@@ -1,2 +1,7 @@
-//! vhost-device-ism
-fn main() {}
+//! The `vhost-device-ism` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vhost_device_ism::run_main(std::env::args_os())
+}

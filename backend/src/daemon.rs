@@ -1,0 +1,215 @@
+//! The daemon as a value: fabrics, ports, management. A program can run one in its own process.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+use virtio_ism_abi::Chid;
+
+use crate::config::{Caps, Config, ConfigError, PortSpec, Quotas};
+use crate::device::{self, Fabric, FabricCaps, FabricError, GidPool, Limits};
+use crate::management::Server;
+use crate::metrics;
+use crate::timers::Timers;
+use crate::vhost::port::{Port, PortStatus};
+use crate::vhost::socket::SocketError;
+
+/// Why a daemon does not start, or a port cannot be added or removed.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A fabric cannot be made.
+    #[error("fabric {chid}: {source}")]
+    Fabric {
+        /// Its CHID.
+        chid: Chid,
+        /// Why.
+        source: FabricError,
+    },
+    /// A guest's socket cannot be made.
+    #[error("guest {name:?}: {source}")]
+    Port {
+        /// The guest.
+        name: String,
+        /// Why.
+        source: SocketError,
+    },
+    /// The management socket cannot be made.
+    #[error("management: {0}")]
+    Management(#[from] SocketError),
+    /// No guest has that name.
+    #[error("there is no guest {0:?}")]
+    NoSuchPort(String),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A running daemon. Dropping it stops it.
+pub struct Daemon {
+    core: Arc<Core>,
+    management: Option<Server>,
+}
+
+/// What the daemon's parts share.
+pub(crate) struct Core {
+    config: Config,
+    fabrics: BTreeMap<Chid, Arc<Fabric>>,
+    ports: Mutex<BTreeMap<String, Port>>,
+    timers: Timers,
+}
+
+impl Daemon {
+    /// Makes the fabrics and the sockets, and starts to listen.
+    ///
+    /// # Errors
+    /// The first thing that cannot be done; what was done before is undone.
+    pub fn start(config: Config) -> Result<Daemon, DaemonError> {
+        config.check()?;
+        let gids = Arc::new(GidPool::default());
+        let mut fabrics = BTreeMap::new();
+        for fabric in &config.fabrics {
+            let made = Fabric::new(device::FabricConfig {
+                limits: limits(&fabric.quotas),
+                caps: caps(&fabric.caps),
+                gids: gids.clone(),
+                ..device::FabricConfig::new(fabric.chid)
+            })
+            .map_err(|source| DaemonError::Fabric { chid: fabric.chid, source })?;
+            fabrics.insert(fabric.chid, made);
+        }
+        let core =
+            Arc::new(Core { fabrics, ports: Mutex::default(), timers: Timers::default(), config });
+        let mut daemon = Daemon { core, management: None };
+        for spec in &daemon.core.config.ports {
+            daemon.core.add_port(spec.clone())?;
+        }
+        if let Some(path) = &daemon.core.config.management {
+            let mode = daemon.core.config.socket_mode;
+            daemon.management = Some(Server::start(path, mode, daemon.core.clone())?);
+        }
+        Ok(daemon)
+    }
+
+    /// Adds a guest: makes its socket and listens.
+    ///
+    /// # Errors
+    /// A name or socket in use, an unknown fabric, or a socket that cannot be made.
+    pub fn add_port(&self, spec: PortSpec) -> Result<(), DaemonError> {
+        self.core.add_port(spec)
+    }
+
+    /// Removes a guest: its socket goes, its front end is disconnected, its device leaves the
+    /// fabric. Waits for that, unless its front end keeps it from ending.
+    ///
+    /// # Errors
+    /// [`DaemonError::NoSuchPort`].
+    pub fn remove_port(&self, name: &str) -> Result<(), DaemonError> {
+        let port = self.core.take_port(name)?;
+        port.wait_stopped();
+        Ok(())
+    }
+
+    /// The guests, by name.
+    pub fn list(&self) -> Vec<PortStatus> {
+        self.core.list()
+    }
+
+    /// Metrics in Prometheus' text format (OpenMetrics).
+    pub fn metrics(&self) -> String {
+        metrics::render(&self.core.list())
+    }
+
+    /// Ends everything and waits for it; a front end that keeps a thread from ending is left.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(management) = self.management.take() {
+            management.stop();
+        }
+        let ports = std::mem::take(&mut *self.core.lock());
+        // First all, then wait: one that hangs does not delay the others' end.
+        for port in ports.values() {
+            port.request_stop();
+        }
+        for (name, port) in &ports {
+            if !port.wait_stopped() {
+                tracing::warn!(port = name, "left a thread behind that its front end holds");
+            }
+        }
+        self.core.timers.close();
+    }
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Port>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fabric of guests that name none.
+    pub(crate) fn default_chid(&self) -> Chid {
+        self.config.default_chid()
+    }
+
+    pub(crate) fn add_port(&self, spec: PortSpec) -> Result<(), DaemonError> {
+        spec.check()?;
+        let name = spec.name.clone();
+        let fabric = self
+            .fabrics
+            .get(&spec.chid)
+            .ok_or_else(|| ConfigError::UnknownFabric { name: name.clone(), chid: spec.chid })?;
+        let mut ports = self.lock();
+        if ports.contains_key(&name) {
+            return Err(ConfigError::DuplicateName(name).into());
+        }
+        let timers = self.timers.clone();
+        let port = Port::start(spec, fabric.clone(), &self.config, timers)
+            .map_err(|source| DaemonError::Port { name: name.clone(), source })?;
+        tracing::info!(port = name, chid = %port.spec().chid, "listening");
+        ports.insert(name, port);
+        Ok(())
+    }
+
+    /// Takes a port out and makes it end; the end happens on its own threads.
+    pub(crate) fn take_port(&self, name: &str) -> Result<Port, DaemonError> {
+        let port = self.lock().remove(name);
+        let port = port.ok_or_else(|| DaemonError::NoSuchPort(name.into()))?;
+        port.request_stop();
+        tracing::info!(port = name, "removed");
+        Ok(port)
+    }
+
+    pub(crate) fn list(&self) -> Vec<PortStatus> {
+        self.lock().values().map(Port::status).collect()
+    }
+}
+
+fn limits(quotas: &Quotas) -> Limits {
+    let default = Limits::default();
+    Limits {
+        max_dmbs: quotas.max_dmbs.unwrap_or(default.max_dmbs),
+        dmb_bytes: quotas.max_dmb_bytes.unwrap_or(default.dmb_bytes),
+        slab_bytes: quotas.max_slab_bytes.unwrap_or(default.slab_bytes),
+        attached_slab_bytes: quotas.max_attached_bytes.unwrap_or(default.attached_slab_bytes),
+        max_attach: quotas.max_attach.unwrap_or(default.max_attach),
+        max_peers: quotas.max_peers.unwrap_or(default.max_peers),
+        max_maps: quotas.max_maps.unwrap_or(default.max_maps),
+        ..default
+    }
+}
+
+fn caps(caps: &Caps) -> FabricCaps {
+    let default = FabricCaps::default();
+    FabricCaps {
+        devices: caps.devices.unwrap_or(default.devices),
+        dmb_bytes: caps.dmb_bytes.unwrap_or(default.dmb_bytes),
+        slab_bytes: caps.slab_bytes.unwrap_or(default.slab_bytes),
+        ..default
+    }
+}

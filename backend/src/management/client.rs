@@ -1,0 +1,96 @@
+//! A small blocking client of the management socket.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::wire::{AddGuest, Answer, Call, Guest};
+
+/// Longest answer that is read, bytes.
+const MAX_ANSWER: u64 = 16 << 20;
+/// Longest wait for the daemon.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a request failed.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The socket fails, or the daemon does not answer.
+    #[error("management socket: {0}")]
+    Io(#[from] io::Error),
+    /// The answer makes no sense.
+    #[error("answer: {0}")]
+    Answer(#[from] serde_json::Error),
+    /// The daemon says no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A connection to a daemon's management socket.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    /// Nobody listens there, or permission is missing.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Client, ClientError> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Client { stream: BufReader::new(stream) })
+    }
+
+    /// The guests and their counters.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list(&mut self) -> Result<Vec<Guest>, ClientError> {
+        Ok(self.call(&Call::List)?.guests.unwrap_or_default())
+    }
+
+    /// Adds a guest.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn add(&mut self, guest: &AddGuest) -> Result<(), ClientError> {
+        self.call(&Call::Add(guest)).map(|_| ())
+    }
+
+    /// Removes a guest.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn remove(&mut self, name: &str) -> Result<(), ClientError> {
+        self.call(&Call::Remove { name }).map(|_| ())
+    }
+
+    /// Metrics in OpenMetrics text format.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn metrics(&mut self) -> Result<String, ClientError> {
+        Ok(self.call(&Call::Metrics)?.text.unwrap_or_default())
+    }
+
+    fn call(&mut self, call: &Call<'_>) -> Result<Answer, ClientError> {
+        let mut line = serde_json::to_vec(call)?;
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line)?;
+        let mut answer = Vec::new();
+        self.stream.by_ref().take(MAX_ANSWER).read_until(b'\n', &mut answer)?;
+        if answer.last() != Some(&b'\n') {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let answer: Answer = serde_json::from_slice(&answer)?;
+        match answer {
+            Answer { ok: true, .. } => Ok(answer),
+            Answer { error, .. } => Err(ClientError::Refused(error.unwrap_or_default())),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The management socket: add, remove and list guests while the daemon runs, and read counters.
+//!
+//! One JSON object per line in either direction, on a Unix stream socket:
+//!
+//! ```text
+//! > {"op":"list"}
+//! < {"ok":true,"guests":[{"name":"vm1","socket":"/run/ism/vm1.sock","chid":"ff00",...}]}
+//! > {"op":"add","socket":"/run/ism/vm2.sock","name":"vm2","chid":"ff00"}
+//! < {"ok":true}
+//! > {"op":"remove","name":"vm2"}
+//! < {"ok":true}
+//! > {"op":"metrics"}
+//! < {"ok":true,"text":"# HELP ..."}
+//! > {"op":"paint"}
+//! < {"ok":false,"error":"unknown variant `paint`, expected one of ..."}
+//! ```
+//!
+//! `GET /metrics` over HTTP is answered on the same socket, for Prometheus.
+
+mod client;
+mod server;
+mod wire;
+
+pub use client::{Client, ClientError};
+pub(crate) use server::Server;
+pub use wire::{AddGuest, Guest};

@@ -1,0 +1,198 @@
+//! What goes over the management socket.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::FileGuest;
+use crate::vhost::FAULTS;
+use crate::vhost::port::PortStatus;
+use virtio_ism_abi::Status;
+
+/// A request as the server reads it.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub(super) enum Request {
+    List,
+    Add(FileGuest),
+    Remove { name: String },
+    Metrics,
+}
+
+/// A guest to be added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AddGuest {
+    /// Where its front end will connect.
+    pub socket: PathBuf,
+    /// Its name; by default the socket's file name without extension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its fabric, four hexadecimal digits; by default the daemon's first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chid: Option<String>,
+    /// A pinned GID, for tests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Mappings its front end can hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_maps: Option<u32>,
+    /// Accept memory that can shrink.
+    pub allow_unsealed: bool,
+}
+
+/// A request as the client writes it.
+#[derive(Debug, Serialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub(super) enum Call<'a> {
+    List,
+    Add(&'a AddGuest),
+    Remove { name: &'a str },
+    Metrics,
+}
+
+/// An answer.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Answer {
+    pub(super) ok: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) guests: Option<Vec<Guest>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) text: Option<String>,
+}
+
+/// A guest, as counted now. Counters of devices start anew with each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Guest {
+    /// Its name.
+    pub name: String,
+    /// Where its front end connects; none if the socket was passed by descriptor.
+    pub socket: Option<PathBuf>,
+    /// Its fabric, four hexadecimal digits.
+    pub chid: String,
+    /// Whether a front end is connected.
+    pub connected: bool,
+    /// Connections so far.
+    pub connections: u64,
+    /// Threads of earlier connections that hang by their front end's doing.
+    pub hanging: usize,
+    /// GID of the device's life, if it has said HELLO.
+    pub gid: Option<String>,
+    /// Size of its window in bytes; 0 if its front end cannot map.
+    pub window_size: u64,
+    /// DMBs registered.
+    pub dmbs: u64,
+    /// Bytes of them.
+    pub dmb_bytes: u64,
+    /// DMBs of peers attached.
+    pub attached: u64,
+    /// Slabs mapped.
+    pub slabs: u64,
+    /// Bytes of slabs owned.
+    pub slab_bytes: u64,
+    /// Bytes of peers' slabs mapped.
+    pub attached_slab_bytes: u64,
+    /// Related peers.
+    pub peers: u64,
+    /// Commands done.
+    pub commands: u64,
+    /// Moves done.
+    pub moves: u64,
+    /// Payload bytes moved.
+    pub move_bytes: u64,
+    /// Signals asked for.
+    pub signals: u64,
+    /// Signals that needed no kick because the owner was awake.
+    pub kicks_saved: u64,
+    /// Signals that needed no record because one was pending.
+    pub coalesced: u64,
+    /// Wake records posted.
+    pub wakes: u64,
+    /// Software events delivered.
+    pub sw_events: u64,
+    /// Software events lost.
+    pub sw_events_lost: u64,
+    /// Commands refused, by status.
+    pub refusals: BTreeMap<String, u64>,
+    /// Moves refused, by status.
+    pub move_refusals: BTreeMap<String, u64>,
+    /// What the front end or driver did wrong, over all connections.
+    pub faults: BTreeMap<String, u64>,
+}
+
+fn by_status(counts: &[u64; 12]) -> BTreeMap<String, u64> {
+    let named = Status::ALL.iter().zip(counts);
+    named.filter(|(_, n)| **n != 0).map(|(s, n)| (s.name().to_owned(), *n)).collect()
+}
+
+impl From<&PortStatus> for Guest {
+    fn from(status: &PortStatus) -> Guest {
+        let device = status.device.clone().unwrap_or_default();
+        let faults = FAULTS.iter().zip(status.faults).filter(|(_, n)| *n != 0);
+        Guest {
+            name: status.spec.name.clone(),
+            socket: status.spec.path().map(Into::into),
+            chid: status.spec.chid.to_string(),
+            connected: status.device.is_some(),
+            connections: status.connections,
+            hanging: status.hanging,
+            gid: device.gid.map(|gid| gid.to_string()),
+            window_size: device.window_size,
+            dmbs: device.dmbs,
+            dmb_bytes: device.dmb_bytes,
+            attached: device.attached,
+            slabs: device.slabs,
+            slab_bytes: device.slab_bytes,
+            attached_slab_bytes: device.attached_slab_bytes,
+            peers: device.peers,
+            commands: device.commands,
+            moves: device.moves,
+            move_bytes: device.move_bytes,
+            signals: device.signals,
+            kicks_saved: device.kicks_saved,
+            coalesced: device.coalesced,
+            wakes: device.wakes,
+            sw_events: device.sw_events,
+            sw_events_lost: device.sw_events_lost,
+            refusals: by_status(&device.refusals),
+            move_refusals: by_status(&device.move_refusals),
+            faults: faults.map(|(fault, n)| (fault.name().to_owned(), n)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_client_writes_the_server_reads() {
+        let add = AddGuest {
+            socket: "/a.sock".into(),
+            name: Some("a".into()),
+            max_maps: Some(4),
+            allow_unsealed: true,
+            ..AddGuest::default()
+        };
+        let text = serde_json::to_string(&Call::Add(&add)).unwrap();
+        let Request::Add(guest) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
+        assert_eq!((guest.name, guest.max_maps), (Some("a".into()), Some(4)));
+        assert!(guest.allow_unsealed);
+        for call in [Call::List, Call::Metrics, Call::Remove { name: "a" }] {
+            let text = serde_json::to_string(&call).unwrap();
+            serde_json::from_str::<Request>(&text).unwrap();
+        }
+    }
+
+    #[test]
+    fn unknown_ops_and_keys_are_refused() {
+        for bad in ["{}", "[]", "{\"op\":\"paint\"}", "{\"op\":\"add\",\"socket\":\"/a\",\"x\":1}"]
+        {
+            assert!(serde_json::from_str::<Request>(bad).is_err(), "{bad}");
+        }
+    }
+}

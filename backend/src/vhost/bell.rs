@@ -1,0 +1,70 @@
+//! A doorbell: how a thread of one device tells a thread of another that it has something to do.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::device::Doorbell;
+
+/// An eventfd that only the daemon holds, so writing it never blocks.
+///
+/// The worker's epoll watches it edge-triggered: each write is an edge, and nobody reads it.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    fd: OwnedFd,
+    /// Rung and not yet taken: more rings need no system call.
+    rung: AtomicBool,
+}
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Bell> {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Bell { fd, rung: AtomicBool::new(false) })
+    }
+
+    /// To be called by the worker before it looks for what it was rung for.
+    pub(crate) fn take(&self) {
+        // A read-modify-write, as in `ring`: whichever comes second sees the first. If it is this
+        // one, it acquires what the ringer had done; if it is the other, it rings again.
+        self.rung.swap(false, Ordering::AcqRel);
+    }
+}
+
+impl Doorbell for Bell {
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // Can fail only after 2^64 - 2 rings.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writes(bell: &Bell) -> Option<u64> {
+        let mut count = [0; 8];
+        rustix::io::read(&bell.fd, &mut count).ok().map(|_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn rings_once_until_taken() {
+        let bell = Bell::new().unwrap();
+        bell.ring();
+        bell.ring();
+        assert_eq!(writes(&bell), Some(1));
+        bell.take();
+        assert_eq!(writes(&bell), None);
+        bell.ring();
+        assert_eq!(writes(&bell), Some(1));
+    }
+}

@@ -1,0 +1,148 @@
+//! What front ends and drivers do wrong: counted per port, told in metrics, logged at a limited
+//! rate.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Ways in which a front end or a driver breaks the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A descriptor chain with a loop, an index out of range, or an unreadable table.
+    BadChain,
+    /// A queue that was given up because of its content.
+    BrokenRing,
+    /// A chain without room for its answer.
+    NoRoom,
+    /// A kick or call descriptor that is no eventfd.
+    NotEventfd,
+    /// Guest memory that is no memfd sealed against shrinking.
+    UnsealedMemory,
+    /// A mapping that was not acknowledged in time.
+    NoAck,
+    /// A mapping that was refused.
+    MapRefused,
+    /// A connection refused because too many threads of earlier ones still hang.
+    RefusedConnection,
+    /// A connection that ended by an illegal vhost-user message.
+    BadMessage,
+    /// A device that was ended because its rings had been stopped for too long.
+    StoppedTooLong,
+}
+
+/// Every fault, in the order of its counter.
+pub const FAULTS: [Fault; 10] = [
+    Fault::BadChain,
+    Fault::BrokenRing,
+    Fault::NoRoom,
+    Fault::NotEventfd,
+    Fault::UnsealedMemory,
+    Fault::NoAck,
+    Fault::MapRefused,
+    Fault::RefusedConnection,
+    Fault::BadMessage,
+    Fault::StoppedTooLong,
+];
+
+impl Fault {
+    /// Short name, for metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Fault::BadChain => "bad_chain",
+            Fault::BrokenRing => "broken_ring",
+            Fault::NoRoom => "no_room",
+            Fault::NotEventfd => "not_eventfd",
+            Fault::UnsealedMemory => "unsealed_memory",
+            Fault::NoAck => "no_ack",
+            Fault::MapRefused => "map_refused",
+            Fault::RefusedConnection => "refused_connection",
+            Fault::BadMessage => "bad_message",
+            Fault::StoppedTooLong => "stopped_too_long",
+        }
+    }
+}
+
+/// Log lines per [`LOG_PERIOD`] and port.
+const LOG_BURST: u32 = 10;
+/// See [`LOG_BURST`].
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// Counters of one port, over all its connections.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    counts: [AtomicU64; FAULTS.len()],
+    log: Mutex<LogBudget>,
+}
+
+#[derive(Debug, Default)]
+struct LogBudget {
+    since: Option<Instant>,
+    used: u32,
+    withheld: u64,
+}
+
+impl LogBudget {
+    /// `Some(withheld before)` if a line may be written now.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= LOG_PERIOD) {
+            self.since = Some(now);
+            self.used = 0;
+        }
+        if self.used == LOG_BURST {
+            self.withheld += 1;
+            return None;
+        }
+        self.used += 1;
+        Some(std::mem::take(&mut self.withheld))
+    }
+}
+
+impl Faults {
+    /// Counts a fault of this port and, within its budget, logs it. `detail` holds no guest bytes.
+    pub(super) fn record(&self, port: &str, fault: Fault, detail: std::fmt::Arguments<'_>) {
+        if let Some(count) = self.counts.get(fault as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        let Ok(mut log) = self.log.lock() else { return };
+        let Some(withheld) = log.take(Instant::now()) else { return };
+        drop(log);
+        if withheld == 0 {
+            tracing::warn!(port, fault = fault.name(), "{detail}");
+        } else {
+            tracing::warn!(port, fault = fault.name(), withheld, "{detail}");
+        }
+    }
+
+    /// The counters, in the order of [`FAULTS`].
+    pub(crate) fn snapshot(&self) -> [u64; FAULTS.len()] {
+        std::array::from_fn(|i| self.counts.get(i).map_or(0, |c| c.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_has_its_counter_and_name() {
+        let faults = Faults::default();
+        for (i, fault) in FAULTS.into_iter().enumerate() {
+            assert_eq!(fault as usize, i);
+            faults.record("test", fault, format_args!("x"));
+            assert_eq!(faults.snapshot()[i], 1);
+        }
+    }
+
+    #[test]
+    fn the_log_is_limited_in_rate_and_says_what_it_withheld() {
+        let mut log = LogBudget::default();
+        let start = Instant::now();
+        for _ in 0..LOG_BURST {
+            assert_eq!(log.take(start), Some(0));
+        }
+        assert_eq!(log.take(start), None);
+        assert_eq!(log.take(start), None);
+        assert_eq!(log.take(start + LOG_PERIOD), Some(2));
+        assert_eq!(log.take(start + LOG_PERIOD), Some(0));
+    }
+}

@@ -1,0 +1,79 @@
+//! Counted threads: those that a front end can keep from ending.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Stack of the daemon's own threads, bytes. None of them recurses or keeps large arrays.
+const STACK: usize = 256 << 10;
+
+/// How many helper threads of a port live. Those that live while nobody is connected hang.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Helpers {
+    inner: Arc<(Mutex<usize>, Condvar)>,
+}
+
+struct Alive(Helpers);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        let (count, changed) = &*self.0.inner;
+        *count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        changed.notify_all();
+    }
+}
+
+impl Helpers {
+    /// Starts a detached thread that counts until it ends.
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        *self.inner.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        let alive = Alive(self.clone());
+        thread::Builder::new().name(name.into()).stack_size(STACK).spawn(move || {
+            let _alive = alive;
+            work();
+        })?;
+        Ok(())
+    }
+
+    /// Threads that live now.
+    pub(crate) fn alive(&self) -> usize {
+        *self.inner.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until at most `count` live; `false` if that took too long.
+    pub(crate) fn wait_for(&self, count: usize, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let (alive, changed) = &*self.inner;
+        let mut alive = alive.lock().unwrap_or_else(PoisonError::into_inner);
+        while *alive > count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            alive = match changed.wait_timeout(alive, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn counts_threads_until_they_end() {
+        let helpers = Helpers::default();
+        let (go, wait) = mpsc::channel::<()>();
+        helpers.spawn("test", move || drop(wait.recv())).unwrap();
+        assert_eq!(helpers.alive(), 1);
+        assert!(!helpers.wait_for(0, Duration::from_millis(10)));
+        drop(go);
+        assert!(helpers.wait_for(0, Duration::from_secs(10)));
+        assert_eq!(helpers.alive(), 0);
+    }
+}

@@ -1,0 +1,42 @@
+//! vhost-user: sockets, rings, mappings, notifications. The only room that holds descriptors of
+//! front ends.
+//!
+//! # Who runs what
+//!
+//! A *port* is a socket for one guest's front end. Its thread ([`port`]) waits for a connection
+//! and then for its end; a connection is a [`session`], with a `Device` of its own:
+//!
+//! ```text
+//! request thread   vhost-user messages, one after the other (made by the framework)
+//! worker 0         control queue, event queue, doorbell
+//! worker 1         all move queues
+//! map thread       SHMEM_MAP and SHMEM_UNMAP; made at the first need
+//! ```
+//!
+//! A kick for another device takes two hops: worker 1 carries out the MOVE, publishes it and rings
+//! the owner's doorbell; the owner's worker 0 writes the record and the call descriptor.
+//!
+//! # Rules
+//!
+//! - Only a device's own threads write its call descriptors: that write can block, for the front
+//!   end decides about its counter.
+//! - No lock is held while a front end is asked for something, nor while a call is written.
+//! - `handle_event` fails only to end its worker: the framework would end it without a word.
+//! - Guest memory is used only through a table that was checked ([`guest_memory`]).
+//! - What can hang by a front end's will hangs in a thread that is counted and abandoned, never in
+//!   one that others need.
+
+pub(crate) mod bell;
+mod chain;
+mod descriptors;
+mod faults;
+mod guest_memory;
+pub(crate) mod helpers;
+mod mapper;
+pub(crate) mod port;
+mod queues;
+mod ring;
+mod session;
+pub(crate) mod socket;
+
+pub use faults::{FAULTS, Fault};

@@ -1,0 +1,285 @@
+//! A port: the socket of one guest, and one connection after the other on it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use vhost::vhost_user::{Error as VhostUserError, Listener};
+use vhost_user_backend::Error as FrameworkError;
+
+use super::bell::Bell;
+use super::faults::{FAULTS, Fault, Faults};
+use super::helpers::Helpers;
+use super::session::{Framework, Options, Session};
+use super::socket::{BoundSocket, SocketError, bind_listener};
+use crate::config::{Config, PortSpec, Socket};
+use crate::device::{DeviceInfo, Fabric, PortConfig};
+use crate::timers::Timers;
+
+/// Threads of earlier connections that may hang before new connections are refused.
+const MAX_HANGING: usize = 4;
+/// How long a new connection waits for the threads of the last one.
+const REAP: Duration = Duration::from_secs(2);
+/// How long a port may take to end.
+const STOP: Duration = Duration::from_secs(3);
+/// Pause after an error that would repeat at once.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// A running port. Dropping it stops it.
+pub(crate) struct Port {
+    inner: Arc<Inner>,
+    /// The port's thread, counted.
+    thread: Helpers,
+    socket: Mutex<Option<BoundSocket>>,
+}
+
+struct Inner {
+    spec: PortSpec,
+    fabric: Arc<Fabric>,
+    options: Options,
+    timers: Timers,
+    faults: Arc<Faults>,
+    /// Threads that a front end can keep from ending.
+    helpers: Helpers,
+    stopping: AtomicBool,
+    stop: OwnedFd,
+    session: Mutex<Option<Arc<Session>>>,
+    connections: AtomicU64,
+}
+
+/// A port, as counted now.
+#[derive(Clone, Debug)]
+pub struct PortStatus {
+    /// What it was made from.
+    pub spec: PortSpec,
+    /// The device of the front end that is connected; `None` if none is.
+    pub device: Option<DeviceInfo>,
+    /// Connections so far.
+    pub connections: u64,
+    /// Threads of earlier connections that hang by their front end's doing.
+    pub hanging: usize,
+    /// Faults so far, in the order of [`FAULTS`].
+    pub faults: [u64; FAULTS.len()],
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Port {
+    /// Makes the socket and listens.
+    pub(crate) fn start(
+        spec: PortSpec,
+        fabric: Arc<Fabric>,
+        config: &Config,
+        timers: Timers,
+    ) -> Result<Port, SocketError> {
+        let (listener, socket) = match &spec.socket {
+            Socket::Path(path) => {
+                let (listener, socket) = bind_listener(path, config.socket_mode)?;
+                (listener, Some(socket))
+            }
+            Socket::Listening(fd) => {
+                let listener = fd.try_clone().map(UnixListener::from).map_err(system(&spec))?;
+                (listener, None)
+            }
+        };
+        // The framework's accept must block: it spins on a listener that does not.
+        listener.set_nonblocking(false).map_err(system(&spec))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let options = Options {
+            name: spec.name.clone(),
+            window_size: config.window_size,
+            move_queues: config.move_queues,
+            allow_unsealed: spec.allow_unsealed,
+            stopped_grace: config.stopped_grace,
+            ack_timeout: config.ack_timeout,
+        };
+        let inner = Arc::new(Inner {
+            stop: stop.map_err(|error| system(&spec)(error.into()))?,
+            spec,
+            fabric,
+            options,
+            timers,
+            faults: Arc::default(),
+            helpers: Helpers::default(),
+            stopping: AtomicBool::new(false),
+            session: Mutex::new(None),
+            connections: AtomicU64::new(0),
+        });
+        let thread = Helpers::default();
+        let runner = inner.clone();
+        thread
+            .spawn(&inner.spec.name, move || runner.run(listener))
+            .map_err(system(&inner.spec))?;
+        Ok(Port { inner, thread, socket: Mutex::new(socket) })
+    }
+
+    /// What it was made from.
+    pub(crate) fn spec(&self) -> &PortSpec {
+        &self.inner.spec
+    }
+
+    /// The port as it is now.
+    pub(crate) fn status(&self) -> PortStatus {
+        let inner = &self.inner;
+        let session = lock(&inner.session).clone();
+        let alive = inner.helpers.alive();
+        PortStatus {
+            spec: inner.spec.clone(),
+            hanging: if session.is_some() { 0 } else { alive },
+            device: session.map(|session| session.device.info()),
+            connections: inner.connections.load(Ordering::Relaxed),
+            faults: inner.faults.snapshot(),
+        }
+    }
+
+    /// Stops listening and cuts the connection; the rest happens on the port's own thread.
+    pub(crate) fn request_stop(&self) {
+        *lock(&self.socket) = None;
+        self.inner.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
+        let session = lock(&self.inner.session).clone();
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
+    /// Waits for the end of what [`request_stop`](Self::request_stop) began; `false` if a front
+    /// end keeps a thread from ending.
+    pub(crate) fn wait_stopped(&self) -> bool {
+        self.thread.wait_for(0, STOP) && self.inner.helpers.wait_for(0, STOP)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.request_stop();
+    }
+}
+
+fn system(spec: &PortSpec) -> impl Fn(std::io::Error) -> SocketError {
+    let path: PathBuf = spec.path().map_or_else(|| spec.name.clone().into(), Into::into);
+    move |source| SocketError::Io { action: "listen on", path: path.clone(), source }
+}
+
+impl Inner {
+    fn run(&self, socket: UnixListener) {
+        let Ok(listener) = socket.try_clone() else {
+            tracing::error!(port = self.spec.name, "no descriptor left for the port");
+            return;
+        };
+        let mut listener = Listener::from(listener);
+        while self.wait_for_front_end(&socket) {
+            let hanging = self.helpers.alive();
+            if hanging >= MAX_HANGING {
+                self.refuse(
+                    &listener,
+                    Fault::RefusedConnection,
+                    format_args!("{hanging} threads of earlier connections still hang"),
+                );
+                continue;
+            }
+            match self.connect(&mut listener) {
+                Ok((session, framework)) => self.serve(&session, framework),
+                Err(error) => {
+                    self.refuse(&listener, Fault::RefusedConnection, format_args!("{error}"));
+                    self.pause();
+                }
+            }
+        }
+        tracing::debug!(port = self.spec.name, "stopped");
+    }
+
+    /// `false`: the port is to stop.
+    fn wait_for_front_end(&self, socket: &UnixListener) -> bool {
+        loop {
+            let mut fds =
+                [PollFd::new(socket, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if self.stopping.load(Ordering::SeqCst) => return false,
+                Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(port = self.spec.name, %error, "cannot wait; giving up");
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn pause(&self) {
+        let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&PAUSE));
+    }
+
+    fn refuse(&self, listener: &Listener, fault: Fault, detail: std::fmt::Arguments<'_>) {
+        self.faults.record(&self.spec.name, fault, detail);
+        // Somebody is waiting, as poll said, and learns it by the end of the connection.
+        drop(listener.accept());
+    }
+
+    /// A device, a session, and the framework at work on a new connection.
+    fn connect(
+        &self,
+        listener: &mut Listener,
+    ) -> Result<(Arc<Session>, Framework), Box<dyn std::error::Error>> {
+        let bell = Arc::new(Bell::new()?);
+        let port = PortConfig {
+            name: self.spec.name.clone(),
+            pinned_gid: self.spec.gid,
+            limits: None,
+            max_maps: self.spec.max_maps,
+            num_move_queues: self.options.move_queues,
+        };
+        let device = self.fabric.join(port, bell.clone())?;
+        let (session, mut framework) = Session::new(
+            self.options.clone(),
+            device,
+            bell,
+            self.faults.clone(),
+            self.helpers.clone(),
+            self.timers.clone(),
+        )?;
+        if let Err(error) = framework.start(listener) {
+            self.finish(&session, framework);
+            return Err(error.to_string().into());
+        }
+        session.set_link(framework.shutdown_handle());
+        Ok((session, framework))
+    }
+
+    fn serve(&self, session: &Arc<Session>, mut framework: Framework) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.session) = Some(session.clone());
+        if self.stopping.load(Ordering::SeqCst) {
+            session.close();
+        }
+        tracing::info!(port = self.spec.name, "front end connected");
+        match framework.wait() {
+            Ok(())
+            | Err(FrameworkError::HandleRequest(
+                VhostUserError::Disconnected | VhostUserError::PartialMessage,
+            )) => {}
+            Err(error) => session.fault(Fault::BadMessage, format_args!("{error}")),
+        }
+        *lock(&self.session) = None;
+        self.finish(session, framework);
+        tracing::info!(port = self.spec.name, "front end gone");
+    }
+
+    /// Ends a session. The framework's object is taken apart in a thread of its own, since its
+    /// workers can hang by the front end's will.
+    fn finish(&self, session: &Arc<Session>, framework: Framework) {
+        session.end();
+        if let Err(error) = self.helpers.spawn("reaper", move || drop(framework)) {
+            tracing::error!(port = self.spec.name, %error, "cannot start a thread");
+        }
+        self.helpers.wait_for(0, REAP);
+    }
+}

@@ -1,0 +1,323 @@
+//! What is done on a kick: control commands, event records, moves.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use virtio_ism_abi::command::{Op, SgEntry};
+use virtio_ism_abi::config::Config;
+use virtio_ism_abi::event::EVENT_LEN;
+use virtio_ism_abi::mv::{MoveHeader, Segment};
+use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+
+use super::chain::{Chain, ChainError};
+use super::faults::Fault;
+use super::mapper::Job;
+use super::ring::Ring;
+use super::session::Session;
+use crate::device::Outcome;
+
+/// Commands per kick; then others have a turn.
+const COMMANDS: usize = 64;
+/// Commands between two looks at the event queue.
+const COMMANDS_AT_ONCE: usize = 8;
+/// Commands that may wait for the front end. Beyond, the control queue is not read.
+const BACKLOG: usize = 256;
+/// Moves per kick of a queue; then others have a turn.
+const MOVES: usize = 64;
+/// Records per turn.
+const EVENTS: usize = 256;
+/// Ranges of past lives asked back after one HELLO. The device knows of no more than this.
+const STALE: usize = 4096;
+/// Status of a move on the ring.
+const MOVE_STATUS_LEN: usize = 4;
+
+/// A worker's buffers, made once.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    chain: Chain,
+    /// Private copy of a request, or of a move's header and segments.
+    bytes: Vec<u8>,
+    /// Most segments of a move.
+    max_segs: usize,
+}
+
+impl Scratch {
+    pub(super) fn new(config: &Config) -> Scratch {
+        let max_segs = usize::from(config.max_segs.get());
+        let head = size_of::<MoveHeader>() + max_segs * size_of::<Segment>();
+        let request = 8 + 40 + usize::from(config.max_sg.get()) * size_of::<SgEntry>();
+        // One byte more than the longest, so that a longer one is seen to be longer.
+        Scratch { chain: Chain::default(), bytes: vec![0; head.max(request + 1)], max_segs }
+    }
+}
+
+/// What became of one look at a queue.
+enum Step {
+    /// A chain was used.
+    Used,
+    /// A chain was taken and will be used later.
+    Taken,
+    /// Nothing is there.
+    Empty,
+    /// Something may be there, and somebody will call again.
+    Later,
+}
+
+/// What became of a turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nothing is left.
+    Done,
+    /// The turn was over before the work.
+    Over,
+}
+
+/// Takes at most `budget` steps on a ring and tells the driver once. `None` if the ring does not
+/// run.
+fn take_turn(
+    session: &Session,
+    ring: &Ring,
+    budget: usize,
+    mut step: impl FnMut(&mut Queue, &GuestMemoryMmap) -> Result<Step, ChainError>,
+) -> Option<Turn> {
+    let memory = session.memory.memory();
+    let mut signal = false;
+    let turn = ring.with_queue(|queue| {
+        let mut used = 0;
+        let turn = steps(queue, &memory, budget, &mut used, &mut step);
+        signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
+        turn
+    })?;
+    if signal {
+        ring.signal();
+    }
+    match turn {
+        Ok(turn) => Some(turn),
+        Err(error) => {
+            ring.set_broken();
+            let fault = match error {
+                ChainError::Malformed { .. } | ChainError::TooLong { .. } => Fault::BadChain,
+                _ => Fault::BrokenRing,
+            };
+            session.fault(fault, format_args!("a queue is given up: {error}"));
+            None
+        }
+    }
+}
+
+fn steps(
+    queue: &mut Queue,
+    memory: &GuestMemoryMmap,
+    budget: usize,
+    used: &mut usize,
+    step: &mut impl FnMut(&mut Queue, &GuestMemoryMmap) -> Result<Step, ChainError>,
+) -> Result<Turn, ChainError> {
+    queue.disable_notification(memory)?;
+    let mut announced = false;
+    for _ in 0..budget {
+        match step(queue, memory)? {
+            Step::Used => *used += 1,
+            Step::Taken => {}
+            Step::Later => return Ok(Turn::Done),
+            // The index had moved on, yet there is nothing to be had.
+            Step::Empty if announced => return Err(ChainError::Avail),
+            Step::Empty => {
+                if !queue.enable_notification(memory)? {
+                    return Ok(Turn::Done);
+                }
+                announced = true;
+                continue;
+            }
+        }
+        announced = false;
+    }
+    Ok(Turn::Over)
+}
+
+impl Session {
+    /// Control queue: commands, a bounded number, with looks at the event queue in between.
+    pub(super) fn serve_control(&self, scratch: &mut Scratch) {
+        let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
+        for _ in 0..COMMANDS / COMMANDS_AT_ONCE {
+            let turn = take_turn(self, ring, COMMANDS_AT_ONCE, |queue, memory| {
+                self.one_command(ring, queue, memory, scratch)
+            });
+            // A long burst of commands must not delay a wake.
+            if self.device.has_events() {
+                self.serve_events(scratch);
+            }
+            if turn != Some(Turn::Over) {
+                return;
+            }
+        }
+        self.look_again(0, CONTROL_QUEUE);
+    }
+
+    fn one_command(
+        &self,
+        ring: &Ring,
+        queue: &mut Queue,
+        memory: &GuestMemoryMmap,
+        scratch: &mut Scratch,
+    ) -> Result<Step, ChainError> {
+        if self.backlog.load(Ordering::Relaxed) >= BACKLOG {
+            return Ok(Step::Later);
+        }
+        let chain = &mut scratch.chain;
+        if !chain.pop(queue, memory)? {
+            return Ok(Step::Empty);
+        }
+        let len = chain.reader(memory).read(&mut scratch.bytes)?;
+        let request = scratch.bytes.get(..len).unwrap_or_default();
+        let room = usize::try_from(chain.writable_len()).unwrap_or(usize::MAX);
+        match self.device.command(request, room) {
+            Outcome::Reply(reply) => {
+                if reply.is_empty() {
+                    self.fault(Fault::NoRoom, format_args!("a command without room for a reply"));
+                }
+                let len = chain.write(memory, &reply)?;
+                queue.add_used(memory, chain.head(), len)?;
+                if request.starts_with(&(Op::Hello as u16).to_le_bytes()) {
+                    self.ask_for_stale();
+                }
+                return Ok(Step::Used);
+            }
+            Outcome::Map(job) => self.wait_for(Job::Map(job, chain.suspend(ring.life()))),
+            Outcome::Unmap(job) => self.wait_for(Job::Unmap(job, chain.suspend(ring.life()))),
+        }
+        Ok(Step::Taken)
+    }
+
+    fn wait_for(&self, job: Job) {
+        self.backlog.fetch_add(1, Ordering::Relaxed);
+        self.ask_front_end(job);
+    }
+
+    /// After HELLO: what an earlier life left mapped is asked back.
+    fn ask_for_stale(&self) {
+        for _ in 0..STALE {
+            let Some(stale) = self.device.stale_map() else { return };
+            self.ask_front_end(Job::Stale(stale));
+        }
+    }
+
+    /// Publishes the answers that came from the front end. A stopped ring keeps them; a ring of
+    /// another life drops them, for its driver did not ask.
+    pub(super) fn publish_held(&self) {
+        if !self.any_held.swap(false, Ordering::Acquire) {
+            return;
+        }
+        let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
+        if !ring.running() {
+            self.any_held.store(true, Ordering::Release);
+            return;
+        }
+        take_turn(self, ring, BACKLOG + 1, |queue, memory| {
+            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some((pending, reply)) = held.pop_front() else { return Ok(Step::Later) };
+            drop(held);
+            self.backlog.fetch_sub(1, Ordering::Relaxed);
+            if pending.life != ring.life() {
+                return Ok(Step::Taken);
+            }
+            let len = pending.write(memory, &reply)?;
+            queue.add_used(memory, pending.head, len)?;
+            Ok(Step::Used)
+        });
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.is_empty() {
+            self.any_held.store(true, Ordering::Release);
+        }
+    }
+
+    /// Event queue: records for buffers, as long as there are both. A record is taken from the
+    /// device only when a good buffer is in hand.
+    pub(super) fn serve_events(&self, scratch: &mut Scratch) {
+        let Some(ring) = self.ring(EVENT_QUEUE) else { return };
+        if self.device.has_events() {
+            let turn = take_turn(self, ring, EVENTS, |queue, memory| {
+                self.one_event(queue, memory, &mut scratch.chain)
+            });
+            if turn == Some(Turn::Over) {
+                self.look_again(0, EVENT_QUEUE);
+            }
+        }
+        if let Some(delay) = self.device.next_event_in() {
+            self.wake_later(delay);
+        }
+    }
+
+    fn one_event(
+        &self,
+        queue: &mut Queue,
+        memory: &GuestMemoryMmap,
+        chain: &mut Chain,
+    ) -> Result<Step, ChainError> {
+        if !self.device.has_events() {
+            return Ok(Step::Later);
+        }
+        if !chain.pop(queue, memory)? {
+            return Ok(Step::Empty);
+        }
+        if !chain.can_write(memory, EVENT_LEN) {
+            self.fault(Fault::NoRoom, format_args!("an event buffer below {EVENT_LEN} bytes"));
+            return Err(ChainError::Unreachable { head: chain.head() });
+        }
+        let Some(record) = self.device.next_event() else {
+            queue.go_to_previous_position();
+            return Ok(Step::Later);
+        };
+        let len = chain.write(memory, &record)?;
+        queue.add_used(memory, chain.head(), len)?;
+        Ok(Step::Used)
+    }
+
+    /// A move queue: moves, a bounded number.
+    pub(super) fn serve_moves(&self, queue: u16, scratch: &mut Scratch) {
+        let Some(ring) = self.ring(queue) else { return };
+        let turn =
+            take_turn(self, ring, MOVES, |queue, memory| self.one_move(queue, memory, scratch));
+        if turn == Some(Turn::Over) {
+            self.look_again(1, queue);
+        }
+    }
+
+    fn one_move(
+        &self,
+        queue: &mut Queue,
+        memory: &GuestMemoryMmap,
+        scratch: &mut Scratch,
+    ) -> Result<Step, ChainError> {
+        let chain = &mut scratch.chain;
+        if !chain.pop(queue, memory)? {
+            return Ok(Step::Empty);
+        }
+        if !chain.can_write(memory, MOVE_STATUS_LEN) {
+            self.fault(Fault::NoRoom, format_args!("a move without room for its status"));
+            queue.add_used(memory, chain.head(), 0)?;
+            return Ok(Step::Used);
+        }
+        let mut reader = chain.reader(memory);
+        let (header, segments) = scratch.bytes.split_at_mut(size_of::<MoveHeader>());
+        let mut len = reader.read(header)?;
+        if len == header.len() {
+            let count = usize::from(u16::from_le_bytes([header[8], header[9]]));
+            let want = count.min(scratch.max_segs) * size_of::<Segment>();
+            len += reader.read(segments.get_mut(..want).unwrap_or_default())?;
+        }
+        let head = scratch.bytes.get(..len).unwrap_or_default();
+        let payload_len = chain.readable_len() - len as u64;
+        let moved = self.device.transfer(head, &mut reader, payload_len);
+        let status = u32::from(moved.status.code()).to_le_bytes();
+        let published = chain
+            .write(memory, &status)
+            .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
+        // Only now: a driver that sees its kick outstanding skips the next one.
+        if let Some(wake) = moved.wake {
+            wake.deliver();
+        }
+        published.map(|()| Step::Used)
+    }
+}

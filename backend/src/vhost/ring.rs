@@ -1,0 +1,395 @@
+//! A vring as the framework sees it, with what the framework's own leaves open: descriptors are
+//! checked, no kick can block a worker, and a restart is told from a resumption.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
+use virtio_queue::{Error as QueueError, Queue, QueueT};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use super::descriptors::{drain_eventfd, is_eventfd};
+
+/// Guest memory that can be replaced while it is used.
+pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+
+/// Who wants to know what the front end does to a ring.
+pub(super) trait Watcher: Send + Sync {
+    /// It passed something other than an eventfd.
+    fn not_an_eventfd(&self, queue: usize, what: &'static str);
+    /// A kick descriptor is about to be replaced or dropped.
+    fn kick_goes(&self, fd: RawFd);
+    /// The ring runs now, or does not run any more.
+    fn ring_changed(&self, queue: usize, running: bool);
+}
+
+/// One vring.
+#[derive(Clone)]
+pub(super) struct Ring {
+    inner: VringMutex<Memory>,
+    side: Arc<Side>,
+}
+
+#[derive(Default)]
+struct Side {
+    watcher: OnceLock<(usize, Weak<dyn Watcher>)>,
+    /// A second handle on the kick: the framework's can only be read in a way that may block.
+    kick: Mutex<Option<File>>,
+    call: Mutex<Option<Arc<File>>>,
+    broken: AtomicBool,
+    life: AtomicU32,
+    /// Avail and used positions when the ring was stopped.
+    stopped_at: Mutex<Option<(u16, u16)>>,
+}
+
+thread_local! {
+    /// Rings made on this thread and not yet collected: the framework makes them and gives them
+    /// away only to workers.
+    static MADE: std::cell::RefCell<Vec<Ring>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The rings that the framework made on this thread since the last call, in the order of queues.
+pub(super) fn take_made() -> Vec<Ring> {
+    MADE.with_borrow_mut(std::mem::take)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ring {
+    /// Says who watches; once.
+    pub(super) fn watch(&self, queue: usize, watcher: Weak<dyn Watcher>) {
+        let _ = self.side.watcher.set((queue, watcher));
+    }
+
+    fn watcher(&self) -> Option<(usize, Arc<dyn Watcher>)> {
+        let (queue, watcher) = self.side.watcher.get()?;
+        Some((*queue, watcher.upgrade()?))
+    }
+
+    /// Works on the queue if the ring runs; `None` if it does not.
+    ///
+    /// Stopping a ring waits for this, so `work` must neither block nor take long.
+    pub(super) fn with_queue<R>(&self, work: impl FnOnce(&mut Queue) -> R) -> Option<R> {
+        if self.side.broken.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.inner.get_mut();
+        if !state.is_enabled() || !state.get_queue().ready() {
+            return None;
+        }
+        Some(work(state.get_queue_mut()))
+    }
+
+    /// Whether the ring is set up, enabled and not broken.
+    pub(super) fn running(&self) -> bool {
+        self.with_queue(|_| ()).is_some()
+    }
+
+    /// Stops using the ring until it is started anew.
+    pub(super) fn set_broken(&self) {
+        self.side.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts the starts that were not resumptions. An answer belongs to the life in which its
+    /// request was taken.
+    pub(super) fn life(&self) -> u32 {
+        self.side.life.load(Ordering::Relaxed)
+    }
+
+    /// Makes the next start a new life, whatever it looks like.
+    pub(super) fn forget(&self) {
+        *lock(&self.side.stopped_at) = None;
+        self.side.life.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells the driver that there are used elements. Only the device's own threads call this: the
+    /// front end decides about the eventfd's counter and flags, so the write may block.
+    pub(super) fn signal(&self) {
+        let call = lock(&self.side.call).clone();
+        if let Some(call) = call {
+            let _ = rustix::io::write(&*call, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn changed(&self) {
+        if let Some((queue, watcher)) = self.watcher() {
+            watcher.ring_changed(queue, self.running());
+        }
+    }
+
+    /// Whether `file` may serve as kick or call.
+    fn accepts(&self, file: &File, what: &'static str) -> bool {
+        if is_eventfd(file) {
+            return true;
+        }
+        self.set_broken();
+        if let Some((queue, watcher)) = self.watcher() {
+            watcher.not_an_eventfd(queue, what);
+        }
+        false
+    }
+}
+
+impl<'a> VringStateGuard<'a, Memory> for Ring {
+    type G = MutexGuard<'a, VringState<Memory>>;
+}
+
+impl<'a> VringStateMutGuard<'a, Memory> for Ring {
+    type G = MutexGuard<'a, VringState<Memory>>;
+}
+
+impl VringT<Memory> for Ring {
+    fn new(mem: Memory, max_queue_size: u16) -> Result<Self, QueueError> {
+        let inner = VringMutex::new(mem, max_queue_size)?;
+        let ring = Ring { inner, side: Arc::default() };
+        MADE.with_borrow_mut(|made| made.push(ring.clone()));
+        Ok(ring)
+    }
+
+    fn get_ref(&self) -> MutexGuard<'_, VringState<Memory>> {
+        self.inner.get_ref()
+    }
+
+    fn get_mut(&self) -> MutexGuard<'_, VringState<Memory>> {
+        self.inner.get_mut()
+    }
+
+    fn add_used(&self, desc_index: u16, len: u32) -> Result<(), QueueError> {
+        self.inner.add_used(desc_index, len)
+    }
+
+    fn signal_used_queue(&self) -> io::Result<()> {
+        self.signal();
+        Ok(())
+    }
+
+    fn enable_notification(&self) -> Result<bool, QueueError> {
+        self.inner.enable_notification()
+    }
+
+    fn disable_notification(&self) -> Result<(), QueueError> {
+        self.inner.disable_notification()
+    }
+
+    fn needs_notification(&self) -> Result<bool, QueueError> {
+        self.inner.needs_notification()
+    }
+
+    fn set_enabled(&self, enabled: bool) {
+        self.inner.set_enabled(enabled);
+        self.changed();
+    }
+
+    fn set_queue_info(
+        &self,
+        desc_table: u64,
+        avail_ring: u64,
+        used_ring: u64,
+    ) -> Result<(), QueueError> {
+        self.inner.set_queue_info(desc_table, avail_ring, used_ring)
+    }
+
+    fn queue_next_avail(&self) -> u16 {
+        self.inner.queue_next_avail()
+    }
+
+    fn set_queue_next_avail(&self, base: u16) {
+        self.inner.set_queue_next_avail(base);
+    }
+
+    fn set_queue_next_used(&self, idx: u16) {
+        self.inner.set_queue_next_used(idx);
+    }
+
+    fn queue_used_idx(&self) -> Result<u16, QueueError> {
+        self.inner.queue_used_idx()
+    }
+
+    fn set_queue_size(&self, num: u16) {
+        self.inner.set_queue_size(num);
+    }
+
+    fn set_queue_event_idx(&self, enabled: bool) {
+        self.inner.set_queue_event_idx(enabled);
+    }
+
+    fn set_queue_ready(&self, ready: bool) {
+        let mut state = self.inner.get_mut();
+        let queue = state.get_queue_mut();
+        let position = (queue.next_avail(), queue.next_used());
+        let mut stopped_at = lock(&self.side.stopped_at);
+        if ready {
+            // A VM that goes on has its indices where they were; a driver that starts anew has
+            // them at 0. Nothing else tells the two apart.
+            if stopped_at.take() != Some(position) {
+                self.side.life.fetch_add(1, Ordering::Relaxed);
+            }
+            self.side.broken.store(false, Ordering::Relaxed);
+        } else if queue.ready() {
+            *stopped_at = Some(position);
+        }
+        queue.set_ready(ready);
+        drop(stopped_at);
+        drop(state);
+        self.changed();
+    }
+
+    fn set_kick(&self, file: Option<File>) {
+        let old = self.inner.get_ref().get_kick().as_ref().map(AsRawFd::as_raw_fd);
+        if let Some(old) = old {
+            // The front end keeps the eventfd open, so closing ours would leave it in the epoll
+            // set for ever, and readable at the front end's will.
+            if let Some((_, watcher)) = self.watcher() {
+                watcher.kick_goes(old);
+            }
+            // A kick replaced on a live ring has to be registered, which happens at a start.
+            let mut state = self.inner.get_mut();
+            if file.is_some() && state.get_queue().ready() {
+                let queue = state.get_queue_mut();
+                *lock(&self.side.stopped_at) = Some((queue.next_avail(), queue.next_used()));
+                queue.set_ready(false);
+            }
+        }
+        let file = file.filter(|file| self.accepts(file, "kick"));
+        *lock(&self.side.kick) = file.as_ref().and_then(|file| file.try_clone().ok());
+        self.inner.set_kick(file);
+    }
+
+    fn read_kick(&self) -> io::Result<bool> {
+        // An error or a wait here would end or stall the worker.
+        if let Some(kick) = &*lock(&self.side.kick) {
+            drain_eventfd(kick);
+        }
+        Ok(self.inner.get_ref().is_enabled())
+    }
+
+    fn set_call(&self, file: Option<File>) {
+        let file = file.filter(|file| self.accepts(file, "call"));
+        *lock(&self.side.call) = file.map(Arc::new);
+    }
+
+    fn set_err(&self, _file: Option<File>) {
+        // Never written: a ring that breaks is told in the log and in the counters.
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::AtomicUsize;
+
+    #[derive(Default)]
+    struct Log {
+        refused: AtomicUsize,
+        gone: AtomicUsize,
+        running: AtomicBool,
+    }
+
+    impl Watcher for Log {
+        fn not_an_eventfd(&self, _: usize, _: &'static str) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        fn kick_goes(&self, _: RawFd) {
+            self.gone.fetch_add(1, Ordering::Relaxed);
+        }
+        fn ring_changed(&self, _: usize, running: bool) {
+            self.running.store(running, Ordering::Relaxed);
+        }
+    }
+
+    fn ring() -> (Ring, Arc<Log>) {
+        let ring = Ring::new(Memory::new(GuestMemoryMmap::new()), 8).unwrap();
+        assert_eq!(take_made().len(), 1);
+        let log = Arc::new(Log::default());
+        let watcher: Arc<dyn Watcher> = log.clone();
+        ring.watch(0, Arc::downgrade(&watcher));
+        (ring, log)
+    }
+
+    fn event() -> Option<File> {
+        Some(File::from(eventfd(0, EventfdFlags::empty()).unwrap()))
+    }
+
+    fn start(ring: &Ring, avail: u16, used: u16) {
+        ring.set_queue_next_avail(avail);
+        ring.set_queue_next_used(used);
+        ring.set_queue_ready(true);
+        ring.set_enabled(true);
+    }
+
+    #[test]
+    fn runs_only_while_ready_enabled_and_whole() {
+        let (ring, log) = ring();
+        assert!(!ring.running());
+        start(&ring, 0, 0);
+        assert!(ring.running() && log.running.load(Ordering::Relaxed));
+        ring.set_enabled(false);
+        assert!(!ring.running() && !log.running.load(Ordering::Relaxed));
+        ring.set_enabled(true);
+        ring.set_broken();
+        assert!(!ring.running());
+        ring.set_queue_ready(false);
+        ring.set_queue_ready(true);
+        assert!(ring.running(), "a start mends it");
+    }
+
+    #[test]
+    fn resuming_is_the_same_life_and_restarting_is_not() {
+        let (ring, _) = ring();
+        start(&ring, 0, 0);
+        let life = ring.life();
+        ring.set_queue_next_avail(5);
+        ring.set_queue_next_used(4);
+        ring.set_queue_ready(false);
+        start(&ring, 5, 4);
+        assert_eq!(ring.life(), life);
+        ring.set_queue_ready(false);
+        start(&ring, 0, 0);
+        assert_ne!(ring.life(), life);
+        let life = ring.life();
+        ring.set_queue_ready(false);
+        ring.forget();
+        start(&ring, 0, 0);
+        assert_ne!(ring.life(), life);
+    }
+
+    #[test]
+    fn a_pipe_is_neither_kick_nor_call() {
+        let (ring, log) = ring();
+        start(&ring, 0, 0);
+        let (read, write) = std::io::pipe().unwrap();
+        ring.set_kick(Some(File::from(OwnedFd::from(read))));
+        ring.set_call(Some(File::from(OwnedFd::from(write))));
+        assert_eq!(log.refused.load(Ordering::Relaxed), 2);
+        assert!(!ring.running());
+        assert!(ring.get_ref().get_kick().is_none());
+        ring.signal(); // nowhere
+    }
+
+    #[test]
+    fn a_replaced_kick_is_taken_out_of_epoll_and_the_ring_starts_again() {
+        let (ring, log) = ring();
+        ring.set_kick(event());
+        start(&ring, 3, 3);
+        let life = ring.life();
+        ring.set_kick(event());
+        assert_eq!(log.gone.load(Ordering::Relaxed), 1);
+        assert!(!ring.running(), "so that the framework registers the new one");
+        ring.set_queue_ready(true);
+        assert_eq!(ring.life(), life);
+    }
+
+    #[test]
+    fn reading_a_kick_never_blocks() {
+        let (ring, _) = ring();
+        ring.set_kick(event());
+        assert!(!ring.read_kick().unwrap());
+    }
+}

@@ -1,0 +1,569 @@
+//! One connection: the device of one front end, as the vhost-user framework drives it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::Backend;
+use vhost::vhost_user::message::{
+    VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserVirtioFeatures,
+};
+use vhost_user_backend::{ShutdownHandle, VhostUserBackend, VhostUserDaemon, VringEpollHandler};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+use virtio_ism_abi::config::Features;
+use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, FIRST_MOVE_QUEUE, WINDOW_SHMID};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
+use zerocopy::IntoBytes;
+
+use super::bell::Bell;
+use super::chain::{MAX_DESCRIPTORS, Pending};
+use super::faults::{Fault, Faults};
+use super::guest_memory;
+use super::helpers::Helpers;
+use super::mapper::{self, Answer, Job, Mapper, Overdue};
+use super::queues::Scratch;
+use super::ring::{self, Memory, Ring, Watcher};
+use crate::device::{Departure, Device, Doorbell, Reply};
+use crate::timers::{Timed, Timers};
+
+/// Workers of a session: one for control and events, one for moves.
+pub(super) const WORKERS: usize = 2;
+
+/// What a session needs to know of its port and daemon.
+#[derive(Clone)]
+pub(super) struct Options {
+    pub(super) name: String,
+    pub(super) window_size: u64,
+    pub(super) move_queues: u16,
+    pub(super) allow_unsealed: bool,
+    pub(super) stopped_grace: Option<Duration>,
+    pub(super) ack_timeout: Duration,
+}
+
+/// The framework's object for one connection.
+pub(super) type Framework = VhostUserDaemon<Arc<Session>>;
+
+/// One connection.
+pub(super) struct Session {
+    pub(super) options: Options,
+    pub(super) device: Arc<Device>,
+    pub(super) faults: Arc<Faults>,
+    /// Memory that passed the check. The framework's own handle may show a table that did not.
+    pub(super) memory: Memory,
+    pub(super) bells: [Arc<Bell>; WORKERS],
+    /// Queues a worker has to look at again without a kick, a bit each.
+    pub(super) again: [AtomicU64; WORKERS],
+    pub(super) scratch: [Mutex<Scratch>; WORKERS],
+    pub(super) mapper: Arc<Mapper>,
+    /// Answers that wait for worker 0.
+    pub(super) held: Mutex<VecDeque<(Pending, Reply)>>,
+    pub(super) any_held: AtomicBool,
+    /// Commands that wait for the front end, or whose answers are held.
+    pub(super) backlog: AtomicUsize,
+    pub(super) helpers: Helpers,
+    rings: OnceLock<Vec<Ring>>,
+    workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Session>>>>>,
+    wake_timer: OnceLock<OwnedFd>,
+    link: Mutex<Option<ShutdownHandle>>,
+    closing: AtomicBool,
+    exiting: AtomicBool,
+    window: Mutex<WindowState>,
+    stops: Mutex<Stops>,
+    timers: Timers,
+    this: Weak<Session>,
+}
+
+/// What has to come together before the front end can be asked to map.
+#[derive(Default)]
+struct WindowState {
+    asked: bool,
+    channel: bool,
+}
+
+/// Since when no ring runs, and the deadline that is set.
+#[derive(Default)]
+struct Stops {
+    running: u64,
+    since: Option<Instant>,
+    armed: Option<Instant>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// A session for `device`, whose doorbell is `bell`, and the framework's object that drives it.
+    pub(super) fn new(
+        options: Options,
+        device: Arc<Device>,
+        bell: Arc<Bell>,
+        faults: Arc<Faults>,
+        helpers: Helpers,
+        timers: Timers,
+    ) -> io::Result<(Arc<Session>, Framework)> {
+        let moves_bell = Arc::new(Bell::new()?);
+        let config = device.config();
+        let session = Arc::new_cyclic(|this| Session {
+            options,
+            device,
+            faults,
+            memory: Memory::new(GuestMemoryMmap::new()),
+            bells: [bell, moves_bell],
+            again: Default::default(),
+            scratch: std::array::from_fn(|_| Mutex::new(Scratch::new(&config))),
+            mapper: Arc::default(),
+            held: Mutex::default(),
+            any_held: AtomicBool::new(false),
+            backlog: AtomicUsize::new(0),
+            helpers,
+            rings: OnceLock::new(),
+            workers: Mutex::default(),
+            wake_timer: OnceLock::new(),
+            link: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            exiting: AtomicBool::new(false),
+            window: Mutex::default(),
+            stops: Mutex::default(),
+            timers,
+            this: this.clone(),
+        });
+        session.device.set_memory(session.memory.clone());
+
+        let _ = ring::take_made();
+        let framework = VhostUserDaemon::new(
+            session.options.name.clone(),
+            session.clone(),
+            Memory::new(GuestMemoryMmap::new()),
+        )
+        .map_err(|error| io::Error::other(error.to_string()))?;
+        let rings = ring::take_made();
+        let watcher: Weak<dyn Watcher> = session.this.clone();
+        for (queue, ring) in rings.iter().enumerate() {
+            ring.watch(queue, watcher.clone());
+        }
+        let _ = session.rings.set(rings);
+        let workers = framework.get_epoll_handlers();
+        for (worker, bell) in workers.iter().zip(&session.bells) {
+            worker.register_listener(
+                bell.as_raw_fd(),
+                EventSet::IN | EventSet::EDGE_TRIGGERED,
+                session.bell_event(),
+            )?;
+        }
+        *lock(&session.workers) = workers;
+        Ok((session, framework))
+    }
+
+    /// Epoll data of the bells. Data up to the number of queues is the framework's.
+    fn bell_event(&self) -> u64 {
+        self.num_queues() as u64 + 1
+    }
+
+    /// Epoll data of the timer for delayed wakes.
+    fn timer_event(&self) -> u64 {
+        self.num_queues() as u64 + 2
+    }
+
+    /// The ring of a queue.
+    pub(super) fn ring(&self, queue: u16) -> Option<&Ring> {
+        self.rings.get()?.get(usize::from(queue))
+    }
+
+    /// Says how the connection can be cut.
+    pub(super) fn set_link(&self, link: Option<ShutdownHandle>) {
+        *lock(&self.link) = link;
+        // `close` may have come when there was nothing to cut yet.
+        if self.closing.load(Ordering::SeqCst) {
+            self.close();
+        }
+    }
+
+    /// Cuts the connection. Its port notices and ends the session.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        if let Some(link) = &*lock(&self.link) {
+            link.shutdown();
+        }
+    }
+
+    /// Counts and logs what the other side did wrong.
+    pub(super) fn fault(&self, fault: Fault, detail: std::fmt::Arguments<'_>) {
+        self.faults.record(&self.options.name, fault, detail);
+    }
+
+    /// The end: the device leaves the fabric, the workers end. Waits for nobody.
+    pub(super) fn end(&self) {
+        self.device.end(Departure::Failed);
+        self.exiting.store(true, Ordering::SeqCst);
+        self.mapper.close();
+        for bell in &self.bells {
+            bell.ring();
+        }
+        // They hold the session, which holds them.
+        lock(&self.workers).clear();
+        *lock(&self.link) = None;
+    }
+
+    /// Makes a worker look at a queue again, after everybody else had a turn.
+    pub(super) fn look_again(&self, worker: usize, queue: u16) {
+        if let (Some(again), Some(bell)) = (self.again.get(worker), self.bells.get(worker)) {
+            again.fetch_or(1 << queue, Ordering::Release);
+            bell.ring();
+        }
+    }
+
+    /// Gives the map thread something to do.
+    pub(super) fn ask_front_end(&self, job: Job) {
+        let client: Weak<dyn mapper::Client> = self.this.clone();
+        if let Err(error) = self.mapper.push(job, client, &self.helpers) {
+            tracing::error!(port = self.options.name, %error, "cannot start the map thread");
+            self.close();
+        }
+    }
+
+    /// Takes another look at the event queue when a wake held back by its rate is due.
+    pub(super) fn wake_later(&self, delay: Duration) {
+        let timer = match self.wake_timer.get() {
+            Some(timer) => timer,
+            None => match self.make_wake_timer() {
+                Ok(timer) => self.wake_timer.get_or_init(|| timer),
+                Err(error) => {
+                    // Late is better than never.
+                    tracing::error!(port = self.options.name, %error, "no timer");
+                    return self.look_again(0, EVENT_QUEUE);
+                }
+            },
+        };
+        let at = rustix::time::Timespec {
+            tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
+            // Zero would disarm it.
+            tv_nsec: i64::from(delay.subsec_nanos().max(1)),
+        };
+        let once = rustix::time::Itimerspec {
+            it_interval: rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: at,
+        };
+        let flags = rustix::time::TimerfdTimerFlags::empty();
+        let _ = rustix::time::timerfd_settime(timer, flags, &once);
+    }
+
+    fn make_wake_timer(&self) -> io::Result<OwnedFd> {
+        use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        if let Some(worker) = lock(&self.workers).first() {
+            worker.register_listener(timer.as_raw_fd(), edge, self.timer_event())?;
+        }
+        Ok(timer)
+    }
+
+    /// The window opens when a front end asked for its size and gave a channel for requests.
+    ///
+    /// Whether it acknowledges requests is not to be seen here. One that does not makes
+    /// every mapping look done at once; its driver finds out by the nonce.
+    fn update_window(&self, change: impl FnOnce(&mut WindowState)) {
+        let mut window = lock(&self.window);
+        change(&mut window);
+        if window.asked && window.channel {
+            self.device.set_window(self.options.window_size);
+        }
+    }
+
+    /// The nearest deadline, after doing what is due.
+    fn check_deadlines(&self) -> Option<Instant> {
+        let ack = match self.mapper.overdue(self.options.ack_timeout) {
+            Overdue::No => None,
+            Overdue::At(at) => Some(at),
+            Overdue::Yes => {
+                self.fault(
+                    Fault::NoAck,
+                    format_args!("a mapping was not acknowledged in time; closing the connection"),
+                );
+                self.close();
+                return None;
+            }
+        };
+        let stopped = self.options.stopped_grace.and_then(|grace| {
+            let mut stops = lock(&self.stops);
+            let end = stops.since? + grace;
+            if Instant::now() < end {
+                return Some(end);
+            }
+            stops.since = None;
+            drop(stops);
+            self.fault(
+                Fault::StoppedTooLong,
+                format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
+            );
+            self.device.end(Departure::Failed);
+            None
+        });
+        ack.into_iter().chain(stopped).min()
+    }
+
+    /// Sets a deadline, unless a nearer one is set.
+    fn arm(&self, at: Instant) {
+        {
+            let mut stops = lock(&self.stops);
+            if stops.armed.is_some_and(|armed| armed <= at) {
+                return;
+            }
+            stops.armed = Some(at);
+        }
+        self.timers.at(at, self.this.clone());
+    }
+
+    fn on_queue(&self, worker: usize, queue: u16) {
+        let Some(scratch) = self.scratch.get(worker) else { return };
+        let scratch = &mut *lock(scratch);
+        match queue {
+            CONTROL_QUEUE => {
+                self.publish_held();
+                self.serve_control(scratch);
+            }
+            EVENT_QUEUE => self.serve_events(scratch),
+            queue => self.serve_moves(queue, scratch),
+        }
+    }
+
+    fn on_bell(&self, worker: usize) -> io::Result<()> {
+        let (Some(bell), Some(again)) = (self.bells.get(worker), self.again.get(worker)) else {
+            return Ok(());
+        };
+        bell.take();
+        if self.exiting.load(Ordering::SeqCst) {
+            // The only way to end a worker without leaking the framework's exit descriptor.
+            return Err(io::Error::other("the session ended"));
+        }
+        if worker == 0 {
+            self.on_queue(0, EVENT_QUEUE);
+        }
+        let mut queues = again.swap(0, Ordering::Acquire);
+        while queues != 0 {
+            let queue = queues.trailing_zeros();
+            queues &= queues - 1;
+            self.on_queue(worker, queue as u16);
+        }
+        Ok(())
+    }
+}
+
+impl VhostUserBackend for Session {
+    type Bitmap = ();
+    type Vring = Ring;
+
+    fn num_queues(&self) -> usize {
+        usize::from(FIRST_MOVE_QUEUE + self.options.move_queues)
+    }
+
+    fn max_queue_size(&self) -> usize {
+        MAX_DESCRIPTORS
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+            | Features::all().bits()
+    }
+
+    fn acked_features(&self, features: u64) {
+        self.device.set_features(Features::from_bits_truncate(features));
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::SHMEM
+            | VhostUserProtocolFeatures::RESET_DEVICE
+    }
+
+    fn reset_device(&self) {
+        self.device.end(Departure::Orderly);
+        for ring in self.rings.get().into_iter().flatten() {
+            ring.forget();
+        }
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {
+        // The queues know.
+    }
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let config = self.device.config();
+        let tail = config.as_bytes().get(offset as usize..).unwrap_or_default();
+        let mut bytes: Vec<u8> = tail.iter().copied().take(size as usize).collect();
+        bytes.resize(size as usize, 0);
+        bytes
+    }
+
+    fn set_config(&self, _offset: u32, _buf: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn update_memory(&self, memory: Memory) -> io::Result<()> {
+        let table = GuestMemoryMmap::clone(&memory.memory());
+        if !self.options.allow_unsealed
+            && let Err(error) = guest_memory::check(&table)
+        {
+            self.fault(
+                Fault::UnsealedMemory,
+                format_args!("{error}; give the guest a sealed memfd, or allow-unsealed"),
+            );
+            return Err(io::Error::other(error.to_string()));
+        }
+        if let Ok(checked) = self.memory.lock() {
+            checked.replace(table);
+        }
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&self, backend: Backend) {
+        self.mapper.set_channel(backend);
+        self.update_window(|window| window.channel = true);
+    }
+
+    fn get_shmem_config(&self) -> io::Result<VhostUserShMemConfig> {
+        self.update_window(|window| window.asked = true);
+        let mut sizes = [0; WINDOW_SHMID as usize + 1];
+        sizes[WINDOW_SHMID as usize] = self.options.window_size;
+        Ok(VhostUserShMemConfig::new(1, &sizes))
+    }
+
+    fn queues_per_thread(&self) -> Vec<u64> {
+        let moves = (1 << self.options.move_queues) - 1;
+        vec![0b11, moves << FIRST_MOVE_QUEUE]
+    }
+
+    fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
+        // The framework never closes what it gets here. Workers end by `on_bell` instead, which
+        // `end` causes; a framework object must not be dropped before.
+        None
+    }
+
+    fn handle_event(
+        &self,
+        event: u16,
+        _set: EventSet,
+        _vrings: &[Ring],
+        worker: usize,
+    ) -> io::Result<()> {
+        let event = u64::from(event);
+        if event == self.bell_event() {
+            return self.on_bell(worker);
+        }
+        if event == self.timer_event() {
+            self.on_queue(worker, EVENT_QUEUE);
+        } else if worker == 0 {
+            self.on_queue(worker, event as u16);
+        } else {
+            // Queues are numbered within their worker here.
+            self.on_queue(worker, event as u16 + FIRST_MOVE_QUEUE);
+        }
+        Ok(())
+    }
+}
+
+impl Watcher for Session {
+    fn not_an_eventfd(&self, queue: usize, what: &'static str) {
+        self.fault(
+            Fault::NotEventfd,
+            format_args!("the {what} descriptor of queue {queue} is no eventfd; closing"),
+        );
+        self.close();
+    }
+
+    fn kick_goes(&self, fd: RawFd) {
+        for worker in &*lock(&self.workers) {
+            // The data does not matter for removal. Not being there is fine.
+            let _ = worker.unregister_listener(fd, EventSet::IN, self.bell_event());
+        }
+    }
+
+    fn ring_changed(&self, queue: usize, running: bool) {
+        if queue == usize::from(CONTROL_QUEUE) {
+            self.mapper.set_running(running);
+        }
+        let mut stops = lock(&self.stops);
+        let before = stops.running;
+        let bit = 1 << queue;
+        stops.running = if running { before | bit } else { before & !bit };
+        if stops.running != 0 {
+            stops.since = None;
+        } else if before != 0 {
+            let now = Instant::now();
+            stops.since = Some(now);
+            drop(stops);
+            if let Some(grace) = self.options.stopped_grace {
+                self.arm(now + grace);
+            }
+        }
+    }
+}
+
+impl mapper::Client for Session {
+    fn life(&self) -> u32 {
+        self.ring(CONTROL_QUEUE).map_or(0, Ring::life)
+    }
+
+    fn asking(&self) {
+        self.arm(Instant::now() + self.options.ack_timeout);
+    }
+
+    fn done(&self, job: Job, answer: Answer) {
+        let ok = match &answer {
+            Answer::Done => true,
+            Answer::Refused => {
+                self.fault(Fault::MapRefused, format_args!("the front end refused a mapping"));
+                false
+            }
+            Answer::NotAsked(why) => {
+                tracing::debug!(port = self.options.name, why, "a mapping was not asked for");
+                false
+            }
+            Answer::Unknown(error) => {
+                self.fault(Fault::BadMessage, format_args!("channel: {error}; closing"));
+                // The job ends without an outcome, which the device understands. So does the
+                // connection: what it has mapped is anybody's guess.
+                return self.close();
+            }
+        };
+        let answer = match job {
+            Job::Map(job, pending) => Some((pending, self.device.mapped(job, ok))),
+            Job::Unmap(job, pending) => Some((pending, self.device.unmapped(job, ok))),
+            // Not asked: dropped, and offered again after the next HELLO.
+            Job::Stale(_) if matches!(answer, Answer::NotAsked(_)) => None,
+            Job::Stale(stale) => {
+                self.device.stale_unmapped(stale);
+                None
+            }
+        };
+        if let Some(answer) = answer {
+            lock(&self.held).push_back(answer);
+            self.any_held.store(true, Ordering::Release);
+            self.look_again(0, CONTROL_QUEUE);
+        }
+    }
+}
+
+impl Timed for Session {
+    fn expired(&self) {
+        lock(&self.stops).armed = None;
+        if let Some(next) = self.check_deadlines() {
+            self.arm(next);
+        }
+    }
+}
