@@ -1,14 +1,19 @@
-//! A fabric: one CHID with its own registry, token table and quotas.
+//! A fabric: one CHID with its own devices, GIDs and tokens.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use virtio_ism_abi::{Chid, Gid};
 
-use super::{Clock, Device, Doorbell, FabricCaps, FabricInfo, Limits, MonotonicClock};
-
-/// GIDs that live on this host. Fabrics of one daemon share one.
-#[derive(Debug, Default)]
-pub struct GidPool {}
+use super::dmb::Tokens;
+use super::gid::usable;
+use super::life::{Contact, Life};
+use super::slab::Gauges;
+use super::sync::{lock, read, write};
+use super::{
+    Clock, Departure, Device, Doorbell, FabricCaps, FabricInfo, GidPool, Limits, MonotonicClock,
+};
 
 /// How a fabric is made.
 #[derive(Clone)]
@@ -19,7 +24,7 @@ pub struct FabricConfig {
     pub limits: Limits,
     /// Caps on the sum of the devices' limits.
     pub caps: FabricCaps,
-    /// GIDs of the host.
+    /// GIDs of the host: one pool for all fabrics of a daemon.
     pub gids: Arc<GidPool>,
     /// The clock of rates and event times.
     pub clock: Arc<dyn Clock>,
@@ -56,7 +61,7 @@ pub enum FabricError {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The sum of limits would exceed a cap of the fabric.
-    #[error("{what} would exceed the fabric's cap")]
+    #[error("{what} of all devices would exceed the fabric's cap")]
     Cap {
         /// Which sum.
         what: &'static str,
@@ -67,7 +72,7 @@ pub enum JoinError {
     /// The pinned GID is alive already, or equals a living one in its second half.
     #[error("GID {0} is in use")]
     GidInUse(Gid),
-    /// The pinned GID is one that no driver could live with.
+    /// The pinned GID has a half of zeroes, with which no driver could live.
     #[error("GID {0} is not usable")]
     GidIllegal(Gid),
     /// All devices of a loopback fabric share the fabric's GID.
@@ -83,43 +88,190 @@ pub enum JoinError {
 pub struct PortConfig {
     /// Name for logs and metrics.
     pub name: String,
-    /// Every life has this GID. For tests.
+    /// Every life has this GID. For tests: a GID that comes back can be taken for its predecessor.
     pub pinned_gid: Option<Gid>,
     /// Limits, if not the fabric's defaults.
     pub limits: Option<Limits>,
     /// Mapping slots of the front end, if not the limits'.
     pub max_maps: Option<u32>,
-    /// Move queues, told in the configuration.
+    /// Move queues, told in the configuration. 0 counts as 1.
     pub num_move_queues: u16,
 }
 
 /// One CHID.
-#[derive(Debug)]
-pub struct Fabric {}
+pub struct Fabric {
+    pub(super) chid: Chid,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) gids: Arc<GidPool>,
+    pub(super) tokens: Tokens,
+    pub(super) gauges: Arc<Gauges>,
+    /// On loopback: the GID of every member.
+    pub(super) shared_gid: Option<Gid>,
+    limits: Limits,
+    caps: FabricCaps,
+    serial: AtomicU64,
+    /// Who can be named by a GID. One life per GID, except on loopback.
+    lives: RwLock<HashMap<Gid, Vec<Arc<Life>>>>,
+    members: Mutex<Members>,
+}
+
+#[derive(Default)]
+struct Members {
+    devices: HashMap<u64, (Weak<Device>, Limits)>,
+}
 
 impl Fabric {
     /// A fabric without devices.
     ///
     /// # Errors
     /// See [`FabricError`].
-    pub fn new(_config: FabricConfig) -> Result<Arc<Fabric>, FabricError> {
-        Ok(Arc::new(Fabric {}))
+    pub fn new(config: FabricConfig) -> Result<Arc<Fabric>, FabricError> {
+        let FabricConfig { chid, limits, caps, gids, clock } = config;
+        if !chid.is_emulated() {
+            return Err(FabricError::Chid(chid));
+        }
+        limits.check().map_err(FabricError::Limits)?;
+        let shared_gid =
+            if chid.is_loopback() { Some(gids.draw().map_err(FabricError::Random)?) } else { None };
+        Ok(Arc::new(Fabric {
+            chid,
+            clock,
+            gids,
+            tokens: Tokens::default(),
+            gauges: Arc::default(),
+            shared_gid,
+            limits,
+            caps,
+            serial: AtomicU64::new(0),
+            lives: RwLock::default(),
+            members: Mutex::default(),
+        }))
     }
 
-    /// Adds a device. `bell` is rung when events wait for it. It leaves when the last `Arc` goes.
+    /// Adds a device. `bell` is rung when events wait for it. It leaves when its last `Arc` goes.
     ///
     /// # Errors
     /// See [`JoinError`].
     pub fn join(
         self: &Arc<Fabric>,
-        _port: PortConfig,
-        _bell: Arc<dyn Doorbell>,
+        port: PortConfig,
+        bell: Arc<dyn Doorbell>,
     ) -> Result<Arc<Device>, JoinError> {
-        Err(JoinError::Limits("not yet"))
+        let limits = port.limits.unwrap_or(self.limits);
+        limits.check().map_err(JoinError::Limits)?;
+        let member = self.next_serial();
+        // Held until the device is in: two that join at once are counted one after the other.
+        let mut members = lock(&self.members);
+        members.check_caps(&self.caps, &limits)?;
+        let first_gid = self.first_gid(port.pinned_gid)?;
+        let contact = Contact::new(member, bell, self.clock.clone(), limits.wake_rate());
+        let device = Device::new(self.clone(), port, limits, Arc::new(contact), first_gid);
+        members.devices.insert(member, (Arc::downgrade(&device), limits));
+        Ok(device)
     }
 
     /// The fabric as it is now.
     pub fn snapshot(&self) -> FabricInfo {
-        FabricInfo { chid: Chid(0), tokens: 0, slabs: 0, slab_bytes: 0, devices: Vec::new() }
+        let mut devices = self.devices();
+        devices.sort_by_key(|device| device.contact.member);
+        FabricInfo {
+            chid: self.chid,
+            tokens: self.tokens.len(),
+            slabs: self.gauges.slabs.load(Ordering::Relaxed),
+            slab_bytes: self.gauges.slab_bytes.load(Ordering::Relaxed),
+            devices: devices.iter().map(|device| device.info()).collect(),
+        }
+    }
+
+    fn first_gid(&self, pinned: Option<Gid>) -> Result<Gid, JoinError> {
+        match (pinned, self.shared_gid) {
+            (Some(_), Some(_)) => Err(JoinError::GidOnLoopback),
+            (None, Some(shared)) => Ok(shared),
+            (Some(pinned), None) if !usable(pinned) => Err(JoinError::GidIllegal(pinned)),
+            (Some(pinned), None) if !self.gids.claim(pinned) => Err(JoinError::GidInUse(pinned)),
+            (Some(pinned), None) => Ok(pinned),
+            (None, None) => self.gids.draw().map_err(JoinError::Random),
+        }
+    }
+
+    /// A number that nothing else on the fabric has.
+    pub(super) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Who has this GID.
+    pub(super) fn find(&self, gid: Gid) -> Vec<Arc<Life>> {
+        read(&self.lives).get(&gid).cloned().unwrap_or_default()
+    }
+
+    /// Makes a life known.
+    pub(super) fn enlist(&self, life: &Arc<Life>) {
+        write(&self.lives).entry(life.gid).or_default().push(life.clone());
+    }
+
+    /// Makes a life unknown: nothing new can name it.
+    pub(super) fn retire(&self, life: &Arc<Life>) {
+        let mut lives = write(&self.lives);
+        if let Some(same) = lives.get_mut(&life.gid) {
+            same.retain(|other| !Arc::ptr_eq(other, life));
+            if same.is_empty() {
+                lives.remove(&life.gid);
+            }
+        }
+    }
+
+    /// Tells everybody who is related that a life has ended. The caller holds no lock of a device.
+    pub(super) fn announce_end(&self, life: &Life, how: Departure) {
+        // Members of a loopback fabric share the GID: it is not gone with one of them.
+        if self.shared_gid.is_some() {
+            return;
+        }
+        for device in self.devices() {
+            if device.contact.member != life.contact.member {
+                device.peer_ended(life.gid, how == Departure::Failed);
+            }
+        }
+    }
+
+    /// Forgets a device that is being dropped.
+    pub(super) fn leave(&self, member: u64) {
+        lock(&self.members).devices.remove(&member);
+    }
+
+    fn devices(&self) -> Vec<Arc<Device>> {
+        lock(&self.members).devices.values().filter_map(|(device, _)| device.upgrade()).collect()
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        if let Some(gid) = self.shared_gid {
+            self.gids.release(gid);
+        }
+    }
+}
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric").field("chid", &self.chid).finish_non_exhaustive()
+    }
+}
+
+impl Members {
+    /// Whether the fabric can keep its promises to one more device with these limits.
+    fn check_caps(&self, caps: &FabricCaps, new: &Limits) -> Result<(), JoinError> {
+        let all = || self.devices.values().map(|(_, limits)| limits).chain([new]);
+        let sum = |of: fn(&Limits) -> u64| all().fold(0u64, |sum, l| sum.saturating_add(of(l)));
+        for (what, sum, cap) in [
+            ("devices", sum(|_| 1), u64::from(caps.devices)),
+            ("DMBs", sum(|l| l.max_dmbs.into()), caps.dmbs),
+            ("DMB bytes", sum(|l| l.dmb_bytes), caps.dmb_bytes),
+            ("slab bytes", sum(|l| l.slab_bytes), caps.slab_bytes),
+        ] {
+            if sum > cap {
+                return Err(JoinError::Cap { what });
+            }
+        }
+        Ok(())
     }
 }

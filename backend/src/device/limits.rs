@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::rate::Rate;
 use virtio_ism_abi::config::{DMB_MAX, DMB_MIN, MAX_MOVE, SLAB_ALIGN};
 
 /// What one device may have. Counts and bytes; defaults are those of docs/virtio-ism.md, "Limits
@@ -67,6 +68,56 @@ impl Default for Limits {
         }
     }
 }
+
+impl Limits {
+    /// Whether the limits agree with each other and with this revision; else what is wrong.
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        let dmb_sizes = self.dmb_min.is_power_of_two()
+            && self.dmb_max.is_power_of_two()
+            && (DMB_MIN..=DMB_MAX).contains(&self.dmb_min)
+            && (self.dmb_min..=DMB_MAX).contains(&self.dmb_max);
+        let aligned =
+            self.dmb_align.is_power_of_two() && (PAGE..=self.dmb_min).contains(&self.dmb_align);
+        // Front ends map in steps of 64 KiB.
+        let slabs = self.slab_align.is_power_of_two() && self.slab_align >= 64 << 10;
+        let moves = self.max_segs >= 1 && (1..=MAX_MOVE).contains(&self.max_move);
+        let rates = self.commands_per_second > 0
+            && self.queries_per_second > 0
+            && self.wakes_per_second > 0;
+        [
+            (dmb_sizes, "dmb_min and dmb_max: powers of two, 16 KiB to 32 MiB, in order"),
+            (aligned, "dmb_align: a power of two, 4 KiB to dmb_min"),
+            (slabs, "slab_align: a power of two, at least 64 KiB"),
+            (self.max_dmbs > 0, "max_dmbs: at least 1"),
+            (self.max_sg > 0, "max_sg: at least 1"),
+            (moves, "max_segs and max_move: at least 1, max_move at most 1 MiB"),
+            (rates, "rates: at least 1 per second"),
+        ]
+        .into_iter()
+        .find(|(fine, _)| !fine)
+        .map_or(Ok(()), |(_, what)| Err(what))
+    }
+
+    /// Control commands: bursts of a tenth of a second.
+    pub(super) fn command_rate(&self) -> Rate {
+        Rate::new(self.commands_per_second, self.commands_per_second / 10)
+    }
+
+    /// QUERY_GID: bursts of a tenth of a second.
+    pub(super) fn query_rate(&self) -> Rate {
+        Rate::new(self.queries_per_second, self.queries_per_second / 10)
+    }
+
+    /// SLAB_WAKE of one slab.
+    pub(super) fn wake_rate(&self) -> Rate {
+        Rate::new(self.wakes_per_second, WAKE_BURST)
+    }
+}
+
+/// Smallest alignment of guest memory, bytes.
+const PAGE: u32 = 4096;
+/// SLAB_WAKE records of one slab that may follow each other at once.
+const WAKE_BURST: u32 = 64;
 
 /// What the devices of a fabric may have together. A device that would take the sum of limits
 /// above a cap cannot join, so no quota is ever overcommitted.

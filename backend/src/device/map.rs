@@ -1,24 +1,73 @@
-//! What the front end is asked to do: map and unmap slabs.
+//! Replies, and what the front end is asked to do: map and unmap slabs.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
 
-/// Bytes of a reply, at most header and largest body.
-#[derive(Clone, Copy, Debug)]
+use virtio_ism_abi::Status;
+use virtio_ism_abi::command::{ReplyHeader, StatsReply};
+use zerocopy::IntoBytes;
+
+use super::Device;
+use super::life::Life;
+use super::slab::Slab;
+
+/// Bytes of a reply.
+#[derive(Clone, Copy)]
 pub struct Reply {
-    pub(super) bytes: [u8; Reply::MAX],
-    pub(super) len: u8,
+    bytes: [u8; Reply::MAX],
+    len: usize,
 }
 
 impl Reply {
     /// Longest reply in bytes: STATS.
-    pub const MAX: usize = 8 + 128;
+    pub const MAX: usize = size_of::<ReplyHeader>() + size_of::<StatsReply>();
+
+    /// A success: header and body.
+    pub(super) fn ok(tag: u32, body: &[u8]) -> Reply {
+        let mut reply = Reply::refusal(tag, Status::Ok);
+        if let Some(room) = reply.bytes.get_mut(reply.len..reply.len + body.len()) {
+            room.copy_from_slice(body);
+            reply.len += body.len();
+        }
+        reply
+    }
+
+    /// The header alone.
+    pub(super) fn refusal(tag: u32, status: Status) -> Reply {
+        let header =
+            ReplyHeader { status: status.code().into(), tag: tag.into(), ..Default::default() };
+        let mut reply = Reply { bytes: [0; Reply::MAX], len: size_of::<ReplyHeader>() };
+        // The buffer is longer than a header.
+        let _ = header.write_to_prefix(&mut reply.bytes);
+        reply
+    }
+
+    /// As much of it as fits into `room` bytes.
+    pub(super) fn cut(mut self, room: usize) -> Reply {
+        self.len = self.len.min(room);
+        self
+    }
+
+    /// The status it carries; `None` if it was cut that short.
+    pub fn status(&self) -> Option<Status> {
+        let code = self.first_chunk::<2>()?;
+        Status::from_code(u16::from_le_bytes(*code))
+    }
 }
 
 impl Deref for Reply {
     type Target = [u8];
+
     fn deref(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    /// Without the body, which may hold a token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("status", &self.status()).field("len", &self.len).finish()
     }
 }
 
@@ -27,22 +76,44 @@ impl Deref for Reply {
 pub enum Outcome {
     /// Answered.
     Reply(Reply),
-    /// Answered after the front end mapped a slab: [`Device::mapped`](super::Device::mapped).
+    /// Answered after the front end mapped a slab: [`Device::mapped`].
     Map(MapJob),
-    /// Answered after the front end unmapped a slab:
-    /// [`Device::unmapped`](super::Device::unmapped).
+    /// Answered after the front end unmapped a slab: [`Device::unmapped`].
     Unmap(UnmapJob),
 }
 
-/// A REGISTER or ATTACH that waits for the front end. Jobs of one device must be done in the order
-/// in which they came.
+/// A REGISTER or ATTACH that waits for the front end.
+///
+/// Jobs of one device, of both kinds, are to be done in the order in which they came. A job holds
+/// no lock. A job that is dropped counts as one whose outcome nobody knows: the command fails, and
+/// the range is kept aside until the front end has confirmed that nothing is mapped there.
 #[derive(Debug)]
-pub struct MapJob {}
+pub struct MapJob {
+    pub(super) ticket: Ticket,
+    /// A REGISTER or an ATTACH of this token.
+    pub(super) what: Waiting,
+    /// `false`: an earlier job asks for the same slab.
+    pub(super) asks: bool,
+}
+
+impl Drop for MapJob {
+    fn drop(&mut self) {
+        if let Some(device) = self.ticket.abandoned() {
+            device.finish_map(self, Answer::Unknown);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    Register(u64),
+    Attach(u64),
+}
 
 /// What to ask the front end for.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest<'a> {
-    /// Memory of the slab, a sealed memfd.
+    /// Memory of the slab, a sealed memfd. To be mapped shared, readable and writable.
     pub fd: BorrowedFd<'a>,
     /// Offset in it, bytes.
     pub fd_offset: u64,
@@ -53,34 +124,119 @@ pub struct MapRequest<'a> {
 }
 
 impl MapJob {
-    /// What to ask the front end for; `None`: an earlier job of this device asks for the same slab,
-    /// so there is nothing to ask, just call `mapped(job, true)` in turn.
+    /// What to ask the front end for. `None`: an earlier job of this device asks for the same slab,
+    /// so there is nothing to ask; just call [`Device::mapped`] with `true` in turn.
     pub fn request(&self) -> Option<MapRequest<'_>> {
-        None
+        let Ticket { slab, offset, .. } = &self.ticket;
+        self.asks.then(|| MapRequest {
+            fd: slab.fd(),
+            fd_offset: 0,
+            window_offset: *offset,
+            len: slab.len(),
+        })
+    }
+
+    /// The request's tag.
+    pub fn tag(&self) -> u32 {
+        self.ticket.tag
     }
 }
 
-/// A RELEASE_SLAB that waits for the front end.
+/// A RELEASE_SLAB that waits for the front end. As [`MapJob`].
 #[derive(Debug)]
-pub struct UnmapJob {}
+pub struct UnmapJob {
+    pub(super) ticket: Ticket,
+}
+
+impl Drop for UnmapJob {
+    fn drop(&mut self) {
+        if let Some(device) = self.ticket.abandoned() {
+            device.finish_unmap(self, Answer::Unknown);
+        }
+    }
+}
 
 impl UnmapJob {
     /// Offset in the window, bytes.
     pub fn window_offset(&self) -> u64 {
-        0
+        self.ticket.offset
     }
+
     /// Length, bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
-        0
+        self.ticket.slab.len()
+    }
+
+    /// The request's tag.
+    pub fn tag(&self) -> u32 {
+        self.ticket.tag
     }
 }
 
-/// A range that a past life may have left mapped.
+/// What a job is about: a slab's place in the window of one life.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) device: Weak<Device>,
+    pub(super) life: Arc<Life>,
+    pub(super) tag: u32,
+    pub(super) slab_id: u32,
+    pub(super) slab: Arc<Slab>,
+    pub(super) offset: u64,
+    /// The front end's answer was taken.
+    pub(super) settled: bool,
+}
+
+impl Ticket {
+    /// The device, if it still waits for an answer.
+    fn abandoned(&mut self) -> Option<Arc<Device>> {
+        if std::mem::replace(&mut self.settled, true) { None } else { self.device.upgrade() }
+    }
+}
+
+/// A range that a past life may have left mapped. One that is dropped is offered again.
 #[derive(Debug)]
 pub struct StaleMap {
+    pub(super) device: Weak<Device>,
+    pub(super) window_offset: u64,
+    pub(super) len: u64,
+    pub(super) settled: bool,
+}
+
+impl Drop for StaleMap {
+    fn drop(&mut self) {
+        if !self.settled
+            && let Some(device) = self.device.upgrade()
+        {
+            device.finish_stale(self, Answer::Unknown);
+        }
+    }
+}
+
+impl StaleMap {
     /// Offset in the window, bytes.
-    pub window_offset: u64,
+    pub fn window_offset(&self) -> u64 {
+        self.window_offset
+    }
+
     /// Length, bytes.
-    pub len: u64,
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+/// A front end's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Yes,
+    No,
+    /// The job was dropped.
+    Unknown,
+}
+
+impl Answer {
+    pub(super) fn of(ok: bool) -> Answer {
+        if ok { Answer::Yes } else { Answer::No }
+    }
 }

@@ -1,0 +1,234 @@
+//! What a driver claims, read from a private copy of its request.
+//!
+//! Everything that can be judged by looking at the bytes is judged here; whether a claimed GID,
+//! token or slab exists is the registry's business. Reserved fields are ignored
+//! (docs/virtio-ism.md, "Conventions").
+
+use virtio_ism_abi::command::{
+    BACKING_GUEST, BACKING_WINDOW, HelloRequest, Op, QueryGidRequest, RegisterRequest,
+    ReleaseSlabRequest, ReplyHeader, RequestHeader, SgEntry, SignalEventRequest, TokenRequest,
+};
+use virtio_ism_abi::config::Features;
+use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
+use virtio_ism_abi::{Gid, REVISION, Status};
+use zerocopy::FromBytes;
+
+use super::Limits;
+
+/// A command whose bytes make sense.
+#[derive(Debug)]
+pub(super) enum Claim {
+    Hello { driver_max_idx: u32 },
+    QueryGid(Gid),
+    Register(RegisterClaim),
+    Unregister(u64),
+    Attach(u64),
+    Detach(u64),
+    ReleaseSlab(u32),
+    SignalEvent(SignalClaim),
+    Stats,
+}
+
+#[derive(Debug)]
+pub(super) struct RegisterClaim {
+    pub(super) user: Gid,
+    pub(super) idx: u32,
+    pub(super) len: u32,
+    pub(super) wait_group: u16,
+    pub(super) backing: BackingClaim,
+}
+
+#[derive(Debug)]
+pub(super) enum BackingClaim {
+    Guest(Vec<PieceClaim>),
+    Window,
+}
+
+/// Guest-physical memory, not yet looked up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PieceClaim {
+    pub(super) gpa: u64,
+    pub(super) len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SignalClaim {
+    pub(super) to: Gid,
+    pub(super) trigger: u32,
+    pub(super) code: u32,
+    pub(super) info: u64,
+}
+
+/// Tag of a request; 0 if it is too short to have one.
+pub(super) fn tag(request: &[u8]) -> u32 {
+    RequestHeader::read_from_prefix(request).map_or(0, |(header, _)| header.tag.get())
+}
+
+impl Claim {
+    /// Reads a request of a driver that accepted `features` and offers `room` bytes for the reply.
+    pub(super) fn parse(
+        request: &[u8],
+        room: usize,
+        features: Features,
+        limits: &Limits,
+    ) -> Result<Claim, Status> {
+        let (header, body) =
+            RequestHeader::read_from_prefix(request).map_err(|_| Status::Einval)?;
+        let op = Op::from_code(header.op.get()).ok_or(Status::Einval)?;
+        let claim = match op {
+            Op::Hello => hello(fixed(body)?)?,
+            Op::QueryGid => Claim::QueryGid(fixed::<QueryGidRequest>(body)?.gid),
+            Op::Register => register(body, limits)?,
+            Op::Unregister => Claim::Unregister(token(body)?),
+            Op::Attach => Claim::Attach(token(body)?),
+            Op::Detach => Claim::Detach(token(body)?),
+            Op::ReleaseSlab => Claim::ReleaseSlab(fixed::<ReleaseSlabRequest>(body)?.slab_id.get()),
+            Op::SignalEvent if features.contains(Features::SW_EVENT) => signal(fixed(body)?),
+            Op::Stats if features.contains(Features::STATS) && body.is_empty() => Claim::Stats,
+            Op::SignalEvent | Op::Stats => return Err(Status::Einval),
+        };
+        if room < size_of::<ReplyHeader>() + op.reply_body_len() {
+            return Err(Status::E2small);
+        }
+        Ok(claim)
+    }
+}
+
+/// A body of exactly this type's size.
+fn fixed<T: FromBytes>(body: &[u8]) -> Result<T, Status> {
+    T::read_from_bytes(body).map_err(|_| Status::Einval)
+}
+
+fn token(body: &[u8]) -> Result<u64, Status> {
+    Ok(fixed::<TokenRequest>(body)?.token.get())
+}
+
+fn hello(body: HelloRequest) -> Result<Claim, Status> {
+    if body.abi.get() != REVISION {
+        return Err(Status::Einval);
+    }
+    Ok(Claim::Hello { driver_max_idx: body.driver_max_idx.get() })
+}
+
+fn signal(body: SignalEventRequest) -> Claim {
+    Claim::SignalEvent(SignalClaim {
+        to: body.gid,
+        trigger: body.trigger.get(),
+        code: body.code.get(),
+        info: body.info.get(),
+    })
+}
+
+fn register(body: &[u8], limits: &Limits) -> Result<Claim, Status> {
+    let (fields, entries) = RegisterRequest::read_from_prefix(body).map_err(|_| Status::Einval)?;
+    let len = fields.len.get();
+    if !len.is_power_of_two()
+        || !(limits.dmb_min..=limits.dmb_max).contains(&len)
+        || fields.user_gid == Gid::NONE
+    {
+        return Err(Status::Einval);
+    }
+    let backing = match fields.backing.get() {
+        BACKING_WINDOW if fields.nsg.get() == 0 && entries.is_empty() => BackingClaim::Window,
+        BACKING_GUEST => BackingClaim::Guest(pieces(entries, fields.nsg.get(), len, limits)?),
+        _ => return Err(Status::Einval),
+    };
+    Ok(Claim::Register(RegisterClaim {
+        user: fields.user_gid,
+        idx: fields.idx.get(),
+        len,
+        wait_group: fields.wait_group.get(),
+        backing,
+    }))
+}
+
+/// `nsg` entries, aligned, without wrap, that add up to `len`.
+fn pieces(entries: &[u8], nsg: u32, len: u32, limits: &Limits) -> Result<Vec<PieceClaim>, Status> {
+    let exact = u64::from(nsg) * size_of::<SgEntry>() as u64;
+    if nsg == 0 || nsg > u32::from(limits.max_sg) || entries.len() as u64 != exact {
+        return Err(Status::Einval);
+    }
+    let mut pieces = Vec::with_capacity(nsg as usize);
+    let mut sum = 0;
+    for entry in entries.chunks_exact(size_of::<SgEntry>()) {
+        let entry: SgEntry = fixed(entry)?;
+        let (gpa, piece_len) = (entry.gpa.get(), entry.len.get());
+        let aligned = gpa.is_multiple_of(u64::from(limits.dmb_align))
+            && piece_len.is_multiple_of(limits.dmb_align);
+        if !aligned || piece_len == 0 || gpa.checked_add(u64::from(piece_len)).is_none() {
+            return Err(Status::Einval);
+        }
+        sum += u64::from(piece_len);
+        pieces.push(PieceClaim { gpa, len: piece_len });
+    }
+    if sum != u64::from(len) {
+        return Err(Status::Einval);
+    }
+    Ok(pieces)
+}
+
+/// A MOVE whose header and segments agree with each other and with the payload. Whether they fit
+/// into the DMB is known once there is a DMB.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MoveClaim<'a> {
+    pub(super) token: u64,
+    pub(super) signal: bool,
+    pub(super) mask: u16,
+    pub(super) total: u32,
+    segments: &'a [u8],
+}
+
+impl<'a> MoveClaim<'a> {
+    /// Reads header and segments of a driver that accepted `features` and sends `payload_len` bytes
+    /// behind them.
+    pub(super) fn parse(
+        head: &'a [u8],
+        payload_len: u64,
+        features: Features,
+        limits: &Limits,
+    ) -> Result<MoveClaim<'a>, Status> {
+        let (header, segments) = MoveHeader::read_from_prefix(head).map_err(|_| Status::Einval)?;
+        let nseg = header.nseg.get();
+        let exact = usize::from(nseg) * size_of::<Segment>();
+        let flags = header.flags.get();
+        if segments.len() != exact
+            || nseg > limits.max_segs
+            || flags & !move_flags::SIGNAL != 0
+            || (nseg > 0 && !features.contains(Features::MOVE))
+        {
+            return Err(Status::Einval);
+        }
+        let claim = MoveClaim {
+            token: header.token.get(),
+            signal: flags & move_flags::SIGNAL != 0,
+            mask: header.mask.get(),
+            total: header.total.get(),
+            segments,
+        };
+        let sum: u64 = claim.segments().map(|(_, len)| u64::from(len)).sum();
+        let total = u64::from(claim.total);
+        if sum != total || payload_len != total || claim.total > limits.max_move {
+            return Err(Status::Einval);
+        }
+        Ok(claim)
+    }
+
+    /// Offset and length of each segment, bytes.
+    pub(super) fn segments(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
+        self.segments
+            .chunks_exact(size_of::<Segment>())
+            .filter_map(|bytes| Segment::read_from_bytes(bytes).ok())
+            .map(|segment| (segment.offset.get(), segment.len.get()))
+    }
+
+    /// Whether there is no segment: nothing but the signal.
+    pub(super) fn is_pure_signal(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Whether every segment lies in a DMB of `dmb_len` bytes.
+    pub(super) fn fits(&self, dmb_len: u32) -> bool {
+        self.segments()
+            .all(|(offset, len)| u64::from(offset) + u64::from(len) <= u64::from(dmb_len))
+    }
+}

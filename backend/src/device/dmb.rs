@@ -1,0 +1,266 @@
+//! DMBs and the tokens that name them.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+use virtio_ism_abi::{Gid, Token};
+
+use super::life::Life;
+use super::slab::Place;
+use super::sync::{read, write};
+
+/// A DMB: who may write what.
+#[derive(Debug)]
+pub(super) struct Dmb {
+    pub(super) token: Token,
+    pub(super) owner: Arc<Life>,
+    pub(super) user: Gid,
+    /// The owner's number for it.
+    pub(super) idx: u32,
+    /// Bytes.
+    pub(super) len: u32,
+    pub(super) backing: Backing,
+    gate: RwLock<Gate>,
+    /// Follows the gate; for looks that need no lock.
+    registered: AtomicBool,
+    /// Guest memory: the mask that waits to be told, and [`RAISED`].
+    pending: AtomicU32,
+    /// Window: users that have it in their own window and can raise its line themselves.
+    pub(super) mapped_users: AtomicU32,
+}
+
+/// Marks that a signal is pending, whatever its mask.
+const RAISED: u32 = 1 << 16;
+
+/// Where the bytes of a DMB are.
+#[derive(Debug)]
+pub(super) enum Backing {
+    /// Memory of the owner's guest, in order. Looked up again on every move.
+    Guest(Vec<Piece>),
+    /// A slab.
+    Window(Place),
+}
+
+/// A piece of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Where in the DMB it starts, bytes.
+    pub(super) start: u32,
+    /// Bytes.
+    pub(super) len: u32,
+    /// Guest-physical address.
+    pub(super) gpa: u64,
+}
+
+/// Moves run with the gate's read side; register, attach, detach and unregister take its write
+/// side, and so wait for the moves that run.
+#[derive(Debug)]
+pub(super) struct Gate {
+    registered: bool,
+    /// Who has it attached.
+    holders: Vec<Arc<Life>>,
+}
+
+impl Dmb {
+    pub(super) fn new(
+        token: Token,
+        owner: Arc<Life>,
+        user: Gid,
+        idx: u32,
+        len: u32,
+        backing: Backing,
+    ) -> Arc<Dmb> {
+        Arc::new(Dmb {
+            token,
+            owner,
+            user,
+            idx,
+            len,
+            backing,
+            gate: RwLock::new(Gate { registered: true, holders: Vec::new() }),
+            registered: AtomicBool::new(true),
+            pending: AtomicU32::new(0),
+            mapped_users: AtomicU32::new(0),
+        })
+    }
+
+    /// The place in a slab, if it has one.
+    pub(super) fn place(&self) -> Option<&Place> {
+        match &self.backing {
+            Backing::Window(place) => Some(place),
+            Backing::Guest(_) => None,
+        }
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered.load(Ordering::Acquire)
+    }
+
+    /// Keeps the DMB registered until the guard goes; `None` if it no longer is.
+    pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, Gate>> {
+        Some(read(&self.gate)).filter(|gate| gate.registered)
+    }
+
+    /// Adds a user that wants to hear when the DMB goes; `false` if it is gone.
+    pub(super) fn hold(&self, user: &Arc<Life>) -> bool {
+        let mut gate = write(&self.gate);
+        if gate.registered {
+            gate.holders.push(user.clone());
+        }
+        gate.registered
+    }
+
+    /// Removes a user.
+    pub(super) fn let_go(&self, user: &Arc<Life>) {
+        write(&self.gate).holders.retain(|holder| !Arc::ptr_eq(holder, user));
+    }
+
+    /// Ends the DMB: waits for the moves that run, lets no further one in, tells its users. With
+    /// `tell_owner` the owner is told, too, since it did not ask for it.
+    pub(super) fn close(&self, tokens: &Tokens, tell_owner: bool) {
+        tokens.remove(self.token);
+        let mut gate = write(&self.gate);
+        if !gate.registered {
+            return;
+        }
+        gate.registered = false;
+        self.registered.store(false, Ordering::Release);
+        // Told with the gate held: a user that lets go finds the news in its mailbox, not on the
+        // way to it.
+        for holder in gate.holders.drain(..) {
+            holder.tell_gone(self.token, self.owner.gid);
+        }
+        if tell_owner {
+            self.owner.tell_gone(self.token, self.owner.gid);
+        }
+    }
+
+    /// Adds to the pending mask. `true`: nothing was pending.
+    pub(super) fn raise(&self, mask: u16) -> bool {
+        // Pairs with the swap in `take_mask`, as `Slab::wake_pending` does.
+        self.pending.fetch_or(RAISED | u32::from(mask), Ordering::AcqRel) & RAISED == 0
+    }
+
+    /// Takes the pending mask.
+    pub(super) fn take_mask(&self) -> u16 {
+        (self.pending.swap(0, Ordering::AcqRel) & u32::from(u16::MAX)) as u16
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// The tokens of a fabric. Read mostly, hence sharded read-write locks.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    shards: [RwLock<HashMap<u64, Arc<Dmb>>>; SHARDS],
+}
+
+impl Tokens {
+    /// Makes a token valid; `false` if it is taken.
+    pub(super) fn insert(&self, dmb: &Arc<Dmb>) -> bool {
+        let mut shard = write(self.shard(dmb.token));
+        match shard.entry(dmb.token.0) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(dmb.clone());
+                true
+            }
+        }
+    }
+
+    pub(super) fn remove(&self, token: Token) {
+        write(self.shard(token)).remove(&token.0);
+    }
+
+    /// The DMB that `caller` may use by this number.
+    ///
+    /// A number that names nothing and one that names a DMB for somebody else take the same way:
+    /// a probe, then a comparison of all bits of number and GID with something.
+    pub(super) fn find(&self, claimed: u64, caller: Gid) -> Option<Arc<Dmb>> {
+        let found = read(self.shard(Token(claimed))).get(&claimed).cloned();
+        let (token, user) =
+            found.as_ref().map_or((!claimed, Gid::NONE), |dmb| (dmb.token.0, dmb.user));
+        let same_token = equal(&token.to_ne_bytes(), &claimed.to_ne_bytes());
+        let same_user = equal(&user.0, &caller.0);
+        found.filter(|_| same_token & same_user)
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.shards.iter().map(|shard| read(shard).len() as u64).sum()
+    }
+
+    fn shard(&self, token: Token) -> &RwLock<HashMap<u64, Arc<Dmb>>> {
+        // Tokens are random: any bits do.
+        let [first, ..] = &self.shards;
+        self.shards.get((token.0 % SHARDS as u64) as usize).unwrap_or(first)
+    }
+}
+
+/// Compares without stopping at the first difference.
+fn equal<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
+    let differences = a.iter().zip(b).fold(0, |all, (x, y)| all | (x ^ y));
+    black_box(differences) == 0
+}
+
+/// Cuts scatter-gather entries into pieces that know where in the DMB they start.
+pub(super) fn pieces(entries: impl Iterator<Item = (u64, u32)>) -> Vec<Piece> {
+    let mut start = 0;
+    entries
+        .map(|(gpa, len)| {
+            let piece = Piece { start, len, gpa };
+            start = start.saturating_add(len);
+            piece
+        })
+        .collect()
+}
+
+/// The guest memory behind `[offset, offset + len)` of a DMB: addresses and lengths, in order.
+pub(super) fn resolve(
+    pieces: &[Piece],
+    offset: u32,
+    len: u32,
+) -> impl Iterator<Item = (u64, u32)> + '_ {
+    let first = pieces.partition_point(|piece| piece.start <= offset).saturating_sub(1);
+    let end = offset.saturating_add(len);
+    pieces
+        .get(first..)
+        .unwrap_or_default()
+        .iter()
+        .take_while(move |piece| piece.start < end)
+        .filter_map(move |piece| {
+            let from = piece.start.max(offset);
+            let to = piece.start.saturating_add(piece.len).min(end);
+            let gpa = piece.gpa.checked_add(u64::from(from - piece.start))?;
+            (to > from).then(|| (gpa, to - from))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_cut_at_the_borders_of_pieces() {
+        let pieces = pieces([(0x9000, 0x1000), (0x4000, 0x2000), (0x1_0000, 0x1000)].into_iter());
+        let at = |offset, len| resolve(&pieces, offset, len).collect::<Vec<_>>();
+        assert_eq!(at(0, 0x1000), [(0x9000, 0x1000)]);
+        assert_eq!(at(0xfff, 2), [(0x9fff, 1), (0x4000, 1)]);
+        assert_eq!(at(0x1000, 8), [(0x4000, 8)]);
+        assert_eq!(at(0x800, 0x3000), [(0x9800, 0x800), (0x4000, 0x2000), (0x1_0000, 0x800)]);
+        assert_eq!(at(0x3fff, 1), [(0x1_0fff, 1)]);
+        assert_eq!(at(0x1000, 0), []);
+    }
+
+    #[test]
+    fn comparison_sees_every_byte() {
+        for i in 0..16 {
+            let mut other = [7; 16];
+            other[i] ^= 1;
+            assert!(!equal(&[7; 16], &other));
+        }
+        assert!(equal(&[7; 16], &[7; 16]));
+    }
+}

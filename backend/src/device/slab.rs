@@ -1,0 +1,244 @@
+//! A slab: memory of one owner and one user, and the places of DMBs in it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use virtio_ism_abi::Gid;
+use virtio_ism_abi::signal::Line;
+use virtio_ism_abi::slab::{FIRST_SLAB_DATA, MAX_SLAB_DATA};
+use vm_memory::VolatileSlice;
+
+use super::life::Life;
+use super::lines::Lines;
+use super::sync::lock;
+use crate::shm::{Buddy, ShmError, SlabMemory};
+
+/// Smallest range of a slab, bytes.
+const RANGE_MIN: u64 = 16 << 10;
+
+/// Front ends map in steps of this many bytes; so slabs have a multiple of it.
+const MAP_STEP: u64 = 64 << 10;
+
+/// Slabs of a fabric whose memory exists.
+#[derive(Debug, Default)]
+pub(super) struct Gauges {
+    pub(super) slabs: AtomicU64,
+    pub(super) slab_bytes: AtomicU64,
+}
+
+/// Memory that exactly one owner (a device's life) and one user (a GID) ever get.
+///
+/// It lives as long as anybody has a use for it: a DMB in it, or a window it is mapped into. It is
+/// never used for another pair, so a late store reaches nothing but what the storing side had
+/// anyway.
+#[derive(Debug)]
+pub(super) struct Slab {
+    /// Unique on the fabric.
+    pub(super) serial: u64,
+    pub(super) owner: Arc<Life>,
+    pub(super) user: Gid,
+    /// Its number on the owner's device.
+    pub(super) owner_id: u32,
+    pub(super) nonce: u64,
+    /// Made for a single large DMB.
+    pub(super) dedicated: bool,
+    memory: SlabMemory,
+    room: Mutex<Room>,
+    /// A wake record of it waits for an event buffer.
+    pub(super) wake_pending: AtomicBool,
+    /// State of the wake rate; only used under the owner's mailbox lock.
+    pub(super) wake_full_at: AtomicU64,
+    gauges: Arc<Gauges>,
+}
+
+#[derive(Debug)]
+struct Room {
+    ranges: Buddy,
+    lines: Lines,
+    /// The owner has left it: nothing is placed here again, so nothing needs clearing.
+    closed: bool,
+}
+
+/// How a slab is made.
+pub(super) struct SlabPlan {
+    pub(super) serial: u64,
+    pub(super) owner: Arc<Life>,
+    pub(super) user: Gid,
+    pub(super) owner_id: u32,
+    pub(super) nonce: u64,
+    /// A power of two.
+    pub(super) data_len: u64,
+    pub(super) dedicated: bool,
+    pub(super) gauges: Arc<Gauges>,
+}
+
+impl Slab {
+    pub(super) fn new(plan: SlabPlan) -> Result<Arc<Slab>, ShmError> {
+        let SlabPlan { serial, owner, user, owner_id, nonce, data_len, dedicated, gauges } = plan;
+        let memory = SlabMemory::new(data_len, nonce)?;
+        gauges.slabs.fetch_add(1, Ordering::Relaxed);
+        gauges.slab_bytes.fetch_add(memory.len(), Ordering::Relaxed);
+        let ranges = Buddy::new(data_len, RANGE_MIN);
+        let room = Mutex::new(Room { ranges, lines: Lines::default(), closed: false });
+        Ok(Arc::new(Slab {
+            serial,
+            owner,
+            user,
+            owner_id,
+            nonce,
+            dedicated,
+            memory,
+            room,
+            wake_pending: AtomicBool::new(false),
+            wake_full_at: AtomicU64::new(0),
+            gauges,
+        }))
+    }
+
+    /// Length of data and control tail, bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.fd()
+    }
+
+    /// A place for a DMB of `len` bytes, if there is room for it and a line for its wait group.
+    pub(super) fn place(self: &Arc<Slab>, len: u32, wait_group: u16) -> Option<Place> {
+        let mut room = lock(&self.room);
+        if room.closed {
+            return None;
+        }
+        let offset = room.ranges.alloc(u64::from(len))?;
+        let Some((line, bit)) = room.lines.take(wait_group) else {
+            room.ranges.free(offset);
+            return None;
+        };
+        let handed_out = AtomicBool::new(false);
+        Some(Place { slab: self.clone(), offset, len, line, bit, handed_out })
+    }
+
+    /// The owner leaves it for good.
+    pub(super) fn close(&self) {
+        lock(&self.room).closed = true;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.room).closed
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        self.gauges.slabs.fetch_sub(1, Ordering::Relaxed);
+        self.gauges.slab_bytes.fetch_sub(self.memory.len(), Ordering::Relaxed);
+    }
+}
+
+/// Where a DMB lies: a range of a slab and a bit of a line.
+///
+/// A place is a DMB's for as long as anybody holds the DMB: the owner that registered it, the user
+/// that attached it, a move that runs. When the last one lets go, and not before, the range is
+/// cleared and free for the next DMB of the same pair.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) slab: Arc<Slab>,
+    /// In the slab, bytes.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) line: u16,
+    pub(super) bit: u8,
+    /// Somebody was told of it, so somebody may have written to it.
+    handed_out: AtomicBool,
+}
+
+impl Place {
+    pub(super) fn hand_out(&self) {
+        self.handed_out.store(true, Ordering::Relaxed);
+    }
+
+    /// `len` bytes at `offset` in the DMB.
+    pub(super) fn bytes(&self, offset: u32, len: u32) -> Result<VolatileSlice<'_>, ShmError> {
+        if u64::from(offset) + u64::from(len) > u64::from(self.len) {
+            return Err(ShmError::Range { offset: offset.into(), len: len.into() });
+        }
+        self.slab.memory.data(self.offset + u64::from(offset), u64::from(len))
+    }
+
+    pub(super) fn line(&self) -> Result<Line<'_>, ShmError> {
+        self.slab.memory.line(self.line)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if lock(&self.slab.room).closed {
+            return;
+        }
+        // Not under the lock: it can take a while, and the range is still ours alone.
+        let memory = &self.slab.memory;
+        let clean = !self.handed_out.load(Ordering::Relaxed)
+            || memory.zero(self.offset, u64::from(self.len)).is_ok();
+        let mut room = lock(&self.slab.room);
+        // A range that could not be cleared is lost until the slab ends.
+        if clean {
+            room.ranges.free(self.offset);
+        }
+        if room.lines.give_back(self.line, self.bit) {
+            // Nobody listens to the line: what a late user left there only wakes in vain.
+            let _ = memory.clear_line(self.line);
+        }
+    }
+}
+
+/// Bytes of data to try for a pair's next shared slab, largest first: the next in the row 4 MiB, 8
+/// MiB, ... 64 MiB, then smaller ones down to the first, then a slab of the DMB's own.
+///
+/// A DMB larger than half of a slab gets one of its own at once.
+pub(super) fn slab_sizes(shared_slabs: usize, dmb_len: u32) -> impl Iterator<Item = u64> {
+    let dmb_len = u64::from(dmb_len);
+    let shift = shared_slabs.min((MAX_SLAB_DATA / FIRST_SLAB_DATA).ilog2() as usize);
+    (0..=shift)
+        .rev()
+        .map(|doublings| FIRST_SLAB_DATA << doublings)
+        .filter(move |data| dmb_len <= data / 2)
+        .chain(std::iter::once(dmb_len.max(MAP_STEP)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn slabs_of_a_pair_double_up_to_64_mib() {
+        let first = |n| slab_sizes(n, 64 << 10).next().unwrap();
+        let sizes: Vec<_> = (0..7).map(|n| first(n) / MIB).collect();
+        assert_eq!(sizes, [4, 8, 16, 32, 64, 64, 64]);
+    }
+
+    #[test]
+    fn a_large_dmb_gets_a_slab_of_its_own() {
+        assert_eq!(slab_sizes(0, 2 << 20).next(), Some(4 * MIB));
+        assert_eq!(slab_sizes(0, 4 << 20).next(), Some(4 * MIB), "exactly its length");
+        assert_eq!(slab_sizes(0, 32 << 20).next(), Some(32 * MIB));
+        assert_eq!(slab_sizes(4, 32 << 20).next(), Some(64 * MIB), "half of it");
+    }
+
+    #[test]
+    fn lengths_are_multiples_of_what_front_ends_map() {
+        for dmb_len in (14..=25).map(|bits| 1 << bits) {
+            let smallest = slab_sizes(0, dmb_len).last().unwrap();
+            assert!(smallest >= u64::from(dmb_len) && smallest.is_multiple_of(MAP_STEP));
+        }
+    }
+
+    #[test]
+    fn smaller_slabs_are_tried_when_a_quota_forbids_the_next() {
+        let sizes: Vec<_> = slab_sizes(2, 1 << 20).collect();
+        assert_eq!(sizes, [16 * MIB, 8 * MIB, 4 * MIB, MIB]);
+    }
+}

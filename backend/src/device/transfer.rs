@@ -1,0 +1,282 @@
+//! MOVE chains: the device copies.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_ism_abi::Status;
+use virtio_ism_abi::mv::ATOMIC_SEGMENT_MAX;
+use vm_memory::bitmap::BitmapSlice;
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, ReadVolatile,
+    VolatileMemoryError, VolatileSlice,
+};
+
+use super::Device;
+use super::claimed::MoveClaim;
+use super::dmb::{Backing, Dmb, Piece, resolve};
+use super::life::Life;
+use super::slab::Place;
+use super::sync::read;
+
+/// What became of a MOVE chain.
+#[derive(Debug)]
+#[must_use = "publish the status, then deliver the wake"]
+pub struct Moved {
+    /// To be written as le32 into the chain's writable part.
+    pub status: Status,
+    /// To be delivered after the used element was published.
+    pub wake: Option<Wake>,
+}
+
+/// A wake of another device, owed. One that is dropped is delivered.
+#[derive(Debug)]
+#[must_use = "deliver it after the used element was published"]
+pub struct Wake {
+    user: Arc<Life>,
+    dmb: Arc<Dmb>,
+    mask: u16,
+}
+
+impl Wake {
+    /// Wakes the owner. Call it after the chain's used element was published: a driver that sees
+    /// its kick outstanding skips the next one, so an owner that was woken earlier could look, find
+    /// nothing, and sleep over the next signal.
+    pub fn deliver(self) {}
+}
+
+impl Drop for Wake {
+    fn drop(&mut self) {
+        // Orders the used element before the look at the pending bit.
+        fence(Ordering::SeqCst);
+        let owner = &self.dmb.owner;
+        match &self.dmb.backing {
+            Backing::Window(place) => owner.wake_slab(&place.slab, &self.user),
+            Backing::Guest(_) => owner.signal_dmb(&self.dmb, self.mask, &self.user),
+        }
+    }
+}
+
+impl Device {
+    /// Carries out one MOVE chain. `head` is a private copy of header and segments, that is of the
+    /// first `24 + 8 * nseg` bytes or as many as there are; `payload` reads the other readable bytes
+    /// of the chain, `payload_len` of them.
+    ///
+    /// `payload` must not fail: what it reads was looked up before. See [`SliceReader`].
+    pub fn transfer<R: ReadVolatile>(
+        &self,
+        head: &[u8],
+        payload: &mut R,
+        payload_len: u64,
+    ) -> Moved {
+        let moved = self.try_transfer(head, payload, payload_len);
+        let counters = &self.contact.counters;
+        match moved {
+            Ok((bytes, wake)) => {
+                counters.moves.add(1);
+                counters.move_bytes.add(bytes);
+                Moved { status: Status::Ok, wake }
+            }
+            Err(status) => {
+                counters.move_refusals.add(status);
+                Moved { status, wake: None }
+            }
+        }
+    }
+
+    fn try_transfer<R: ReadVolatile>(
+        &self,
+        head: &[u8],
+        payload: &mut R,
+        payload_len: u64,
+    ) -> Result<(u64, Option<Wake>), Status> {
+        // Held over the copy: the end of this life waits for it.
+        let mover = read(&self.mover);
+        let user = mover.as_ref().ok_or(Status::Estate)?;
+        let claim = MoveClaim::parse(head, payload_len, self.contact.features(), &self.limits)?;
+        let dmb = self.fabric.tokens.find(claim.token, user.gid).ok_or(Status::Enoent)?;
+        if !claim.fits(dmb.len) {
+            return Err(Status::Einval);
+        }
+        let gate = dmb.enter().ok_or(Status::Enoent)?;
+        let copied = match &dmb.backing {
+            Backing::Guest(pieces) => copy_to_guest(&dmb, pieces, &claim, payload),
+            Backing::Window(place) => copy_to_window(place, &claim, payload),
+        };
+        drop(gate);
+        if copied == Err(Failure::Vanished) {
+            // The owner's memory is not there any more: the DMB is over.
+            dmb.close(&self.fabric.tokens, true);
+        }
+        copied.map_err(Failure::status)?;
+        let wake = claim.signal.then(|| self.signal(&dmb, &claim)).unwrap_or(false);
+        let wake = wake.then(|| Wake { user: user.clone(), dmb, mask: claim.mask });
+        Ok((u64::from(claim.total), wake))
+    }
+
+    /// Raises the line as a user does; `true`: the owner is to be woken.
+    fn signal(&self, dmb: &Dmb, claim: &MoveClaim<'_>) -> bool {
+        self.contact.counters.signals.add(1);
+        let Backing::Window(place) = &dmb.backing else { return true };
+        let kick = claim.is_pure_signal();
+        // A user that has mapped the slab has set its bit and found the owner armed.
+        if kick && dmb.mapped_users.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        let armed = place.line().is_ok_and(|line| line.raise(place.bit));
+        if !armed && !kick {
+            self.contact.counters.kicks_saved.add(1);
+        }
+        armed || kick
+    }
+}
+
+/// Why nothing, or not everything, was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// The owner's guest memory does not resolve.
+    Vanished,
+    /// The daemon cannot reach the slab, or the payload ended early.
+    Io,
+}
+
+impl Failure {
+    fn status(self) -> Status {
+        match self {
+            Failure::Vanished | Failure::Io => Status::Eio,
+        }
+    }
+}
+
+fn copy_to_window<R: ReadVolatile>(
+    place: &Place,
+    claim: &MoveClaim<'_>,
+    payload: &mut R,
+) -> Result<(), Failure> {
+    for (offset, len) in claim.segments().filter(|(_, len)| *len > 0) {
+        let target = place.bytes(offset, len).map_err(|_| Failure::Io)?;
+        if is_atomic(offset, len) {
+            let words = read_words(payload, len)?;
+            store_words(&target, words.get(..len as usize).unwrap_or_default())?;
+        } else {
+            read_into(payload, target)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_to_guest<R: ReadVolatile>(
+    dmb: &Dmb,
+    pieces: &[Piece],
+    claim: &MoveClaim<'_>,
+    payload: &mut R,
+) -> Result<(), Failure> {
+    let memory = dmb.owner.contact.memory().ok_or(Failure::Vanished)?;
+    // One snapshot of the owner's table for the look and for the copy.
+    let memory = memory.memory();
+    let memory = &*memory;
+    for (offset, len) in claim.segments() {
+        for (gpa, len) in resolve(pieces, offset, len) {
+            slice(memory, gpa, len)?;
+        }
+    }
+    for (offset, len) in claim.segments().filter(|(_, len)| *len > 0) {
+        let targets = resolve(pieces, offset, len);
+        if is_atomic(offset, len) {
+            let words = read_words(payload, len)?;
+            let mut rest = words.get(..len as usize).unwrap_or_default();
+            for (gpa, len) in targets {
+                // Pieces are cut at multiples of a page, never within a word.
+                let (part, after) = rest.split_at_checked(len as usize).ok_or(Failure::Io)?;
+                store_words(&slice(memory, gpa, len)?, part)?;
+                rest = after;
+            }
+        } else {
+            for (gpa, len) in targets {
+                read_into(payload, slice(memory, gpa, len)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn slice(memory: &GuestMemoryMmap, gpa: u64, len: u32) -> Result<VolatileSlice<'_>, Failure> {
+    memory.get_slice(GuestAddress(gpa), len as usize).map_err(|_| Failure::Vanished)
+}
+
+/// Whether a reader must see the words of this segment whole.
+fn is_atomic(offset: u32, len: u32) -> bool {
+    offset.is_multiple_of(8) && len.is_multiple_of(8) && len <= ATOMIC_SEGMENT_MAX
+}
+
+fn read_into<R: ReadVolatile>(
+    payload: &mut R,
+    mut target: VolatileSlice<'_>,
+) -> Result<(), Failure> {
+    payload.read_exact_volatile(&mut target).map_err(|_| Failure::Io)
+}
+
+/// The payload of a small segment: all of it before the first word is written, since it may be the
+/// same memory.
+fn read_words<R: ReadVolatile>(
+    payload: &mut R,
+    len: u32,
+) -> Result<[u8; ATOMIC_SEGMENT_MAX as usize], Failure> {
+    let mut words = [0; ATOMIC_SEGMENT_MAX as usize];
+    let part = words.get_mut(..len as usize).ok_or(Failure::Io)?;
+    read_into(payload, VolatileSlice::from(part))?;
+    Ok(words)
+}
+
+/// Ascending 8-byte stores, each with release semantics: who reads a word with acquire sees what
+/// earlier segments and words wrote.
+fn store_words(target: &VolatileSlice<'_>, bytes: &[u8]) -> Result<(), Failure> {
+    let (words, _) = bytes.as_chunks::<8>();
+    for (i, word) in words.iter().enumerate() {
+        let stored = target.store(u64::from_ne_bytes(*word), i * 8, Ordering::Release);
+        match stored {
+            Ok(()) => {}
+            // A front end may map its memory at odd addresses; words have no meaning there.
+            Err(VolatileMemoryError::Misaligned { .. }) => {
+                target.write_slice(word, i * 8).map_err(|_| Failure::Io)?;
+            }
+            Err(_) => return Err(Failure::Io),
+        }
+    }
+    Ok(())
+}
+
+/// Reads the payload of a chain from the slices its descriptors resolve to. Overlaps with the
+/// target behave like memmove, slice by slice.
+#[derive(Debug)]
+pub struct SliceReader<'a, I, B = ()> {
+    slices: I,
+    current: Option<VolatileSlice<'a, B>>,
+}
+
+impl<'a, B: BitmapSlice, I: Iterator<Item = VolatileSlice<'a, B>>> SliceReader<'a, I, B> {
+    /// Reads these slices one after the other.
+    pub fn new(slices: I) -> Self {
+        SliceReader { slices, current: None }
+    }
+}
+
+impl<'a, B: BitmapSlice, I: Iterator<Item = VolatileSlice<'a, B>>> ReadVolatile
+    for SliceReader<'a, I, B>
+{
+    fn read_volatile<T: BitmapSlice>(
+        &mut self,
+        buf: &mut VolatileSlice<'_, T>,
+    ) -> Result<usize, VolatileMemoryError> {
+        let source = loop {
+            match self.current.take().or_else(|| self.slices.next()) {
+                Some(slice) if slice.is_empty() => {}
+                Some(slice) => break slice,
+                None => return Ok(0),
+            }
+        };
+        let n = source.len().min(buf.len());
+        source.copy_to_volatile_slice(buf.subslice(0, n)?);
+        self.current = Some(source.offset(n)?);
+        Ok(n)
+    }
+}

@@ -1,0 +1,105 @@
+//! A front end's window: which ranges have slabs, and which may still have one of a past life.
+
+use crate::shm::Buddy;
+
+/// The ranges of one window. It outlives lives, as the front end's mappings do.
+#[derive(Debug)]
+pub(super) struct Window {
+    size: u64,
+    ranges: Buddy,
+    /// Ranges that a past life may have left mapped. They are not given out before the front end
+    /// was asked to unmap them and answered.
+    stale: Vec<Stale>,
+}
+
+#[derive(Debug)]
+struct Stale {
+    offset: u64,
+    len: u64,
+    /// The front end is being asked about it, to map or to unmap.
+    busy: bool,
+}
+
+impl Window {
+    /// No window.
+    pub(super) fn none() -> Window {
+        Window { size: 0, ranges: Buddy::new(0, 1), stale: Vec::new() }
+    }
+
+    /// A window of `size` bytes that gives out multiples of `align` bytes.
+    pub(super) fn new(size: u64, align: u32) -> Window {
+        Window { size, ranges: Buddy::new(size, u64::from(align)), stale: Vec::new() }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether no range is given out, stale ones included.
+    pub(super) fn is_unused(&self) -> bool {
+        self.ranges.is_unused()
+    }
+
+    pub(super) fn alloc(&mut self, len: u64) -> Option<u64> {
+        self.ranges.alloc(len)
+    }
+
+    /// Gives back a range that is not mapped.
+    pub(super) fn free(&mut self, offset: u64) {
+        self.ranges.free(offset);
+    }
+
+    /// Remembers a range whose life has ended. `busy`: the front end is being asked about it.
+    pub(super) fn retire(&mut self, offset: u64, len: u64, busy: bool) {
+        self.stale.push(Stale { offset, len, busy });
+    }
+
+    /// The front end has answered what it was asked about a stale range.
+    pub(super) fn settle(&mut self, offset: u64) {
+        for stale in self.stale.iter_mut().filter(|stale| stale.offset == offset) {
+            stale.busy = false;
+        }
+    }
+
+    /// The next stale range to ask the front end about: offset and length in bytes.
+    pub(super) fn next_stale(&mut self) -> Option<(u64, u64)> {
+        let stale = self.stale.iter_mut().find(|stale| !stale.busy)?;
+        stale.busy = true;
+        Some((stale.offset, stale.len))
+    }
+
+    /// A stale range is not mapped any more.
+    pub(super) fn free_stale(&mut self, offset: u64) {
+        let before = self.stale.len();
+        self.stale.retain(|stale| stale.offset != offset);
+        if self.stale.len() < before {
+            self.ranges.free(offset);
+        }
+    }
+
+    pub(super) fn stale(&self) -> usize {
+        self.stale.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_range_is_not_given_out_before_its_end_is_confirmed() {
+        let mut window = Window::new(4 << 20, 2 << 20);
+        let range = window.alloc(2 << 20).unwrap();
+        window.retire(range, 2 << 20, true);
+        assert_eq!(window.next_stale(), None, "still being mapped");
+        window.settle(range);
+        assert_eq!(window.next_stale(), Some((range, 2 << 20)));
+        assert_eq!(window.next_stale(), None, "asked once");
+        assert_eq!(window.alloc(2 << 20), Some(2 << 20));
+        assert_eq!(window.alloc(2 << 20), None);
+        window.free_stale(range);
+        assert_eq!(window.alloc(2 << 20), Some(range));
+        window.free_stale(range);
+        assert_eq!(window.alloc(1), None, "a range in use is not stale");
+    }
+}
