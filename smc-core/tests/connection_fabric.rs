@@ -38,13 +38,30 @@ fn run(runs: u64, options: Options) -> Vec<Report> {
 }
 
 fn options(bytes: u32, steps: u32, urgent: u32, faults: Faults) -> Options {
-    Options { kind: Kind::SmcD, rings: [64, 64], bytes, steps, urgent, faults }
+    Options {
+        kind: Kind::SmcD,
+        rings: [64, 64],
+        bytes: [bytes, bytes],
+        hasty: false,
+        steps,
+        urgent,
+        faults,
+    }
 }
 
 #[test]
 fn polite_applications_get_every_byte_and_both_ends() {
     for report in run(60, options(2000, u32::MAX, 0, Faults::default())) {
         assert_eq!(report.read, [2000, 2000]);
+        assert_eq!(report.failed, [false, false]);
+    }
+}
+
+#[test]
+fn a_close_right_behind_the_last_write_loses_nothing() {
+    let polite = options(0, u32::MAX, 0, Faults::default());
+    for report in run(60, Options { bytes: [2000, 0], hasty: true, ..polite }) {
+        assert_eq!(report.read, [0, 2000]);
         assert_eq!(report.failed, [false, false]);
     }
 }

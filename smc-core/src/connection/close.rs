@@ -27,8 +27,6 @@
 //! - A FIN on the TCP connection is no event at all: Linux sends it ahead of its D or C (D-16). A
 //!   Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its own: the
 //!   timers here end both, and an own final C or A is always sent.
-//! - A peer that has sent C and then resets TCP has given up waiting (its timer expired, or it
-//!   died). Its element may belong to another connection, so no A is sent.
 
 use crate::wire::cdc::StateFlags;
 
@@ -152,7 +150,8 @@ bitflags::bitflags! {
         /// Both sides are done: the own element may serve another connection (RMB-21).
         const REUSE_BUFFER = 1 << 13;
         /// The peer never said that it is done and might still write: withdraw its right to the
-        /// own element (token, RKey) before the memory serves anything else (RMB-22).
+        /// own element (token, RKey) before the memory serves anything else (RMB-22). Its answer to
+        /// the reset may be a late A.
         const WITHDRAW_BUFFER = 1 << 14;
     }
 }
@@ -253,7 +252,8 @@ impl Close {
             }
             Event::AbortDelivered => self.unmoved(),
             Event::Abort => self.abort(Actions::REPORT_ABORTED),
-            Event::TcpReset => self.tcp_reset(),
+            Event::TcpReset if self.sent.contains(CLOSED) => self.unmoved(),
+            Event::TcpReset => self.fail(Actions::REPORT_RESET),
             Event::Timeout => self.timeout(),
         }
     }
@@ -376,36 +376,26 @@ impl Close {
         (next, actions | Actions::SEND_ABORT | Actions::START_ABORT_TIMER)
     }
 
+    /// Ends the connection from here.
     fn abort(self, report: Actions) -> (Close, Actions) {
-        if self.is_over() {
-            return self.unmoved();
-        }
-        if self.sent.contains(CLOSED) {
+        if !self.is_over() && self.sent.contains(CLOSED) {
             // Nothing may be said any more; the peer's C or A, or the timer, ends it.
             return (self, Actions::RESET_TCP);
         }
-        let actions = FAILED | report | Actions::SEND_ABORT | Actions::RESET_TCP;
-        let next = Close { sent: self.sent | ABORT, ..self };
-        next.await_abort(actions)
+        self.fail(report | Actions::RESET_TCP)
     }
 
-    fn tcp_reset(self) -> (Close, Actions) {
-        if self.is_over() || self.sent.contains(CLOSED) {
+    /// Sends A and waits for the peer's, unless the peer has said its last word.
+    fn fail(self, actions: Actions) -> (Close, Actions) {
+        if self.is_over() {
             return self.unmoved();
         }
-        let actions = FAILED | Actions::REPORT_RESET;
+        let actions = actions | FAILED | Actions::SEND_ABORT;
+        let (sent, pending) = (self.sent | ABORT, StateFlags::empty());
+        let next = Close { state: State::PeerAbortWait, sent, pending, ..self };
         if self.seen.contains(CLOSED) {
-            return self.end(actions | Actions::REUSE_BUFFER);
+            return next.end(actions | Actions::REUSE_BUFFER);
         }
-        let next = Close { sent: self.sent | ABORT, ..self };
-        next.await_abort(actions | Actions::SEND_ABORT)
-    }
-
-    fn await_abort(self, actions: Actions) -> (Close, Actions) {
-        if self.seen.contains(CLOSED) {
-            return self.end(actions | Actions::REUSE_BUFFER);
-        }
-        let next = Close { state: State::PeerAbortWait, pending: StateFlags::empty(), ..self };
         (next, actions | Actions::START_ABORT_TIMER)
     }
 

@@ -69,6 +69,7 @@ pub(super) struct End {
     pub(super) closed: bool,
     /// Bytes the application still wants to send.
     pub(super) budget: u32,
+    hasty: bool,
 }
 
 /// What one end may know of the other: the truth, for checks only.
@@ -106,7 +107,8 @@ impl End {
             saw_end: false,
             shut: false,
             closed: false,
-            budget: options.bytes,
+            budget: options.bytes[id],
+            hasty: options.hasty && id == 0,
         }
     }
 
@@ -498,10 +500,13 @@ impl End {
     }
 
     pub(super) fn wants_close(&self) -> bool {
-        self.shut && !self.unsent()
+        match self.hasty {
+            true => self.budget == 0,
+            false => self.saw_end && self.shut && !self.unsent(),
+        }
     }
 
     pub(super) fn wants_shutdown(&self) -> bool {
-        self.budget == 0 && !self.unsent() && !self.shut
+        self.budget == 0 && !self.unsent() && !self.shut && !self.hasty
     }
 }

@@ -210,8 +210,7 @@ impl Fabric {
                 if end.wants_shutdown() || (late && rng.one_in(100)) {
                     end.shutdown_write(out, now)?;
                 }
-                let finished = end.saw_end && end.wants_close();
-                if !end.closed && (finished || end.failed || (late && rng.one_in(200))) {
+                if !end.closed && (end.wants_close() || end.failed || (late && rng.one_in(200))) {
                     end.close(out, now)?;
                 }
             }

@@ -57,8 +57,11 @@ pub struct Options {
     pub kind: Kind,
     /// Ring lengths of the two ends, bytes.
     pub rings: [u32; 2],
-    /// Bytes that each application wants to send.
-    pub bytes: u32,
+    /// Bytes that the two applications want to send.
+    pub bytes: [u32; 2],
+    /// The first application closes as soon as it has handed over its last byte, before that byte
+    /// is in the peer's ring and without looking at what arrives.
+    pub hasty: bool,
     /// Steps after which applications that have not closed do.
     pub steps: u32,
     /// A write is urgent once in so many; 0: never.

@@ -1,0 +1,303 @@
+//! Two close machines against each other, and one against the states of Linux: every order in
+//! which applications act and flags arrive.
+
+use std::collections::HashSet;
+
+use smc_core::connection::close::{Actions, Close, Event, State};
+use smc_core::wire::cdc::StateFlags;
+
+const D: StateFlags = StateFlags::SENDING_DONE;
+const C: StateFlags = StateFlags::CLOSED;
+const A: StateFlags = StateFlags::ABORT;
+
+/// Something that sends and takes state flags.
+trait Peer: Copy + Eq + std::hash::Hash + std::fmt::Debug {
+    fn active() -> Self;
+    fn is_closed(&self) -> bool;
+    /// Ways in which the application can go on, with the TCP reset that results, if any.
+    fn application(&self) -> Vec<(Self, bool)>;
+    fn peer(&self, flags: StateFlags) -> (Self, bool);
+    fn tcp_reset(&self) -> (Self, bool);
+    fn flags(&self) -> StateFlags;
+    /// The application has closed, and everything is written.
+    fn application_is_done(&self) -> bool;
+    /// What only a timer can end.
+    fn waits_for_timer(&self) -> bool;
+}
+
+impl Peer for Close {
+    fn active() -> Close {
+        Close::new().step(Event::Established).0
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state() == State::Closed
+    }
+
+    fn application(&self) -> Vec<(Close, bool)> {
+        let mut events = vec![Event::Abort];
+        for flag in [false, true] {
+            events.push(Event::ShutdownWrite { unsent: flag });
+            events.push(Event::Close { unread: false, unsent: flag });
+            events.push(Event::Close { unread: true, unsent: flag });
+        }
+        if !self.pending().is_empty() {
+            events.push(Event::Flushed);
+        }
+        events.into_iter().map(|event| done(self.step(event))).collect()
+    }
+
+    fn peer(&self, flags: StateFlags) -> (Close, bool) {
+        done(self.step(Event::Peer { flags, unsent: false }))
+    }
+
+    fn tcp_reset(&self) -> (Close, bool) {
+        done(self.step(Event::TcpReset))
+    }
+
+    fn flags(&self) -> StateFlags {
+        Close::flags(self)
+    }
+
+    fn application_is_done(&self) -> bool {
+        self.is_closed() || Close::flags(self).intersects(C | A)
+    }
+
+    fn waits_for_timer(&self) -> bool {
+        matches!(self.step(Event::Timeout), (next, _) if next != *self)
+    }
+}
+
+/// Carries an abort out and says whether the other side's TCP gets a reset.
+fn done((close, actions): (Close, Actions)) -> (Close, bool) {
+    let reset = actions.contains(Actions::RESET_TCP);
+    match actions.contains(Actions::SEND_ABORT) {
+        true => (close.step(Event::AbortDelivered).0, reset),
+        false => (close, reset),
+    }
+}
+
+/// Both sides, the flags that are published and not seen yet, and TCP resets on their way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Pair<P: Peer, Q: Peer> {
+    ours: P,
+    theirs: Q,
+    to_ours: Vec<StateFlags>,
+    to_theirs: Vec<StateFlags>,
+    reset_to_ours: bool,
+    reset_to_theirs: bool,
+}
+
+impl<P: Peer, Q: Peer> Pair<P, Q> {
+    fn ours_became(&self, (next, reset): (P, bool)) -> Self {
+        let mut pair = self.clone();
+        if next.flags() != self.ours.flags() {
+            pair.to_theirs.push(next.flags());
+        }
+        pair.ours = next;
+        pair.reset_to_theirs |= reset;
+        pair
+    }
+
+    fn theirs_became(&self, (next, reset): (Q, bool)) -> Self {
+        let mut pair = self.clone();
+        if next.flags() != self.theirs.flags() {
+            pair.to_ours.push(next.flags());
+        }
+        pair.theirs = next;
+        pair.reset_to_ours |= reset;
+        pair
+    }
+
+    /// Everything that may happen without an application. State flags may be missed when later
+    /// ones follow.
+    fn deliveries(&self) -> Vec<Self> {
+        let mut next = Vec::new();
+        for i in 0..self.to_ours.len() {
+            let mut pair = self.clone();
+            pair.to_ours.drain(..=i);
+            next.push(pair.ours_became(self.ours.peer(self.to_ours[i])));
+        }
+        for i in 0..self.to_theirs.len() {
+            let mut pair = self.clone();
+            pair.to_theirs.drain(..=i);
+            next.push(pair.theirs_became(self.theirs.peer(self.to_theirs[i])));
+        }
+        if self.reset_to_ours {
+            let pair = Self { reset_to_ours: false, ..self.clone() };
+            next.push(pair.ours_became(self.ours.tcp_reset()));
+        }
+        if self.reset_to_theirs {
+            let pair = Self { reset_to_theirs: false, ..self.clone() };
+            next.push(pair.theirs_became(self.theirs.tcp_reset()));
+        }
+        next
+    }
+
+    fn all_next(&self) -> Vec<Self> {
+        let mut next = self.deliveries();
+        next.extend(self.ours.application().into_iter().map(|to| self.ours_became(to)));
+        next.extend(self.theirs.application().into_iter().map(|to| self.theirs_became(to)));
+        next
+    }
+}
+
+/// Calls `check` for every pair that can come about.
+fn explore<P: Peer, Q: Peer>(mut check: impl FnMut(&Pair<P, Q>)) -> usize {
+    let start = Pair {
+        ours: P::active(),
+        theirs: Q::active(),
+        to_ours: Vec::new(),
+        to_theirs: Vec::new(),
+        reset_to_ours: false,
+        reset_to_theirs: false,
+    };
+    let mut seen = HashSet::from([start.clone()]);
+    let mut work = vec![start];
+    while let Some(pair) = work.pop() {
+        check(&pair);
+        for next in pair.all_next() {
+            if seen.insert(next.clone()) {
+                work.push(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn two_own_ends_close_without_a_timer_in_every_order() {
+    let pairs = explore::<Close, Close>(|pair| {
+        let quiet = pair.deliveries().is_empty();
+        let done = pair.ours.application_is_done() && pair.theirs.application_is_done();
+        if quiet && done {
+            assert!(pair.ours.is_closed() && pair.theirs.is_closed(), "{pair:?}");
+        }
+    });
+    assert!(pairs > 500, "only {pairs} pairs came about");
+}
+
+#[test]
+fn an_element_serves_again_only_when_the_peer_says_nothing_more() {
+    explore::<Close, Close>(|pair| {
+        for flags in &pair.to_ours {
+            let (next, actions) = pair.ours.step(Event::Peer { flags: *flags, unsent: false });
+            if actions.contains(Actions::REUSE_BUFFER) {
+                assert_eq!(pair.to_ours.last(), Some(flags), "{pair:?} {next:?}");
+                assert!(!pair.theirs.may_publish());
+            }
+        }
+        if pair.ours.is_closed() {
+            assert!(pair.to_ours.is_empty(), "{pair:?}: a store after the end");
+            assert!(!pair.theirs.may_publish(), "{pair:?}");
+        }
+    });
+}
+
+/// Socket states of Linux as far as a peer can tell (linux-interop appendix B). It has no timers
+/// and takes no notice of TCP.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Linux {
+    state: State,
+    sent: u8,
+    seen: u8,
+}
+
+impl Linux {
+    fn to(self, state: State, sent: StateFlags) -> Linux {
+        Linux { state, sent: self.sent | sent.bits(), ..self }
+    }
+}
+
+impl Peer for Linux {
+    fn active() -> Linux {
+        Linux { state: State::Active, sent: 0, seen: 0 }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    fn application(&self) -> Vec<(Linux, bool)> {
+        let closed = self.flags().contains(C);
+        let after_c = self.seen & C.bits() != 0;
+        let next = match self.state {
+            State::Active => vec![
+                self.to(State::PeerCloseWait1, D),
+                self.to(State::PeerCloseWait1, C),
+                // Unread data.
+                self.to(State::PeerCloseWait1, A),
+            ],
+            State::PeerCloseWait1 | State::PeerCloseWait2
+                if !closed && !self.flags().contains(A) =>
+            {
+                vec![self.to(self.state, C)]
+            }
+            State::AppFinCloseWait => vec![self.to(State::Closed, C)],
+            State::AppCloseWait1 | State::AppCloseWait2 => {
+                let end = if after_c { State::Closed } else { State::PeerFinCloseWait };
+                let mut next = vec![self.to(end, C)];
+                if self.state == State::AppCloseWait1 {
+                    next.push(self.to(State::AppCloseWait2, D));
+                }
+                next
+            }
+            State::ProcessAbort => vec![self.to(State::Closed, A)],
+            _ => vec![],
+        };
+        next.into_iter().map(|linux| (linux, false)).collect()
+    }
+
+    fn peer(&self, flags: StateFlags) -> (Linux, bool) {
+        let over = self.flags().intersects(C | A);
+        let state = match self.state {
+            State::Closed | State::ProcessAbort => self.state,
+            State::Active | State::AppCloseWait1 if flags.contains(A) => State::ProcessAbort,
+            State::PeerCloseWait1 | State::PeerCloseWait2 if flags.contains(A) && !over => {
+                State::ProcessAbort
+            }
+            _ if flags.contains(A) => State::Closed,
+            State::Active => State::AppCloseWait1,
+            State::PeerCloseWait1 | State::PeerCloseWait2 if flags.contains(C) => match over {
+                true => State::Closed,
+                false => State::AppFinCloseWait,
+            },
+            State::PeerCloseWait1 => State::PeerCloseWait2,
+            State::PeerFinCloseWait if flags.contains(C) => State::Closed,
+            other => other,
+        };
+        (Linux { state, seen: self.seen | flags.bits(), ..*self }, false)
+    }
+
+    fn tcp_reset(&self) -> (Linux, bool) {
+        (*self, false)
+    }
+
+    fn flags(&self) -> StateFlags {
+        StateFlags::from_bits_truncate(self.sent)
+    }
+
+    fn application_is_done(&self) -> bool {
+        self.is_closed() || self.flags().intersects(C | A)
+    }
+
+    fn waits_for_timer(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn linux_never_keeps_us_longer_than_a_timer_nor_we_linux_at_all() {
+    explore::<Close, Linux>(|pair| {
+        let quiet = pair.deliveries().is_empty();
+        let done = pair.ours.application_is_done() && pair.theirs.application_is_done();
+        if quiet && done {
+            assert!(pair.theirs.is_closed(), "Linux hangs: {pair:?}");
+            assert!(pair.ours.is_closed() || pair.ours.waits_for_timer(), "{pair:?}");
+            if !pair.ours.is_closed() {
+                // Linux drops the A without an answer where it has only said D.
+                assert_eq!(pair.ours.state(), State::PeerAbortWait, "{pair:?}");
+            }
+        }
+    });
+}
