@@ -172,6 +172,10 @@ fn feature_mask_of_each_message() {
             assert_eq!(proposal[80 + 26..80 + 28], [0, u8::from(client_has)]);
             assert_eq!(run.accept[112..114], [0, u8::from(server_has)]);
             assert_eq!(run.confirm[112..114], [0, u8::from(client_has && server_has)]);
+            for message in [&run.accept, &run.confirm] {
+                assert_eq!(message[110..112], [0; 2], "limits are of SMC-R");
+                assert_eq!(message[114..126], [0; 12], "no vendor options");
+            }
             assert_eq!(run.client.terms.features, mask(client_has && server_has));
         }
     }
