@@ -5,7 +5,8 @@
 //! - [`check_accept`]: what a client thinks of the server's choice;
 //! - [`check_confirm`]: whether a client repeats what the server chose.
 //!
-//! The structs that await a message, such as [`AwaitAccept`](super::AwaitAccept), put these in order.
+//! The structs that await a message, such as [`AwaitAccept`](super::AwaitAccept), put these in
+//! order.
 
 mod agree;
 mod limits;
