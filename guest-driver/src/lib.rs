@@ -6,3 +6,10 @@
 pub mod ism;
 pub mod sys;
 pub mod transport;
+
+mod adapter;
+pub mod socket;
+
+pub use socket::{
+    Config, DataPath, Facts, Fallback, SmcDFacts, SmcListener, SmcStream, Stack, Totals,
+};

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use smc_core::handshake::FallbackReason;
 use virtio_ism_abi::{Chid, Gid};
+
+use crate::adapter::Fallback;
 
 /// What carries a connection, and what both ends agreed on.
 #[derive(Clone, Debug)]
@@ -11,7 +12,7 @@ pub enum Facts {
     /// SMC-D: bytes travel through DMBs.
     SmcD(SmcDFacts),
     /// TCP, and why.
-    Tcp(FallbackReason),
+    Tcp(Fallback),
 }
 
 /// The negotiated facts of an SMC-D connection.

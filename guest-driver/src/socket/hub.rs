@@ -70,6 +70,7 @@ pub(crate) struct Hub {
     pollables: AtomicUsize,
     lost: AtomicBool,
     stop: AtomicBool,
+    chores_due: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
     /// Microseconds since `epoch` of the last look at the events by `glance`.
@@ -97,6 +98,7 @@ impl Hub {
             pollables: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            chores_due: AtomicBool::new(true),
             background: Arc::default(),
             epoch: Instant::now(),
             glanced: AtomicU32::new(0),
@@ -265,11 +267,7 @@ impl Hub {
     }
 
     /// Waits for the device or the interrupt. `true`: `extra` is readable.
-    fn poll_once(
-        &self,
-        timeout: Duration,
-        extra: Option<rustix::fd::BorrowedFd<'_>>,
-    ) -> bool {
+    fn poll_once(&self, timeout: Duration, extra: Option<rustix::fd::BorrowedFd<'_>>) -> bool {
         let device = self.device.event_fd();
         let interrupt = self.interrupt.as_fd();
         let mut fds = [
@@ -281,14 +279,12 @@ impl Hub {
         if !poll_for(&mut fds[..count], timeout) {
             return false;
         }
-        let [by_device, by_interrupt, by_extra] =
-            [0, 1, 2].map(|i| !fds[i].revents().is_empty());
-        let mut count = [0u8; 8];
+        let [by_device, by_interrupt, by_extra] = [0, 1, 2].map(|i| !fds[i].revents().is_empty());
         if by_device {
-            let _ = rustix::io::read(device, &mut count);
+            self.device.clear_event_fd();
         }
         if by_interrupt {
-            let _ = rustix::io::read(interrupt, &mut count);
+            let _ = rustix::io::read(interrupt, &mut [0u8; 8]);
         }
         extra.is_some() && by_extra
     }
@@ -297,11 +293,8 @@ impl Hub {
     fn dispatch(&self) {
         let mut again = true;
         while again {
-            again = false;
-            self.device.poll_events(&mut |event| {
-                again = true;
-                self.tell(event);
-            });
+            // An error means that the device is gone, which is asked below.
+            again = self.device.poll_events(&mut |event| self.tell(event)).is_ok_and(|n| n > 0);
         }
         if self.device.is_gone() && !self.is_lost() {
             self.lose();
@@ -391,24 +384,29 @@ impl Hub {
     /// The background thread. `chores` is called now and then while it returns how soon it wants
     /// to be called again; `None`: there is nothing to do until somebody wakes the thread.
     pub(crate) fn run(&self, mut chores: impl FnMut() -> Option<Duration>) {
+        let mut due = Instant::now();
         while !self.stop.load(Ordering::Acquire) && !self.is_lost() {
             let seen = self.background.seen();
-            let pause = chores();
+            if self.chores_due.swap(false, Ordering::AcqRel) || Instant::now() >= due {
+                due = Instant::now() + chores().unwrap_or(NO_CHORES);
+            }
+            let pause = due.saturating_duration_since(Instant::now());
             if self.pollables.load(Ordering::SeqCst) > 0 {
                 // A caller that leads was interrupted and leaves at once.
                 if self.try_lead(BACKGROUND) {
-                    self.lead_for_pollables(pause.unwrap_or(NO_CHORES));
+                    self.lead_for_pollables(pause);
                 } else {
                     self.background.sleep(seen, Duration::from_millis(1));
                 }
                 continue;
             }
-            self.background.sleep(seen, pause.unwrap_or(NO_CHORES));
+            self.background.sleep(seen, pause);
         }
     }
 
     /// Makes the background thread do its chores soon.
     pub(crate) fn wake_background(&self) {
+        self.chores_due.store(true, Ordering::Release);
         self.background.wake();
         if self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.interrupt();

@@ -86,17 +86,6 @@ impl Readiness {
         }
         shown.ready = ready;
     }
-
-    /// More data came while the pair shows "readable" already: raises another edge.
-    pub(crate) fn edge(&self) {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(library) = &shown.library
-            && shown.ready.readable
-            && !shown.ready.read_closed
-        {
-            let _ = (&mut &*library).write(&[1]);
-        }
-    }
 }
 
 fn drain(mut end: &UnixStream) {

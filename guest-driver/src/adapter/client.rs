@@ -1,0 +1,110 @@
+//! The client's handshake on a connected TCP stream.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_core::handshake::{
+    Accepted, AfterDecline, ClientStep, Config, DeclineReason, FallbackReason, HandshakeError,
+    Instant as Tick, SendDecline, start,
+};
+use virtio_ism_abi::Gid;
+
+use super::tcp::{fill, send, wait_readable};
+use super::{Broken, Fabrics, Link, Outcome};
+use crate::ism::IsmError;
+
+/// How this client shakes hands.
+pub(crate) struct Terms<'a> {
+    pub(crate) config: &'a Arc<Config>,
+    pub(crate) fabrics: &'a Fabrics,
+    /// Bytes of the own DMB.
+    pub(crate) buffer: u32,
+    /// How long an answer is awaited by looking before sleeping.
+    pub(crate) spin: Duration,
+    /// When the application's patience ends, if it does.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// Proposes SMC to the server. The stream is non-blocking meanwhile, and blocking afterwards.
+pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Broken> {
+    // smc-core counts microseconds from whatever start the caller likes.
+    let (await_accept, proposal) = match start(terms.config.clone(), Tick(0)) {
+        Ok(begun) => begun,
+        // Without TCP option 254 the server expects nothing: no message, just TCP.
+        Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
+    };
+    tcp.set_nonblocking(true)?;
+    send(tcp, &proposal)?;
+    let mut reader = await_accept.reader();
+    let patience = Instant::now() + Duration::from_micros(await_accept.deadline().0);
+    let end = terms.deadline.map_or(patience, |deadline| deadline.min(patience));
+    while !fill(tcp, &mut reader)? {
+        if Instant::now() >= end {
+            let error = HandshakeError::TimedOut { awaited: smc_core::handshake::Awaited::Accept };
+            return Err(error.into());
+        }
+        wait_readable(tcp, terms.spin, end)?;
+    }
+    let message = reader.message().unwrap_or_default();
+    let known = |chid, gid| terms.fabrics.terms(chid, gid);
+    let outcome = match await_accept.handle(message, known) {
+        ClientStep::Offered(accepted) => confirm(tcp, terms, accepted)?,
+        ClientStep::Decline(decline) => give_up(tcp, decline)?,
+        ClientStep::PeerDeclined(peer) => Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()),
+        ClientStep::Fail(error) => return Err(error.into()),
+    };
+    tcp.set_nonblocking(false)?;
+    Ok(outcome)
+}
+
+/// Brings the buffers and confirms, or declines: the last moment at which a client may (CLC-52).
+fn confirm(tcp: &TcpStream, terms: &Terms<'_>, accepted: Accepted) -> Result<Outcome, Broken> {
+    let Some(fabric) = terms.fabrics.of(accepted.devices()) else {
+        return give_up(tcp, accepted.decline(DeclineReason::NoIsmDevice));
+    };
+    let peer = fabric.peer(Gid(accepted.devices().peer.0));
+    let theirs = match peer.attach(accepted.peer()) {
+        Ok(Some(theirs)) => theirs,
+        Ok(None) => return give_up(tcp, accepted.decline(DeclineReason::Registration)),
+        Err(error) => return give_up(tcp, accepted.decline(reason_of(&error))),
+    };
+    let own = match peer.take(terms.buffer) {
+        Ok(own) => own,
+        Err(error) => {
+            theirs.release();
+            return give_up(tcp, accepted.decline(reason_of(&error)));
+        }
+    };
+    let (established, confirm) = accepted.confirm(own.dmbe(), peer.link());
+    if let Err(error) = send(tcp, &confirm) {
+        theirs.release();
+        return Err(error.into());
+    }
+    peer.established(established.terms, established.peer_link);
+    Ok(Outcome::Smc(Box::new(Link { fabric: fabric.clone(), peer, own, theirs, established })))
+}
+
+fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
+    send(tcp, &decline.message)?;
+    match decline.then {
+        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
+        AfterDecline::Break => Err(Broken::Late(decline.reason)),
+    }
+}
+
+/// What a failure of the device means to the peer.
+pub(super) fn reason_of(error: &IsmError) -> DeclineReason {
+    use virtio_ism_abi::Status;
+    tracing::debug!(%error, "no buffer for a connection");
+    match error {
+        IsmError::NoIndex { .. } => DeclineReason::NoDmb,
+        IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
+        IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
+        IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
+        IsmError::Transport(crate::transport::TransportError::OutOfMemory { .. }) => {
+            DeclineReason::NoMemory
+        }
+        _ => DeclineReason::Registration,
+    }
+}

@@ -1,0 +1,87 @@
+//! Executes smc-core over the device and TCP: whom we know, and how the handshake's bytes move.
+
+pub(crate) mod client;
+pub(crate) mod fabric;
+pub(crate) mod peer;
+pub(crate) mod server;
+mod tcp;
+
+pub(crate) use fabric::{Fabric, Fabrics};
+pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
+pub(crate) use tcp::reset;
+
+use smc_core::handshake::{DeclineCode, Established, FallbackReason};
+use thiserror::Error;
+
+/// Why a connection is TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Fallback {
+    /// The handshake ended so.
+    #[error(transparent)]
+    Handshake(#[from] FallbackReason),
+    /// No device is open.
+    #[error("no virtio-ism device: {0}")]
+    NoDevice(String),
+    /// The application asked for TCP.
+    #[error("TCP was asked for")]
+    Asked,
+}
+
+impl Fallback {
+    /// Linux's number for the reason, which its tools print in words.
+    pub fn code(&self) -> DeclineCode {
+        match self {
+            Fallback::Handshake(reason) => reason.code(),
+            Fallback::Asked => DeclineCode::PeerNoSmc,
+            Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
+        }
+    }
+}
+
+/// What a handshake ended in.
+pub(crate) enum Outcome {
+    /// SMC carries the connection.
+    Smc(Box<Link>),
+    /// TCP carries the connection.
+    Tcp(Fallback),
+}
+
+/// The parts of an established SMC-D connection.
+pub(crate) struct Link {
+    pub(crate) fabric: std::sync::Arc<Fabric>,
+    pub(crate) peer: std::sync::Arc<Peer>,
+    pub(crate) own: OwnBuffer,
+    pub(crate) theirs: std::sync::Arc<PeerBuffer>,
+    pub(crate) established: Established,
+}
+
+/// A handshake that broke the connection.
+#[derive(Debug, Error)]
+pub(crate) enum Broken {
+    /// The peer, or the network, broke the handshake.
+    #[error(transparent)]
+    Handshake(#[from] smc_core::handshake::HandshakeError),
+    /// TCP failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The connection had to be ended after the point of no return.
+    #[error("{0}")]
+    Late(smc_core::handshake::DeclineReason),
+}
+
+impl From<Broken> for std::io::Error {
+    fn from(broken: Broken) -> std::io::Error {
+        use std::io::ErrorKind;
+        match broken {
+            Broken::Io(error) => error,
+            Broken::Handshake(error) if error.is_timeout() => {
+                std::io::Error::new(ErrorKind::TimedOut, error)
+            }
+            // The kind that stands for EPROTO is not stable; the text tells it all.
+            Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
+            Broken::Late(reason) => {
+                std::io::Error::new(ErrorKind::ConnectionReset, reason.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The server's handshake on an accepted, non-blocking TCP stream, one step at a time.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_core::handshake::{
+    AfterDecline, AwaitConfirm, AwaitProposal, Awaited, Candidate, ClcReader, Config, ConfirmStep,
+    DeclineReason, FallbackReason, HandshakeError, Instant as Tick, Selection, SendDecline,
+    ServerStep,
+};
+use smc_core::wire::clc::{Guess, looks_like_opening};
+use virtio_ism_abi::Gid;
+
+use super::client::reason_of;
+use super::peer::{OwnBuffer, Peer};
+use super::tcp::{fill, send};
+use super::{Broken, Fabric, Fabrics, Link, Outcome};
+
+/// What a server needs for each handshake.
+pub(crate) struct Terms<'a> {
+    pub(crate) config: &'a Arc<Config>,
+    pub(crate) fabrics: &'a Fabrics,
+    /// Bytes of the own DMB.
+    pub(crate) buffer: u32,
+    /// How long a client may stay silent before it is taken for one that does not speak SMC.
+    pub(crate) detect: Duration,
+    /// How long a message may take.
+    pub(crate) patience: Duration,
+}
+
+/// A handshake under way.
+pub(crate) struct Handshake {
+    stage: Stage,
+    deadline: Instant,
+}
+
+enum Stage {
+    /// Nothing but a peek so far: the client may be an ordinary one.
+    Detect,
+    Proposal(AwaitProposal, ClcReader),
+    Confirm(Box<Accepted>),
+    Over,
+}
+
+struct Accepted {
+    awaiting: AwaitConfirm,
+    reader: ClcReader,
+    fabric: Arc<Fabric>,
+    peer: Arc<Peer>,
+    own: OwnBuffer,
+}
+
+impl Handshake {
+    /// Begins to wait for the client's first bytes.
+    pub(crate) fn new(terms: &Terms<'_>) -> Handshake {
+        Handshake { stage: Stage::Detect, deadline: Instant::now() + terms.detect }
+    }
+
+    /// When [`Handshake::expire`] is due.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Goes on as far as the bytes allow. `None`: more has to come.
+    pub(crate) fn advance(
+        &mut self,
+        tcp: &TcpStream,
+        terms: &Terms<'_>,
+    ) -> Result<Option<Outcome>, Broken> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Detect => match detect(tcp)? {
+                    Guess::No => return Ok(Some(plain())),
+                    Guess::NeedMore => {
+                        self.stage = Stage::Detect;
+                        return Ok(None);
+                    }
+                    Guess::Yes => {
+                        let awaiting = AwaitProposal::new(terms.config.clone(), Tick(0));
+                        let reader = awaiting.reader();
+                        self.deadline = Instant::now() + terms.patience;
+                        self.stage = Stage::Proposal(awaiting, reader);
+                    }
+                },
+                Stage::Proposal(awaiting, mut reader) => {
+                    if !fill(tcp, &mut reader)? {
+                        self.stage = Stage::Proposal(awaiting, reader);
+                        return Ok(None);
+                    }
+                    match awaiting.handle(reader.message().unwrap_or_default()) {
+                        ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
+                            Ok(accepted) => {
+                                self.deadline = Instant::now() + terms.patience;
+                                self.stage = Stage::Confirm(Box::new(accepted));
+                            }
+                            Err(decline) => return give_up(tcp, decline).map(Some),
+                        },
+                        ServerStep::Decline(decline) => return give_up(tcp, decline).map(Some),
+                        ServerStep::PeerDeclined(peer) => {
+                            return Ok(Some(Outcome::Tcp(
+                                FallbackReason::DeclinedByPeer(peer).into(),
+                            )));
+                        }
+                        ServerStep::Fail(error) => return Err(error.into()),
+                    }
+                }
+                Stage::Confirm(mut accepted) => {
+                    if !fill(tcp, &mut accepted.reader)? {
+                        self.stage = Stage::Confirm(accepted);
+                        return Ok(None);
+                    }
+                    return complete(tcp, *accepted).map(Some);
+                }
+                Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
+            }
+        }
+    }
+
+    /// The deadline has passed: an ordinary client, or a broken one.
+    pub(crate) fn expire(self) -> Result<Outcome, Broken> {
+        let awaited = match self.stage {
+            Stage::Detect => return Ok(plain()),
+            Stage::Proposal(..) => Awaited::Proposal,
+            Stage::Confirm(..) | Stage::Over => Awaited::Confirm,
+        };
+        Err(HandshakeError::TimedOut { awaited }.into())
+    }
+}
+
+/// A client that does not speak SMC.
+fn plain() -> Outcome {
+    Outcome::Tcp(FallbackReason::PeerNotSmc.into())
+}
+
+/// Looks at the first bytes without taking them.
+fn detect(tcp: &TcpStream) -> Result<Guess, Broken> {
+    let mut prefix = [0u8; 8];
+    loop {
+        match tcp.peek(&mut prefix) {
+            // The client closed without a word: an ordinary connection.
+            Ok(0) => return Ok(Guess::No),
+            Ok(n) => return Ok(looks_like_opening(prefix.get(..n).unwrap_or_default())),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Ok(Guess::NeedMore);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Accepts on the first device that reaches the client and has a DMB; else the Decline to send.
+fn accept(
+    tcp: &TcpStream,
+    terms: &Terms<'_>,
+    selection: Selection,
+) -> Result<Result<Accepted, SendDecline>, Broken> {
+    let mut reason = DeclineReason::NoIsmDevice;
+    let candidates = selection.candidates().to_vec();
+    for candidate in candidates {
+        match offer(terms, candidate) {
+            Ok((fabric, peer, own)) => {
+                let known = peer.terms();
+                let (awaiting, message) =
+                    selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
+                send(tcp, &message)?;
+                let reader = awaiting.reader();
+                return Ok(Ok(Accepted { awaiting, reader, fabric, peer, own }));
+            }
+            Err(because) => reason = because,
+        }
+    }
+    Ok(Err(selection.decline(reason)))
+}
+
+fn offer(
+    terms: &Terms<'_>,
+    candidate: Candidate,
+) -> Result<(Arc<Fabric>, Arc<Peer>, OwnBuffer), DeclineReason> {
+    let fabric = terms.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
+    let gid = Gid(candidate.peer.0);
+    // A peer that is known was reachable, and its departure would have been told.
+    if fabric.known(gid).is_none() {
+        match fabric.device().query_gid(gid) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(DeclineReason::Unreachable),
+            Err(error) => return Err(reason_of(&error)),
+        }
+    }
+    let peer = fabric.peer(gid);
+    let own = peer.take(terms.buffer).map_err(|error| reason_of(&error))?;
+    Ok((fabric.clone(), peer, own))
+}
+
+/// Takes Confirm and attaches the client's buffer.
+fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
+    let Accepted { awaiting, reader, fabric, peer, mut own } = accepted;
+    let dirty = own.dmb().memory().len();
+    match awaiting.handle(reader.message().unwrap_or_default()) {
+        ConfirmStep::Established(established) => match peer.attach(established.peer) {
+            Ok(Some(theirs)) => {
+                peer.established(established.terms, established.peer_link);
+                Ok(Outcome::Smc(Box::new(Link { fabric, peer, own, theirs, established })))
+            }
+            // Too late for TCP: the client may have written already (CLC-63).
+            Ok(None) => Err(Broken::Late(DeclineReason::Registration)),
+            Err(error) => Err(Broken::Late(reason_of(&error))),
+        },
+        ConfirmStep::Decline(decline) => give_up(tcp, decline),
+        ConfirmStep::PeerDeclined(declined) => {
+            // Nobody wrote into it, and nobody will.
+            own.allow_reuse(dirty);
+            if declined.out_of_sync {
+                peer.forget_link();
+            }
+            Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into()))
+        }
+        ConfirmStep::Fail(error) => Err(error.into()),
+    }
+}
+
+fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
+    send(tcp, &decline.message)?;
+    match decline.then {
+        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
+        AfterDecline::Break => Err(Broken::Late(decline.reason)),
+    }
+}

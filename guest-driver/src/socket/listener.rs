@@ -1,0 +1,322 @@
+//! `SmcListener`: accepts SMC and plain TCP clients on one port.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::fd::OwnedFd;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+
+use super::stream::{SmcStream, break_off};
+use super::{Stack, stack::Current};
+use crate::adapter::{Broken, Outcome, server};
+
+/// Handshakes under way at most; more clients wait in TCP's own queue.
+const MAX_PENDING: usize = 256;
+
+/// The epoll key of the TCP listener; handshakes have smaller ones.
+const LISTENER: u64 = u64::MAX;
+/// The epoll key of the timer.
+const TIMER: u64 = u64::MAX - 1;
+
+/// A listening socket with the behaviour of [`std::net::TcpListener`].
+///
+/// A client that proposes SMC is recognised by its first bytes; any other is an ordinary TCP client.
+/// One that stays silent is taken for an ordinary one after a while
+/// ([`Config::detect_timeout`](super::Config::detect_timeout)). Handshakes go on side by side while
+/// some thread is in [`SmcListener::accept`]; a client that is slow, or means ill, holds up nobody.
+#[derive(Debug)]
+pub struct SmcListener {
+    stack: Arc<Stack>,
+    tcp: TcpListener,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    nonblocking: AtomicBool,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    handshakes: HashMap<u64, (TcpStream, SocketAddr, server::Handshake)>,
+    next: u64,
+    ready: VecDeque<(SmcStream, SocketAddr)>,
+    /// What the timer is set to.
+    alarm: Option<Instant>,
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending")
+            .field("handshakes", &self.handshakes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl SmcListener {
+    /// Listens on an address.
+    ///
+    /// # Errors
+    /// Those of [`TcpListener::bind`].
+    pub fn bind(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcListener> {
+        Self::new(stack, TcpListener::bind(addr)?)
+    }
+
+    /// Takes over a listening TCP socket.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn new(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
+        tcp.set_nonblocking(true)?;
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let add = |fd: BorrowedFd<'_>, key| {
+            epoll::add(&set, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+        };
+        add(tcp.as_fd(), LISTENER)?;
+        add(timer.as_fd(), TIMER)?;
+        Ok(SmcListener {
+            stack: stack.clone(),
+            tcp,
+            epoll: set,
+            timer,
+            nonblocking: AtomicBool::new(false),
+            pending: Mutex::default(),
+        })
+    }
+
+    /// The address that is listened on.
+    ///
+    /// # Errors
+    /// Those of [`TcpListener::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Whether [`SmcListener::accept`] returns `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A descriptor for poll, select and epoll: readable when [`SmcListener::accept`] has something
+    /// to do (which may be a step of a handshake, after which it returns `WouldBlock`).
+    pub fn pollable(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Takes the next connection: SMC or TCP, see [`SmcStream::facts`].
+    ///
+    /// A handshake that fails is nobody's connection: it is counted and the next one is taken.
+    ///
+    /// # Errors
+    /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
+    pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
+        let mut spin = Some(self.stack.config().spin);
+        loop {
+            let next = {
+                let mut pending = self.lock();
+                self.advance(&mut pending)?;
+                if let Some(accepted) = pending.ready.pop_front() {
+                    return Ok(accepted);
+                }
+                if self.nonblocking.load(Ordering::Relaxed) {
+                    self.set_alarm(&mut pending)?;
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                // A client in the middle of a handshake answers soon: look for a while.
+                if pending.handshakes.is_empty() {
+                    spin = Some(self.stack.config().spin);
+                }
+                pending.next_deadline()
+            };
+            let busy = next.is_some();
+            if busy && let Some(limit) = spin.take() {
+                let start = Instant::now();
+                while start.elapsed() < limit && !self.wait(Some(Duration::ZERO))? {}
+                continue;
+            }
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+            if self.wait(left)? && busy {
+                spin = Some(self.stack.config().spin);
+            }
+        }
+    }
+
+    /// Connections one after the other, for ever.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<SmcStream>> + '_ {
+        std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
+    }
+
+    /// The stack its connections belong to.
+    pub fn stack(&self) -> &Arc<Stack> {
+        &self.stack
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for anything to happen. `true`: something did.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let timeout = timeout.map(|timeout| rustix::event::Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        let mut fds = [rustix::event::PollFd::new(&self.epoll, rustix::event::PollFlags::IN)];
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Does what can be done without waiting.
+    fn advance(&self, pending: &mut Pending) -> io::Result<()> {
+        self.stack.sweep();
+        let current = self.stack.current();
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&zero))?;
+        for event in events.iter() {
+            match event.data.u64() {
+                LISTENER => self.take_clients(pending, &current)?,
+                TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                    pending.alarm = None;
+                }
+                key => self.step(pending, &current, key),
+            }
+        }
+        let now = Instant::now();
+        let late: Vec<u64> = pending
+            .handshakes
+            .iter()
+            .filter(|(_, (_, _, handshake))| handshake.deadline() <= now)
+            .map(|(key, _)| *key)
+            .collect();
+        for key in late {
+            if let Some((tcp, addr, handshake)) = self.remove(pending, key) {
+                self.finish(pending, tcp, addr, handshake.expire());
+            }
+        }
+        Ok(())
+    }
+
+    fn take_clients(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
+        while pending.handshakes.len() < MAX_PENDING {
+            let (tcp, addr) = match self.tcp.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // The client has gone again; that is no error of ours.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            if let Some(why) = current.no_device() {
+                // Nothing can come of a Proposal but a Decline, yet it has to be answered.
+                tracing::debug!(%why, "accepting without a device");
+            }
+            tcp.set_nonblocking(true)?;
+            let key = pending.next;
+            pending.next = (pending.next + 1) % TIMER;
+            let handshake = server::Handshake::new(&self.terms(current));
+            let data = epoll::EventData::new_u64(key);
+            epoll::add(&self.epoll, &tcp, data, epoll::EventFlags::IN)?;
+            pending.handshakes.insert(key, (tcp, addr, handshake));
+            self.step(pending, current, key);
+        }
+        Ok(())
+    }
+
+    fn terms<'a>(&self, current: &'a Current) -> server::Terms<'a> {
+        server::Terms {
+            config: &current.config,
+            fabrics: &current.fabrics,
+            buffer: self.stack.buffer_len(),
+            detect: self.stack.config().detect_timeout,
+            patience: self.stack.config().clc_timeout,
+        }
+    }
+
+    fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
+        let Some((tcp, _, handshake)) = pending.handshakes.get_mut(&key) else { return };
+        let outcome = match handshake.advance(tcp, &self.terms(current)) {
+            Ok(None) => return,
+            Ok(Some(outcome)) => Ok(outcome),
+            Err(broken) => Err(broken),
+        };
+        if let Some((tcp, addr, _)) = self.remove(pending, key) {
+            self.finish(pending, tcp, addr, outcome);
+        }
+    }
+
+    fn remove(
+        &self,
+        pending: &mut Pending,
+        key: u64,
+    ) -> Option<(TcpStream, SocketAddr, server::Handshake)> {
+        let removed = pending.handshakes.remove(&key)?;
+        if let Err(error) = epoll::delete(&self.epoll, &removed.0) {
+            tracing::debug!(%error, "epoll");
+        }
+        Some(removed)
+    }
+
+    fn finish(
+        &self,
+        pending: &mut Pending,
+        tcp: TcpStream,
+        addr: SocketAddr,
+        outcome: Result<Outcome, Broken>,
+    ) {
+        let stream = match outcome {
+            Ok(Outcome::Smc(link)) => SmcStream::of_link(&self.stack, tcp, *link),
+            Ok(Outcome::Tcp(why)) => SmcStream::of_tcp(&self.stack, tcp, why),
+            Err(broken) => {
+                tracing::debug!(%addr, %broken, "handshake failed");
+                self.stack.count_broken();
+                break_off(tcp, &broken);
+                return;
+            }
+        };
+        match stream {
+            Ok(stream) => pending.ready.push_back((stream, addr)),
+            Err(error) => tracing::debug!(%addr, %error, "connection lost after its handshake"),
+        }
+    }
+
+    /// Has the pollable descriptor become readable when the next handshake runs out of time.
+    fn set_alarm(&self, pending: &mut Pending) -> io::Result<()> {
+        let next = pending.next_deadline();
+        if next == pending.alarm {
+            return Ok(());
+        }
+        let left = next.map_or(Duration::ZERO, |next| {
+            next.saturating_duration_since(Instant::now()).max(Duration::from_micros(1))
+        });
+        let value = rustix::time::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval: once, it_value: value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        pending.alarm = next;
+        Ok(())
+    }
+}
+
+impl Pending {
+    fn next_deadline(&self) -> Option<Instant> {
+        self.handshakes.values().map(|(_, _, handshake)| handshake.deadline()).min()
+    }
+}

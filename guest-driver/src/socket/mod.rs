@@ -1,0 +1,18 @@
+//! Sockets: `SmcListener` and `SmcStream`, how they wait, and what they were told.
+
+mod config;
+mod conn;
+mod facts;
+mod hub;
+mod listener;
+mod readiness;
+mod stack;
+mod stream;
+mod wait;
+
+pub use crate::adapter::Fallback;
+pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
+pub use facts::{Facts, SmcDFacts};
+pub use listener::SmcListener;
+pub use stack::{Stack, Totals};
+pub use stream::SmcStream;

@@ -1,0 +1,391 @@
+//! The stack of a process: its devices, and what outlives a single socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use smc_core::handshake::{self, IsmDevice as Offered, Tolerance};
+use smc_core::wire::clc::Limits;
+use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, PeerId, Release};
+use virtio_ism_abi::{Gid, Token};
+
+use super::config::{Config, DataPath, MAX_DEVICES};
+use super::conn::Conn;
+use super::hub::{Hub, Watcher};
+use crate::adapter::{Fabric, Fabrics, Fallback};
+use crate::ism::{IsmDevice, OpenOptions, Prefer};
+
+/// A device that could not be opened is not tried again sooner.
+const REOPEN_PAUSE: Duration = Duration::from_millis(100);
+/// How often closing connections are looked at when nothing else does.
+const SWEEP_PAUSE: Duration = Duration::from_millis(500);
+
+/// The SMC stack of a process: its devices, peers and configuration. Sockets are made from it and
+/// keep it alive.
+pub struct Stack {
+    config: Config,
+    peer_id: PeerId,
+    slots: Mutex<Slots>,
+    closing: Mutex<Vec<Arc<Conn>>>,
+    /// Dropped on the background thread, because their end takes device commands.
+    burdens: Mutex<Vec<Box<dyn Send>>>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    smc: AtomicU64,
+    tcp: AtomicU64,
+    broken: AtomicU64,
+}
+
+/// Totals of a stack since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Connections over SMC-D.
+    pub smc: u64,
+    /// Connections that went on as TCP.
+    pub tcp: u64,
+    /// Handshakes that broke the connection.
+    pub broken: u64,
+    /// Closed connections whose peer has not closed yet.
+    pub closing: usize,
+    /// Peers known now.
+    pub peers: usize,
+    /// DMBs kept for the next connection.
+    pub pooled: usize,
+}
+
+struct Slots {
+    list: Vec<Slot>,
+    /// What handshakes use; made anew when a device comes or goes.
+    current: Option<Arc<Current>>,
+}
+
+struct Slot {
+    path: PathBuf,
+    live: Option<Live>,
+    tried: Option<Instant>,
+    error: String,
+}
+
+#[derive(Clone)]
+struct Live {
+    fabric: Arc<Fabric>,
+    hub: Arc<Hub>,
+    _watch: Arc<Watch>,
+}
+
+/// The devices and the configuration of a handshake.
+pub(crate) struct Current {
+    pub(crate) fabrics: Fabrics,
+    pub(crate) config: Arc<handshake::Config>,
+    hubs: Vec<Arc<Hub>>,
+    missing: String,
+}
+
+impl Current {
+    /// The hub of a fabric.
+    pub(crate) fn hub(&self, fabric: &Arc<Fabric>) -> Option<&Arc<Hub>> {
+        self.hubs.iter().find(|hub| Arc::ptr_eq(hub.device(), fabric.device()))
+    }
+
+    /// Why there is no device, if there is none.
+    pub(crate) fn no_device(&self) -> Option<Fallback> {
+        self.fabrics.0.is_empty().then(|| Fallback::NoDevice(self.missing.clone()))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Stack {
+    /// Opens the devices of the configuration.
+    ///
+    /// A device that disappears later (its daemon ended) is opened again when a connection is made
+    /// and it is back.
+    ///
+    /// # Errors
+    /// None of the devices can be opened. A configuration without devices is fine: everything is
+    /// TCP then.
+    pub fn open(config: Config) -> io::Result<Arc<Stack>> {
+        let mut random = [0u8; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let slot = |path: &PathBuf| Slot {
+            path: path.clone(),
+            live: None,
+            tried: None,
+            error: String::new(),
+        };
+        let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
+        let wanted = !list.is_empty();
+        let stack = Arc::new(Stack {
+            config,
+            peer_id: PeerId(random),
+            slots: Mutex::new(Slots { list, current: None }),
+            closing: Mutex::default(),
+            burdens: Mutex::default(),
+            counters: Counters::default(),
+        });
+        let current = stack.current();
+        match current.no_device() {
+            Some(Fallback::NoDevice(why)) if wanted => Err(io::Error::other(why)),
+            _ => Ok(stack),
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// GIDs and CHIDs of the open devices.
+    pub fn devices(self: &Arc<Self>) -> Vec<(virtio_ism_abi::Chid, Gid)> {
+        let current = self.current();
+        current.fabrics.0.iter().map(|f| (f.chid(), f.device().gid())).collect()
+    }
+
+    /// Totals since the start.
+    pub fn totals(&self) -> Totals {
+        let peers: Vec<_> = lock(&self.slots)
+            .list
+            .iter()
+            .filter_map(|slot| slot.live.as_ref())
+            .flat_map(|live| live.fabric.all())
+            .collect();
+        Totals {
+            smc: self.counters.smc.load(Ordering::Relaxed),
+            tcp: self.counters.tcp.load(Ordering::Relaxed),
+            broken: self.counters.broken.load(Ordering::Relaxed),
+            closing: lock(&self.closing).len(),
+            peers: peers.len(),
+            pooled: peers.iter().map(|peer| peer.pooled()).sum(),
+        }
+    }
+
+    pub(crate) fn count_smc(&self) {
+        self.counters.smc.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_tcp(&self) {
+        self.counters.tcp.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_broken(&self) {
+        self.counters.broken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes of the own DMB of a new connection.
+    pub(crate) fn buffer_len(&self) -> u32 {
+        let wanted = u32::try_from(self.config.recv_buffer).unwrap_or(u32::MAX);
+        wanted.clamp(16 << 10, 1 << 20).next_power_of_two()
+    }
+
+    /// The devices as they are now, missing ones tried again.
+    pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
+        let mut slots = lock(&self.slots);
+        let mut changed = slots.current.is_none();
+        let now = Instant::now();
+        for slot in &mut slots.list {
+            if slot
+                .live
+                .as_ref()
+                .is_some_and(|live| live.hub.is_lost() || live.fabric.device().is_gone())
+            {
+                slot.live = None;
+                changed = true;
+            }
+            let due = slot.tried.is_none_or(|tried| now.duration_since(tried) >= REOPEN_PAUSE);
+            if slot.live.is_none() && due {
+                slot.tried = Some(now);
+                match self.start(&slot.path) {
+                    Ok(live) => slot.live = Some(live),
+                    Err(error) => slot.error = error,
+                }
+                changed = true;
+            }
+        }
+        if changed {
+            slots.current = Some(Arc::new(self.describe(&slots.list)));
+        }
+        match &slots.current {
+            Some(current) => current.clone(),
+            None => Arc::new(self.describe(&slots.list)),
+        }
+    }
+
+    fn describe(&self, slots: &[Slot]) -> Current {
+        let live: Vec<_> = slots.iter().filter_map(|slot| slot.live.as_ref()).collect();
+        let mut config = handshake::Config::new(self.peer_id);
+        config.hostname = hostname();
+        config.ueids = self.config.eids.clone();
+        config.seid = self.config.seid;
+        config.wait = self.config.clc_timeout;
+        config.tolerance = Tolerance { sizes: Limits::LINUX, ..Tolerance::STRICT };
+        if self.config.release_2_0 {
+            config.release = Release::V2_0;
+        }
+        config.devices = live
+            .iter()
+            .map(|live| Offered {
+                chid: Chid(live.fabric.chid().0),
+                gid: WireGid(live.fabric.device().gid().0),
+            })
+            .collect();
+        let missing: Vec<_> = slots
+            .iter()
+            .filter(|slot| slot.live.is_none())
+            .map(|slot| format!("{}: {}", slot.path.display(), slot.error))
+            .collect();
+        Current {
+            fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
+            config: Arc::new(config),
+            hubs: live.iter().map(|live| live.hub.clone()).collect(),
+            missing: if slots.is_empty() { "none configured".into() } else { missing.join("; ") },
+        }
+    }
+
+    fn start(self: &Arc<Self>, path: &Path) -> Result<Live, String> {
+        let mut options = OpenOptions::new(path);
+        options.guest_memory = self.config.guest_memory as u64;
+        options.prefer = match self.config.path {
+            DataPath::Auto => Prefer::Auto,
+            DataPath::Window => Prefer::Window,
+            DataPath::Move => Prefer::Move,
+        };
+        let device = IsmDevice::open(options).map_err(|error| error.to_string())?;
+        let fabric = Fabric::new(device.clone());
+        let watch =
+            Arc::new(Watch { stack: Arc::downgrade(self), fabric: Arc::downgrade(&fabric) });
+        let watcher: Arc<dyn Watcher> = watch.clone();
+        let hub = Hub::new(device, Arc::downgrade(&watcher)).map_err(|error| error.to_string())?;
+        let (stack, background) = (Arc::downgrade(self), hub.clone());
+        let chores_of = Arc::downgrade(&fabric);
+        std::thread::Builder::new()
+            .name("smc-driver".into())
+            .spawn(move || {
+                background.run(|| {
+                    let stack = stack.upgrade()?;
+                    let fabric = chores_of.upgrade()?;
+                    stack.chores(&fabric)
+                });
+            })
+            .map_err(|error| error.to_string())?;
+        Ok(Live { fabric, hub, _watch: watch })
+    }
+
+    /// Takes over a connection that the application closed and the peer has not.
+    pub(crate) fn adopt(&self, conn: Arc<Conn>) {
+        if conn.is_over() {
+            return;
+        }
+        let mut closing = lock(&self.closing);
+        closing.push(conn);
+        let first = closing.len() == 1;
+        drop(closing);
+        if first {
+            self.wake_backgrounds();
+        }
+    }
+
+    /// Lets go of closed connections whose peer has closed too; their buffers are free again.
+    pub(crate) fn sweep(&self) {
+        let mut over = Vec::new();
+        let mut closing = lock(&self.closing);
+        let mut at = 0;
+        while let Some(conn) = closing.get(at) {
+            if conn.is_over() {
+                over.push(closing.swap_remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        // Outside the lock: the end of a connection may take a device command.
+        drop(closing);
+        drop(over);
+    }
+
+    fn wake_backgrounds(&self) {
+        let hubs: Vec<_> = lock(&self.slots)
+            .list
+            .iter()
+            .filter_map(|slot| slot.live.as_ref().map(|live| live.hub.clone()))
+            .collect();
+        for hub in hubs {
+            hub.wake_background();
+        }
+    }
+
+    fn chores(&self, fabric: &Fabric) -> Option<Duration> {
+        drop(std::mem::take(&mut *lock(&self.burdens)));
+        self.sweep();
+        let closing: Vec<_> = lock(&self.closing).clone();
+        for conn in &closing {
+            conn.look_at_tcp();
+        }
+        let idle = fabric.drop_idle(self.config.idle_peer_timeout);
+        if closing.is_empty() {
+            return idle;
+        }
+        Some(idle.map_or(SWEEP_PAUSE, |idle| idle.min(SWEEP_PAUSE)))
+    }
+
+    fn bear(&self, burden: Option<Box<dyn Send>>) {
+        if let Some(burden) = burden {
+            lock(&self.burdens).push(burden);
+            self.wake_backgrounds();
+        }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for slot in &slots.list {
+            if let Some(live) = &slot.live {
+                live.hub.stop();
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Stack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stack").field("devices", &self.config.devices).finish_non_exhaustive()
+    }
+}
+
+/// What a device's events mean to the peers of its fabric.
+struct Watch {
+    stack: Weak<Stack>,
+    fabric: Weak<Fabric>,
+}
+
+impl Watcher for Watch {
+    fn on_peer_down(&self, gid: Gid) {
+        if let (Some(stack), Some(fabric)) = (self.stack.upgrade(), self.fabric.upgrade()) {
+            stack.bear(fabric.peer_down(gid));
+        }
+    }
+
+    fn on_dmb_gone(&self, token: Token) {
+        if let (Some(stack), Some(fabric)) = (self.stack.upgrade(), self.fabric.upgrade()) {
+            stack.bear(fabric.dmb_gone(token));
+        }
+    }
+
+    fn on_sw_event(&self, gid: Gid, code: u32, info: u64) {
+        if let Some(fabric) = self.fabric.upgrade() {
+            fabric.sw_event(gid, code, info);
+        }
+    }
+}
+
+/// This host's name as far as CLC can carry it.
+fn hostname() -> Hostname {
+    let uname = rustix::system::uname();
+    uname.nodename().to_str().ok().and_then(|n| Hostname::new(n).ok()).unwrap_or(Hostname::BLANK)
+}

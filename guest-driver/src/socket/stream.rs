@@ -1,0 +1,584 @@
+//! `SmcStream`: a connection, over SMC-D or TCP.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, SendFlags, sockopt};
+
+use super::conn::Conn;
+use super::{Facts, Stack};
+use crate::adapter::{Broken, Fallback, Link, Outcome, client};
+
+/// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
+///
+/// It starts as a TCP connection; if both ends speak SMC and reach each other through a device,
+/// bytes travel through shared memory from then on. [`SmcStream::facts`] tells which it is.
+///
+/// Clones made by [`SmcStream::try_clone`] are the same connection; it closes when the last one is
+/// dropped. With unread data it is reset then, as TCP is.
+pub struct SmcStream {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    kind: Kind,
+    stack: Arc<Stack>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    /// Microseconds; 0: none.
+    read_timeout: AtomicU64,
+    write_timeout: AtomicU64,
+    linger: Mutex<Option<Duration>>,
+    read_shut: AtomicBool,
+}
+
+enum Kind {
+    Smc(Arc<Conn>),
+    Tcp(TcpStream, Fallback),
+}
+
+impl SmcStream {
+    /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
+    ///
+    /// The server must expect SMC: an ordinary TCP server would take the handshake for data. Use
+    /// [`SmcStream::connect_tcp`] for those.
+    ///
+    /// # Errors
+    /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
+    pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
+        let tcp = TcpStream::connect(addr)?;
+        Self::upgrade(stack, tcp, None)
+    }
+
+    /// As [`SmcStream::connect`] to one address, with a time limit for everything.
+    ///
+    /// # Errors
+    /// As [`SmcStream::connect`], and `TimedOut`.
+    pub fn connect_timeout(
+        stack: &Arc<Stack>,
+        addr: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<SmcStream> {
+        let deadline = Instant::now() + timeout;
+        let tcp = TcpStream::connect_timeout(addr, timeout)?;
+        Self::upgrade(stack, tcp, Some(deadline))
+    }
+
+    /// Connects to an ordinary TCP server.
+    ///
+    /// # Errors
+    /// Those of [`TcpStream::connect`].
+    pub fn connect_tcp(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
+        Self::of_tcp(stack, TcpStream::connect(addr)?, Fallback::Asked)
+    }
+
+    /// Proposes SMC on a TCP connection that was just made and carried nothing yet.
+    ///
+    /// # Errors
+    /// A handshake that broke the connection.
+    pub fn upgrade(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        stack.sweep();
+        let current = stack.current();
+        if let Some(why) = current.no_device() {
+            return Self::of_tcp(stack, tcp, why);
+        }
+        let terms = client::Terms {
+            config: &current.config,
+            fabrics: &current.fabrics,
+            buffer: stack.buffer_len(),
+            spin: stack.config().spin,
+            deadline,
+        };
+        match client::propose(&tcp, &terms) {
+            Ok(Outcome::Smc(link)) => Self::of_link(stack, tcp, *link),
+            Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
+            Err(broken) => {
+                stack.count_broken();
+                break_off(tcp, &broken);
+                Err(broken.into())
+            }
+        }
+    }
+
+    /// An SMC connection of a completed handshake.
+    pub(super) fn of_link(stack: &Arc<Stack>, tcp: TcpStream, link: Link) -> io::Result<SmcStream> {
+        let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
+        let current = stack.current();
+        let Some(hub) = current.hub(&link.fabric) else {
+            crate::adapter::reset(tcp);
+            return Err(io::ErrorKind::ConnectionReset.into());
+        };
+        let config = stack.config();
+        let conn = Conn::new(link, tcp, hub.clone(), config.spin, config.close_timeout)?;
+        stack.count_smc();
+        Ok(Self::new(stack, Kind::Smc(conn), local, peer))
+    }
+
+    /// A connection that goes on as TCP.
+    pub(super) fn of_tcp(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        why: Fallback,
+    ) -> io::Result<SmcStream> {
+        let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
+        tcp.set_nonblocking(false)?;
+        stack.count_tcp();
+        tracing::debug!(%peer, %why, "connection is TCP");
+        Ok(Self::new(stack, Kind::Tcp(tcp, why), local, peer))
+    }
+
+    fn new(stack: &Arc<Stack>, kind: Kind, local: SocketAddr, peer: SocketAddr) -> SmcStream {
+        let shared = Shared {
+            kind,
+            stack: stack.clone(),
+            local,
+            peer,
+            read_timeout: AtomicU64::new(0),
+            write_timeout: AtomicU64::new(0),
+            linger: Mutex::new(None),
+            read_shut: AtomicBool::new(false),
+        };
+        SmcStream { shared: Arc::new(shared) }
+    }
+
+    /// What was negotiated.
+    pub fn facts(&self) -> Facts {
+        match &self.shared.kind {
+            Kind::Smc(conn) => Facts::SmcD(conn.facts().clone()),
+            Kind::Tcp(_, why) => Facts::Tcp(why.clone()),
+        }
+    }
+
+    /// Whether SMC carries the connection.
+    pub fn is_smc(&self) -> bool {
+        matches!(self.shared.kind, Kind::Smc(_))
+    }
+
+    /// The local address of the TCP connection.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.shared.local)
+    }
+
+    /// The peer's address of the TCP connection.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.shared.peer)
+    }
+
+    /// Another handle of the same connection.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn try_clone(&self) -> io::Result<SmcStream> {
+        Ok(SmcStream { shared: self.shared.clone() })
+    }
+
+    /// Reads into one buffer; 0 is end of data.
+    ///
+    /// # Errors
+    /// `WouldBlock` (non-blocking, or the read timeout passed), `ConnectionReset`,
+    /// `ConnectionAborted`.
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv(
+                &mut [IoSliceMut::new(buf)],
+                false,
+                self.deadline(&self.shared.read_timeout),
+            ),
+            Kind::Tcp(tcp, _) => (&mut &*tcp).read(buf),
+        }
+    }
+
+    /// Writes one buffer.
+    ///
+    /// # Errors
+    /// `WouldBlock` (non-blocking, or the write timeout passed), `BrokenPipe` after a shutdown or
+    /// the peer's close, `ConnectionReset`, `ConnectionAborted`.
+    pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => {
+                conn.send(&[IoSlice::new(buf)], self.deadline(&self.shared.write_timeout))
+            }
+            Kind::Tcp(tcp, _) => (&mut &*tcp).write(buf),
+        }
+    }
+
+    /// Reads without taking (MSG_PEEK).
+    ///
+    /// # Errors
+    /// As [`SmcStream::recv`].
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv(
+                &mut [IoSliceMut::new(buf)],
+                true,
+                self.deadline(&self.shared.read_timeout),
+            ),
+            Kind::Tcp(tcp, _) => tcp.peek(buf),
+        }
+    }
+
+    /// Sends one byte of urgent data (MSG_OOB). Nothing else is sent until the peer has come to it.
+    ///
+    /// # Errors
+    /// As [`SmcStream::send`].
+    pub fn send_urgent(&self, byte: u8) -> io::Result<()> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.send_urgent(byte, self.deadline(&self.shared.write_timeout)),
+            Kind::Tcp(tcp, _) => {
+                rustix::net::send(tcp, &[byte], SendFlags::OOB | SendFlags::NOSIGNAL)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the peer's urgent byte (MSG_OOB).
+    ///
+    /// # Errors
+    /// `WouldBlock`: announced, not here yet. `InvalidInput`: there is none, or it is in line.
+    pub fn recv_urgent(&self) -> io::Result<u8> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv_urgent(false),
+            Kind::Tcp(tcp, _) => {
+                let mut byte = [0u8; 1];
+                rustix::net::recv(tcp, &mut byte[..], RecvFlags::OOB)?;
+                Ok(byte[0])
+            }
+        }
+    }
+
+    /// Whether urgent data is announced or there (POLLPRI).
+    ///
+    /// # Errors
+    /// The connection ended abnormally.
+    pub fn has_urgent(&self) -> io::Result<bool> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.has_urgent(),
+            Kind::Tcp(tcp, _) => {
+                let mut fds = [rustix::event::PollFd::new(tcp, rustix::event::PollFlags::PRI)];
+                let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+                Ok(rustix::event::poll(&mut fds, Some(&zero))? > 0)
+            }
+        }
+    }
+
+    /// Whether the next read starts at the urgent mark (SIOCATMARK). SMC only; `None` for TCP.
+    ///
+    /// # Errors
+    /// The connection ended abnormally.
+    pub fn at_mark(&self) -> io::Result<Option<bool>> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.at_mark().map(Some),
+            Kind::Tcp(..) => Ok(None),
+        }
+    }
+
+    /// Leaves urgent bytes in the stream (SO_OOBINLINE).
+    ///
+    /// # Errors
+    /// Those of the socket option, for TCP.
+    pub fn set_oob_inline(&self, inline: bool) -> io::Result<()> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => {
+                conn.set_oob_inline(inline);
+                Ok(())
+            }
+            Kind::Tcp(tcp, _) => Ok(sockopt::set_socket_oobinline(tcp, inline)?),
+        }
+    }
+
+    /// Bytes that can be read without waiting (FIONREAD).
+    ///
+    /// # Errors
+    /// The connection ended abnormally.
+    pub fn readable(&self) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.readable(),
+            Kind::Tcp(tcp, _) => {
+                let n = rustix::io::ioctl_fionread(tcp)?;
+                Ok(usize::try_from(n).unwrap_or(usize::MAX))
+            }
+        }
+    }
+
+    /// Bytes written that the peer has not read (SMC only; `None` for TCP).
+    pub fn unread_by_peer(&self) -> Option<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => Some(conn.unread_by_peer()),
+            Kind::Tcp(..) => None,
+        }
+    }
+
+    /// Ends one half of the connection, or both.
+    ///
+    /// # Errors
+    /// The connection ended abnormally.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if how != Shutdown::Write {
+            self.shared.read_shut.store(true, Ordering::Relaxed);
+        }
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.shutdown(how),
+            Kind::Tcp(tcp, _) => tcp.shutdown(how),
+        }
+    }
+
+    /// Whether calls return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Those of the system call, for TCP.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => {
+                conn.set_nonblocking(nonblocking);
+                Ok(())
+            }
+            Kind::Tcp(tcp, _) => tcp.set_nonblocking(nonblocking),
+        }
+    }
+
+    /// How long a read waits; `None`: for ever.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.shared.read_timeout.store(micros(timeout)?, Ordering::Relaxed);
+        match &self.shared.kind {
+            Kind::Smc(_) => Ok(()),
+            Kind::Tcp(tcp, _) => tcp.set_read_timeout(timeout),
+        }
+    }
+
+    /// How long a write waits; `None`: for ever.
+    ///
+    /// # Errors
+    /// `InvalidInput` for zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.shared.write_timeout.store(micros(timeout)?, Ordering::Relaxed);
+        match &self.shared.kind {
+            Kind::Smc(_) => Ok(()),
+            Kind::Tcp(tcp, _) => tcp.set_write_timeout(timeout),
+        }
+    }
+
+    /// The read timeout.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(duration(&self.shared.read_timeout))
+    }
+
+    /// The write timeout.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(duration(&self.shared.write_timeout))
+    }
+
+    /// What happens at close (SO_LINGER): zero resets the connection; more waits that long for the
+    /// peer to read everything; `None` closes in the background.
+    ///
+    /// # Errors
+    /// Those of the socket option, for TCP.
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        *self.shared.linger.lock().unwrap_or_else(PoisonError::into_inner) = linger;
+        match &self.shared.kind {
+            Kind::Smc(_) => Ok(()),
+            Kind::Tcp(tcp, _) => Ok(sockopt::set_socket_linger(tcp, linger)?),
+        }
+    }
+
+    /// Accepted and remembered; SMC sends everything at once anyway (SOCK-5, CDC-25).
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.with_tcp(|tcp| tcp.set_nodelay(nodelay))
+    }
+
+    /// What [`SmcStream::set_nodelay`] set.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.with_tcp(TcpStream::nodelay)
+    }
+
+    /// Time to live of the TCP connection's packets.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        self.with_tcp(|tcp| tcp.set_ttl(ttl))
+    }
+
+    /// What [`SmcStream::set_ttl`] set.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.with_tcp(TcpStream::ttl)
+    }
+
+    /// The pending error, once (SO_ERROR).
+    ///
+    /// # Errors
+    /// Those of the socket option, for TCP.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => Ok(conn.take_error()),
+            Kind::Tcp(tcp, _) => tcp.take_error(),
+        }
+    }
+
+    /// A descriptor for poll, select and epoll, level or edge triggered. For SMC it is not the
+    /// connection itself, only its readiness: do not read or write it.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pollable(&self) -> io::Result<BorrowedFd<'_>> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.pollable(),
+            Kind::Tcp(tcp, _) => Ok(tcp.as_fd()),
+        }
+    }
+
+    pub(super) fn conn(&self) -> Option<&Arc<Conn>> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => Some(conn),
+            Kind::Tcp(..) => None,
+        }
+    }
+
+    fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.with_tcp(f),
+            Kind::Tcp(tcp, _) => f(tcp),
+        }
+    }
+
+    fn deadline(&self, timeout: &AtomicU64) -> Option<Instant> {
+        duration(timeout).map(|timeout| Instant::now() + timeout)
+    }
+}
+
+fn micros(timeout: Option<Duration>) -> io::Result<u64> {
+    match timeout {
+        None => Ok(0),
+        Some(Duration::ZERO) => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "a timeout of zero"))
+        }
+        Some(timeout) => Ok(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX).max(1)),
+    }
+}
+
+fn duration(micros: &AtomicU64) -> Option<Duration> {
+    match micros.load(Ordering::Relaxed) {
+        0 => None,
+        micros => Some(Duration::from_micros(micros)),
+    }
+}
+
+/// Ends a TCP connection whose handshake failed: silence closes it, everything else resets it.
+pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
+    match broken {
+        Broken::Handshake(error) if error.is_timeout() => drop(tcp),
+        _ => crate::adapter::reset(tcp),
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Kind::Smc(conn) = &self.kind else { return };
+        let linger = *self.linger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(linger) = linger
+            && !linger.is_zero()
+        {
+            conn.linger(linger);
+        }
+        conn.close(linger == Some(Duration::ZERO));
+        self.stack.adopt(conn.clone());
+    }
+}
+
+impl Read for &SmcStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv(buf)
+    }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv(bufs, false, self.deadline(&self.shared.read_timeout)),
+            Kind::Tcp(tcp, _) => (&mut &*tcp).read_vectored(bufs),
+        }
+    }
+}
+
+impl Write for &SmcStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.send(buf)
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.send(bufs, self.deadline(&self.shared.write_timeout)),
+            Kind::Tcp(tcp, _) => (&mut &*tcp).write_vectored(bufs),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for SmcStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        (&mut &*self).read(buf)
+    }
+
+    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&mut &*self).read_vectored(bufs)
+    }
+}
+
+impl Write for SmcStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        (&mut &*self).write(buf)
+    }
+
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&mut &*self).write_vectored(bufs)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for SmcStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("SmcStream");
+        debug.field("local", &self.shared.local).field("peer", &self.shared.peer);
+        match &self.shared.kind {
+            Kind::Smc(conn) => debug.field("smc", conn.facts()).field("state", &conn.state()),
+            Kind::Tcp(_, why) => debug.field("tcp", why),
+        };
+        debug.finish_non_exhaustive()
+    }
+}
