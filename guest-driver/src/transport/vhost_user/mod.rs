@@ -11,6 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use vhost::vhost_user::message::VhostUserHeaderFlag;
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use virtio_ism_abi::Token;
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::{Config, Features};
@@ -34,8 +36,8 @@ struct VhostUser {
     pool: Arc<GuestPool>,
     window: Option<Arc<Reservation>>,
     health: Arc<Health>,
-    // Keeps the connection; the protocol is over once the device is set up.
-    _frontend: vhost::vhost_user::Frontend,
+    // Keeps the connection.
+    frontend: Frontend,
     channel: Option<JoinHandle<()>>,
 }
 
@@ -127,6 +129,12 @@ impl Transport for VhostUser {
 
 impl Drop for VhostUser {
     fn drop(&mut self) {
+        if !self.health.is_gone() {
+            // Peers learn that this is an orderly end. No answer is waited for, and a daemon that
+            // does not know the request sees the connection end.
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
+            let _ = self.frontend.reset_device();
+        }
         self.health.fail("closed by the driver");
         if let Some(channel) = self.channel.take()
             && channel.join().is_err()

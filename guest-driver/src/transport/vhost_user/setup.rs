@@ -157,7 +157,7 @@ fn negotiate(
         pool,
         window,
         health: Arc::clone(health),
-        _frontend: frontend,
+        frontend,
         channel: None,
     })
 }
@@ -178,7 +178,7 @@ fn negotiate_protocol(
             return Err(TransportError::Missing(name));
         }
     }
-    let wanted = P::CONFIG | P::MQ | P::REPLY_ACK | P::BACKEND_REQ | P::SHMEM;
+    let wanted = P::CONFIG | P::MQ | P::REPLY_ACK | P::BACKEND_REQ | P::SHMEM | P::RESET_DEVICE;
     let accepted = offered & wanted;
     frontend.set_protocol_features(accepted).map_err(step("SET_PROTOCOL_FEATURES"))?;
     // Every request is acknowledged from here on, so that a refusal is seen where it happens.
