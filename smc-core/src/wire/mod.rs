@@ -1,12 +1,12 @@
 //! How SMC bytes look, at two levels.
 //!
 //! The strict level turns bytes into values that can be meant: [`clc::Message::parse`],
-//! `llc::Message::parse`, [`cdc::Cdc::parse`]. It refuses everything else with a [`WireError`] that
+//! [`llc::Llc::parse`], [`cdc::Cdc::parse`]. It refuses everything else with a [`WireError`] that
 //! names the way of being wrong and carries the wrong value, and what it gives up is plain owned
 //! data that can be written again with `emit`. Reserved fields are zero on emit and not looked at
 //! on parse (CLC-4).
 //!
-//! The other level judges nothing: `view` lists the fields of any bytes, also of a broken message,
+//! The other level judges nothing: [`view`] lists the fields of any bytes, also of a broken message,
 //! in the words a person needs to find the mistake.
 //!
 //! All integers on the wire are big-endian; the SMC-D control block alone is in host order
@@ -20,6 +20,10 @@ mod error;
 pub mod ids;
 mod list;
 pub mod llc;
+
+#[cfg(test)]
+mod properties;
+pub mod view;
 
 pub use cursor::Cursor;
 pub use error::{Reaction, WireError};

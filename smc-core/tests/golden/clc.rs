@@ -1,10 +1,10 @@
 //! CLC.
 
-use smc_core::wire::List;
 use smc_core::wire::clc::*;
 use smc_core::wire::ids::*;
+use smc_core::wire::{List, view};
 
-use super::{array, bytes};
+use super::{array, bytes, no_problem};
 
 const EID: &str = "SMCPROBE-EID1";
 
@@ -18,6 +18,7 @@ fn check(text: &str, expected: Message) {
     assert_eq!(wire.len(), length, "the vector itself");
     assert_eq!(Message::parse(&wire), Ok(expected.clone()));
     assert_eq!(expected.emit(), wire);
+    no_problem(&view::clc(&wire));
 }
 
 fn uuid(text: &str) -> Gid {

@@ -3,14 +3,16 @@
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::*;
 use smc_core::wire::llc::*;
+use smc_core::wire::view;
 
-use super::{array, bytes};
+use super::{array, bytes, no_problem};
 
 fn check(version: Version, text: &str, message: Message) {
     let wire = bytes(text);
     let expected = Llc { version, message };
     assert_eq!(Llc::parse(&wire, &Dialect::LINUX), Ok(expected.clone()));
     assert_eq!(expected.emit(&Dialect::LINUX), wire);
+    no_problem(&view::llc(&wire, &Dialect::LINUX));
 }
 
 fn v1(text: &str, message: Message) {

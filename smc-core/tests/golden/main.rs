@@ -3,9 +3,13 @@
 //!
 //! Where a capture was noted by its significant fields only, the others hold example values.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its vector fails here")]
+
 mod cdc;
 mod clc;
 mod llc;
+
+use smc_core::wire::view::View;
 
 /// Bytes of a written-down message.
 ///
@@ -32,4 +36,10 @@ fn bytes(text: &str) -> Vec<u8> {
 /// As `bytes`, in an array.
 fn array<const N: usize>(text: &str) -> [u8; N] {
     bytes(text).try_into().unwrap()
+}
+
+/// A message that Linux sent has nothing wrong in it.
+fn no_problem(view: &View) {
+    assert_eq!(view.error, None, "{view}");
+    assert!(view.fields.iter().all(|field| field.problem.is_none()), "{view}");
 }

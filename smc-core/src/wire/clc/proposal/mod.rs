@@ -44,7 +44,7 @@ pub enum SmcTypes {
 
 impl SmcTypes {
     /// The types said by two bits of byte 7; 10 is "none" (CLCV2-2).
-    fn from_bits(bits: u8) -> Option<SmcTypes> {
+    pub(in crate::wire) fn from_bits(bits: u8) -> Option<SmcTypes> {
         match bits & 0b11 {
             0b00 => Some(SmcTypes::R),
             0b01 => Some(SmcTypes::D),
