@@ -1,5 +1,6 @@
 //! The close machine: the whole table, what must hold for every entry of it, and the walks that
 //! RFC 7609 section 4.8 describes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use smc_core::connection::close::{Actions, Close, Event, State};
 use smc_core::testing::{close_table, reachable, table_events};

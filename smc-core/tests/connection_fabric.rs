@@ -2,6 +2,7 @@
 //!
 //! `SMC_SEED=0x1234 cargo test -p smc-core --test connection_fabric` runs one seed everywhere;
 //! `SMC_RUNS=10000` runs that many instead of a handful.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

@@ -76,8 +76,8 @@ impl Connection {
         Connection { sender: Sender::new(peer), receiver: Receiver::new(own), close }
     }
 
-    /// Takes both words of the own control block, or of an SMC-R message. `unsent` as in
-    /// [`Event::Peer`].
+    /// Takes both words of the own control block, or of an SMC-R message that is not overtaken
+    /// ([`super::Sequence::judge`]) and no failover validation. `unsent` as in [`Event::Peer`].
     ///
     /// # Errors
     /// A cursor cannot be true; the caller reports [`Event::Abort`]. What came before it in the

@@ -304,3 +304,124 @@ impl Receiver {
         Arrival { bytes, update, urgent }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: ProducerFlags = ProducerFlags::empty();
+    const B: ProducerFlags = ProducerFlags::BLOCKED;
+    const R: ProducerFlags = ProducerFlags::UPDATE_REQUESTED;
+
+    /// A ring of `len` bytes of which `arrived` have arrived.
+    fn receiver(len: u32, arrived: u32, flags: ProducerFlags) -> Receiver {
+        let mut r = Receiver::new(Ring::smcd(len + 32).unwrap());
+        let cursor = Cursor::new((arrived / len) as u16, arrived % len);
+        assert_eq!(r.on_peer_producer(cursor, flags).unwrap().bytes, arrived);
+        r
+    }
+
+    #[test]
+    fn the_window_rule_follows_the_examples_of_the_rfc() {
+        // 64K buffer, 50K free for the sender: no need.
+        assert_eq!(receiver(65536, 14336, NONE).consume(14336), UpdateDecision::NotDue);
+        // 30K free, and 31K after the update: not worth it.
+        assert_eq!(receiver(65536, 34816, NONE).consume(1024), UpdateDecision::NotDue);
+        // 30K free, and 64K after the update.
+        assert_eq!(receiver(65536, 34816, NONE).consume(34816), UpdateDecision::Window);
+        // Just below half, and just a tenth.
+        assert_eq!(receiver(100, 51, NONE).consume(10), UpdateDecision::Window);
+        assert_eq!(receiver(100, 51, NONE).consume(9), UpdateDecision::NotDue);
+        assert_eq!(receiver(100, 50, NONE).consume(50), UpdateDecision::NotDue);
+    }
+
+    #[test]
+    fn a_blocked_writer_hears_of_every_byte_until_b_goes_off() {
+        let mut r = receiver(100, 100, B);
+        for _ in 0..3 {
+            assert_eq!(r.consume(1), UpdateDecision::WriterBlocked);
+            r.on_published(r.cursor());
+        }
+        let _ = r.on_peer_producer(Cursor::new(1, 0), NONE).unwrap();
+        assert_eq!(r.consume(1), UpdateDecision::NotDue);
+        // B again, while the peer does not know of that byte.
+        let arrival = r.on_peer_producer(Cursor::new(1, 3), B).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::WriterBlocked);
+        // A look at the same words, and nothing read: nothing to tell.
+        r.on_published(r.cursor());
+        let arrival = r.on_peer_producer(Cursor::new(1, 3), B).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::NotDue);
+    }
+
+    #[test]
+    fn a_request_is_answered_at_once_if_the_peer_is_out_of_date() {
+        let mut r = receiver(100, 20, NONE);
+        let arrival = r.on_peer_producer(Cursor::new(0, 20), R).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::NotDue);
+        assert_eq!(r.consume(1), UpdateDecision::Requested);
+        r.on_published(r.cursor());
+        let _ = r.on_peer_producer(Cursor::new(0, 20), NONE).unwrap();
+        assert_eq!(r.consume(1), UpdateDecision::NotDue);
+        let arrival = r.on_peer_producer(Cursor::new(0, 20), R).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::Requested);
+    }
+
+    #[test]
+    fn arrival_alone_is_no_reason_to_write() {
+        let mut r = receiver(100, 30, NONE);
+        assert_eq!(r.consume(30), UpdateDecision::NotDue);
+        let arrival = r.on_peer_producer(Cursor::new(0, 90), NONE).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::NotDue);
+        assert_eq!(r.consume(1), UpdateDecision::Window);
+    }
+
+    #[test]
+    fn a_cursor_that_went_out_for_another_reason_counts() {
+        let mut r = receiver(100, 60, NONE);
+        assert_eq!(r.consume(9), UpdateDecision::NotDue);
+        r.on_published(r.cursor());
+        assert_eq!(r.peer_window(), 49);
+        assert_eq!(r.consume(9), UpdateDecision::NotDue);
+        assert_eq!(r.consume(1), UpdateDecision::Window);
+    }
+
+    #[test]
+    fn a_lying_peer_changes_nothing() {
+        let mut r = receiver(100, 60, NONE);
+        let _ = r.consume(20);
+        let before = r;
+        for lie in [
+            Cursor::new(0, 59),
+            Cursor::new(0, 100),
+            Cursor::new(1, 21),
+            Cursor::new(2, 60),
+            Cursor::new(u16::MAX, 60),
+        ] {
+            assert!(r.on_peer_producer(lie, B | R).is_err(), "{lie:?}");
+            assert_eq!(r, before);
+        }
+        assert_eq!(
+            r.on_peer_producer(Cursor::new(1, 21), NONE),
+            Err(CursorError::BeyondWindow { cursor: Cursor::new(1, 21), claimed: 61, space: 60 })
+        );
+        assert_eq!(r.on_peer_producer(Cursor::new(1, 20), NONE).unwrap().bytes, 60);
+    }
+
+    #[test]
+    fn reads_and_peeks_are_cut_down_to_what_is_there() {
+        let mut r = receiver(100, 60, NONE);
+        assert_eq!(r.spans(u32::MAX)[0], Span { offset: 32, len: 60 });
+        assert_eq!(r.peek(50, 50)[0], Span { offset: 82, len: 10 });
+        assert_eq!(r.peek(u32::MAX, u32::MAX)[0].len, 0);
+        assert_eq!(r.available(), 60);
+        let _ = r.consume(u32::MAX);
+        assert_eq!((r.available(), r.cursor()), (0, Cursor::new(0, 60)));
+    }
+
+    #[test]
+    fn a_purge_leaves_nothing_to_read_and_a_legal_cursor() {
+        let mut r = receiver(100, 60, NONE);
+        r.purge();
+        assert_eq!((r.readable(), r.cursor()), (0, Cursor::new(0, 60)));
+    }
+}

@@ -26,7 +26,7 @@ use super::ring::{CursorError, Position, Ring, Span};
 use crate::wire::Cursor;
 use crate::wire::cdc::{ProducerFlags, ProducerWord};
 
-/// The sending direction of one connection. Plain data, 40 bytes or so.
+/// The sending direction of one connection. Plain data, less than a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     ring: Ring,
@@ -42,6 +42,8 @@ pub struct Sender {
     /// Urgent data was announced and its last byte is not written yet.
     urgent_announced: bool,
 }
+
+const _: () = assert!(size_of::<Sender>() < 64);
 
 impl Sender {
     /// A sender at the start of the peer's ring.

@@ -37,6 +37,14 @@ impl Sequence {
         self.last
     }
 
+    /// Whether the message with this number was seen, or one sent after it. A failover validation
+    /// (F) that asks for a message not seen means lost data: the connection is reset (RFC 7609
+    /// section 4.6.1). Nothing but the number counts in such a message (CDC-35).
+    #[inline]
+    pub const fn has_seen(&self, received: u16) -> bool {
+        self.last.wrapping_sub(received) < 0x8000
+    }
+
     /// Judges a number received (CDC-7): newer and older are told apart by the sign of the 16-bit
     /// difference.
     #[inline]
@@ -75,5 +83,12 @@ mod tests {
         assert_eq!(seen.judge(2), Order::New);
         assert_eq!(seen.judge(65535), Order::Old);
         assert_eq!(seen.last(), 2);
+    }
+
+    #[test]
+    fn failover_validation_asks_for_a_message_that_was_seen() {
+        let seen = Sequence { last: 1 };
+        assert!(seen.has_seen(1) && seen.has_seen(0) && seen.has_seen(65535));
+        assert!(!seen.has_seen(2) && !seen.has_seen(300));
     }
 }

@@ -211,3 +211,148 @@ impl UrgentMark {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::{Receiver, Ring, UpdateDecision};
+
+    const NONE: ProducerFlags = ProducerFlags::empty();
+    const P: ProducerFlags = ProducerFlags::URGENT_PENDING;
+    const PU: ProducerFlags = ProducerFlags::URGENT_PENDING.union(ProducerFlags::URGENT_PRESENT);
+
+    fn receiver() -> Receiver {
+        Receiver::new(Ring::smcd(132).unwrap())
+    }
+
+    fn arrive(r: &mut Receiver, count: u32, flags: ProducerFlags) -> UrgentNews {
+        r.on_peer_producer(Cursor::new(0, count), flags).unwrap().urgent
+    }
+
+    #[test]
+    fn out_of_line_a_read_stops_at_the_mark_and_the_next_goes_on_behind_it() {
+        let mut r = receiver();
+        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::Present { offset: 32 + 9 });
+        r.remember_urgent(b'!');
+        assert_eq!((r.readable(), r.available(), r.at_mark()), (9, 10, false));
+        assert_eq!(r.consume(4), UpdateDecision::NotDue);
+        assert_eq!(r.consume(5), UpdateDecision::Urgent);
+        assert!(r.at_mark() && r.exception());
+        assert_eq!((r.readable(), r.available(), r.cursor()), (0, 0, Cursor::new(0, 10)));
+        r.on_published(r.cursor());
+        assert_eq!(r.take_urgent(true), Ok(b'!'));
+        assert_eq!(r.take_urgent(false), Ok(b'!'));
+        assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
+        assert!(r.at_mark() && !r.exception());
+        assert_eq!(arrive(&mut r, 20, NONE), UrgentNews::None);
+        assert_eq!(r.consume(1), UpdateDecision::NotDue);
+        assert!(!r.at_mark());
+    }
+
+    #[test]
+    fn an_urgent_byte_alone_is_processed_at_once() {
+        let mut r = receiver();
+        let arrival = r.on_peer_producer(Cursor::new(0, 1), PU).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::Urgent);
+        assert_eq!(arrival.urgent, UrgentNews::Present { offset: 32 });
+        assert!(r.at_mark() && r.readable() == 0);
+    }
+
+    #[test]
+    fn in_line_the_byte_is_read_but_reads_stop_before_it() {
+        let mut r = receiver();
+        let _ = r.set_oob_inline(true);
+        arrive(&mut r, 10, PU);
+        assert_eq!(r.consume(u32::MAX), UpdateDecision::NotDue);
+        assert!(r.at_mark() && r.exception());
+        assert_eq!((r.readable(), r.cursor()), (1, Cursor::new(0, 9)));
+        assert_eq!(r.take_urgent(false), Err(OobError::Inline));
+        assert_eq!(r.consume(1), UpdateDecision::Urgent);
+        assert!(!r.at_mark() && !r.exception());
+    }
+
+    #[test]
+    fn switching_inline_off_at_the_mark_skips_the_byte() {
+        let mut r = receiver();
+        let _ = r.set_oob_inline(true);
+        arrive(&mut r, 10, PU);
+        let _ = r.consume(9);
+        assert_eq!(r.set_oob_inline(false), UpdateDecision::Urgent);
+        assert_eq!((r.readable(), r.cursor()), (0, Cursor::new(0, 10)));
+        assert!(r.at_mark());
+    }
+
+    #[test]
+    fn p_alone_is_news_once_and_an_exception() {
+        let mut r = receiver();
+        arrive(&mut r, 10, NONE);
+        assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
+        assert_eq!(arrive(&mut r, 10, P), UrgentNews::Pending);
+        assert_eq!(arrive(&mut r, 10, P), UrgentNews::None);
+        assert_eq!(r.take_urgent(false), Err(OobError::NotYet));
+        assert!(r.exception());
+        assert_eq!(r.readable(), 10);
+        assert_eq!(arrive(&mut r, 10, NONE), UrgentNews::None);
+        assert!(!r.exception());
+    }
+
+    #[test]
+    fn bytes_that_come_with_p_keep_back_the_one_that_may_be_urgent() {
+        let mut r = receiver();
+        assert_eq!(arrive(&mut r, 10, P), UrgentNews::Pending);
+        assert_eq!((r.readable(), r.available()), (9, 10));
+        let _ = r.consume(9);
+        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::Present { offset: 32 + 9 });
+        assert_eq!((r.readable(), r.at_mark()), (0, true));
+        // The other way: it was an ordinary one.
+        let mut r = receiver();
+        arrive(&mut r, 10, P);
+        arrive(&mut r, 12, PU);
+        assert_eq!(r.readable(), 11);
+    }
+
+    #[test]
+    fn a_peer_that_ends_with_p_on_loses_no_byte() {
+        let mut r = receiver();
+        arrive(&mut r, 10, P);
+        r.on_peer_done();
+        assert_eq!(r.readable(), 10);
+        assert!(!r.exception());
+    }
+
+    #[test]
+    fn the_same_mark_again_is_no_news() {
+        let mut r = receiver();
+        arrive(&mut r, 10, PU);
+        r.remember_urgent(1);
+        assert_eq!(r.take_urgent(false), Ok(1));
+        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::None);
+        assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
+        let _ = r.consume(9);
+        r.on_published(r.cursor());
+        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::None);
+        assert_eq!(r.update_due(), UpdateDecision::NotDue);
+    }
+
+    #[test]
+    fn a_second_urgent_byte_replaces_one_that_was_not_taken() {
+        let mut r = receiver();
+        arrive(&mut r, 1, PU);
+        r.remember_urgent(1);
+        r.on_published(r.cursor());
+        assert_eq!(arrive(&mut r, 2, PU), UrgentNews::Present { offset: 33 });
+        r.remember_urgent(2);
+        assert_eq!(r.take_urgent(false), Ok(2));
+    }
+
+    #[test]
+    fn a_mark_that_comes_after_its_byte_was_read_is_acknowledged() {
+        let mut r = receiver();
+        arrive(&mut r, 10, NONE);
+        let _ = r.consume(10);
+        let arrival = r.on_peer_producer(Cursor::new(0, 10), PU).unwrap();
+        assert_eq!(arrival.update, UpdateDecision::Urgent);
+        assert_eq!(arrival.urgent, UrgentNews::None);
+        assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
+    }
+}

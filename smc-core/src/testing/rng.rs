@@ -18,7 +18,7 @@ impl Rng {
 
     /// A number below `n`, or 0 if `n` is 0.
     pub const fn below(&mut self, n: u32) -> u32 {
-        ((self.bits() >> 32) * n as u64 >> 32) as u32
+        (((self.bits() >> 32) * n as u64) >> 32) as u32
     }
 
     /// True once in `n` times; never if `n` is 0.
