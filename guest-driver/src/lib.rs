@@ -11,5 +11,6 @@ mod adapter;
 pub mod socket;
 
 pub use socket::{
-    Config, DataPath, Facts, Fallback, SmcDFacts, SmcListener, SmcStream, Stack, Totals,
+    Config, DataPath, Facts, Fallback, Interest, Poller, Readied, SmcDFacts, SmcListener,
+    SmcStream, Stack, Totals,
 };

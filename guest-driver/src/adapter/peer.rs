@@ -189,7 +189,7 @@ impl Peer {
     /// so the peer has no right to offer it again.
     pub(super) fn attach(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
         let token = theirs.token.0;
-        let len = u32::try_from(theirs.size.bytes()).unwrap_or(u32::MAX);
+        let len = theirs.size.bytes();
         let known = self.state().attached.get(&token).cloned();
         let buffer = match known {
             Some(buffer) if !buffer.dmb.is_failed() && buffer.dmb.len() == len => buffer,

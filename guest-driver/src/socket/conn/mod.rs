@@ -185,9 +185,9 @@ impl Conn {
         &self.facts
     }
 
-    /// The peer.
-    pub(crate) fn peer(&self) -> &Arc<Peer> {
-        &self.peer
+    /// Where its device's threads meet.
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
     }
 
     /// Runs `f` on the TCP connection underneath, if it is still there.
