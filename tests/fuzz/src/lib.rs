@@ -1,0 +1,115 @@
+//! What the targets share: hosts that shake hands, and damage.
+
+use std::sync::Arc;
+
+use arbitrary::Arbitrary;
+use smc_core::handshake::{Config, Dmbe, HandshakeError, ClcReader, IsmDevice, Tolerance};
+use smc_core::wire::ids::{Chid, DmbToken, Eid, Features, Gid, PeerId, Release, SizeCode};
+
+/// Choices of a host's configuration, one per bit or field.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct Host {
+    release_2_0: bool,
+    no_features: bool,
+    eids: u8,
+    seid: bool,
+    devices: u8,
+    linux: bool,
+}
+
+impl Host {
+    /// The configuration of host number `n`.
+    pub fn config(self, n: u8) -> Arc<Config> {
+        let mut config = Config::new(PeerId([n; 8]));
+        if self.release_2_0 {
+            config.release = Release::V2_0;
+        }
+        if self.no_features {
+            config.features = Features::empty();
+        }
+        if self.linux {
+            config.tolerance = Tolerance::LINUX;
+        }
+        let names = ["A", "B", "FUZZ", "C", "D", "E", "F", "G"];
+        let chosen = names.iter().enumerate().filter(|(i, _)| self.eids >> i & 1 == 0);
+        config.ueids = chosen.filter_map(|(_, name)| Eid::new(name).ok()).collect();
+        config.seid = if self.seid { Eid::new("SEID").ok() } else { None };
+        let chids = [0xff00, 0xff01, 5, 0xffff, 6, 0xff02, 7, 0xfffe];
+        let chosen = chids.iter().enumerate().filter(|(i, _)| self.devices >> i & 1 == 0);
+        let gid = |chid: u16| match chid {
+            // All of loopback is one host.
+            0xffff => Gid([9; 16]),
+            chid if chid < 0xff00 => Gid([n, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
+            _ => Gid([n; 16]),
+        };
+        config.devices =
+            chosen.map(|(_, &chid)| IsmDevice { chid: Chid(chid), gid: gid(chid) }).collect();
+        Arc::new(config)
+    }
+}
+
+/// A message: an honest one with bytes changed, cut and added, or anything.
+#[derive(Arbitrary, Clone, Debug)]
+pub enum Bytes {
+    /// What an honest peer sends.
+    Honest,
+    /// That, with bytes replaced at places modulo the length.
+    Damaged(Vec<(u16, u8)>),
+    /// That, with its first part kept and this behind it.
+    Spliced(u16, Vec<u8>),
+    /// Anything.
+    Raw(Vec<u8>),
+}
+
+impl Bytes {
+    /// Applied to what an honest peer would send.
+    pub fn apply(self, honest: Vec<u8>) -> Vec<u8> {
+        match self {
+            Bytes::Honest => honest,
+            Bytes::Damaged(changes) => {
+                let mut bytes = honest;
+                for (at, byte) in changes {
+                    let len = bytes.len().max(1);
+                    if let Some(place) = bytes.get_mut(usize::from(at) % len) {
+                        *place = byte;
+                    }
+                }
+                bytes
+            }
+            Bytes::Spliced(at, tail) => {
+                let mut bytes = honest;
+                bytes.truncate(usize::from(at) % (bytes.len() + 1));
+                bytes.extend(tail);
+                bytes
+            }
+            Bytes::Raw(bytes) => bytes,
+        }
+    }
+}
+
+/// Reads one message as it comes off a socket in pieces of `piece` bytes.
+///
+/// # Errors
+/// What the reader says; the end of `bytes` is the end of the stream.
+pub fn read(mut reader: ClcReader, bytes: &[u8], piece: u8) -> Result<Vec<u8>, HandshakeError> {
+    let mut rest = bytes;
+    loop {
+        if let Some(message) = reader.message() {
+            assert!(bytes.starts_with(message));
+            assert_eq!(message.len() + rest.len(), bytes.len(), "took a byte too many");
+            return Ok(message.to_vec());
+        }
+        let space = reader.space();
+        assert!(!space.is_empty(), "wants bytes and has no room");
+        let n = space.len().min(rest.len()).min(usize::from(piece) + 1);
+        let (now, later) = rest.split_at(n);
+        space[..n].copy_from_slice(now);
+        rest = later;
+        reader.filled(n)?;
+    }
+}
+
+/// An element with this token.
+pub fn dmbe(token: u64) -> Dmbe {
+    Dmbe { token: DmbToken(token), index: 0, size: SizeCode::MIN }
+}
