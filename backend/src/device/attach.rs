@@ -79,10 +79,8 @@ impl Device {
         if session.attached_bytes + slab.len() > self.limits.attached_slab_bytes {
             return Err(Status::Enomem);
         }
-        let needed = session.slots_for_slab_of(slab.owner.gid);
-        let used = session.slots() + window.stale() as u64;
         // A kept slot counts as used, so one that is taken up costs nothing.
-        if needed > 0 && used + needed > u64::from(self.max_maps) {
+        if session.slots_for_slab_of(slab.owner.gid) > self.free_slots(session, window) {
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
         window.alloc(slab.len()).ok_or_else(|| out_of_bytes(window))

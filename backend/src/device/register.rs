@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use virtio_ism_abi::{Status, Token};
+use virtio_ism_abi::{Gid, Status, Token};
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 use zerocopy::IntoBytes;
 
@@ -10,6 +10,7 @@ use super::claimed::{BackingClaim, PieceClaim, RegisterClaim};
 use super::command::{LetGo, check_peer, done};
 use super::dmb::{Backing, Dmb, Piece, pieces};
 use super::gid::secret;
+use super::life::Life;
 use super::map::{Ticket, Waiting};
 use super::port::State;
 use super::session::{MapState, Session};
@@ -34,18 +35,17 @@ impl Device {
         let session = session.as_mut().ok_or(Status::Estate)?;
         let peer = peers.first().ok_or(Status::Enodev)?;
         self.check_quotas(session, &claim)?;
-        let (backing, slab_id, new_slab_at, reserve) = match claim.backing {
+        let (backing, slab_id, new_slab_at, keep) = match claim.backing {
             BackingClaim::Guest(entries) => {
                 let pieces = self.guest_pieces(&entries)?;
-                let slots = slots_to_keep(self, session, &claim.user);
-                let used = session.slots() + window.stale() as u64;
-                let reserve = slots == 1 && used < u64::from(self.max_maps);
-                (Backing::Guest(pieces), None, None, reserve)
+                // The owner asked for no window: a slot is kept if there is one.
+                let slots = self.slots_to_keep(session, claim.user);
+                let keep = slots <= self.free_slots(session, window);
+                (Backing::Guest(pieces), None, None, keep)
             }
             BackingClaim::Window => {
                 let spot = self.find_spot(session, window, &claim)?;
-                let reserve = slots_to_keep(self, session, &claim.user) == 1;
-                (Backing::Window(spot.place), Some(spot.slab_id), spot.new_slab_at, reserve)
+                (Backing::Window(spot.place), Some(spot.slab_id), spot.new_slab_at, true)
             }
         };
         let taken = |window: &mut Window| {
@@ -68,7 +68,7 @@ impl Device {
         }
         session.add_dmb(dmb, slab_id);
         if let Some(peer) = session.peers.get_mut(&claim.user) {
-            peer.reserved |= reserve;
+            peer.reserved |= keep && self.keeps_slots(&session.life, claim.user);
         }
         let mapping = slab_id.and_then(|id| session.maps.get(&id));
         if let Some((mapping, id)) = mapping.zip(slab_id)
@@ -153,8 +153,8 @@ impl Device {
         if !self.contact.has_window() {
             return Err(Status::Enotsup);
         }
-        let free = u64::from(self.max_maps).saturating_sub(session.slots() + window.stale() as u64);
-        let keep = slots_to_keep(self, session, &claim.user);
+        let free = self.free_slots(session, window);
+        let keep = self.slots_to_keep(session, claim.user);
         let own = |session: &Session, slab: &Slab| session.owns(slab) && slab.user == claim.user;
         let mut shared = 0;
         for (id, mapping) in &session.maps {
@@ -212,6 +212,25 @@ impl Device {
         Err(out_of_bytes(window))
     }
 
+    /// Mapping slots that are neither used nor kept.
+    pub(super) fn free_slots(&self, session: &Session, window: &Window) -> u64 {
+        let used = session.slots() + window.stale() as u64;
+        u64::from(self.max_maps).saturating_sub(used)
+    }
+
+    /// Mapping slots that REGISTER has to keep for slabs of `user`: 1, unless one is kept or in use.
+    fn slots_to_keep(&self, session: &Session, user: Gid) -> u64 {
+        let kept = session.peers.get(&user).is_some_and(|peer| peer.reserved || peer.maps > 0);
+        u64::from(!kept && self.keeps_slots(&session.life, user))
+    }
+
+    /// Whether slots are kept for slabs of `user` at all: not without a window, and not for this
+    /// driver itself, whose slabs are in the window because they are its own.
+    fn keeps_slots(&self, life: &Life, user: Gid) -> bool {
+        let itself = user == life.gid && self.fabric.shared_gid.is_none();
+        self.contact.has_window() && !itself
+    }
+
     pub(super) fn ticket(
         &self,
         session: &Session,
@@ -223,14 +242,6 @@ impl Device {
         let (device, life) = (self.me.clone(), session.life.clone());
         Ticket { device, life, tag, slab_id, slab, offset, settled: false }
     }
-}
-
-/// Mapping slots that REGISTER has to keep for slabs of `user`: 1, unless one is kept or in use
-/// already, or the window is not there, or the user is this driver itself.
-fn slots_to_keep(device: &Device, session: &Session, user: &virtio_ism_abi::Gid) -> u64 {
-    let itself = *user == session.life.gid && device.fabric.shared_gid.is_none();
-    let kept = session.peers.get(user).is_some_and(|peer| peer.reserved || peer.maps > 0);
-    u64::from(device.contact.has_window() && !itself && !kept)
 }
 
 /// No bytes left, or just for now: ranges of past lives come back when the front end has answered.

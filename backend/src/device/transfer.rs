@@ -108,8 +108,8 @@ impl Device {
             dmb.close(&self.fabric.tokens, true);
         }
         copied.map_err(Failure::status)?;
-        let wake = claim.signal.then(|| self.signal(&dmb, &claim)).unwrap_or(false);
-        let wake = wake.then(|| Wake { user: user.clone(), dmb, mask: claim.mask });
+        let wakes = claim.signal && self.signal(&dmb, &claim);
+        let wake = wakes.then(|| Wake { user: user.clone(), dmb, mask: claim.mask });
         Ok((u64::from(claim.total), wake))
     }
 
