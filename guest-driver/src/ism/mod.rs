@@ -14,7 +14,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtio_ism_abi::command::{
     HelloReply, HelloRequest, Op, QueryGidReply, QueryGidRequest, SignalEventRequest, StatsReply,
@@ -56,6 +56,9 @@ pub const CONTROL_BLOCK: u32 = 32;
 
 /// Records that one [`IsmDevice::poll_events`] hands over at most.
 const EVENTS_PER_POLL: usize = 1024;
+
+/// How long a command that the device is too busy for is tried again.
+const BUSY_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 500 });
 
 /// What the device says of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,6 +330,7 @@ impl IsmDevice {
         if woken {
             self.clear_event_fd();
         }
+        self.suppress_interrupts();
         Ok(woken)
     }
 
@@ -393,11 +397,21 @@ fn command(
     body: &[u8],
     reply: &mut [u8],
 ) -> Result<(), IsmError> {
-    let code = transport.control(op, body, reply)?;
-    match Status::from_code(code) {
-        Some(Status::Ok) => Ok(()),
-        Some(status) => Err(IsmError::Refused { op, status }),
-        None => Err(IsmError::UnknownStatus { op, code }),
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(50);
+    loop {
+        let code = transport.control(op, body, reply)?;
+        match Status::from_code(code) {
+            Some(Status::Ok) => return Ok(()),
+            // Too fast for the device, or the peer's event queue is full. Most of all the ends of
+            // DMBs must not get lost by that.
+            Some(Status::Eagain) if start.elapsed() < BUSY_PATIENCE => {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(Duration::from_millis(5));
+            }
+            Some(status) => return Err(IsmError::Refused { op, status }),
+            None => return Err(IsmError::UnknownStatus { op, code }),
+        }
     }
 }
 

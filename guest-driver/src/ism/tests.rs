@@ -133,6 +133,36 @@ fn a_peer_that_vanishes_fails_what_was_attached() {
 }
 
 #[test]
+fn a_departed_peer_fails_its_dmbs_and_no_others() {
+    let pair = pair(Prefer::Window);
+    let third = device(&pair.fabric, Prefer::Window);
+    let (_own, gone) = pair.dmb();
+    let own = third.register(pair.b.gid(), LEN, 0).unwrap();
+    let stays = pair.b.attach(own.token(), LEN).unwrap();
+    pair.fabric.faults.no_dmb_gone.store(true, Ordering::Relaxed);
+    pair.fabric.kill(pair.a.gid());
+    assert_eq!(events(&pair.b).len(), 1);
+    assert!(gone.is_failed() && !stays.is_failed());
+}
+
+#[test]
+fn moves_of_any_length_keep_the_control_words_whole() {
+    let pair = pair(Prefer::Move);
+    let (own, peer) = pair.dmb();
+    // The fabric takes 4,096 bytes per move, and checks.
+    for len in (4070..4110).chain(8170..8200) {
+        let message: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        let half = message.len() / 2;
+        let (a, b) = message.split_at(half);
+        peer.deliver(&[(64, a), (64 + half as u32, b)], [len, 1], true).unwrap();
+        assert_eq!((own.words(), bytes_at(&own, 64, message.len())), ([len, 1], message));
+    }
+    let many: Vec<(u32, &[u8])> = (0..20).map(|i| (64 + i, &b"x"[..])).collect();
+    peer.deliver(&many, [1, 1], true).unwrap();
+    assert_eq!(bytes_at(&own, 64, 20), [b'x'; 20]);
+}
+
+#[test]
 fn one_dmb_that_is_gone_fails_only_its_user_s_right() {
     let pair = pair(Prefer::Window);
     let (first, gone) = pair.dmb();
@@ -261,4 +291,18 @@ fn a_device_that_cannot_move_is_refused() {
     let fabric = Arc::new(FakeFabric::default());
     let opened = IsmDevice::open_on(fabric.join(Features::WINDOW), &OpenOptions::new("unused"));
     assert!(matches!(opened, Err(IsmError::Transport(TransportError::Missing("MOVE")))));
+}
+
+#[test]
+fn a_busy_device_is_asked_again_for_a_while() {
+    let pair = pair(Prefer::Window);
+    pair.fabric.faults.busy.store(3, Ordering::Relaxed);
+    let own = pair.a.register(pair.b.gid(), LEN, 0).unwrap();
+    pair.fabric.faults.busy.store(2, Ordering::Relaxed);
+    drop(own);
+    assert_eq!(pair.a.release_idle_slabs().unwrap(), 1, "its end was not lost");
+    pair.fabric.faults.busy.store(u64::MAX, Ordering::Relaxed);
+    let refused = pair.a.query_gid(pair.b.gid());
+    assert!(matches!(refused, Err(IsmError::Refused { status: Status::Eagain, .. })));
+    pair.fabric.faults.busy.store(0, Ordering::Relaxed);
 }

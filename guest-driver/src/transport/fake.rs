@@ -36,6 +36,10 @@ pub(crate) struct Faults {
     pub(crate) no_window: AtomicBool,
     /// This status answers every move and kick.
     pub(crate) move_status: AtomicU16,
+    /// A member that vanishes is told of by PEER_DOWN only.
+    pub(crate) no_dmb_gone: AtomicBool,
+    /// So many commands are answered with EAGAIN.
+    pub(crate) busy: AtomicU64,
     /// Kicks and signals so far.
     pub(crate) kicks: AtomicU64,
 }
@@ -160,6 +164,7 @@ impl FakeFabric {
         let members = &state.members;
         state.dmbs.retain(|token, dmb| {
             if dmb.owner == gid
+                && !self.faults.no_dmb_gone.load(Ordering::Relaxed)
                 && let Some(user) = members.get(&dmb.user).and_then(Weak::upgrade)
             {
                 user.post(notice(EventType::DmbGone, 0, dmb.owner, *token, 0, 0));
@@ -358,6 +363,11 @@ impl Transport for FakeTransport {
         if self.is_gone() {
             return Err(TransportError::Gone);
         }
+        let busy = &self.fabric.faults.busy;
+        if busy.load(Ordering::Relaxed) > 0 {
+            busy.fetch_sub(1, Ordering::Relaxed);
+            return Ok(Status::Eagain.code());
+        }
         let token = |body: &[u8]| TokenRequest::read_from_bytes(body).unwrap().token.get();
         let status = match op {
             Op::Hello => {
@@ -463,6 +473,8 @@ impl Transport for FakeTransport {
         }
         assert!(pieces.len() <= MAX_PIECES, "{} pieces", pieces.len());
         assert!(pieces.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= self.max_payload());
+        let split = |(at, bytes): &(u32, &[u8])| *at < 24 && (*at, bytes.len()) != (8, 16);
+        assert!(!pieces.iter().any(split), "the control words are one segment");
         match self.execute(path.token().0, pieces, signal) {
             0 => {}
             code => path.note(code),

@@ -329,7 +329,7 @@ mod tests {
     fn lies_fail_the_device() {
         type Lie = fn(&mut RingDevice, u16, &[u8]);
         let lies: [Lie; 4] = [
-            |device, head, _| device.answer(head, &[0, 0, 0, 0, 9, 9, 9, 9]),
+            |device, head, _| device.answer(head, &[&[0; 4][..], &[9; 12]].concat()),
             |device, head, request| device.answer(head, &reply(request, 0, &[1; 4])),
             |device, head, _| device.answer(head, &[0; 7]),
             |device, head, _| device.put(u32::from(head) + 2, 0),

@@ -187,6 +187,57 @@ mod tests {
         assert!(server.shmem_unmap(&request(1, 0, 2 * K64)).is_err(), "twice");
     }
 
+    /// Sends SHMEM_MAP as a daemon does; the answer's value.
+    fn ask(
+        daemon: &std::os::unix::net::UnixStream,
+        request: &VhostUserMMap,
+        fd: Option<&OwnedFd>,
+    ) -> io::Result<u64> {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::io::Read;
+        const SHMEM_MAP: u32 = 9;
+        const VERSION_1_NEED_REPLY: u32 = 1 | 8;
+        let words = [SHMEM_MAP, VERSION_1_NEED_REPLY, size_of::<VhostUserMMap>() as u32];
+        let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        message.extend([request.shmid, 0, 0, 0, 0, 0, 0, 0]);
+        for word in [request.fd_offset, request.shm_offset, request.len, request.flags] {
+            message.extend(word.to_ne_bytes());
+        }
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let parts = [io::IoSlice::new(&message)];
+        sendmsg(daemon, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+        let mut answer = [0; 20];
+        (&mut &*daemon).read_exact(&mut answer)?;
+        Ok(answer.last_chunk().map_or(0, |value| u64::from_ne_bytes(*value)))
+    }
+
+    #[test]
+    fn a_refused_mapping_leaves_the_device_alive_and_a_broken_request_does_not() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let health = Health::new();
+        let server = Arc::new(WindowServer::default());
+        let window = Arc::new(Reservation::new(4 * K64).unwrap());
+        server.open(&window);
+        let ready = Arc::new(AtomicBool::new(true));
+        let channel = Channel::new(server, ours.into(), health.clone(), ready).unwrap();
+        let daemon = std::os::unix::net::UnixStream::from(channel.daemon_end().unwrap());
+        let thread = channel.start().unwrap();
+        let fd = sealed_memfd("t", 2 * K64).unwrap();
+        assert_eq!(ask(&daemon, &request(1, K64, 2 * K64), Some(&fd)).unwrap(), 0);
+        assert!(window.slice(K64, 2 * K64).is_some());
+        assert_ne!(ask(&daemon, &request(1, 0, 2 * K64), Some(&fd)).unwrap(), 0, "overlap");
+        assert_ne!(ask(&daemon, &request(1, 4 * K64, K64), Some(&fd)).unwrap(), 0, "beyond");
+        assert!(!health.is_gone());
+        ask(&daemon, &request(1, 0, K64), None).unwrap_err();
+        thread.join().unwrap();
+        assert!(health.is_gone() && window.slice(0, 1).is_none());
+    }
+
     #[test]
     fn a_daemon_that_never_answers_is_given_up() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();

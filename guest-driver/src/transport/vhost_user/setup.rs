@@ -110,18 +110,16 @@ fn negotiate(
 
     let event_idx = offered & EVENT_IDX != 0;
     let mut features = Features::from_bits_truncate(offered);
-    if region == 0 {
+    let window = if features.contains(Features::WINDOW) { reserve(region) } else { None };
+    if window.is_none() {
         features.remove(Features::WINDOW);
     }
     let accepted = features.bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
     let config = read_config(&mut frontend)?;
 
-    let window = if features.contains(Features::WINDOW) && config.window_size.get() == region {
-        reserve(region)
-    } else {
-        None
-    };
+    // A window of another size than the region's, or of none, is none.
+    let window = window.filter(|window| window.size() == config.window_size.get());
     match &window {
         Some(window) => server.open(window),
         None => features.remove(Features::WINDOW),
@@ -200,7 +198,7 @@ fn read_config(frontend: &mut Frontend) -> Result<Config, TransportError> {
 
 /// Address space for the window; without it, moves still work.
 fn reserve(size: u64) -> Option<Arc<Reservation>> {
-    let size = Some(size).filter(|size| *size <= LARGEST_WINDOW)?;
+    let size = Some(size).filter(|size| (1..=LARGEST_WINDOW).contains(size))?;
     match Reservation::new(size) {
         Ok(window) => Some(Arc::new(window)),
         Err(error) => {
