@@ -226,7 +226,11 @@ impl Hub {
             // A waiter with other descriptors has its bell among them.
             Some(extra) => {
                 let mut fds = [PollFd::from_borrowed_fd(extra, PollFlags::IN)];
-                poll_for(&mut fds, timeout);
+                waiter.polling(true);
+                if !waiter.woken(seen) {
+                    poll_for(&mut fds, timeout);
+                }
+                waiter.polling(false);
             }
         }
         self.unfollow(waiter);
@@ -243,7 +247,6 @@ impl Hub {
         timeout: Duration,
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
-        waiter.lead(true);
         let end = Instant::now() + timeout;
         loop {
             self.dispatch();
@@ -257,12 +260,14 @@ impl Hub {
             if left.is_zero() {
                 break;
             }
-            if self.poll_once(left, extra) {
+            waiter.polling(true);
+            let other = !waiter.woken(seen) && self.poll_once(left, extra);
+            waiter.polling(false);
+            if other {
                 break;
             }
         }
         self.device.suppress_interrupts();
-        waiter.lead(false);
         self.stop_leading();
     }
 

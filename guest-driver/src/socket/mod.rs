@@ -9,6 +9,8 @@ mod poller;
 mod readiness;
 mod stack;
 mod stream;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod wait;
 
 pub use crate::adapter::Fallback;

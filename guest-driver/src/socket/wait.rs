@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,13 +13,20 @@ use rustix::thread::futex;
 /// reason to wake.
 pub(crate) const NAP: Duration = Duration::from_secs(1);
 
+/// The thread runs: counting is enough to wake it.
+const AWAKE: u8 = 0;
+/// The thread sleeps, or is about to, on its futex.
+const ASLEEP: u8 = 1;
+/// The thread sleeps, or is about to, in `poll` as the leader.
+const POLLING: u8 = 2;
+
 /// A thread that can be woken. One per thread, made on its first sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     /// Counts wake-ups; the futex word.
     seq: AtomicU32,
-    /// This thread listens to the device and sleeps in `poll`, not on the futex.
-    leading: AtomicBool,
+    /// How the thread sleeps, if it does: one of the constants below.
+    state: AtomicU8,
     /// An eventfd to ring instead of the futex, for a thread that sleeps on other descriptors too.
     bell: Option<OwnedFd>,
 }
@@ -53,26 +60,28 @@ impl Waiter {
         self.seq.load(Ordering::Acquire)
     }
 
-    /// Wakes the thread. `true`: it leads, so the hub's interrupt must be raised too.
+    /// Wakes the thread. `true`: it sleeps as the leader, so the hub's interrupt must be raised too.
     pub(crate) fn wake(&self) -> bool {
-        // SeqCst with the accesses of `lead`: either the leader sees the new count before it
-        // polls, or we see that it leads.
+        // SeqCst with the accesses of `polling` and `sleep`: either the sleeper sees the new count
+        // before it sleeps, or we see that it is about to.
         self.seq.fetch_add(1, Ordering::SeqCst);
-        if let Some(bell) = &self.bell {
-            // Full (EAGAIN) means that it rings already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-            return false;
+        match (self.state.load(Ordering::SeqCst), &self.bell) {
+            (POLLING, None) => return true,
+            (POLLING, Some(bell)) => {
+                // Full (EAGAIN) means that it rings already.
+                let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            }
+            (ASLEEP, _) => {
+                let _ = futex::wake(&self.seq, futex::Flags::PRIVATE, 1);
+            }
+            _ => {}
         }
-        if self.leading.load(Ordering::SeqCst) {
-            return true;
-        }
-        let _ = futex::wake(&self.seq, futex::Flags::PRIVATE, 1);
         false
     }
 
-    /// Marks the thread as leading, or as leading no more.
-    pub(crate) fn lead(&self, on: bool) {
-        self.leading.store(on, Ordering::SeqCst);
+    /// The leader is about to sleep in `poll`, or has come back.
+    pub(crate) fn polling(&self, on: bool) {
+        self.state.store(if on { POLLING } else { AWAKE }, Ordering::SeqCst);
     }
 
     /// Whether there was a wake-up since `seen`.
@@ -86,8 +95,10 @@ impl Waiter {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
+        self.state.store(ASLEEP, Ordering::SeqCst);
         // Every outcome (woken, value changed, timeout, signal) means: look again.
         let _ = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, Some(&timeout));
+        self.state.store(AWAKE, Ordering::SeqCst);
     }
 }
 
@@ -184,11 +195,13 @@ mod tests {
     }
 
     #[test]
-    fn waking_a_leader_asks_for_the_interrupt() {
+    fn waking_a_leader_asks_for_the_interrupt_only_while_it_polls() {
         let waiter = Waiter::default();
         assert!(!waiter.wake());
-        waiter.lead(true);
+        waiter.polling(true);
         assert!(waiter.wake());
+        waiter.polling(false);
+        assert!(!waiter.wake());
     }
 
     #[test]
