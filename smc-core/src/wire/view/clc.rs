@@ -12,6 +12,8 @@ struct Form {
     v1: bool,
     byte7: u8,
     byte7_field: Option<Mark>,
+    /// All bytes that the length announces are there, the trailer among them.
+    complete: bool,
 }
 
 impl Form {
@@ -31,18 +33,22 @@ pub(super) fn view(bytes: &[u8]) -> View {
             (Some(Kind::Decline), ..) => decline(&mut walk),
             (None, ..) => {}
         }
-        walk.leftover();
-        let trailer_at = walk.at();
-        walk.set_end(trailer_at + TRAILER_LEN);
-        if let Some(eye) = walk.take("eye catcher", words::eye_catcher) {
-            if !words::is_eye_catcher(eye) {
-                walk.problem("neither SMCR nor SMCD");
-            } else if (eye[3] == 0xc4) != form.smcd {
-                walk.problem("not the one the message begins with");
-            }
+        if form.complete {
+            trailer(&mut walk, &form);
         }
     }
     walk.finish(title, Message::parse(bytes).err())
+}
+
+fn trailer(walk: &mut Walk<'_>, form: &Form) {
+    walk.leftover();
+    walk.set_end(walk.at() + TRAILER_LEN);
+    let Some(eye) = walk.take("eye catcher", words::eye_catcher) else { return };
+    if !words::is_eye_catcher(eye) {
+        walk.problem("neither SMCR nor SMCD");
+    } else if (eye[3] == 0xc4) != form.smcd {
+        walk.problem("not the one the message begins with");
+    }
 }
 
 /// Walks the header and moves the end to the trailer that its length tells.
@@ -64,9 +70,11 @@ fn header(walk: &mut Walk<'_>, have: usize) -> (Option<Form>, String) {
         if length != have {
             walk.problem(format!("{have} bytes are here"));
         }
-        if length >= HEADER_LEN + TRAILER_LEN {
-            walk.set_end((length - TRAILER_LEN).min(have.saturating_sub(TRAILER_LEN)));
-        }
+    }
+    // A length of nothing, or of more than is there, leaves the end where the input ends.
+    let length = length.filter(|length| (HEADER_LEN + TRAILER_LEN..=have).contains(length));
+    if let Some(length) = length {
+        walk.set_end(length - TRAILER_LEN);
     }
     let smcd = eye.is_some_and(|eye| eye[3] == 0xc4);
     let byte7 = walk.u8("version and flags", |byte| version_and_flags(kind, smcd, byte));
@@ -85,7 +93,9 @@ fn header(walk: &mut Walk<'_>, have: usize) -> (Option<Form>, String) {
         }
         _ => format!("CLC {name}"),
     };
-    let form = byte7.map(|byte7| Form { kind, smcd, v1: byte7 >> 4 == 1, byte7, byte7_field });
+    let complete = length.is_some();
+    let form =
+        byte7.map(|byte7| Form { kind, smcd, v1: byte7 >> 4 == 1, byte7, byte7_field, complete });
     (form, title)
 }
 

@@ -92,13 +92,13 @@ impl fmt::Display for View {
         for field in &self.fields {
             let indent = 2 * field.depth;
             let Field { offset, len, name, value, .. } = field;
+            write!(f, "{offset:>5} {len:>4}  {:indent$}", "")?;
             let width = 30_usize.saturating_sub(indent);
-            write!(f, "{offset:>5} {len:>4}  {:indent$}{name:<width$}", "")?;
-            if !value.is_empty() {
-                write!(f, " {value}")?;
-            }
-            if let Some(problem) = &field.problem {
-                write!(f, "  ! {problem}")?;
+            match (value.as_str(), &field.problem) {
+                ("", None) => write!(f, "{name}")?,
+                (value, None) => write!(f, "{name:<width$} {value}")?,
+                ("", Some(problem)) => write!(f, "{name:<width$} ! {problem}")?,
+                (value, Some(problem)) => write!(f, "{name:<width$} {value}  ! {problem}")?,
             }
             writeln!(f)?;
         }
