@@ -1,0 +1,442 @@
+//! Frames out of pcap and pcapng files.
+//!
+//! A reader of its own, because its memory is bounded by construction: one frame at a time, at most
+//! [`MAX_FRAME`] bytes, and a short list of interfaces. Frames that the capturing program cut off
+//! are handed on as far as they go.
+
+use std::io::{self, Read};
+
+use thiserror::Error;
+
+/// Longest frame that is read, bytes: the largest snapshot length in use.
+pub(super) const MAX_FRAME: usize = 256 << 10;
+/// Most interfaces of a pcapng section.
+const MAX_INTERFACES: usize = 1024;
+
+/// What is wrong with a capture file.
+#[derive(Debug, Error)]
+pub(crate) enum CaptureError {
+    /// Reading failed, or the file ends within a record.
+    #[error("after frame {frame}: {source}")]
+    Read {
+        /// Frames before.
+        frame: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A record longer than any frame.
+    #[error("after frame {frame}: record of {len} bytes")]
+    TooLong {
+        /// Frames before.
+        frame: u64,
+        /// Its length by its own header.
+        len: u32,
+    },
+    /// A pcapng block whose lengths contradict each other.
+    #[error("after frame {frame}: block type {kind:#x} with length {len}")]
+    BadBlock {
+        /// Frames before.
+        frame: u64,
+        /// Type of the block.
+        kind: u32,
+        /// Its length by its own header.
+        len: u32,
+    },
+    /// A section that is no section.
+    #[error("after frame {frame}: section header with byte-order magic {magic:02x?}")]
+    BadSection {
+        /// Frames before.
+        frame: u64,
+        /// What was there.
+        magic: [u8; 4],
+    },
+    /// More interfaces than anybody has.
+    #[error("more than {MAX_INTERFACES} interfaces in a section")]
+    TooManyInterfaces,
+    /// A frame of an interface that was not described.
+    #[error("frame {frame} belongs to interface {interface}, which is not described")]
+    NoInterface {
+        /// The frame.
+        frame: u64,
+        /// Its interface number.
+        interface: u32,
+    },
+}
+
+/// One frame.
+pub(super) struct Frame {
+    /// Number in the file, from 1, as Wireshark counts.
+    pub(super) number: u64,
+    /// Link type (the LINKTYPE registry of the pcap format).
+    pub(super) link: u32,
+    /// What was captured of it.
+    pub(super) data: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+enum Order {
+    Big,
+    Little,
+}
+
+impl Order {
+    fn u16(self, bytes: [u8; 2]) -> u16 {
+        match self {
+            Order::Big => u16::from_be_bytes(bytes),
+            Order::Little => u16::from_le_bytes(bytes),
+        }
+    }
+
+    fn u32(self, bytes: [u8; 4]) -> u32 {
+        match self {
+            Order::Big => u32::from_be_bytes(bytes),
+            Order::Little => u32::from_le_bytes(bytes),
+        }
+    }
+}
+
+enum Format {
+    Pcap {
+        link: u32,
+    },
+    /// Link type and snapshot length of the section's interfaces.
+    PcapNg {
+        interfaces: Vec<(u32, u32)>,
+    },
+}
+
+/// Reads frames one after the other.
+pub(super) struct Capture<R> {
+    reader: R,
+    order: Order,
+    format: Format,
+    frames: u64,
+}
+
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const OLD_PACKET: u32 = 2;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
+
+/// Whether a file that starts like this is a capture.
+pub(super) fn is_capture(start: &[u8]) -> bool {
+    matches!(
+        start.first_chunk(),
+        Some(
+            [0xa1, 0xb2, 0xc3, 0xd4]
+                | [0xa1, 0xb2, 0x3c, 0x4d]
+                | [0xd4, 0xc3, 0xb2, 0xa1]
+                | [0x4d, 0x3c, 0xb2, 0xa1]
+                | [0x0a, 0x0d, 0x0d, 0x0a]
+        )
+    )
+}
+
+impl<R: Read> Capture<R> {
+    /// Reads the file header.
+    ///
+    /// # Errors
+    /// [`CaptureError`] when it is none; callers look with [`is_capture`] first.
+    pub(super) fn new(mut reader: R) -> Result<Self, CaptureError> {
+        let wrap = |source| CaptureError::Read { frame: 0, source };
+        let magic: [u8; 4] = array(&mut reader).map_err(wrap)?;
+        if u32::from_be_bytes(magic) == SECTION {
+            let format = Format::PcapNg { interfaces: Vec::new() };
+            let mut capture = Capture { reader, order: Order::Big, format, frames: 0 };
+            capture.section()?;
+            return Ok(capture);
+        }
+        let order = match magic[0] {
+            0xa1 => Order::Big,
+            _ => Order::Little,
+        };
+        let header: [u8; 20] = array(&mut reader).map_err(wrap)?;
+        let [.., l0, l1, l2, l3] = header;
+        // The upper bits say how long a trailing checksum is.
+        let link = order.u32([l0, l1, l2, l3]) & 0x0fff_ffff;
+        Ok(Capture { reader, order, format: Format::Pcap { link }, frames: 0 })
+    }
+
+    /// The next frame, `None` at the end of the file.
+    ///
+    /// # Errors
+    /// [`CaptureError`]; nothing more can be read then.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>, CaptureError> {
+        match self.format {
+            Format::Pcap { link } => self.next_record(link),
+            Format::PcapNg { .. } => self.next_packet_block(),
+        }
+    }
+
+    fn next_record(&mut self, link: u32) -> Result<Option<Frame>, CaptureError> {
+        let Some(header) = self.start::<16>()? else { return Ok(None) };
+        let [_, _, _, _, _, _, _, _, l0, l1, l2, l3, ..] = header;
+        let len = self.order.u32([l0, l1, l2, l3]);
+        let data = self.take(len)?;
+        self.frames += 1;
+        Ok(Some(Frame { number: self.frames, link, data }))
+    }
+
+    fn next_packet_block(&mut self) -> Result<Option<Frame>, CaptureError> {
+        loop {
+            let Some(kind) = self.start::<4>()? else { return Ok(None) };
+            let kind = self.order.u32(kind);
+            if kind == SECTION {
+                self.section()?;
+                continue;
+            }
+            let len = self.word()?;
+            let body = match len.checked_sub(12) {
+                Some(body) if len.is_multiple_of(4) => body,
+                _ => return Err(CaptureError::BadBlock { frame: self.frames, kind, len }),
+            };
+            let known = matches!(kind, INTERFACE | OLD_PACKET | SIMPLE_PACKET | ENHANCED_PACKET);
+            let block = if known {
+                self.take(body)?
+            } else {
+                self.skip(body)?;
+                Vec::new()
+            };
+            if self.word()? != len {
+                return Err(CaptureError::BadBlock { frame: self.frames, kind, len });
+            }
+            if known && let Some(frame) = self.block(kind, len, &block)? {
+                return Ok(Some(frame));
+            }
+        }
+    }
+
+    /// A known block; a frame if it holds one.
+    fn block(&mut self, kind: u32, len: u32, block: &[u8]) -> Result<Option<Frame>, CaptureError> {
+        let order = self.order;
+        let frame = self.frames;
+        let bad = || CaptureError::BadBlock { frame, kind, len };
+        let word = |at: usize| -> Result<u32, CaptureError> {
+            let bytes = block.get(at..).and_then(|rest| rest.first_chunk()).ok_or_else(bad)?;
+            Ok(order.u32(*bytes))
+        };
+        let half = || -> Result<u32, CaptureError> {
+            Ok(order.u16(*block.first_chunk().ok_or_else(bad)?).into())
+        };
+        let Format::PcapNg { interfaces } = &mut self.format else { return Ok(None) };
+        if kind == INTERFACE {
+            if interfaces.len() == MAX_INTERFACES {
+                return Err(CaptureError::TooManyInterfaces);
+            }
+            interfaces.push((half()?, word(4)?));
+            return Ok(None);
+        }
+        let number = frame + 1;
+        let (interface, at, captured) = match kind {
+            ENHANCED_PACKET => (word(0)?, 20, word(12)?),
+            OLD_PACKET => (half()?, 20, word(12)?),
+            // A simple packet has no length of what was captured, only of the original.
+            _ => (0, 4, word(0)?),
+        };
+        let described = usize::try_from(interface).ok().and_then(|i| interfaces.get(i));
+        let Some((link, snaplen)) = described else {
+            return Err(CaptureError::NoInterface { frame: number, interface });
+        };
+        let body = block.get(at..).ok_or_else(bad)?;
+        let mut captured = usize::try_from(captured).unwrap_or(usize::MAX);
+        if kind == SIMPLE_PACKET {
+            if *snaplen != 0 {
+                captured = captured.min(usize::try_from(*snaplen).unwrap_or(usize::MAX));
+            }
+            captured = captured.min(body.len());
+        }
+        let data = body.get(..captured).ok_or_else(bad)?.to_vec();
+        self.frames = number;
+        Ok(Some(Frame { number, link: *link, data }))
+    }
+
+    /// The rest of a section header, behind its type.
+    fn section(&mut self) -> Result<(), CaptureError> {
+        let frame = self.frames;
+        let len: [u8; 4] = self.array()?;
+        let magic: [u8; 4] = self.array()?;
+        self.order = match magic {
+            [0x1a, 0x2b, 0x3c, 0x4d] => Order::Big,
+            [0x4d, 0x3c, 0x2b, 0x1a] => Order::Little,
+            _ => return Err(CaptureError::BadSection { frame, magic }),
+        };
+        let len = self.order.u32(len);
+        let rest = match len.checked_sub(16) {
+            Some(rest) if len.is_multiple_of(4) => rest,
+            _ => return Err(CaptureError::BadBlock { frame, kind: SECTION, len }),
+        };
+        self.skip(rest)?;
+        if self.word()? != len {
+            return Err(CaptureError::BadBlock { frame, kind: SECTION, len });
+        }
+        self.format = Format::PcapNg { interfaces: Vec::new() };
+        Ok(())
+    }
+
+    /// The first bytes of a record, `None` if the file ends before it.
+    fn start<const N: usize>(&mut self) -> Result<Option<[u8; N]>, CaptureError> {
+        let frame = self.frames;
+        let mut bytes = [0; N];
+        let mut have = 0;
+        while let Some(rest) = bytes.get_mut(have..).filter(|rest| !rest.is_empty()) {
+            match self.reader.read(rest) {
+                Ok(0) if have == 0 => return Ok(None),
+                Ok(0) => {
+                    let source = io::ErrorKind::UnexpectedEof.into();
+                    return Err(CaptureError::Read { frame, source });
+                }
+                Ok(n) => have += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(CaptureError::Read { frame, source }),
+            }
+        }
+        Ok(Some(bytes))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CaptureError> {
+        let frame = self.frames;
+        array(&mut self.reader).map_err(|source| CaptureError::Read { frame, source })
+    }
+
+    fn word(&mut self) -> Result<u32, CaptureError> {
+        let order = self.order;
+        Ok(order.u32(self.array()?))
+    }
+
+    fn take(&mut self, len: u32) -> Result<Vec<u8>, CaptureError> {
+        let frame = self.frames;
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        // 64 bytes more than a frame: the header of the block that holds it.
+        if size > MAX_FRAME + 64 {
+            return Err(CaptureError::TooLong { frame, len });
+        }
+        let mut data = vec![0; size];
+        self.reader.read_exact(&mut data).map_err(|source| CaptureError::Read { frame, source })?;
+        Ok(data)
+    }
+
+    fn skip(&mut self, len: u32) -> Result<(), CaptureError> {
+        let frame = self.frames;
+        let skipped = io::copy(&mut self.reader.by_ref().take(len.into()), &mut io::sink());
+        match skipped {
+            Ok(n) if n == u64::from(len) => Ok(()),
+            Ok(_) => {
+                let source = io::ErrorKind::UnexpectedEof.into();
+                Err(CaptureError::Read { frame, source })
+            }
+            Err(source) => Err(CaptureError::Read { frame, source }),
+        }
+    }
+}
+
+fn array<const N: usize>(reader: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    reader.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
+    use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
+    use std::borrow::Cow;
+    use std::time::Duration;
+
+    fn frames(file: &[u8]) -> (Vec<Frame>, Option<CaptureError>) {
+        let mut capture = match Capture::new(file) {
+            Ok(capture) => capture,
+            Err(error) => return (Vec::new(), Some(error)),
+        };
+        let mut frames = Vec::new();
+        loop {
+            match capture.next() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => return (frames, None),
+                Err(error) => return (frames, Some(error)),
+            }
+        }
+    }
+
+    fn pcap(packets: &[&[u8]]) -> Vec<u8> {
+        let mut writer = pcap_file::pcap::PcapWriter::new(Vec::new()).unwrap();
+        for data in packets {
+            let packet = pcap_file::pcap::PcapPacket::new(Duration::ZERO, data.len() as u32, data);
+            writer.write_packet(&packet).unwrap();
+        }
+        writer.into_writer()
+    }
+
+    fn pcapng(packets: &[&[u8]]) -> Vec<u8> {
+        let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
+        let interface = InterfaceDescriptionBlock::new(pcap_file::DataLink::LINUX_SLL, 0);
+        writer.write_block(&interface.into_block()).unwrap();
+        for data in packets {
+            let packet = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::ZERO,
+                original_len: data.len() as u32,
+                data: Cow::Borrowed(data),
+                options: vec![],
+            };
+            writer.write_block(&packet.into_block()).unwrap();
+        }
+        writer.into_inner()
+    }
+
+    #[test]
+    fn reads_what_another_program_wrote() {
+        for (file, link) in [(pcap(&[b"one", b"three"]), 1), (pcapng(&[b"one", b"three"]), 113)] {
+            assert!(is_capture(&file));
+            let (frames, error) = frames(&file);
+            assert!(error.is_none(), "{error:?}");
+            let got: Vec<_> = frames.iter().map(|f| (f.number, f.link, &f.data[..])).collect();
+            assert_eq!(got, [(1, link, &b"one"[..]), (2, link, &b"three"[..])]);
+        }
+    }
+
+    #[test]
+    fn gives_the_frames_before_the_place_where_a_file_is_cut() {
+        for file in [pcap(&[b"one", b"three"]), pcapng(&[b"one", b"three"])] {
+            let (frames, error) = frames(&file[..file.len() - 1]);
+            assert_eq!(frames.len(), 1);
+            assert!(matches!(error, Some(CaptureError::Read { frame: 1, .. })), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_a_record_longer_than_any_frame() {
+        let mut file = pcap(&[b"one"]);
+        file[24 + 8..24 + 12].copy_from_slice(&0x7fff_ffffu32.to_be_bytes());
+        let mut little = file.clone();
+        little[24 + 8..24 + 12].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
+        for file in [file, little] {
+            let (_, error) = frames(&file);
+            assert!(matches!(error, Some(CaptureError::TooLong { frame: 0, .. })), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_blocks_with_contradicting_lengths_and_unknown_interfaces() {
+        let good = pcapng(&[b"one"]);
+        let mut trailer = good.clone();
+        let end = trailer.len() - 4;
+        trailer[end] ^= 4;
+        trailer[end + 3] ^= 4;
+        assert!(matches!(frames(&trailer).1, Some(CaptureError::BadBlock { .. })));
+
+        let mut interface = good.clone();
+        // Section header 28 bytes, interface 20, packet header 8: its interface number.
+        interface[28 + 20 + 8..28 + 20 + 12].copy_from_slice(&[1; 4]);
+        let error = frames(&interface).1;
+        assert!(matches!(error, Some(CaptureError::NoInterface { .. })), "{error:?}");
+    }
+
+    #[test]
+    fn hex_is_no_capture() {
+        assert!(!is_capture(b"e2d4"));
+        assert!(!is_capture(b""));
+    }
+}
