@@ -37,9 +37,6 @@ impl Device {
         // Who cannot map can still move, and wants to hear when the DMB goes.
         let place = dmb.place().filter(|_| self.contact.has_window());
         let Some(place) = place else {
-            if !session.relate(&dmb.owner) {
-                return Err(Status::Enoent);
-            }
             session.add_attached(dmb, None);
             return self.finish_attach(session, token).map(|body| done(tag, body.as_bytes()));
         };
@@ -51,12 +48,6 @@ impl Device {
             None => (session.next_slab_id(), MapState::Asked, true),
         };
         let new_slab_at = if asks { Some(self.find_range(session, window, &slab)?) } else { None };
-        if !session.relate(&dmb.owner) {
-            if let Some(offset) = new_slab_at {
-                window.free(offset);
-            }
-            return Err(Status::Enoent);
-        }
         if let Some(offset) = new_slab_at {
             session.add_mapping(slab_id, slab.clone(), offset);
         }
@@ -88,20 +79,29 @@ impl Device {
 
     /// Makes an attached DMB usable: its slab is where it shall be.
     fn finish_attach(&self, session: &mut Session, token: u64) -> Result<AttachReply, Status> {
-        let life = session.life.clone();
-        let reply = session.attached.get(&token).ok_or(Status::Eio).and_then(|holding| {
-            if !holding.dmb.hold(&life) {
-                return Err(Status::Enoent);
-            }
-            session.attach_reply(holding)
-        });
+        let reply = Self::try_finish_attach(session, token);
         match session.attached.get_mut(&token) {
             Some(holding) if reply.is_ok() => holding.ready = true,
-            Some(holding) => {
-                holding.dmb.let_go(&life);
-                session.remove_attached(token);
-            }
-            None => {}
+            _ => drop(session.remove_attached(token)),
+        }
+        reply
+    }
+
+    fn try_finish_attach(session: &mut Session, token: u64) -> Result<AttachReply, Status> {
+        let (life, holding) = (session.life.clone(), session.attached.get(&token));
+        let dmb = holding.ok_or(Status::Eio)?.dmb.clone();
+        // From here on it hears when the DMB goes, and then when the owner goes.
+        if !dmb.hold(&life) {
+            return Err(Status::Enoent);
+        }
+        let reply = if session.relate(&dmb.owner) {
+            session.attached.get(&token).ok_or(Status::Eio).and_then(|h| session.attach_reply(h))
+        } else {
+            Err(Status::Enoent)
+        };
+        if reply.is_err() {
+            dmb.let_go(&life);
+            life.forget_gone(dmb.token);
         }
         reply
     }
@@ -176,19 +176,19 @@ impl Device {
             .maps
             .get(&ticket.slab_id)
             .is_some_and(|mapping| mapping.state == MapState::Mapped);
-        let reply = match *what {
-            Waiting::Register(token) if mapped => {
-                self.finish_register(session, token).map(|b| Reply::ok(ticket.tag, b.as_bytes()))
-            }
+        let reply = match what {
+            Waiting::Register(token, user) if mapped => self
+                .finish_register(session, *token, user)
+                .map(|b| Reply::ok(ticket.tag, b.as_bytes())),
             Waiting::Attach(token) if mapped => {
-                self.finish_attach(session, token).map(|b| Reply::ok(ticket.tag, b.as_bytes()))
+                self.finish_attach(session, *token).map(|b| Reply::ok(ticket.tag, b.as_bytes()))
             }
-            Waiting::Register(token) => {
-                session.remove_dmb(token);
+            Waiting::Register(token, _) => {
+                session.remove_dmb(*token);
                 Err(Status::Eio)
             }
             Waiting::Attach(token) => {
-                session.remove_attached(token);
+                session.remove_attached(*token);
                 Err(Status::Eio)
             }
         };

@@ -142,10 +142,9 @@ impl Mailbox {
         self.slabs.retain(|other| !Arc::ptr_eq(other, slab));
     }
 
-    /// Drops the signal of a DMB that the owner has unregistered, and that it is gone.
+    /// Drops the signal of a DMB that the owner has unregistered.
     pub(super) fn forget_dmb(&mut self, dmb: &Arc<Dmb>) {
         self.dmbs.retain(|other| !Arc::ptr_eq(other, dmb));
-        self.gone.remove(&dmb.token.0);
     }
 
     /// Drops everything and takes nothing more. Also breaks the cycle of a life, its mailbox and

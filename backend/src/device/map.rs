@@ -104,9 +104,10 @@ impl Drop for MapJob {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Waiting {
-    Register(u64),
+    /// And the life that is to be its user.
+    Register(u64, Arc<Life>),
     Attach(u64),
 }
 

@@ -37,10 +37,11 @@
 //!
 //! # Locks
 //!
-//! In this order: `Device::lifecycle` (while a life begins or ends), the fabric's tables, a device's
-//! `state`, a DMB's gate, a mailbox or the room of a slab. No two devices' states are held together.
-//! Nothing is held while a front end is asked for something: a command that needs it becomes a
-//! [`MapJob`] or an [`UnmapJob`] that the virtio side carries to the front end and back.
+//! In this order: `Device::lifecycle` (while a life begins or ends), a device's `state`, a DMB's
+//! gate, a mailbox. The fabric's tables and the room of a slab are locked for a look or a change,
+//! and nothing else is taken meanwhile. No two devices' states are held together. Nothing is held
+//! while a front end is asked for something: a command that needs it becomes a [`MapJob`] or an
+//! [`UnmapJob`] that the virtio side carries to the front end and back.
 //!
 //! A move takes no device's `state`. It holds the read side of its own device's `mover` lock (which
 //! the end of that life waits for) and of the DMB's gate (which UNREGISTER waits for), both for no

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use virtio_ism_abi::command::RegisterReply;
+use virtio_ism_abi::slab::CONTROL_LEN;
 use virtio_ism_abi::{Gid, Status, Token};
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 use zerocopy::IntoBytes;
@@ -48,19 +50,12 @@ impl Device {
                 (Backing::Window(spot.place), Some(spot.slab_id), spot.new_slab_at, true)
             }
         };
-        let taken = |window: &mut Window| {
+        let Ok(token) = secret() else {
             if let Some(offset) = new_slab_at {
                 window.free(offset);
             }
-        };
-        let Ok(token) = secret() else {
-            taken(window);
             return Err(Status::Eio);
         };
-        if !session.relate(peer) {
-            taken(window);
-            return Err(Status::Enodev);
-        }
         let dmb =
             Dmb::new(Token(token), session.life.clone(), claim.user, claim.idx, claim.len, backing);
         if let (Some(id), Some(offset), Some(place)) = (slab_id, new_slab_at, dmb.place()) {
@@ -76,9 +71,13 @@ impl Device {
         {
             let ticket = self.ticket(session, tag, id, mapping.slab.clone(), mapping.offset);
             let asks = new_slab_at.is_some();
-            return Ok(Outcome::Map(MapJob { ticket, what: Waiting::Register(token), asks }));
+            return Ok(Outcome::Map(MapJob {
+                ticket,
+                what: Waiting::Register(token, peer.clone()),
+                asks,
+            }));
         }
-        self.finish_register(session, token).map(|body| done(tag, body.as_bytes()))
+        self.finish_register(session, token, peer).map(|body| done(tag, body.as_bytes()))
     }
 
     /// Makes a registered DMB usable: its memory is where it shall be.
@@ -86,17 +85,37 @@ impl Device {
         &self,
         session: &mut Session,
         token: u64,
-    ) -> Result<virtio_ism_abi::command::RegisterReply, Status> {
-        let reply = session.dmbs.get(&token).ok_or(Status::Eio).and_then(|holding| {
-            let reply = session.register_reply(holding)?;
-            // Another DMB has the same 64 random bits: as likely as any other broken memory.
-            if self.fabric.tokens.insert(&holding.dmb) { Ok(reply) } else { Err(Status::Eio) }
-        });
+        user: &Life,
+    ) -> Result<RegisterReply, Status> {
+        let reply = self.try_finish_register(session, token, user);
         match session.dmbs.get_mut(&token) {
             Some(holding) if reply.is_ok() => holding.ready = true,
             _ => drop(session.remove_dmb(token)),
         }
         reply
+    }
+
+    fn try_finish_register(
+        &self,
+        session: &mut Session,
+        token: u64,
+        user: &Life,
+    ) -> Result<RegisterReply, Status> {
+        let holding = session.dmbs.get(&token).ok_or(Status::Eio)?;
+        let dmb = holding.dmb.clone();
+        let reply = session.register_reply(holding)?;
+        // Told from here on, if the user still is there.
+        if !session.relate(user) {
+            return Err(Status::Enodev);
+        }
+        // Another DMB with the same 64 random bits is as likely as broken memory.
+        if !self.fabric.tokens.insert(&dmb) {
+            return Err(Status::Eio);
+        }
+        if let Some(place) = dmb.place() {
+            place.hand_out();
+        }
+        Ok(reply)
     }
 
     pub(super) fn unregister(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
@@ -110,6 +129,10 @@ impl Device {
         // Waits for the moves that run: at most one of `max_move` bytes per mover.
         holding.dmb.close(&self.fabric.tokens, false);
         session.life.forget_dmb(&holding.dmb);
+        // If the driver has attached it itself, it hears of its end like any user.
+        if !session.attached.contains_key(&token) {
+            session.life.forget_gone(holding.dmb.token);
+        }
         _let_go = Some(holding.dmb);
         Ok(done(tag, &[]))
     }
@@ -186,7 +209,7 @@ impl Device {
         let left = self.limits.slab_bytes.saturating_sub(session.slab_bytes);
         let dmb_len = u64::from(claim.len);
         for data_len in slab_sizes(shared, claim.len) {
-            let len = data_len + virtio_ism_abi::slab::CONTROL_LEN as u64;
+            let len = data_len + CONTROL_LEN as u64;
             if len > left {
                 continue;
             }

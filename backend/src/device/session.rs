@@ -264,7 +264,6 @@ impl Session {
             return Ok(RegisterReply { token, ..Default::default() });
         };
         let mapping = self.maps.get(&id).ok_or(Status::Eio)?;
-        place.hand_out();
         Ok(RegisterReply {
             token,
             dmb_off: (mapping.offset + place.offset).into(),

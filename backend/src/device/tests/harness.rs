@@ -168,6 +168,12 @@ impl FrontEnd {
         Line { armed, pend }
     }
 
+    /// Which memory is mapped at `slab_off`: the number of its file.
+    pub fn inode(&self, slab_off: u64) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.maps[&slab_off].file_offset().unwrap().file().metadata().unwrap().ino()
+    }
+
     /// The nonce in a slab's control tail.
     pub fn nonce(&self, slab_off: u64, slab_len: u32) -> u64 {
         let bytes = self.read(slab_off + u64::from(slab_len) - CONTROL_LEN as u64, 8);
@@ -367,6 +373,12 @@ impl Driver {
         let memory = self.memory.as_ref().unwrap().memory();
         memory.read_slice(&mut bytes, GuestAddress(gpa)).unwrap();
         bytes
+    }
+
+    pub fn poke(&self, gpa: u64, bytes: &[u8]) {
+        use vm_memory::GuestAddressSpace;
+        let memory = self.memory.as_ref().unwrap().memory();
+        memory.write_slice(bytes, GuestAddress(gpa)).unwrap();
     }
 
     pub fn end(&self) {
