@@ -66,10 +66,8 @@ fn header(walk: &mut Walk<'_>, have: usize) -> (Option<Form>, String) {
         walk.problem("not a CLC message type");
     }
     let length = walk.u16("length", |length| format!("{length} bytes")).map(usize::from);
-    if let Some(length) = length {
-        if length != have {
-            walk.problem(format!("{have} bytes are here"));
-        }
+    if length.is_some_and(|length| length != have) {
+        walk.problem(format!("{have} bytes are here"));
     }
     // A length of nothing, or of more than is there, leaves the end where the input ends.
     let length = length.filter(|length| (HEADER_LEN + TRAILER_LEN..=have).contains(length));
