@@ -1,4 +1,5 @@
 //! The driver against the daemon itself.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::path::PathBuf;
 use std::process::{Child, Command};

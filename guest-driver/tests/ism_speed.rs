@@ -1,5 +1,6 @@
 //! What the driver costs, measured against a daemon in this process:
 //! `cargo test --release -p guest-driver --test ism_speed -- --ignored --nocapture`
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ fn control_commands() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    println!("STATS: p50 {} us", paced(&|| drop(a.stats().unwrap())));
+    println!("STATS: p50 {} us", paced(&|| assert!(a.stats().is_ok())));
     let register = || drop(a.register(user, 64 << 10, 0).unwrap());
     println!("REGISTER and UNREGISTER: p50 {} us", paced(&register));
 }
