@@ -4,12 +4,15 @@
 //! [`Fault`](crate::vhost::Fault)) and never shows bytes of a guest. The framework's queue code
 //! logs each broken descriptor without a limit, so it is off unless RUST_LOG asks for it.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 /// Sets up logging to standard error. RUST_LOG wins over `level`.
 pub(crate) fn init(level: Option<tracing::Level>) {
     let level = level.unwrap_or(tracing::Level::INFO);
-    let default = format!("{level},virtio_queue=off,vhost=error,vhost_user_backend=error");
+    // Not "vhost": a name here is a prefix, and would be this crate's too.
+    let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=error");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     // Fails if there is a subscriber already, which is then the one to use.
     let _ =

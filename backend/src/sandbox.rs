@@ -154,9 +154,11 @@ fn allowed() -> Result<BTreeMap<i64, Vec<SeccompRule>>, SandboxError> {
 const CALLS: &[i64] = &[
     // descriptors
     libc::SYS_read,
+    libc::SYS_pread64,
     libc::SYS_readv,
     libc::SYS_preadv2,
     libc::SYS_write,
+    libc::SYS_pwrite64,
     libc::SYS_writev,
     libc::SYS_close,
     libc::SYS_dup,

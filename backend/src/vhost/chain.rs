@@ -197,6 +197,18 @@ impl Reader<'_> {
         Ok(filled)
     }
 
+    /// Whether all that is left lies in guest memory.
+    pub(super) fn rest_is_reachable(&self) -> bool {
+        let mut rest = Reader { ..*self };
+        while let Some((addr, len)) = rest.next_piece() {
+            if !GuestMemoryBackend::check_range(rest.memory, addr, len as usize) {
+                return false;
+            }
+            rest.advance(len as usize);
+        }
+        rest.pieces.is_empty()
+    }
+
     /// Address and length of what comes next; pieces without bytes are skipped.
     fn next_piece(&mut self) -> Option<(GuestAddress, u32)> {
         while let Some((piece, rest)) = self.pieces.split_first() {
@@ -349,6 +361,7 @@ mod tests {
         let mut buffer = [0; 4];
         let read = chain.reader(&ring.memory).read(&mut buffer);
         assert!(matches!(read, Err(ChainError::Unreachable { .. })));
+        assert!(!chain.reader(&ring.memory).rest_is_reachable());
         assert!(!chain.can_write(&ring.memory, 4));
         assert!(chain.write(&ring.memory, &[1; 4]).is_err());
     }
@@ -384,6 +397,7 @@ mod tests {
             let n = reader.read(&mut head).unwrap();
             prop_assert_eq!(n, first.min(bytes.len()));
             prop_assert_eq!(&head[..n], &bytes[..n]);
+            prop_assert!(reader.rest_is_reachable());
             let mut rest = vec![0; bytes.len() - n];
             reader.read_exact_volatile(&mut VolatileSlice::from(rest.as_mut_slice())).unwrap();
             prop_assert_eq!(&rest[..], &bytes[n..]);

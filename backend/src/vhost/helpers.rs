@@ -69,7 +69,11 @@ mod tests {
     fn counts_threads_until_they_end() {
         let helpers = Helpers::default();
         let (go, wait) = mpsc::channel::<()>();
-        helpers.spawn("test", move || drop(wait.recv())).unwrap();
+        helpers
+            .spawn("test", move || {
+                let _ = wait.recv();
+            })
+            .unwrap();
         assert_eq!(helpers.alive(), 1);
         assert!(!helpers.wait_for(0, Duration::from_millis(10)));
         drop(go);

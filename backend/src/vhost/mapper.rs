@@ -98,9 +98,11 @@ impl Mapper {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // A job ends with the device; what it holds must not outlive it in a thread that hangs.
-        state.jobs.clear();
+        // What jobs hold must not stay with a thread that hangs.
+        let jobs = std::mem::take(&mut state.jobs);
+        drop(state);
         self.changed.notify_one();
+        drop(jobs);
     }
 
     /// Adds a job. The first one starts the thread.

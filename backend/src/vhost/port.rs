@@ -24,7 +24,7 @@ use crate::timers::Timers;
 /// Threads of earlier connections that may hang before new connections are refused.
 const MAX_HANGING: usize = 4;
 /// How long a new connection waits for the threads of the last one.
-const REAP: Duration = Duration::from_secs(2);
+const REAP: Duration = Duration::from_millis(500);
 /// How long a port may take to end.
 const STOP: Duration = Duration::from_secs(3);
 /// Pause after an error that would repeat at once.

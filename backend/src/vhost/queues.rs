@@ -7,7 +7,7 @@ use virtio_ism_abi::command::{Op, SgEntry};
 use virtio_ism_abi::config::Config;
 use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::mv::{MoveHeader, Segment};
-use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE};
+use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
@@ -16,7 +16,7 @@ use super::faults::Fault;
 use super::mapper::Job;
 use super::ring::Ring;
 use super::session::Session;
-use crate::device::Outcome;
+use crate::device::{Moved, Outcome};
 
 /// Commands per kick; then others have a turn.
 const COMMANDS: usize = 64;
@@ -309,7 +309,12 @@ impl Session {
         }
         let head = scratch.bytes.get(..len).unwrap_or_default();
         let payload_len = chain.readable_len() - len as u64;
-        let moved = self.device.transfer(head, &mut reader, payload_len);
+        // All or nothing: what the device reads must be there.
+        let moved = if reader.rest_is_reachable() {
+            self.device.transfer(head, &mut reader, payload_len)
+        } else {
+            Moved { status: Status::Eio, wake: None }
+        };
         let status = u32::from(moved.status.code()).to_le_bytes();
         let published = chain
             .write(memory, &status)

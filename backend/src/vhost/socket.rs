@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -42,14 +43,21 @@ pub enum SocketError {
 #[derive(Debug)]
 pub(crate) struct BoundSocket {
     path: PathBuf,
-    /// Device and inode: what has the name at the end may be somebody else's.
-    inode: (u64, u64),
+    /// What has the name at the end may be somebody else's.
+    identity: Identity,
+}
+
+/// Device, inode and time of birth: inode numbers come back, permissions and owners may change.
+type Identity = (u64, u64, Option<SystemTime>);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let meta = std::fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino(), meta.created().ok()))
 }
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode);
+        let ours = identity(&self.path).is_ok_and(|there| there == self.identity);
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove socket");
         }
@@ -78,8 +86,8 @@ pub(crate) fn bind_listener(
     }
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };
-    let meta = std::fs::symlink_metadata(path).map_err(io_failed("look at"))?;
-    let bound = BoundSocket { path: path.into(), inode: (meta.dev(), meta.ino()) };
+    let identity = identity(path).map_err(io_failed("look at"))?;
+    let bound = BoundSocket { path: path.into(), identity };
     // What the umask took away, the operator may have asked for.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(io_failed("protect"))?;
@@ -139,6 +147,8 @@ mod tests {
         let (listener, bound) = bind_listener(&path, 0o600).unwrap();
         assert!(matches!(bind_listener(&path, 0o600), Err(SocketError::InUse(_))));
         drop(listener);
+        // The clock of file systems ticks in milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
         let (_second, _bound) = bind_listener(&path, 0o600).unwrap();
         drop(bound); // the name is another's by now
         assert!(path.exists());
