@@ -1,1 +1,16 @@
-//! tests
+//! What the suites of the whole system share: a daemon with stacks around it, deadlines, leak
+//! counters, helper processes, and peers that speak the protocol by hand.
+//!
+//! Everything here is for tests: it panics with a sentence where something is not as it should be.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod bytes;
+pub mod helper;
+pub mod leaks;
+pub mod watch;
+
+pub use bench::{Bench, Dir, Fabric, Pair, eid, run};
+pub use bytes::{Rng, pattern, read_exactly, send_all, slurp};
+pub use watch::{PATIENCE, eventually, note, watched};

@@ -1,0 +1,254 @@
+//! A daemon in this process, and stacks on its ports.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use guest_driver::{Config, DataPath, SmcListener, SmcStream, Stack};
+use smc_core::wire::ids::Eid;
+use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::{Config as DaemonConfig, Daemon};
+use virtio_ism_abi::Chid;
+
+use crate::watch::{LIMIT, note, watched};
+
+/// What carries the bytes of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// A virtio-ism fabric, by stores into the window.
+    Window,
+    /// A virtio-ism fabric, by moves of the device.
+    Move,
+    /// The loopback fabric, CHID 0xFFFF.
+    Loopback,
+    /// TCP after a Decline: the stacks have no EID in common. What a test says of this one is what
+    /// it says of TCP.
+    Fallback,
+}
+
+impl Fabric {
+    /// Whether SMC carries the connections.
+    pub fn is_smc(self) -> bool {
+        self != Fabric::Fallback
+    }
+
+    /// The CHID of its fabric.
+    pub fn chid(self) -> Chid {
+        match self {
+            Fabric::Loopback => Chid(0xffff),
+            _ => Chid::VIRTIO_FIRST,
+        }
+    }
+}
+
+/// A directory for sockets, gone with its value.
+#[derive(Debug)]
+pub struct Dir(PathBuf);
+
+impl Dir {
+    /// A fresh one.
+    #[allow(clippy::new_without_default, reason = "it does something")]
+    pub fn new() -> Dir {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("smc-{}-{n}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Dir(path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The socket of port `n`.
+    pub fn socket(&self, n: usize) -> PathBuf {
+        self.0.join(format!("port{n}"))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A daemon and its directory.
+pub struct Bench {
+    // Dropped before the directory.
+    daemon: Option<Daemon>,
+    fabric: Fabric,
+    dir: Dir,
+}
+
+impl Bench {
+    /// A daemon with one fabric and `ports` ports.
+    pub fn new(fabric: Fabric, ports: usize) -> Bench {
+        Bench::tuned(fabric, ports, |_| {})
+    }
+
+    /// The same, with a say in the daemon's configuration.
+    pub fn tuned(fabric: Fabric, ports: usize, tune: impl FnOnce(&mut DaemonConfig)) -> Bench {
+        let mut bench = Bench { daemon: None, fabric, dir: Dir::new() };
+        let chid = fabric.chid();
+        let port = |n| PortSpec { chid, ..PortSpec::new(bench.dir.socket(n)) };
+        let mut config = DaemonConfig {
+            fabrics: vec![FabricConfig::new(chid)],
+            ports: (0..ports).map(port).collect(),
+            ..DaemonConfig::default()
+        };
+        tune(&mut config);
+        bench.daemon = Some(Daemon::start(config).unwrap());
+        bench
+    }
+
+    /// What the bytes travel on.
+    pub fn fabric(&self) -> Fabric {
+        self.fabric
+    }
+
+    /// Whether SMC carries the connections.
+    pub fn is_smc(&self) -> bool {
+        self.fabric.is_smc()
+    }
+
+    /// The daemon.
+    pub fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().unwrap()
+    }
+
+    /// Ends the daemon.
+    pub fn stop_daemon(&mut self) {
+        note("stops the daemon");
+        self.daemon.take().unwrap().stop();
+    }
+
+    /// Starts another daemon on the same sockets.
+    pub fn start_daemon(&mut self, ports: usize) {
+        let chid = self.fabric.chid();
+        let port = |n| PortSpec { chid, ..PortSpec::new(self.dir.socket(n)) };
+        self.daemon = Some(
+            Daemon::start(DaemonConfig {
+                fabrics: vec![FabricConfig::new(chid)],
+                ports: (0..ports).map(port).collect(),
+                ..DaemonConfig::default()
+            })
+            .unwrap(),
+        );
+    }
+
+    /// The socket of port `n`.
+    pub fn socket(&self, n: usize) -> PathBuf {
+        self.dir.socket(n)
+    }
+
+    /// The daemon has found no fault with any front end.
+    #[track_caller]
+    pub fn assert_faultless(&self) {
+        for port in self.daemon().list() {
+            let faults: u64 = port.faults.iter().sum();
+            assert_eq!(faults, 0, "{}: faults {:?}", port.spec.name, port.faults);
+        }
+    }
+
+    /// A configuration of a stack on port `n`. Port 0 is the server's by custom.
+    pub fn config(&self, n: usize) -> Config {
+        let mut config = Config::new(self.socket(n));
+        config.path = match self.fabric {
+            Fabric::Window => DataPath::Window,
+            Fabric::Move => DataPath::Move,
+            Fabric::Loopback | Fabric::Fallback => DataPath::Auto,
+        };
+        if self.fabric == Fabric::Fallback {
+            config = config.eid(eid(&format!("ALONE-{n}")));
+        }
+        // Long enough to be no reason for anything on a loaded machine.
+        config.clc_timeout = Duration::from_secs(20);
+        config
+    }
+
+    /// A stack on port `n`.
+    pub fn stack(&self, n: usize) -> Arc<Stack> {
+        Stack::open(self.config(n)).unwrap()
+    }
+
+    /// A server on port 0 and a client on port 1.
+    pub fn pair(&self) -> Pair {
+        self.pair_with(|_| {})
+    }
+
+    /// The same, with a say in both configurations.
+    pub fn pair_with(&self, mut tune: impl FnMut(&mut Config)) -> Pair {
+        let mut open = |n| {
+            let mut config = self.config(n);
+            tune(&mut config);
+            Stack::open(config).unwrap()
+        };
+        Pair::new(open(0), open(1), self.is_smc())
+    }
+}
+
+/// An EID.
+pub fn eid(name: &str) -> Eid {
+    Eid::new(name).unwrap()
+}
+
+/// A server with a listener, and a client.
+pub struct Pair {
+    /// The server's stack.
+    pub server: Arc<Stack>,
+    /// The client's stack.
+    pub client: Arc<Stack>,
+    /// Where the server listens.
+    pub listener: SmcListener,
+    /// Whether connections are expected to be SMC.
+    pub smc: bool,
+}
+
+impl Pair {
+    /// Of two stacks, whose connections are expected to be SMC or not.
+    pub fn new(server: Arc<Stack>, client: Arc<Stack>, smc: bool) -> Pair {
+        let listener = SmcListener::bind(&server, "127.0.0.1:0").unwrap();
+        Pair { server, client, listener, smc }
+    }
+
+    /// Where the server listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
+    /// A new connection: the client's end and the server's.
+    #[track_caller]
+    pub fn connect(&self) -> (SmcStream, SmcStream) {
+        self.connect_from(&self.client)
+    }
+
+    /// A new connection from another stack.
+    #[track_caller]
+    pub fn connect_from(&self, client: &Arc<Stack>) -> (SmcStream, SmcStream) {
+        note("connects");
+        let (here, there) = thread::scope(|scope| {
+            let accepting = scope.spawn(|| self.listener.accept().unwrap().0);
+            let here = SmcStream::connect(client, self.addr()).unwrap();
+            (here, accepting.join().unwrap())
+        });
+        assert_eq!(here.is_smc(), self.smc, "client: {}", here.facts());
+        assert_eq!(there.is_smc(), self.smc, "server: {}", there.facts());
+        (here, there)
+    }
+}
+
+/// Runs a test on a fabric with four ports, with a deadline; the daemon must have found no fault
+/// with its front ends.
+#[track_caller]
+pub fn run(fabric: Fabric, test: fn(&Bench)) {
+    watched(LIMIT, || {
+        let bench = Bench::new(fabric, 4);
+        test(&bench);
+        bench.assert_faultless();
+        note("ends");
+    });
+}

@@ -1,0 +1,80 @@
+//! A process to be killed by a test: a daemon, or one end of connections.
+//!
+//! ```text
+//! smc-test-peer daemon SOCKET...        says "ready"
+//! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
+//! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
+//! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
+//! ```
+//!
+//! It ends when its standard input does.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+
+use std::io::{Read, Write};
+
+use guest_driver::{Config, SmcListener, SmcStream, Stack};
+use vhost_device_ism::{Config as DaemonConfig, Daemon, config::PortSpec};
+
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    // The test may have gone.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+fn carrier(stream: &SmcStream) -> &'static str {
+    if stream.is_smc() { "smc" } else { "tcp" }
+}
+
+fn sink(device: &str) {
+    let stack = Stack::open(Config::new(device)).unwrap();
+    let listener = SmcListener::bind(&stack, "127.0.0.1:0").unwrap();
+    say(&listener.local_addr().unwrap().to_string());
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        say(&format!("accepted {}", carrier(&stream)));
+        std::thread::spawn(move || {
+            let mut buf = vec![0; 16 << 10];
+            while stream.read(&mut buf).is_ok_and(|n| n > 0) {}
+        });
+    }
+}
+
+fn connect(device: &str, address: &str) -> SmcStream {
+    let stack = Stack::open(Config::new(device)).unwrap();
+    let stream = SmcStream::connect(&stack, address).unwrap();
+    say(&format!("connected {}", carrier(&stream)));
+    stream
+}
+
+fn work(args: &[&str]) {
+    match *args {
+        ["daemon", ref sockets @ ..] => {
+            let ports = sockets.iter().map(PortSpec::new).collect();
+            let daemon = Daemon::start(DaemonConfig { ports, ..DaemonConfig::default() }).unwrap();
+            say("ready");
+            std::thread::park();
+            drop(daemon);
+        }
+        ["sink", device] => sink(device),
+        ["source", device, address] => {
+            let mut stream = connect(device, address);
+            while stream.write(&[7; 10_000]).is_ok_and(|n| n > 0) {}
+        }
+        ["idle", device, address] => {
+            let _stream = connect(device, address);
+            std::thread::park();
+        }
+        _ => panic!("unknown arguments: {args:?}"),
+    }
+}
+
+fn main() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    work(&args);
+    std::thread::park();
+}

@@ -1,0 +1,55 @@
+//! Processes that can be killed: the program `smc-test-peer` of this package.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::watch::note;
+
+/// A running helper. Killed when dropped.
+pub struct Helper {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    // Its end tells the helper to go.
+    _stdin: ChildStdin,
+}
+
+impl Helper {
+    /// Starts the program with these arguments and waits for its first line.
+    pub fn start<S: AsRef<OsStr>>(program: impl AsRef<Path>, args: &[S]) -> (Helper, String) {
+        let mut child = Command::new(program.as_ref())
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let stdin = child.stdin.take().unwrap();
+        let mut helper = Helper { child, lines, _stdin: stdin };
+        let first = helper.line();
+        (helper, first)
+    }
+
+    /// The next line it says.
+    pub fn line(&mut self) -> String {
+        note("waits for a helper's line");
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the helper has ended");
+        line.trim_end().to_owned()
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,66 @@
+//! What a process and a daemon hold on to, counted before and after.
+
+use std::fs;
+
+use vhost_device_ism::Daemon;
+
+/// What this process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Mappings of memory files (slabs, guest memory).
+    pub mappings: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl Process {
+    /// Now. Only means something while no other test runs in this process.
+    pub fn now() -> Process {
+        let entries = |dir| fs::read_dir(dir).map_or(0, |entries| entries.count());
+        let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        Process {
+            // One of them reads the directory, each time.
+            descriptors: entries("/proc/self/fd"),
+            mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
+            threads: entries("/proc/self/task"),
+        }
+    }
+}
+
+/// What the devices of a daemon hold, by its own listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Devices whose front end is connected.
+    pub connected: usize,
+    /// DMBs registered.
+    pub dmbs: u64,
+    /// DMBs attached.
+    pub attached: u64,
+    /// Slabs mapped.
+    pub slabs: u64,
+    /// Commands done; grows.
+    pub commands: u64,
+}
+
+impl Devices {
+    /// Now, over all ports of the daemon.
+    pub fn of(daemon: &Daemon) -> Devices {
+        daemon.list().iter().filter_map(|port| port.device.as_ref()).fold(
+            Devices::default(),
+            |sum, device| Devices {
+                connected: sum.connected + 1,
+                dmbs: sum.dmbs + device.dmbs,
+                attached: sum.attached + device.attached,
+                slabs: sum.slabs + device.slabs,
+                commands: sum.commands + device.commands,
+            },
+        )
+    }
+
+    /// The same without what only grows.
+    pub fn levels(self) -> Devices {
+        Devices { commands: 0, ..self }
+    }
+}

@@ -1,0 +1,121 @@
+//! Deadlines: a test that hangs says where, and takes the process with it.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::panic::Location;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a loaded machine. Nothing waits for it when all is well.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Test deadline unless another is given.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+struct Watched {
+    name: String,
+    end: Instant,
+    limit: Duration,
+}
+
+#[derive(Default)]
+struct Table {
+    tests: HashMap<u64, Watched>,
+    notes: HashMap<ThreadId, (String, String, Instant)>,
+    next: u64,
+}
+
+fn table() -> MutexGuard<'static, Table> {
+    static TABLE: OnceLock<Mutex<Table>> = OnceLock::new();
+    TABLE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a thread's note back when it ends.
+struct Noted;
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        table().notes.remove(&thread::current().id());
+    }
+}
+
+thread_local! {
+    static NOTED: Noted = const { Noted };
+}
+
+/// Says what the calling thread is about to do; shown if a test hangs.
+#[track_caller]
+pub fn note(what: impl Into<String>) {
+    let place = Location::caller();
+    let current = thread::current();
+    let _ = NOTED.try_with(|_| ());
+    let who = current.name().unwrap_or("unnamed").to_owned();
+    let what = format!("{}:{}: {}", place.file(), place.line(), what.into());
+    table().notes.insert(current.id(), (who, what, Instant::now()));
+}
+
+/// Runs `body` with a deadline. If it passes, the process says what every thread was doing and
+/// aborts: a hung test cannot be ended in any other way.
+#[track_caller]
+pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
+    static WATCHER: OnceLock<()> = OnceLock::new();
+    WATCHER.get_or_init(|| {
+        thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
+    });
+    let name = thread::current().name().unwrap_or("unnamed").to_owned();
+    note("begins");
+    let key = {
+        let mut table = table();
+        let key = table.next;
+        table.next += 1;
+        table.tests.insert(key, Watched { name, end: Instant::now() + limit, limit });
+        key
+    };
+    struct Unwatch(u64);
+    impl Drop for Unwatch {
+        fn drop(&mut self) {
+            table().tests.remove(&self.0);
+        }
+    }
+    let _unwatch = Unwatch(key);
+    body()
+}
+
+fn watch() {
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        let now = Instant::now();
+        let table = table();
+        let Some(late) = table.tests.values().find(|test| test.end <= now) else { continue };
+        // Not by `eprintln!`, which the test harness would keep to itself.
+        let _ = std::io::stderr().write_all(report(&table, late).as_bytes());
+        std::process::abort();
+    }
+}
+
+fn report(table: &Table, late: &Watched) -> String {
+    let mut text = format!("\n{} hangs: not done after {:?}\n", late.name, late.limit);
+    for (who, what, since) in table.notes.values() {
+        text += &format!("  {who}, {:.1} s ago: {what}\n", since.elapsed().as_secs_f32());
+    }
+    text += "threads:\n";
+    for entry in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let read = |file| std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        let (comm, call, wchan) = (read("comm"), read("syscall"), read("wchan"));
+        let call = call.split(' ').next().unwrap_or_default().trim();
+        text += &format!("  {:<16} in system call {call} ({wchan})\n", comm.trim());
+    }
+    text
+}
+
+/// Waits until `done`, and panics with `what` if that takes too long. Returns how long it took.
+#[track_caller]
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    start.elapsed()
+}

@@ -1,0 +1,209 @@
+//! What is agreed with a peer, what is remembered, and what a connection tells about itself.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use guest_driver::{Facts, SmcDFacts, SmcListener, SmcStream, Stack};
+use smc_tests::leaks::Devices;
+use smc_tests::{Bench, Fabric, Pair, eventually, pattern, read_exactly, send_all};
+
+on_every_fabric! {
+    addresses_are_those_of_tcp
+    options_of_tcp_can_be_set_and_read
+    an_established_tcp_connection_can_be_upgraded
+    totals_count
+}
+
+/// What TCP does not have.
+mod smc {
+    use super::{
+        a_restarted_end_begins_anew, buffers_have_the_size_that_was_asked_for,
+        idle_peers_are_forgotten_with_their_buffers, the_first_contact_is_the_first_only,
+        the_two_ends_agree_on_the_facts,
+    };
+
+    on_smc! {
+        the_two_ends_agree_on_the_facts
+        the_first_contact_is_the_first_only
+        a_restarted_end_begins_anew
+        buffers_have_the_size_that_was_asked_for
+        idle_peers_are_forgotten_with_their_buffers
+    }
+}
+
+#[track_caller]
+fn facts(stream: &SmcStream) -> SmcDFacts {
+    match stream.facts() {
+        Facts::SmcD(facts) => facts,
+        Facts::Tcp(why) => panic!("TCP: {why}"),
+    }
+}
+
+fn addresses_are_those_of_tcp(bench: &Bench) {
+    let (server, client) = (bench.stack(0), bench.stack(1));
+    for local in ["127.0.0.1:0", "[::1]:0"] {
+        let listener = match SmcListener::bind(&server, local) {
+            Ok(listener) => listener,
+            // A machine without IPv6.
+            Err(error) if local.starts_with('[') => {
+                println!("{local}: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let pair = Pair { listener, ..Pair::new(server.clone(), client.clone(), bench.is_smc()) };
+        let (here, there) = pair.connect();
+        assert_eq!(here.peer_addr().unwrap(), pair.addr());
+        assert_eq!(there.local_addr().unwrap(), pair.addr());
+        assert_eq!(here.local_addr().unwrap(), there.peer_addr().unwrap());
+        drop(there);
+        assert_eq!(here.peer_addr().unwrap(), pair.addr(), "known after the end, too");
+    }
+}
+
+fn options_of_tcp_can_be_set_and_read(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    for on in [true, false] {
+        client.set_nodelay(on).unwrap();
+        assert_eq!(client.nodelay().unwrap(), on);
+    }
+    client.set_ttl(42).unwrap();
+    assert_eq!(client.ttl().unwrap(), 42);
+    send_all(&client, b"x");
+    assert_eq!(read_exactly(&server, 1), b"x");
+}
+
+fn an_established_tcp_connection_can_be_upgraded(bench: &Bench) {
+    let pair = bench.pair();
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);
+        let tcp = TcpStream::connect(pair.addr()).unwrap();
+        let client = SmcStream::upgrade(&pair.client, tcp, None).unwrap();
+        let server = accepting.join().unwrap();
+        assert_eq!(client.is_smc(), bench.is_smc());
+        send_all(&client, b"up");
+        assert_eq!(read_exactly(&server, 2), b"up");
+    });
+}
+
+fn totals_count(bench: &Bench) {
+    let pair = bench.pair();
+    let streams: Vec<_> = (0..3).map(|_| pair.connect()).collect();
+    for totals in [pair.client.totals(), pair.server.totals()] {
+        let expected = if bench.is_smc() { (3, 0, 0) } else { (0, 3, 0) };
+        assert_eq!((totals.smc, totals.tcp, totals.broken), expected);
+        assert_eq!((totals.peers, totals.closing), (usize::from(bench.is_smc()), 0));
+    }
+    drop(streams);
+    eventually("all are closed", || {
+        pair.client.totals().closing + pair.server.totals().closing == 0
+    });
+    if bench.is_smc() {
+        eventually("the buffers are in the pool", || pair.server.totals().pooled == 3);
+    }
+}
+
+fn the_two_ends_agree_on_the_facts(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let (c, s) = (facts(&client), facts(&server));
+    assert_eq!((c.chid, s.chid), (bench.fabric().chid(), bench.fabric().chid()));
+    assert_eq!((c.local_gid, c.peer_gid), (s.peer_gid, s.local_gid));
+    assert_eq!(c.local_gid, pair.client.devices()[0].1);
+    assert_eq!(c.local_gid == c.peer_gid, bench.fabric() == Fabric::Loopback);
+    assert_eq!((c.eid.as_str(), s.eid.as_str()), ("VIRTIO-ISM", "VIRTIO-ISM"));
+    assert_eq!((c.release, s.release), (1, 1));
+    assert!(c.first_contact && s.first_contact);
+    assert_eq!((c.local_buffer, c.peer_buffer), (s.peer_buffer, s.local_buffer));
+    assert_eq!(
+        (c.window, s.window),
+        (bench.fabric() != Fabric::Move, bench.fabric() != Fabric::Move)
+    );
+    assert_eq!(c.peer_host, s.peer_host, "one host");
+    let text = client.facts().to_string();
+    assert!(text.starts_with("SMC-D v2.1 over fabric"), "{text}");
+}
+
+fn the_first_contact_is_the_first_only(bench: &Bench) {
+    let pair = bench.pair();
+    for round in 0..4 {
+        let (client, server) = pair.connect();
+        // All processes on a loopback fabric have one GID: a server cannot tell who comes again.
+        let first = round == 0 || bench.fabric() == Fabric::Loopback;
+        assert_eq!(facts(&client).first_contact, first);
+        assert_eq!(facts(&server).first_contact, first);
+        send_all(&client, b"x");
+        read_exactly(&server, 1);
+    }
+    assert_eq!(pair.server.totals().peers, 1);
+}
+
+fn a_restarted_end_begins_anew(bench: &Bench) {
+    let pair = bench.pair();
+    let talk = |pair: &Pair, first: bool| {
+        let (client, server) = pair.connect();
+        let first = first || bench.fabric() == Fabric::Loopback;
+        assert_eq!(facts(&client).first_contact, first);
+        send_all(&client, b"hello");
+        assert_eq!(read_exactly(&server, 5), b"hello");
+    };
+    talk(&pair, true);
+    talk(&pair, false);
+    // The client's process starts again: another GID (but on loopback), and no memory.
+    let Pair { server, client, listener, .. } = pair;
+    drop(client);
+    let again = || {
+        let mut stack = None;
+        eventually("the port is free again", || {
+            stack = Stack::open(bench.config(1)).ok();
+            stack.is_some()
+        });
+        stack.unwrap()
+    };
+    let pair = Pair { listener, ..Pair::new(server, again(), true) };
+    talk(&pair, true);
+    talk(&pair, false);
+}
+
+fn buffers_have_the_size_that_was_asked_for(bench: &Bench) {
+    for (asked, size) in [
+        (0, 16 << 10),
+        (16 << 10, 16 << 10),
+        (20_000, 32 << 10),
+        (100_000, 128 << 10),
+        (1 << 20, 1 << 20),
+        (64 << 20, 1 << 20),
+    ] {
+        // The client's is as asked for, the server's as it is: sizes need not be equal.
+        let mut config = bench.config(1);
+        config.recv_buffer = asked;
+        let pair = Pair::new(bench.stack(0), Stack::open(config).unwrap(), true);
+        let (client, server) = pair.connect();
+        assert_eq!((facts(&client).local_buffer, facts(&client).peer_buffer), (size, 64 << 10));
+        assert_eq!((facts(&server).local_buffer, facts(&server).peer_buffer), (64 << 10, size));
+        server.set_nonblocking(true).unwrap();
+        let bytes = pattern(asked as u64, 2 << 20);
+        let sent = server.send(&bytes).unwrap();
+        assert_eq!(sent, size as usize - 32);
+        assert!(read_exactly(&client, sent) == bytes[..sent]);
+    }
+}
+
+fn idle_peers_are_forgotten_with_their_buffers(bench: &Bench) {
+    let pair = bench.pair_with(|config| config.idle_peer_timeout = Duration::from_millis(300));
+    for _ in 0..2 {
+        let (client, server) = pair.connect();
+        assert!(facts(&client).first_contact, "the peer was forgotten meanwhile");
+        send_all(&client, b"x");
+        read_exactly(&server, 1);
+        drop((client, server));
+        eventually("peers are forgotten", || {
+            pair.client.totals().peers + pair.server.totals().peers == 0
+        });
+        eventually("buffers are given back", || {
+            let devices = Devices::of(bench.daemon());
+            devices.dmbs == 0 && devices.attached == 0
+        });
+    }
+}

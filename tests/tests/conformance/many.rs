@@ -1,0 +1,226 @@
+//! Many connections, threads and stacks.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::thread;
+
+use guest_driver::{SmcListener, SmcStream, Stack};
+use smc_tests::leaks::Devices;
+use smc_tests::{Bench, eventually, note, pattern, read_exactly, send_all, slurp};
+
+on_every_fabric! {
+    two_hundred_connections_at_the_same_time
+    readers_and_writers_on_all_ends
+    many_threads_write_to_one_connection
+    several_readers_share_a_connection
+    several_stacks_talk_to_one_server
+    clients_come_from_many_threads
+    a_thousand_short_connections_cost_the_device_nothing
+    one_stack_is_server_and_client
+}
+
+/// Accepts and echoes until `count` connections have ended.
+fn echo_server(listener: SmcListener, count: usize) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let serve = |mut stream: SmcStream| {
+            let mut buf = vec![0; 8 << 10];
+            loop {
+                match stream.read(&mut buf).unwrap() {
+                    0 => return,
+                    n => stream.write_all(&buf[..n]).unwrap(),
+                }
+            }
+        };
+        let threads: Vec<_> = listener
+            .incoming()
+            .take(count)
+            .map(|stream| thread::spawn(move || serve(stream.unwrap())))
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    })
+}
+
+fn ask(stream: &SmcStream, seed: u64, len: usize) {
+    let bytes = pattern(seed, len);
+    send_all(stream, &bytes);
+    assert!(read_exactly(stream, len) == bytes);
+}
+
+fn two_hundred_connections_at_the_same_time(bench: &Bench) {
+    let pair = bench.pair_with(|config| config.recv_buffer = 16 << 10);
+    let streams: Vec<_> = (0..200).map(|_| pair.connect()).collect();
+    for round in 0..3 {
+        for (n, (client, _)) in streams.iter().enumerate() {
+            send_all(client, &pattern(n as u64 + round, 500 + n));
+        }
+        for (n, (_, server)) in streams.iter().enumerate().rev() {
+            let bytes = pattern(n as u64 + round, 500 + n);
+            assert!(read_exactly(server, bytes.len()) == bytes, "connection {n}");
+            send_all(server, &bytes);
+        }
+        for (n, (client, _)) in streams.iter().enumerate() {
+            let bytes = pattern(n as u64 + round, 500 + n);
+            assert!(read_exactly(client, bytes.len()) == bytes, "connection {n}");
+        }
+    }
+    if bench.is_smc() {
+        let devices = Devices::of(bench.daemon());
+        assert_eq!((devices.dmbs, devices.attached), (400, 400));
+    }
+    drop(streams);
+    eventually("all are closed", || {
+        pair.client.totals().closing + pair.server.totals().closing == 0
+    });
+}
+
+fn readers_and_writers_on_all_ends(bench: &Bench) {
+    const LEN: usize = 500_000;
+    let pair = bench.pair();
+    let mut threads = Vec::new();
+    for n in 0..4 {
+        let (client, server) = pair.connect();
+        for (seed, from, to) in [(n, &client, &server), (n + 100, &server, &client)] {
+            let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            threads.push(thread::spawn(move || {
+                send_all(&from, &pattern(seed, LEN));
+                from.shutdown(Shutdown::Write).unwrap();
+            }));
+            threads.push(thread::spawn(move || assert!(slurp(&to) == pattern(seed, LEN))));
+        }
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+fn many_threads_write_to_one_connection(bench: &Bench) {
+    const EACH: usize = 50_000;
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let writers: Vec<_> = (0..6u8)
+        .map(|n| {
+            let client = client.try_clone().unwrap();
+            thread::spawn(move || {
+                for _ in 0..EACH / 500 {
+                    send_all(&client, &[n; 500]);
+                }
+            })
+        })
+        .collect();
+    let bytes = read_exactly(&server, 6 * EACH);
+    for n in 0..6u8 {
+        assert_eq!(bytes.iter().filter(|byte| **byte == n).count(), EACH, "writer {n}");
+    }
+    writers.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+fn several_readers_share_a_connection(bench: &Bench) {
+    const LEN: usize = 200_000;
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let readers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut server = server.try_clone().unwrap();
+            thread::spawn(move || {
+                let (mut sum, mut n, mut buf) = (0u64, 0, [0; 777]);
+                loop {
+                    match server.read(&mut buf).unwrap() {
+                        0 => return (sum, n),
+                        got => {
+                            sum += buf[..got].iter().map(|byte| u64::from(*byte)).sum::<u64>();
+                            n += got;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    let bytes = pattern(3, LEN);
+    send_all(&client, &bytes);
+    drop(client);
+    note("waits for the readers");
+    let got = readers.into_iter().map(|reader| reader.join().unwrap());
+    let (sum, n) = got.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+    assert_eq!(n, LEN);
+    assert_eq!(sum, bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+}
+
+fn several_stacks_talk_to_one_server(bench: &Bench) {
+    let pair = bench.pair();
+    let clients: [Arc<Stack>; 2] = [bench.stack(2), bench.stack(3)];
+    // Each comes twice, in turns: the second time the server knows it.
+    for round in 0..3 {
+        let streams: Vec<_> = [&pair.client, &clients[0], &clients[1]]
+            .into_iter()
+            .map(|client| pair.connect_from(client))
+            .collect();
+        for (n, (client, server)) in streams.iter().enumerate() {
+            let bytes = pattern(n as u64 + round, 30_000);
+            send_all(client, &bytes);
+            assert!(read_exactly(server, bytes.len()) == bytes, "client {n}, round {round}");
+            send_all(server, &bytes);
+            assert!(read_exactly(client, bytes.len()) == bytes, "client {n}, round {round}");
+        }
+    }
+}
+
+fn clients_come_from_many_threads(bench: &Bench) {
+    let pair = bench.pair();
+    let addr = pair.addr();
+    let client = pair.client.clone();
+    let server = echo_server(pair.listener, 60);
+    let threads: Vec<_> = (0..6)
+        .map(|n| {
+            let client = client.clone();
+            thread::spawn(move || {
+                for round in 0..10 {
+                    note(format!("round {round}"));
+                    let stream = SmcStream::connect(&client, addr).unwrap();
+                    ask(&stream, n * 10 + round, 3000);
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    note("waits for the server");
+    server.join().unwrap();
+}
+
+fn a_thousand_short_connections_cost_the_device_nothing(bench: &Bench) {
+    let pair = bench.pair();
+    let rounds = if bench.is_smc() { 1000 } else { 200 };
+    let mut before = None;
+    for round in 0..rounds {
+        let (client, server) = pair.connect();
+        send_all(&client, b"ping");
+        assert_eq!(read_exactly(&server, 4), b"ping");
+        send_all(&server, b"pong");
+        assert_eq!(read_exactly(&client, 4), b"pong");
+        drop(client);
+        assert!(slurp(&server).is_empty());
+        drop(server);
+        if round == 20 {
+            before = Some(Devices::of(bench.daemon()));
+        }
+    }
+    if bench.is_smc() {
+        // No command of any kind: buffers and attachments are those of earlier connections.
+        let after = Devices::of(bench.daemon());
+        assert_eq!(before.unwrap().levels(), after.levels());
+        let commands = after.commands - before.unwrap().commands;
+        assert!(commands <= 20, "{commands} commands for 980 connections");
+        assert!(after.dmbs <= 8, "{} DMBs for connections one after the other", after.dmbs);
+    }
+}
+
+fn one_stack_is_server_and_client(bench: &Bench) {
+    let stack = bench.stack(0);
+    let listener = SmcListener::bind(&stack, "127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let server = echo_server(listener, 3);
+    for round in 0..3 {
+        let stream = SmcStream::connect(&stack, addr).unwrap();
+        println!("{}", stream.facts());
+        ask(&stream, round, 100_000);
+    }
+    server.join().unwrap();
+}

@@ -1,0 +1,368 @@
+//! Readiness: the kernel's poll and epoll on `pollable()`, and the library's own `Poller`.
+
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_driver::{Interest, Poller, SmcStream};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use smc_tests::{Bench, PATIENCE, note, pattern, read_exactly, send_all};
+
+on_every_fabric! {
+    level_triggered_readable_comes_and_goes
+    edge_triggered_readable_comes_once_per_arrival
+    writable_goes_with_a_full_ring_and_comes_back
+    edge_triggered_writable_comes_after_a_full_ring
+    the_peers_half_close_is_rdhup
+    the_end_of_both_halves_is_hup
+    a_reset_is_readable_and_hup
+    a_listener_is_readable_when_somebody_comes
+    one_thread_serves_many_connections_by_epoll
+    one_thread_serves_many_connections_by_poller
+    a_poller_sees_end_and_room
+}
+
+const R: EventFlags = EventFlags::IN;
+const W: EventFlags = EventFlags::OUT;
+const RDHUP: EventFlags = EventFlags::RDHUP;
+const HUP: EventFlags = EventFlags::HUP;
+
+/// An epoll set.
+struct Set(OwnedFd);
+
+impl Set {
+    fn new() -> Set {
+        Set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
+    }
+
+    fn of(stream: &SmcStream, flags: EventFlags) -> Set {
+        let set = Set::new();
+        set.add(stream.pollable().unwrap(), 0, flags);
+        set
+    }
+
+    fn add(&self, fd: impl AsFd, key: u64, flags: EventFlags) {
+        epoll::add(&self.0, fd, EventData::new_u64(key), flags).unwrap();
+    }
+
+    fn wait(&self, timeout: Duration) -> Vec<(u64, EventFlags)> {
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
+        let timeout = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let (events, _) = epoll::wait(&self.0, &mut events, Some(&timeout)).unwrap();
+        events.iter().map(|event| (event.data.u64(), event.flags)).collect()
+    }
+
+    /// What is shown right now.
+    fn now(&self) -> EventFlags {
+        self.wait(Duration::ZERO).first().map_or(EventFlags::empty(), |(_, flags)| *flags)
+    }
+
+    /// Waits until all of `flags` are shown.
+    #[track_caller]
+    fn until(&self, flags: EventFlags) {
+        note(format!("waits for {flags:?}"));
+        let start = Instant::now();
+        let mut last = EventFlags::empty();
+        while !last.contains(flags) {
+            assert!(start.elapsed() < PATIENCE, "{last:?} instead of {flags:?}");
+            last = self
+                .wait(Duration::from_secs(1))
+                .first()
+                .map_or(EventFlags::empty(), |(_, flags)| *flags);
+        }
+    }
+
+    /// Nothing is shown for a while.
+    #[track_caller]
+    fn stays_quiet(&self) {
+        let shown = self.wait(Duration::from_millis(50));
+        assert!(shown.is_empty(), "{shown:?}");
+    }
+}
+
+/// Writes until nothing more goes in, and returns how much did.
+fn stuff(stream: &SmcStream) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (piece, mut sent, mut refused) = (pattern(1, 100_000), 0, 0);
+    while refused < 10 {
+        match stream.send(&piece) {
+            Ok(n) => (sent, refused) = (sent + n, 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                refused += 1;
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    sent
+}
+
+fn level_triggered_readable_comes_and_goes(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    server.set_nonblocking(true).unwrap();
+    let set = Set::of(&server, R);
+    for round in 0..20 {
+        set.stays_quiet_unless(round > 3);
+        send_all(&client, b"abc");
+        set.until(R);
+        assert_eq!(set.now(), R, "level triggered: it stays");
+        assert_eq!(server.recv(&mut [0; 2]).unwrap(), 2);
+        assert_eq!(set.now(), R, "a byte is left");
+        assert_eq!(server.recv(&mut [0; 2]).unwrap(), 1);
+        assert_eq!(server.recv(&mut [0; 2]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(set.now(), EventFlags::empty(), "all was read, round {round}");
+    }
+}
+
+impl Set {
+    #[track_caller]
+    fn stays_quiet_unless(&self, hurry: bool) {
+        if !hurry {
+            self.stays_quiet();
+        }
+    }
+}
+
+fn edge_triggered_readable_comes_once_per_arrival(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    server.set_nonblocking(true).unwrap();
+    let set = Set::of(&server, R | EventFlags::ET);
+    set.stays_quiet();
+    for round in 0..50 {
+        note(format!("round {round}"));
+        send_all(&client, b"abc");
+        set.until(R);
+        // An edge-triggered program reads until it is refused.
+        let mut got = 0;
+        loop {
+            match server.recv(&mut [0; 2]) {
+                Ok(n) => got += n,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    break;
+                }
+            }
+        }
+        assert_eq!(got, 3);
+        assert_eq!(set.now(), EventFlags::empty());
+    }
+}
+
+fn writable_goes_with_a_full_ring_and_comes_back(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let set = Set::of(&client, W);
+    assert_eq!(set.now(), W);
+    for _ in 0..3 {
+        let sent = stuff(&client);
+        if bench.is_smc() {
+            // TCP's buffers grow when one does not look.
+            set.stays_quiet();
+        }
+        read_exactly(&server, sent);
+        set.until(W);
+        assert!(client.send(b"y").unwrap() == 1);
+        read_exactly(&server, 1);
+    }
+}
+
+fn edge_triggered_writable_comes_after_a_full_ring(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let set = Set::of(&client, W | EventFlags::ET);
+    set.until(W);
+    for round in 0..5 {
+        let sent = stuff(&client);
+        // What came before the ring was full is no news.
+        set.wait(Duration::ZERO);
+        note(format!("round {round}"));
+        read_exactly(&server, sent);
+        set.until(W);
+    }
+}
+
+fn the_peers_half_close_is_rdhup(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let set = Set::of(&server, R | RDHUP);
+    send_all(&client, b"last");
+    client.shutdown(Shutdown::Write).unwrap();
+    set.until(R | RDHUP);
+    assert!(!set.now().contains(HUP), "half of it is open");
+    assert_eq!(read_exactly(&server, 4), b"last");
+    assert_eq!(server.recv(&mut [0; 1]).unwrap(), 0);
+    assert!(set.now().contains(R | RDHUP), "the end of data stays readable");
+    send_all(&server, b"bye");
+    assert_eq!(read_exactly(&client, 3), b"bye");
+}
+
+fn the_end_of_both_halves_is_hup(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let set = Set::of(&server, R | RDHUP);
+    server.shutdown(Shutdown::Write).unwrap();
+    drop(client);
+    set.until(R | RDHUP | HUP);
+    assert_eq!(server.recv(&mut [0; 1]).unwrap(), 0);
+}
+
+fn a_reset_is_readable_and_hup(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let set = Set::of(&server, R | RDHUP);
+    client.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    set.until(R | HUP);
+    assert_eq!(server.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+fn a_listener_is_readable_when_somebody_comes(bench: &Bench) {
+    let pair = bench.pair();
+    pair.listener.set_nonblocking(true).unwrap();
+    let set = Set::new();
+    set.add(pair.listener.pollable(), 0, R);
+    for _ in 0..3 {
+        set.stays_quiet();
+        thread::scope(|scope| {
+            let connecting = scope.spawn(|| SmcStream::connect(&pair.client, pair.addr()).unwrap());
+            let server = loop {
+                set.until(R);
+                match pair.listener.accept() {
+                    Ok((server, _)) => break server,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            };
+            let client = connecting.join().unwrap();
+            send_all(&server, b"ok");
+            assert_eq!(read_exactly(&client, 2), b"ok");
+        });
+    }
+}
+
+const MANY: usize = 16;
+
+/// Clients that each send numbered messages and check their echo.
+fn clients(streams: Vec<SmcStream>) -> Vec<thread::JoinHandle<()>> {
+    let talk = |(n, stream): (usize, SmcStream)| {
+        thread::spawn(move || {
+            for round in 0..30 {
+                let message = pattern((n * 1000 + round) as u64, 1 + n * 97 % 700);
+                send_all(&stream, &message);
+                assert!(read_exactly(&stream, message.len()) == message, "client {n}");
+            }
+        })
+    };
+    streams.into_iter().enumerate().map(talk).collect()
+}
+
+/// Echoes what is there. `false`: the end.
+fn echo(stream: &SmcStream) -> bool {
+    let mut buf = [0; 512];
+    loop {
+        match stream.recv(&mut buf) {
+            Ok(0) => return false,
+            Ok(n) => assert_eq!(stream.send(&buf[..n]).unwrap(), n, "there is room for an echo"),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn one_thread_serves_many_connections_by_epoll(bench: &Bench) {
+    let pair = bench.pair();
+    for flags in [R, R | EventFlags::ET] {
+        let (ours, theirs): (Vec<_>, Vec<_>) = (0..MANY).map(|_| pair.connect()).unzip();
+        let set = Set::new();
+        for (key, stream) in theirs.iter().enumerate() {
+            stream.set_nonblocking(true).unwrap();
+            set.add(stream.pollable().unwrap(), key as u64, flags);
+        }
+        let clients = clients(ours);
+        let mut open = [true; MANY];
+        let start = Instant::now();
+        while open.contains(&true) {
+            assert!(start.elapsed() < PATIENCE, "{open:?}");
+            for (key, _) in set.wait(Duration::from_secs(1)) {
+                let key = key as usize;
+                if open[key] && !echo(&theirs[key]) {
+                    open[key] = false;
+                    epoll::delete(&set.0, theirs[key].pollable().unwrap()).unwrap();
+                }
+            }
+        }
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    }
+}
+
+fn one_thread_serves_many_connections_by_poller(bench: &Bench) {
+    let pair = bench.pair();
+    for spin in [Duration::ZERO, Duration::from_micros(50)] {
+        let poller = Poller::new(spin).unwrap();
+        let (ours, theirs): (Vec<_>, Vec<_>) = (0..MANY).map(|_| pair.connect()).unzip();
+        for (key, stream) in theirs.iter().enumerate() {
+            stream.set_nonblocking(true).unwrap();
+            poller.add(stream, key as u64, Interest::READ).unwrap();
+        }
+        let error = poller.add(&theirs[0], 0, Interest::READ).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        let clients = clients(ours);
+        let mut open = MANY;
+        let start = Instant::now();
+        let mut ready = Vec::new();
+        while open > 0 {
+            assert!(start.elapsed() < PATIENCE, "{open} are still open");
+            poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
+            for readied in &ready {
+                assert!(readied.readable || readied.hang_up);
+                if !echo(&theirs[readied.key as usize]) {
+                    poller.remove(readied.key).unwrap();
+                    open -= 1;
+                }
+            }
+        }
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    }
+}
+
+fn a_poller_sees_end_and_room(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let poller = Poller::new(Duration::ZERO).unwrap();
+    poller.add(&client, 7, Interest::WRITE).unwrap();
+    let mut ready = Vec::new();
+    poller.wait(&mut ready, 64, Some(PATIENCE)).unwrap();
+    assert!(ready.len() == 1 && ready[0].key == 7 && ready[0].writable);
+    let sent = stuff(&client);
+    poller.wait(&mut ready, 64, Some(Duration::from_millis(50))).unwrap();
+    assert!(ready.is_empty(), "{ready:?}");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            read_exactly(&server, sent);
+        });
+        let start = Instant::now();
+        while ready.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "no room is seen");
+            poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
+        }
+        assert!(ready[0].writable);
+    });
+    poller.remove(7).unwrap();
+    poller.add(&client, 8, Interest::READ).unwrap();
+    drop(server);
+    let start = Instant::now();
+    loop {
+        poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
+        if ready.iter().any(|readied| readied.key == 8 && readied.readable) {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "the end is not seen");
+    }
+}

@@ -1,0 +1,209 @@
+//! Time limits and calls that do not wait.
+
+use std::io::ErrorKind;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_driver::SmcStream;
+use smc_tests::{Bench, PATIENCE, note, pattern, read_exactly, send_all};
+
+on_every_fabric! {
+    a_read_ends_at_its_time_limit
+    a_write_ends_at_its_time_limit_with_what_went_out
+    limits_can_be_asked_for_and_zero_is_refused
+    data_ends_a_read_before_its_limit
+    calls_that_do_not_wait_say_so
+    a_stream_can_wait_again
+    a_listener_that_does_not_wait_says_so
+    connecting_in_time_works
+    late_data_wakes_a_sleeping_reader_at_once
+}
+
+/// Fills all buffers on the way; returns how many bytes that took.
+fn stuff(stream: &SmcStream) -> usize {
+    note("fills the window");
+    stream.set_nonblocking(true).unwrap();
+    let (piece, mut sent, mut refused) = (pattern(1, 100_000), 0, 0);
+    while refused < 20 {
+        match stream.send(&piece) {
+            Ok(n) => (sent, refused) = (sent + n, 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                refused += 1;
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    sent
+}
+
+#[track_caller]
+fn took(start: Instant, at_least: u64) {
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(at_least), "after {took:?} already");
+    assert!(took < PATIENCE / 2, "only after {took:?}");
+}
+
+fn a_read_ends_at_its_time_limit(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    // Below and above the second after which memory is looked at anyway.
+    for limit in [30, 1200] {
+        client.set_read_timeout(Some(Duration::from_millis(limit))).unwrap();
+        let start = Instant::now();
+        let error = client.recv(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        took(start, limit - 1);
+    }
+    send_all(&server, b"now");
+    assert_eq!(read_exactly(&client, 3), b"now", "the connection is as good as before");
+}
+
+fn a_write_ends_at_its_time_limit_with_what_went_out(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    client.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let start = Instant::now();
+    let n = client.send(&pattern(1, 64 << 20)).unwrap();
+    took(start, 290);
+    let start = Instant::now();
+    let error = client.send(b"x").map(|_| client.send(&[0; 1 << 20]));
+    match error {
+        // The last byte of TCP's buffers.
+        Ok(Ok(_)) | Ok(Err(_)) if !bench.is_smc() => {}
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            took(start, 290);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(read_exactly(&server, n) == pattern(1, n));
+}
+
+fn limits_can_be_asked_for_and_zero_is_refused(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, _server) = pair.connect();
+    assert_eq!(client.read_timeout().unwrap(), None);
+    assert_eq!(client.write_timeout().unwrap(), None);
+    let limit = Some(Duration::from_millis(250));
+    client.set_read_timeout(limit).unwrap();
+    client.set_write_timeout(limit).unwrap();
+    assert_eq!(client.read_timeout().unwrap(), limit);
+    assert_eq!(client.write_timeout().unwrap(), limit);
+    let zero = Some(Duration::ZERO);
+    assert_eq!(client.set_read_timeout(zero).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(client.set_write_timeout(zero).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(client.read_timeout().unwrap(), limit, "a refused limit changes nothing");
+}
+
+fn data_ends_a_read_before_its_limit(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            send_all(&server, b"here");
+        });
+        let start = Instant::now();
+        assert_eq!(read_exactly(&client, 4), b"here");
+        assert!(start.elapsed() < PATIENCE / 2);
+    });
+}
+
+fn calls_that_do_not_wait_say_so(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    client.set_nonblocking(true).unwrap();
+    assert_eq!(client.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(client.peek(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    send_all(&server, b"data");
+    let mut buf = [0; 8];
+    let start = Instant::now();
+    let n = loop {
+        match client.recv(&mut buf) {
+            Ok(n) => break n,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        assert!(start.elapsed() < PATIENCE);
+    };
+    assert_eq!(&buf[..n], b"data");
+    drop(server);
+    let start = Instant::now();
+    while client.recv(&mut buf).is_err() {
+        assert!(start.elapsed() < PATIENCE, "the end of data does not come");
+    }
+    assert_eq!(client.recv(&mut buf).unwrap(), 0);
+}
+
+fn a_stream_can_wait_again(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let sent = stuff(&client);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            read_exactly(&server, sent + 3);
+        });
+        send_all(&client, b"end");
+    });
+}
+
+fn a_listener_that_does_not_wait_says_so(bench: &Bench) {
+    let pair = bench.pair();
+    pair.listener.set_nonblocking(true).unwrap();
+    assert_eq!(pair.listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    thread::scope(|scope| {
+        let connecting = scope.spawn(|| SmcStream::connect(&pair.client, pair.addr()).unwrap());
+        let start = Instant::now();
+        let (server, from) = loop {
+            match pair.listener.accept() {
+                Ok(accepted) => break accepted,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody comes");
+            thread::yield_now();
+        };
+        let client = connecting.join().unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
+        // Whether the listener waits says nothing of its connections.
+        send_all(&client, b"hi");
+        assert_eq!(read_exactly(&server, 2), b"hi");
+    });
+}
+
+fn connecting_in_time_works(bench: &Bench) {
+    let pair = bench.pair();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);
+        let addr = pair.addr();
+        let client = SmcStream::connect_timeout(&pair.client, &addr, PATIENCE).unwrap();
+        let server = accepting.join().unwrap();
+        send_all(&server, b"welcome");
+        assert_eq!(read_exactly(&client, 7), b"welcome");
+    });
+}
+
+fn late_data_wakes_a_sleeping_reader_at_once(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    let mut longest = Duration::ZERO;
+    for round in 0..20 {
+        let woken = thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                read_exactly(&server, 1);
+                Instant::now()
+            });
+            // Long enough for the reader to be fast asleep.
+            thread::sleep(Duration::from_millis(5 + round % 3 * 10));
+            let sent = Instant::now();
+            send_all(&client, b"x");
+            reading.join().unwrap() - sent
+        });
+        longest = longest.max(woken);
+    }
+    println!("longest wake-up: {longest:?}");
+    // A lost wake-up is made good for after a second; that is not what we want to see.
+    assert!(longest < Duration::from_millis(900), "{longest:?}");
+}
