@@ -19,6 +19,8 @@ use crate::ism::{IsmDevice, OpenOptions, Prefer};
 
 /// A device that could not be opened is not tried again sooner.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
+/// The background thread is not busier than this, whatever is configured.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// How often closing connections are looked at when nothing else does.
 const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
@@ -326,11 +328,11 @@ impl Stack {
         for conn in &closing {
             conn.look_at_tcp();
         }
-        let idle = fabric.drop_idle(self.config.idle_peer_timeout);
-        if closing.is_empty() {
-            return idle;
-        }
-        Some(idle.map_or(SWEEP_PAUSE, |idle| idle.min(SWEEP_PAUSE)))
+        // A peer falls idle without a word: whoever is not idle now is looked at again in time.
+        let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
+        let idle = fabric.drop_idle(timeout).map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
+        let pause = if closing.is_empty() { timeout } else { SWEEP_PAUSE };
+        Some(pause.min(idle))
     }
 
     fn bear(&self, burden: Option<Box<dyn Send>>) {

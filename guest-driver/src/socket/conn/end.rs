@@ -36,7 +36,7 @@ impl Conn {
             let mut rx = self.rx();
             // An error here has ended the connection already.
             let _ = self.refresh_rx(&mut rx);
-            rx.receiver.available() > 0 && !rx.shut
+            rx.receiver.available() > 0 && !self.read_shut.load(Ordering::Acquire)
         };
         self.on(match abort {
             true => Event::Abort,
@@ -129,6 +129,9 @@ impl Conn {
 
     fn step(&self, tx: &mut Tx, event: Event) {
         let actions = tx.close.on(event);
+        if !tx.close.can_write() {
+            self.write_shut.store(true, Ordering::Release);
+        }
         for action in actions.iter() {
             self.perform(tx, action);
         }

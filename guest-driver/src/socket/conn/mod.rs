@@ -59,8 +59,6 @@ pub(super) struct Rx {
     seen: [u64; 2],
     /// Bytes received since the start.
     total: u64,
-    /// `shutdown(read)`: reads return end of data whatever arrives.
-    shut: bool,
 }
 
 /// One SMC-D connection.
@@ -80,6 +78,11 @@ pub(crate) struct Conn {
     /// The failure was reported once, as SO_ERROR is.
     reported: AtomicBool,
     nonblocking: AtomicBool,
+    /// `shutdown(read)`: reads return end of data once the ring is empty. Outside the lock of the
+    /// receive side, because a sleeping reader has to see it.
+    read_shut: AtomicBool,
+    /// This side writes no more; for sleeping writers.
+    write_shut: AtomicBool,
     /// A write found no room and the application has not been told of room since.
     write_blocked: AtomicBool,
     /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
@@ -147,7 +150,6 @@ impl Conn {
             receiver: Receiver::new(ring(own.dmb().len())?),
             seen: [0; 2],
             total: 0,
-            shut: false,
         };
         let (idx, slab) = (own.dmb().idx(), own.dmb().slab_id());
         let conn = Arc::new(Conn {
@@ -160,6 +162,8 @@ impl Conn {
             purged: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
+            read_shut: AtomicBool::new(false),
+            write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
             awaited: AtomicU32::new(0),
             sleepers: Mutex::default(),
@@ -229,19 +233,26 @@ impl Conn {
     fn check(&self) -> io::Result<()> {
         match self.failure.load(Ordering::Acquire) {
             FINE => Ok(()),
-            failure => {
-                self.reported.store(true, Ordering::Relaxed);
-                Err(match failure {
-                    RESET => io::ErrorKind::ConnectionReset.into(),
-                    _ => io::ErrorKind::ConnectionAborted.into(),
-                })
-            }
+            RESET => Err(io::ErrorKind::ConnectionReset.into()),
+            _ => Err(io::ErrorKind::ConnectionAborted.into()),
         }
+    }
+
+    /// Takes note that the application was told how the connection fares.
+    fn told<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        use io::ErrorKind::{ConnectionAborted, ConnectionReset};
+        if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
+            self.reported.store(true, Ordering::Relaxed);
+        }
+        result
     }
 
     /// The pending error, once (SO_ERROR).
     pub(crate) fn take_error(&self) -> Option<io::Error> {
-        if self.reported.swap(true, Ordering::Relaxed) { None } else { self.check().err() }
+        // Looks at what the peer says, which nobody may have done since.
+        self.ready();
+        let error = self.check().err()?;
+        (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
     }
 
     /// Waits until `changed`, or fails with `TimedOut`'s cousin `WouldBlock` at the deadline, as a

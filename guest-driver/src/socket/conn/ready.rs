@@ -23,11 +23,12 @@ impl Conn {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         let failed = self.has_failed();
+        let shut = self.read_shut.load(Ordering::Acquire);
         let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
         Ready {
-            readable: rx.receiver.readable() > 0 || ended || rx.shut || failed,
+            readable: rx.receiver.readable() > 0 || ended || shut || failed,
             writable: failed || !tx.close.can_write() || has_room(&tx.sender),
-            read_closed: ended || rx.shut || failed,
+            read_closed: ended || shut || failed,
             hang_up: failed || (closed && !tx.close.can_write()),
         }
     }

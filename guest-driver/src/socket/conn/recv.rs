@@ -20,6 +20,15 @@ impl Conn {
         peek: bool,
         deadline: Option<Instant>,
     ) -> io::Result<usize> {
+        self.told(self.recv_some(bufs, peek, deadline))
+    }
+
+    fn recv_some(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        peek: bool,
+        deadline: Option<Instant>,
+    ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         if wanted == 0 {
             return Ok(0);
@@ -34,7 +43,7 @@ impl Conn {
                 if rx.receiver.readable() == 0 {
                     // What a peer wrote before it vanished is delivered before the error is.
                     self.check()?;
-                    if ended || rx.shut {
+                    if ended || self.read_shut.load(Ordering::Acquire) {
                         return Ok(0);
                     }
                 }
@@ -54,7 +63,9 @@ impl Conn {
             }
             let before = reader_view(rx.seen);
             drop(rx);
-            self.wait(deadline, || reader_view(self.words()) != before)?;
+            self.wait(deadline, || {
+                reader_view(self.words()) != before || self.read_shut.load(Ordering::Acquire)
+            })?;
             rx = self.rx();
         }
     }
@@ -207,7 +218,7 @@ impl Conn {
     /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
     /// (CLOSE-16).
     pub(crate) fn shutdown_read(&self) {
-        self.rx().shut = true;
+        self.read_shut.store(true, Ordering::Release);
         self.failed_or_shut();
     }
 }

@@ -22,9 +22,15 @@ impl Conn {
         bufs: &[IoSlice<'_>],
         deadline: Option<Instant>,
     ) -> io::Result<usize> {
+        self.told(self.send_some(bufs, deadline))
+    }
+
+    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: Option<Instant>) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         let mut done = 0usize;
         let mut tx = self.tx();
+        // Who only ever writes, and finds room, learns here that the peer has closed (CLOSE-43).
+        self.refresh_tx(&mut tx);
         loop {
             match self.may_write(&tx) {
                 Ok(()) => {}
@@ -70,7 +76,9 @@ impl Conn {
             }
             let before = tx.seen;
             drop(tx);
-            let waited = self.wait(deadline, || self.words()[1] != before);
+            let waited = self.wait(deadline, || {
+                self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
+            });
             tx = self.tx();
             match waited {
                 Ok(()) => {}
@@ -151,7 +159,9 @@ impl Conn {
             drop(tx);
             let waited = match self.is_nonblocking() {
                 true => Err(io::ErrorKind::WouldBlock.into()),
-                false => self.wait(deadline, || self.words()[1] != before),
+                false => self.wait(deadline, || {
+                    self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
+                }),
             };
             tx = self.tx();
             if let Err(error) = waited {
