@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use thiserror::Error;
 use virtio_ism_abi::Chid;
@@ -11,7 +12,7 @@ use crate::device::{self, Fabric, FabricCaps, FabricError, GidPool, Limits};
 use crate::management::Server;
 use crate::metrics;
 use crate::timers::Timers;
-use crate::vhost::port::{Port, PortStatus};
+use crate::vhost::port::{Port, PortStatus, STOP};
 use crate::vhost::socket::SocketError;
 
 /// Why a daemon does not start, or a port cannot be added or removed.
@@ -108,7 +109,7 @@ impl Daemon {
     /// [`DaemonError::NoSuchPort`].
     pub fn remove_port(&self, name: &str) -> Result<(), DaemonError> {
         let port = self.core.take_port(name)?;
-        port.wait_stopped();
+        port.wait_stopped(Instant::now() + STOP);
         Ok(())
     }
 
@@ -138,8 +139,9 @@ impl Drop for Daemon {
         for port in ports.values() {
             port.request_stop();
         }
+        let deadline = Instant::now() + STOP;
         for (name, port) in &ports {
-            if !port.wait_stopped() {
+            if !port.wait_stopped(deadline) {
                 tracing::warn!(port = name, "left a thread behind that its front end holds");
             }
         }

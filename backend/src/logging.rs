@@ -15,6 +15,9 @@ pub(crate) fn init(level: Option<tracing::Level>) {
     let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=error");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     // Fails if there is a subscriber already, which is then the one to use.
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
 }

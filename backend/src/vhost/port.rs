@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -25,10 +25,11 @@ use crate::timers::Timers;
 const MAX_HANGING: usize = 4;
 /// How long a new connection waits for the threads of the last one.
 const REAP: Duration = Duration::from_millis(500);
-/// How long a port may take to end.
-const STOP: Duration = Duration::from_secs(3);
+/// How long ports may take to end.
+pub(crate) const STOP: Duration = Duration::from_secs(3);
 /// Pause after an error that would repeat at once.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A running port. Dropping it stops it.
 pub(crate) struct Port {
@@ -150,10 +151,11 @@ impl Port {
         }
     }
 
-    /// Waits for the end of what [`request_stop`](Self::request_stop) began; `false` if a front
-    /// end keeps a thread from ending.
-    pub(crate) fn wait_stopped(&self) -> bool {
-        self.thread.wait_for(0, STOP) && self.inner.helpers.wait_for(0, STOP)
+    /// Waits for the end of what [`request_stop`](Self::request_stop) began, at the latest until
+    /// `deadline`; `false` if a front end keeps a thread from ending.
+    pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.thread.wait_for(0, left()) && self.inner.helpers.wait_for(0, left())
     }
 }
 
@@ -179,7 +181,7 @@ impl Inner {
             let hanging = self.helpers.alive();
             if hanging >= MAX_HANGING {
                 self.refuse(
-                    &listener,
+                    &socket,
                     Fault::RefusedConnection,
                     format_args!("{hanging} threads of earlier connections still hang"),
                 );
@@ -188,7 +190,7 @@ impl Inner {
             match self.connect(&mut listener) {
                 Ok((session, framework)) => self.serve(&session, framework),
                 Err(error) => {
-                    self.refuse(&listener, Fault::RefusedConnection, format_args!("{error}"));
+                    self.refuse(&socket, Fault::RefusedConnection, format_args!("{error}"));
                     self.pause();
                 }
             }
@@ -218,10 +220,13 @@ impl Inner {
         let _ = poll(&mut fds, Some(&PAUSE));
     }
 
-    fn refuse(&self, listener: &Listener, fault: Fault, detail: std::fmt::Arguments<'_>) {
+    fn refuse(&self, socket: &UnixListener, fault: Fault, detail: std::fmt::Arguments<'_>) {
         self.faults.record(&self.spec.name, fault, detail);
-        // Somebody is waiting, as poll said, and learns it by the end of the connection.
-        drop(listener.accept());
+        // Who is still waiting learns it by the end of the connection.
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        if poll(&mut fds, Some(&AT_ONCE)) == Ok(1) {
+            drop(socket.accept());
+        }
     }
 
     /// A device, a session, and the framework at work on a new connection.

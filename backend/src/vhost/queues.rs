@@ -26,6 +26,8 @@ const COMMANDS_AT_ONCE: usize = 8;
 const BACKLOG: usize = 256;
 /// Moves per kick of a queue; then others have a turn.
 const MOVES: usize = 64;
+/// Payload bytes per kick of a move queue.
+const MOVE_BYTES: u64 = 4 << 20;
 /// Records per turn.
 const EVENTS: usize = 256;
 /// Ranges of past lives asked back after one HELLO. The device knows of no more than this.
@@ -57,6 +59,8 @@ impl Scratch {
 enum Step {
     /// A chain was used.
     Used,
+    /// A chain was used, and that is enough for this turn.
+    UsedUp,
     /// A chain was taken and will be used later.
     Taken,
     /// Nothing is there.
@@ -119,6 +123,10 @@ fn steps(
     for _ in 0..budget {
         match step(queue, memory)? {
             Step::Used => *used += 1,
+            Step::UsedUp => {
+                *used += 1;
+                return Ok(Turn::Over);
+            }
             Step::Taken => {}
             Step::Later => return Ok(Turn::Done),
             // The index had moved on, yet there is nothing to be had.
@@ -277,8 +285,13 @@ impl Session {
     /// A move queue: moves, a bounded number.
     pub(super) fn serve_moves(&self, queue: u16, scratch: &mut Scratch) {
         let Some(ring) = self.ring(queue) else { return };
-        let turn =
-            take_turn(self, ring, MOVES, |queue, memory| self.one_move(queue, memory, scratch));
+        let mut bytes = 0;
+        let turn = take_turn(self, ring, MOVES, |queue, memory| {
+            let step = self.one_move(queue, memory, scratch)?;
+            bytes += scratch.chain.readable_len();
+            let enough = matches!(step, Step::Used) && bytes >= MOVE_BYTES;
+            Ok(if enough { Step::UsedUp } else { step })
+        });
         if turn == Some(Turn::Over) {
             self.look_again(1, queue);
         }

@@ -144,7 +144,10 @@ impl Session {
             session.clone(),
             Memory::new(GuestMemoryMmap::new()),
         )
-        .map_err(|error| io::Error::other(error.to_string()))?;
+        .map_err(|error| {
+            session.end();
+            io::Error::other(error.to_string())
+        })?;
         let rings = ring::take_made();
         let watcher: Weak<dyn Watcher> = session.this.clone();
         for (queue, ring) in rings.iter().enumerate() {

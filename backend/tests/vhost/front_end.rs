@@ -82,8 +82,8 @@ impl Place {
     }
 
     pub(crate) fn daemon_with(&self, guests: &[&str], change: impl FnOnce(&mut Config)) -> Daemon {
-        let mut config = Config::default();
-        config.ports = guests.iter().map(|name| PortSpec::new(self.path(name))).collect();
+        let ports = guests.iter().map(|name| PortSpec::new(self.path(name))).collect();
+        let mut config = Config { ports, ..Config::default() };
         change(&mut config);
         Daemon::start(config).unwrap()
     }

@@ -378,7 +378,9 @@ fn a_full_call_counter_hangs_its_own_device_only() {
         answer.is_some()
     });
     stage.check_others();
-    assert!(a.config(0, 4).len() == 4);
+    assert_eq!(a.config(0, 4).len(), 4);
+    assert_eq!(a.transfer(1, &[], true), Status::Enoent, "the other worker goes on");
+    assert_eq!(a.pause()[CONTROL], 2, "no lock is held while a call is written");
     drop(a.channel.take());
     let call = a.queues[CONTROL].call.try_clone().unwrap();
     drop(a);

@@ -1,6 +1,8 @@
 //! The daemon as a front end sees it: sessions over vhost-user, hostile front ends, the management
 //! socket, and the program itself.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod front_end;
 mod hostile;
 mod management;
