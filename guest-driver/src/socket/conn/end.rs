@@ -182,6 +182,11 @@ impl Conn {
                 if tx.sender.in_flight() == 0 || self.has_failed() {
                     return;
                 }
+                // The last bytes read need not be told of by themselves (CDC-21), so ask (CDC-23).
+                tx.sender.request_update();
+                if tx.sender.publish_due() {
+                    self.publish(&mut tx);
+                }
                 tx.seen
             };
             if self.wait(Some(deadline), || self.words()[1] != seen).is_err() {
