@@ -115,6 +115,8 @@ pub(crate) enum Maps {
     Refuse,
     /// Does not answer.
     Silent,
+    /// Maps, and acknowledges when [`FrontEnd::acknowledge`] says so.
+    Late,
 }
 
 /// A request of the back end.
@@ -127,6 +129,9 @@ pub(crate) struct ShmRequest {
 
 #[derive(Default)]
 struct Window {
+    /// Acknowledgements that may be sent.
+    allowed: Mutex<usize>,
+    may_answer: Condvar,
     requests: Mutex<Vec<(ShmRequest, Option<Arc<File>>)>>,
     changed: Condvar,
 }
@@ -588,6 +593,12 @@ impl FrontEnd {
         assert!(!late.timed_out(), "no SHMEM request");
     }
 
+    /// Sends one acknowledgement that was held back.
+    pub(crate) fn acknowledge(&self) {
+        *self.window.allowed.lock().unwrap() += 1;
+        self.window.may_answer.notify_all();
+    }
+
     /// The memory mapped at this offset of the window, and the offset in it.
     fn mapped(&self, offset: u64) -> (Arc<File>, u64) {
         let requests = self.window.requests.lock().unwrap();
@@ -660,6 +671,10 @@ fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
         window.changed.notify_all();
         if maps == Maps::Silent {
             continue;
+        }
+        if maps == Maps::Late {
+            let allowed = window.allowed.lock().unwrap();
+            *window.may_answer.wait_while(allowed, |allowed| *allowed == 0).unwrap() -= 1;
         }
         assert_ne!(flags & NEED_REPLY, 0, "REPLY_ACK was negotiated");
         let mut answer = [0u8; 20];

@@ -342,6 +342,56 @@ fn no_mapping_is_asked_for_while_paused_and_the_answer_comes_after() {
     assert_eq!(b.shm_requests().len(), 1);
 }
 
+/// A front end with a REGISTER whose mapping it has not acknowledged.
+fn waiting(place: &Place) -> FrontEnd {
+    let (_a, gid_a) = FrontEnd::greet(&place.path("a"));
+    let wish = Wish { maps: Maps::Late, ..Wish::default() };
+    let mut b = FrontEnd::connect_with(&place.path("b"), wish);
+    b.hello();
+    b.send_command(Op::Register, register_request(gid_a, 1, DMB, BACKING_WINDOW).as_bytes());
+    b.wait_shm_requests(1);
+    b
+}
+
+#[test]
+fn a_mapping_under_way_delays_neither_other_commands_nor_a_pause() {
+    let place = Place::new();
+    let _daemon = place.daemon(&["a", "b"]);
+    let mut b = waiting(&place);
+    assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok, "replies may come out of order");
+    assert_eq!(b.config(0, 4).len(), 4);
+    let bases = b.pause();
+    b.acknowledge();
+    assert!(b.used(CONTROL, QUIET).is_none(), "a stopped ring is not written");
+    b.resume(&bases);
+    assert_eq!(b.used(CONTROL, PATIENCE).map(|(head, _)| head), Some(2));
+}
+
+#[test]
+fn an_answer_to_a_driver_that_restarted_is_dropped() {
+    let place = Place::new();
+    let _daemon = place.daemon(&["a", "b"]);
+    let mut b = waiting(&place);
+    b.pause();
+    b.restart();
+    b.acknowledge();
+    assert!(b.used(CONTROL, QUIET).is_none());
+    b.hello();
+    assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
+}
+
+#[test]
+fn what_an_earlier_life_left_mapped_is_unmapped_after_hello() {
+    let place = Place::new();
+    let _daemon = place.daemon(&["a", "b"]);
+    let ((_a, gid_a), (mut b, _)) = pair(&place);
+    let dmb = b.register(gid_a, 1, DMB, BACKING_WINDOW);
+    b.hello();
+    b.wait_shm_requests(2);
+    let last = *b.shm_requests().last().unwrap();
+    assert_eq!((last.map, last.window_offset), (false, dmb.slab_off.get()));
+}
+
 #[test]
 fn rings_that_stay_stopped_end_the_device() {
     let place = Place::new();
