@@ -17,7 +17,7 @@ use rustix::fd::OwnedFd;
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
-use super::wait::Waiter;
+use super::wait::{NAP, Waiter};
 use crate::ism::IsmDevice;
 
 /// A connection as the hub sees it.
@@ -405,7 +405,12 @@ impl Hub {
                 }
                 continue;
             }
-            self.background.sleep(seen, pause);
+            // Peers and devices go without anybody waiting for them.
+            if self.try_lead(CALLER) {
+                self.dispatch();
+                self.stop_leading();
+            }
+            self.background.sleep(seen, pause.min(NAP));
         }
     }
 
