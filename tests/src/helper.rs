@@ -18,6 +18,13 @@ pub struct Helper {
 impl Helper {
     /// Starts the program with these arguments and waits for its first line.
     pub fn start<S: AsRef<OsStr>>(program: impl AsRef<Path>, args: &[S]) -> (Helper, String) {
+        let mut helper = Helper::spawn(program, args);
+        let first = helper.line();
+        (helper, first)
+    }
+
+    /// Starts the program with these arguments.
+    pub fn spawn<S: AsRef<OsStr>>(program: impl AsRef<Path>, args: &[S]) -> Helper {
         let mut child = Command::new(program.as_ref())
             .args(args)
             .stdin(Stdio::piped())
@@ -26,9 +33,7 @@ impl Helper {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let stdin = child.stdin.take().unwrap();
-        let mut helper = Helper { child, lines, _stdin: stdin };
-        let first = helper.line();
-        (helper, first)
+        Helper { child, lines, _stdin: stdin }
     }
 
     /// The next line it says.

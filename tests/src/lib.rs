@@ -8,7 +8,9 @@
 pub mod bench;
 pub mod bytes;
 pub mod helper;
+pub mod hostile;
 pub mod leaks;
+pub mod raw;
 pub mod watch;
 
 pub use bench::{Bench, Dir, Fabric, Pair, eid, run};

@@ -1,0 +1,202 @@
+//! A peer that shakes hands by hand over TCP, one message at a time, with any device it likes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+
+use guest_driver::ism::{IsmDevice, OpenOptions, Prefer};
+use guest_driver::transport::Transport;
+use smc_core::handshake::{
+    Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
+    ConfirmStep, Dmbe, Established, Instant, IsmDevice as Offered, Selection, ServerStep, start,
+};
+use smc_core::wire::ids::{Chid, DmbToken, Gid, LinkId, PeerId, SizeCode};
+use virtio_ism_abi::Gid as AbiGid;
+
+use crate::bench::{Bench, eid};
+use crate::watch::{PATIENCE, note};
+
+/// A device of its own, without a stack.
+pub struct Device {
+    /// The driver.
+    pub ism: Arc<IsmDevice>,
+    /// What is below it, for those who look into the whole window.
+    pub transport: Arc<dyn Transport>,
+}
+
+impl Device {
+    /// On a port of the bench.
+    pub fn open(bench: &Bench, port: usize) -> Device {
+        let options =
+            OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(bench.socket(port)) };
+        let transport = guest_driver::transport::vhost_user::connect(
+            &options.socket,
+            options.move_queues,
+            options.guest_memory,
+        )
+        .unwrap();
+        let ism = IsmDevice::open_on(transport.clone(), &options).unwrap();
+        Device { ism, transport }
+    }
+
+    /// What this host would bring to a handshake.
+    pub fn config(&self) -> Config {
+        let mut config = Config::new(PeerId([9; 8]));
+        config.ueids = vec![eid(guest_driver::socket::DEFAULT_EID)];
+        config.devices = vec![Offered { chid: Chid(self.ism.chid().0), gid: self.gid() }];
+        config
+    }
+
+    /// Its GID.
+    pub fn gid(&self) -> Gid {
+        Gid(self.ism.gid().0)
+    }
+}
+
+/// How a DMB is told to a peer.
+pub fn dmbe(token: u64, len: u32) -> Dmbe {
+    let size = SizeCode::at_least(len.into()).unwrap();
+    Dmbe { token: DmbToken(token), index: 0, size }
+}
+
+/// The number of the logical link that raw peers use.
+pub const LINK: LinkId = LinkId([7, 7, 7, 7]);
+
+/// Writes raw bytes; a peer that has reset the connection meanwhile is fine.
+pub fn put(mut tcp: &TcpStream, bytes: &[u8]) {
+    let _ = tcp.write_all(bytes);
+}
+
+/// Reads one whole CLC message.
+#[track_caller]
+pub fn read_message(mut tcp: &TcpStream, mut reader: ClcReader) -> Vec<u8> {
+    note("reads a CLC message");
+    loop {
+        if let Some(message) = reader.message() {
+            return message.to_vec();
+        }
+        let n = tcp.read(reader.space()).unwrap();
+        reader.filled(n).unwrap();
+    }
+}
+
+/// How a connection ends from the view of a raw peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// FIN.
+    Closed,
+    /// RST.
+    Reset,
+}
+
+/// Reads to the end of the connection: what came, and how it ended.
+#[track_caller]
+pub fn read_to_end(mut tcp: &TcpStream) -> (Vec<u8>, End) {
+    note("reads to the end of a TCP connection");
+    tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut bytes, mut buf) = (Vec::new(), [0; 4096]);
+    loop {
+        match tcp.read(&mut buf) {
+            Ok(0) => return (bytes, End::Closed),
+            Ok(n) => bytes.extend_from_slice(&buf[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                return (bytes, End::Reset);
+            }
+            Err(error) => panic!("{error} after {} bytes", bytes.len()),
+        }
+    }
+}
+
+/// A raw client that has sent its Proposal.
+pub struct Proposed {
+    /// The connection.
+    pub tcp: TcpStream,
+    /// What waits for the answer.
+    pub awaiting: AwaitAccept,
+}
+
+/// The bytes of a Proposal, and what waits for its answer.
+pub fn proposal(config: &Config) -> (AwaitAccept, Vec<u8>) {
+    start(Arc::new(config.clone()), Instant(0)).unwrap()
+}
+
+/// Connects and proposes.
+pub fn propose(addr: SocketAddr, config: &Config) -> Proposed {
+    let tcp = TcpStream::connect(addr).unwrap();
+    tcp.set_nodelay(true).unwrap();
+    let (awaiting, bytes) = proposal(config);
+    put(&tcp, &bytes);
+    Proposed { tcp, awaiting }
+}
+
+impl Proposed {
+    /// Takes the server's Accept.
+    #[track_caller]
+    pub fn accepted(self) -> (TcpStream, Accepted) {
+        let message = read_message(&self.tcp, self.awaiting.reader());
+        match self.awaiting.handle(&message, |_, _| None) {
+            ClientStep::Offered(accepted) => (self.tcp, accepted),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A raw server that has taken a Proposal.
+pub struct Selected {
+    /// The connection.
+    pub tcp: TcpStream,
+    /// What was selected.
+    pub selection: Selection,
+}
+
+/// Accepts a connection and reads its Proposal.
+#[track_caller]
+pub fn select(listener: &TcpListener, config: &Config) -> Selected {
+    let (tcp, _) = listener.accept().unwrap();
+    tcp.set_nodelay(true).unwrap();
+    let awaiting = AwaitProposal::new(Arc::new(config.clone()), Instant(0));
+    let message = read_message(&tcp, awaiting.reader());
+    match awaiting.handle(&message) {
+        ServerStep::Eligible(selection) => Selected { tcp, selection },
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Selected {
+    /// Who proposed.
+    pub fn client(&self) -> AbiGid {
+        AbiGid(self.candidate().peer.0)
+    }
+
+    fn candidate(&self) -> Candidate {
+        self.selection.candidates()[0]
+    }
+
+    /// Sends Accept with this element.
+    pub fn accept(self, own: Dmbe) -> (TcpStream, AwaitConfirm) {
+        let candidate = self.candidate();
+        let (awaiting, bytes) = self.selection.accept(candidate, None, own, LINK, Instant(0));
+        put(&self.tcp, &bytes);
+        (self.tcp, awaiting)
+    }
+
+    /// The bytes of an Accept with this element, not sent.
+    pub fn accept_bytes(&self, own: Dmbe) -> Vec<u8> {
+        self.selection.clone().accept(self.candidate(), None, own, LINK, Instant(0)).1
+    }
+}
+
+/// Reads Confirm.
+#[track_caller]
+pub fn confirmed(tcp: &TcpStream, awaiting: AwaitConfirm) -> Established {
+    let message = read_message(tcp, awaiting.reader());
+    match awaiting.handle(&message) {
+        ConfirmStep::Established(established) => established,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Ends the sending half.
+pub fn finish(tcp: &TcpStream) {
+    let _ = tcp.shutdown(Shutdown::Write);
+}

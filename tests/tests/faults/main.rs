@@ -1,0 +1,10 @@
+//! What happens when something goes wrong: processes that die, peers that stall, lie or vanish,
+//! devices that go. Survivors hear of it, others are not harmed, and nothing is left behind.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+
+mod damage;
+mod handshake;
+mod hostile;
+mod killed;
+mod support;
+mod vanish;
