@@ -81,7 +81,11 @@ impl Device {
     fn finish_attach(&self, session: &mut Session, token: u64) -> Result<AttachReply, Status> {
         let reply = Self::try_finish_attach(session, token);
         match session.attached.get_mut(&token) {
-            Some(holding) if reply.is_ok() => holding.ready = true,
+            Some(holding) if reply.is_ok() => {
+                holding.ready = true;
+                let slab_id = holding.slab_id;
+                session.tell(slab_id);
+            }
             _ => drop(session.remove_attached(token)),
         }
         reply
@@ -192,6 +196,9 @@ impl Device {
                 Err(Status::Eio)
             }
         };
+        if let Some(mapping) = session.remove_untold(ticket.slab_id) {
+            window.retire(mapping.offset, mapping.slab.len(), false);
+        }
         self.account(reply.unwrap_or_else(|status| Reply::refusal(ticket.tag, status)))
     }
 
@@ -245,9 +252,10 @@ impl Device {
         self.account(reply)
     }
 
-    /// A range that a past life may have left mapped. After HELLO was answered, ask the front end to
-    /// unmap it and call [`stale_unmapped`](Self::stale_unmapped), until there is none. `None` while
-    /// there is no life: a front end that is not started cannot serve the request.
+    /// A range that a past life, or a command that failed, may have left mapped. After HELLO was
+    /// answered and after each job, ask the front end to unmap it and call
+    /// [`stale_unmapped`](Self::stale_unmapped), until there is none. `None` while there is no life: a
+    /// front end that is not started cannot serve the request.
     pub fn stale_map(&self) -> Option<StaleMap> {
         let mut state = lock(&self.state);
         state.session.as_ref()?;

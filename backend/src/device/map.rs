@@ -195,7 +195,7 @@ impl Ticket {
     }
 }
 
-/// A range that a past life may have left mapped. One that is dropped is offered again.
+/// A range that a past life, or a command that failed, may have left mapped. One that is dropped is offered again.
 #[derive(Debug)]
 pub struct StaleMap {
     pub(super) device: Weak<Device>,

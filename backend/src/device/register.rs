@@ -89,7 +89,11 @@ impl Device {
     ) -> Result<RegisterReply, Status> {
         let reply = self.try_finish_register(session, token, user);
         match session.dmbs.get_mut(&token) {
-            Some(holding) if reply.is_ok() => holding.ready = true,
+            Some(holding) if reply.is_ok() => {
+                holding.ready = true;
+                let slab_id = holding.slab_id;
+                session.tell(slab_id);
+            }
             _ => drop(session.remove_dmb(token)),
         }
         reply

@@ -55,6 +55,8 @@ pub(super) struct Mapping {
     pub(super) state: MapState,
     /// Own and attached DMBs in it, waiting commands included.
     pub(super) dmbs: u32,
+    /// The driver was told of it, so it can release it.
+    pub(super) told: bool,
 }
 
 /// How far the front end is.
@@ -154,7 +156,7 @@ impl Session {
             self.peers.entry(slab.owner.gid).or_default().maps += 1;
         }
         let state = MapState::Asked;
-        self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0 });
+        self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0, told: false });
     }
 
     /// Takes a slab out of the accounts that is not in the window any more. An owner leaves it for
@@ -175,6 +177,24 @@ impl Session {
             self.prune(owner);
         }
         Some(mapping)
+    }
+
+    /// Takes out a slab that is mapped but of no use: its command failed in the end, so the driver
+    /// does not know of it and cannot release it. A peer that leaves, or unregisters, at the right
+    /// moment would otherwise spend this driver's slots.
+    pub(super) fn remove_untold(&mut self, id: u32) -> Option<Mapping> {
+        let mapping = self.maps.get(&id)?;
+        if mapping.told || mapping.dmbs > 0 || mapping.state != MapState::Mapped {
+            return None;
+        }
+        self.remove_mapping(id)
+    }
+
+    /// The driver is told of a slab.
+    pub(super) fn tell(&mut self, id: Option<u32>) {
+        if let Some(mapping) = id.and_then(|id| self.maps.get_mut(&id)) {
+            mapping.told = true;
+        }
     }
 
     /// Counts an own DMB.

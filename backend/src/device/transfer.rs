@@ -118,8 +118,10 @@ impl Device {
         self.contact.counters.signals.add(1);
         let Backing::Window(place) = &dmb.backing else { return true };
         let kick = claim.is_pure_signal();
-        // A user that has mapped the slab has set its bit and found the owner armed.
-        if kick && dmb.mapped_users.load(Ordering::Relaxed) > 0 {
+        // A user that has mapped the slab has set its bit and found the owner armed. On loopback it
+        // may be another member that has mapped it.
+        let mapped = dmb.mapped_users.load(Ordering::Relaxed) > 0;
+        if kick && mapped && self.fabric.shared_gid.is_none() {
             return true;
         }
         let armed = place.line().is_ok_and(|line| line.raise(place.bit));

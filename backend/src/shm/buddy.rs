@@ -69,11 +69,6 @@ impl Buddy {
         self.live.is_empty()
     }
 
-    /// The ranges given out: offset and length in bytes, whole units counted.
-    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.live.iter().map(|(start, units)| (start * self.unit, units * self.unit))
-    }
-
     /// A free block of exactly this order, split off a larger one if need be.
     fn take(&mut self, order: u32) -> Option<u64> {
         let (from, start) = (order..ORDERS)

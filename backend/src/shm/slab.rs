@@ -91,11 +91,6 @@ impl SlabMemory {
         self.memory.write(self.line_start(line)?, &[0; LINE_LEN])
     }
 
-    /// Whether the daemon has it mapped.
-    pub fn is_mapped(&self) -> bool {
-        self.memory.is_mapped()
-    }
-
     fn line_start(&self, line: u16) -> Result<u64, ShmError> {
         let offset = line_offset(line).ok_or(ShmError::Range {
             offset: u64::from(line) * LINE_LEN as u64,

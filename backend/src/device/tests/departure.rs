@@ -128,6 +128,40 @@ fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
 }
 
 #[test]
+fn a_peer_that_leaves_while_the_front_end_maps_is_not_there_any_more() {
+    let world = World::new();
+    let (mut a, mut b) = (world.driver("a"), world.driver("b"));
+    let body = RegisterRequest {
+        user_gid: b.gid,
+        len: K64.into(),
+        backing: 2.into(),
+        ..Default::default()
+    };
+    let Outcome::Map(register) = a.command(Op::Register, body.as_bytes()) else { panic!() };
+    let theirs = b.register(a.gid, 0, K64).unwrap();
+    let attach = TokenRequest { token: theirs.token };
+    let Outcome::Map(attach) = a.command(Op::Attach, attach.as_bytes()) else { panic!() };
+    b.end();
+    for (op, job, expected) in
+        [(Op::Register, register, Status::Enodev), (Op::Attach, attach, Status::Enoent)]
+    {
+        let tag = job.tag();
+        let ok = a.front.map(&job);
+        assert_eq!(parse(op, tag, &a.device.mapped(job, ok)), Err(expected));
+    }
+    assert!(a.event().is_none(), "never related, so there is nothing to tell");
+    let info = a.device.info();
+    assert_eq!((info.dmbs, info.attached, info.peers, info.slabs), (0, 0, 0, 0));
+    // The driver knows of no slab that it could release.
+    while let Some(stale) = a.device.stale_map() {
+        assert!(a.front.unmap(stale.window_offset()));
+        a.device.stale_unmapped(stale);
+    }
+    assert!(a.front.maps.is_empty());
+    assert_eq!(world.fabric.snapshot().slabs, 0);
+}
+
+#[test]
 fn an_unmap_that_a_reset_overtakes_is_settled_by_its_answer() {
     let world = World::new();
     let (mut a, b) = (world.driver("a"), world.driver("b"));
