@@ -151,10 +151,11 @@ impl Receiver {
         self.available
     }
 
-    /// The window as the peer sees it, bytes.
+    /// The window as the peer sees it, bytes. 0 if the peer has used what was freed before this
+    /// receiver was told that the cursor is out.
     #[inline]
     pub const fn peer_window(&self) -> u32 {
-        self.ring.len() - self.available - self.unpublished
+        (self.ring.len() - self.available).saturating_sub(self.unpublished)
     }
 
     /// Where the next `n` bytes lie, in order; the second piece is empty unless the ring wraps.
@@ -383,6 +384,14 @@ mod tests {
         assert_eq!(r.peer_window(), 49);
         assert_eq!(r.consume(9), UpdateDecision::NotDue);
         assert_eq!(r.consume(1), UpdateDecision::Window);
+    }
+
+    #[test]
+    fn a_peer_that_uses_freed_space_early_has_no_window_left() {
+        let mut r = receiver(100, 60, NONE);
+        let _ = r.consume(60);
+        let _ = r.on_peer_producer(Cursor::new(1, 20), NONE).unwrap();
+        assert_eq!((r.available(), r.peer_window()), (60, 0));
     }
 
     #[test]
