@@ -1,9 +1,11 @@
 //! What the targets share: hosts that shake hands, and damage.
 
+pub mod front;
+
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use smc_core::handshake::{Config, Dmbe, HandshakeError, ClcReader, IsmDevice, Tolerance};
+use smc_core::handshake::{ClcReader, Config, Dmbe, HandshakeError, IsmDevice, Tolerance};
 use smc_core::wire::ids::{Chid, DmbToken, Eid, Features, Gid, PeerId, Release, SizeCode};
 
 /// Choices of a host's configuration, one per bit or field.

@@ -1,0 +1,21 @@
+//! Bytes into `Device::command`, before and after HELLO: always an answer that fits, never a
+//! panic. The first byte of each command is its length, the second the room for the reply.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use smc_fuzz::front::{Front, Settle, fabric, guest_memory};
+
+fuzz_target!(|bytes: &[u8]| {
+    let fabric = fabric(false);
+    let mut front = Front::join(&fabric);
+    front.device.set_memory(guest_memory(1 << 20));
+    let mut rest = bytes;
+    while let [len, room, tail @ ..] = rest {
+        let len = usize::from(*len).min(tail.len());
+        let (request, tail) = tail.split_at(len);
+        front.raw(request, usize::from(*room));
+        let how = if room % 5 == 0 { Settle::Refused } else { Settle::Done };
+        front.settle(how);
+        rest = tail;
+    }
+});
