@@ -186,8 +186,12 @@ impl Peer {
     ///
     /// # Errors
     /// It cannot be attached, or is not the peer's. `Ok(None)`: a connection of ours still writes it,
-    /// so the peer has no right to offer it again.
+    /// so the peer has no right to offer it again, or it names an element beyond the DMB.
     pub(super) fn attach(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+        // The DMB is as long as one element, so there is no other.
+        if theirs.index != 0 {
+            return Ok(None);
+        }
         let token = theirs.token.0;
         let len = theirs.size.bytes();
         let known = self.state().attached.get(&token).cloned();
