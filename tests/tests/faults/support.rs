@@ -1,6 +1,11 @@
 //! What these tests have in common.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
@@ -75,7 +80,7 @@ pub(crate) fn nothing_is_left(bench: &Bench, before: Devices) {
     let mut now = Devices::of(bench.daemon()).levels();
     while (now.dmbs, now.attached) != (before.dmbs, before.attached) {
         assert!(start.elapsed() < PATIENCE, "{now:?} is left, before: {before:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
         now = Devices::of(bench.daemon()).levels();
     }
 }
@@ -86,4 +91,74 @@ pub(crate) fn all_closed(pair: &Pair) {
     eventually("closed connections are gone", || {
         pair.client.totals().closing + pair.server.totals().closing == 0
     });
+}
+
+/// A server that accepts in the background, as servers do, whatever comes.
+pub(crate) struct Door {
+    pub(crate) pair: Arc<Pair>,
+    accepted: Receiver<SmcStream>,
+    open: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    pub(crate) fn new(pair: Pair) -> Door {
+        let (pair, open) = (Arc::new(pair), Arc::new(AtomicBool::new(true)));
+        let (tell, accepted) = mpsc::channel();
+        let thread = {
+            let (pair, open) = (pair.clone(), open.clone());
+            thread::spawn(move || {
+                while open.load(Ordering::Relaxed) {
+                    let (stream, _) = pair.listener.accept().unwrap();
+                    let _ = tell.send(stream);
+                }
+            })
+        };
+        Door { pair, accepted, open, thread: Some(thread) }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.pair.addr()
+    }
+
+    /// The next connection that the server accepts.
+    #[track_caller]
+    pub(crate) fn next(&self) -> SmcStream {
+        note("waits for a connection to be accepted");
+        self.accepted.recv_timeout(PATIENCE).unwrap()
+    }
+
+    /// A connection that the server accepts although it should not.
+    pub(crate) fn soon(&self) -> Option<SmcStream> {
+        self.accepted.recv_timeout(Duration::from_millis(20)).ok()
+    }
+
+    /// Connections that were accepted and that nobody asked for.
+    pub(crate) fn others(&self) -> usize {
+        self.accepted.try_iter().count()
+    }
+
+    /// An honest client is served, and soon.
+    #[track_caller]
+    pub(crate) fn serves(&self) {
+        let start = Instant::now();
+        let client = SmcStream::connect(&self.pair.client, self.addr()).unwrap();
+        assert!(client.is_smc(), "{}", client.facts());
+        let server = self.next();
+        works(&client, &server);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.open.store(false, Ordering::Relaxed);
+        // Lets the thread go; it is in `accept`.
+        if let Ok(mut last) = TcpStream::connect(self.addr()) {
+            let _ = last.write_all(b"bye");
+            if let Some(thread) = self.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
 }
