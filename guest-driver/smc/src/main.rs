@@ -1,2 +1,23 @@
-//! smc
-fn main() {}
+//! The `smc` command: demo, netcat, benchmarks, statistics and a decoder for SMC.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod decode;
+mod demo;
+mod error;
+mod fabric;
+mod helper;
+mod output;
+mod perf;
+mod pipe;
+mod places;
+mod rig;
+mod stack;
+mod stat;
+mod transport;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -1,0 +1,139 @@
+//! The command line: which subcommand, and how its error is shown.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::error::CliError;
+use crate::{decode, demo, fabric, perf, pipe, rig, stat};
+
+const LONG_ABOUT: &str = "\
+Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
+machines of one host.
+
+A connection starts as TCP. If both ends speak SMC and have a device on the same fabric, they
+exchange three messages, and from then on bytes travel through buffers (DMBs) that the peer may
+write. Start with \"smc demo\", which needs nothing else.";
+
+const AFTER: &str = "\
+Five commands to see bytes cross, in three terminals:
+  smc fabric                                  a daemon with two devices
+  smc listen -v 5000 > copy                   a server
+  smc connect -v localhost 5000 < /bin/ls     a client
+  smc stat                                    what the daemon saw
+  cmp copy /bin/ls
+
+RUST_LOG=debug shows what the library does. \"smc COMMAND --help\" tells more.";
+
+#[derive(Debug, Parser)]
+#[command(name = "smc", version, about = "Sockets over shared memory: SMC-D over virtio-ism",
+          long_about = LONG_ABOUT, after_help = AFTER, subcommand_required = true,
+          arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// See it work: a fabric, a server, a client, a handshake, data both ways, SMC next to TCP.
+    #[command(long_about = demo::LONG_ABOUT)]
+    Demo(demo::DemoArgs),
+    /// Listen, and connect standard input and output with the client.
+    #[command(long_about = pipe::LISTEN, after_long_help = pipe::LISTEN_AFTER)]
+    Listen(pipe::ListenArgs),
+    /// Connect to a server, and connect standard input and output with it.
+    #[command(long_about = pipe::CONNECT, after_long_help = pipe::CONNECT_AFTER)]
+    Connect(pipe::ConnectArgs),
+    /// Measure SMC next to TCP, Unix sockets and bare shared memory.
+    #[command(long_about = perf::LONG_ABOUT, after_long_help = perf::AFTER)]
+    Perf(perf::PerfArgs),
+    Decode(decode::DecodeArgs),
+    /// Show what a daemon counts.
+    #[command(long_about = stat::LONG_ABOUT)]
+    Stat(stat::StatArgs),
+    /// Run the daemon that emulates virtio-ism devices.
+    #[command(about = "Run the daemon that emulates virtio-ism devices",
+              long_about = fabric::LONG_ABOUT, after_long_help = "")]
+    Fabric(Box<fabric::FabricArgs>),
+    #[command(name = "__keeper", hide = true)]
+    Keeper {
+        task: String,
+    },
+    #[command(name = "__daemon", hide = true, disable_help_flag = true)]
+    Daemon {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    #[command(name = "__serve", hide = true)]
+    Serve {
+        task: String,
+    },
+    #[command(name = "__drive", hide = true)]
+    Drive {
+        task: String,
+    },
+    #[command(name = "__demo", hide = true)]
+    DemoPeer {
+        task: String,
+    },
+    #[command(name = "__idle", hide = true)]
+    Idle {
+        task: String,
+    },
+}
+
+/// Runs the command that the process was started with.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // The daemon has a log of its own, with other defaults.
+    if !matches!(cli.command, Command::Fabric(_) | Command::Daemon { .. }) {
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    let result = match cli.command {
+        Command::Perf(args) => perf::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Demo(args) => demo::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Listen(args) => pipe::listen(&args).map(|()| ExitCode::SUCCESS),
+        Command::Connect(args) => pipe::connect(&args).map(|()| ExitCode::SUCCESS),
+        Command::Decode(args) => {
+            decode::run(args).map(|()| ExitCode::SUCCESS).map_err(CliError::from)
+        }
+        Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Fabric(args) => fabric::run(&args),
+        Command::Keeper { task } => return rig::keep(&task),
+        Command::Daemon { args } => return rig::daemon(args),
+        Command::Serve { task } => return perf::serve(&task),
+        Command::Drive { task } => return perf::drive(&task),
+        Command::DemoPeer { task } => return demo::peer(&task),
+        Command::Idle { task } => return perf::idle(&task),
+    };
+    result.unwrap_or_else(|error| {
+        // Who pipes the output into "head" has seen enough.
+        if error.is_closed_output() {
+            return ExitCode::SUCCESS;
+        }
+        show(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn show(error: &CliError) {
+    eprintln!("smc: {error}");
+    if let Some(hint) = error.hint() {
+        eprintln!("     {hint}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,164 @@
+//! What server and client of the demo do with a connection, whatever carries it.
+//!
+//! First [`PINGS`] messages of [`PING`] bytes go to and fro. Then blocks: a length of eight bytes,
+//! the block; the server answers with the nanoseconds it took to arrive, and sends it back. A
+//! length of zero asks for the SHA-256 of all blocks.
+
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use crate::transport::Stream;
+
+/// Messages to and fro.
+pub(super) const PINGS: usize = 5000;
+/// Their size, bytes.
+pub(super) const PING: usize = 64;
+/// Longest block, bytes.
+pub(super) const BLOCK: usize = 16 << 20;
+
+/// Does as the client asks until it has the hash.
+pub(super) fn serve(mut stream: impl Stream) -> io::Result<()> {
+    stream.send_at_once()?;
+    let mut ping = [0u8; PING];
+    for _ in 0..PINGS {
+        stream.read_exact(&mut ping)?;
+        stream.write_all(&ping)?;
+    }
+    let mut hash = Sha256::new();
+    let mut block = vec![0u8; BLOCK];
+    loop {
+        let mut len = [0u8; 8];
+        stream.read_exact(&mut len)?;
+        let len = u64::from_be_bytes(len);
+        if len == 0 {
+            stream.write_all(&hash.finalize())?;
+            // The client ends first, so that nothing is under way when this process ends.
+            return stream.read(&mut [0u8; 1]).map(drop);
+        }
+        let len = usize::try_from(len).ok().filter(|len| *len <= BLOCK);
+        let bytes = len.and_then(|len| block.get_mut(..len)).ok_or(io::ErrorKind::InvalidData)?;
+        let start = Instant::now();
+        stream.read_exact(bytes)?;
+        let took = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        hash.update(&*bytes);
+        stream.write_all(&took.to_be_bytes())?;
+        stream.write_all(bytes)?;
+    }
+}
+
+/// The client's end.
+pub(super) struct Exchange<S> {
+    stream: S,
+    back: Vec<u8>,
+    came_back: Sha256,
+    to_server: Duration,
+    to_client: Duration,
+    round_trip: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Summary {
+    /// SHA-256 of what the server got.
+    pub(super) at_server: String,
+    /// SHA-256 of what came back.
+    pub(super) came_back: String,
+    /// Seconds that the blocks took to the server.
+    pub(super) to_server: f64,
+    /// Seconds that they took back.
+    pub(super) to_client: f64,
+    /// Median round trip of [`PING`] bytes, microseconds.
+    pub(super) round_trip: f64,
+}
+
+impl<S: Stream> Exchange<S> {
+    pub(super) fn new(stream: S) -> io::Result<Exchange<S>> {
+        stream.send_at_once()?;
+        Ok(Exchange {
+            stream,
+            back: vec![0; BLOCK],
+            came_back: Sha256::new(),
+            to_server: Duration::ZERO,
+            to_client: Duration::ZERO,
+            round_trip: Duration::ZERO,
+        })
+    }
+
+    /// The messages to and fro.
+    pub(super) fn ping(&mut self) -> io::Result<()> {
+        let mut message = [0x5a; PING];
+        let mut times = Vec::with_capacity(PINGS);
+        for _ in 0..PINGS {
+            let start = Instant::now();
+            self.stream.write_all(&message)?;
+            self.stream.read_exact(&mut message)?;
+            times.push(start.elapsed());
+        }
+        times.sort_unstable();
+        self.round_trip = times.get(PINGS / 2).copied().unwrap_or_default();
+        Ok(())
+    }
+
+    /// One block there and back.
+    pub(super) fn send(&mut self, block: &[u8]) -> io::Result<()> {
+        self.stream.write_all(&(block.len() as u64).to_be_bytes())?;
+        self.stream.write_all(block)?;
+        let mut took = [0u8; 8];
+        self.stream.read_exact(&mut took)?;
+        self.to_server += Duration::from_nanos(u64::from_be_bytes(took));
+        let back = self.back.get_mut(..block.len()).ok_or(io::ErrorKind::InvalidInput)?;
+        let start = Instant::now();
+        self.stream.read_exact(back)?;
+        self.to_client += start.elapsed();
+        self.came_back.update(&*back);
+        Ok(())
+    }
+
+    /// The end: the server's hash.
+    pub(super) fn finish(mut self) -> io::Result<Summary> {
+        self.stream.write_all(&0u64.to_be_bytes())?;
+        let mut at_server = [0u8; 32];
+        self.stream.read_exact(&mut at_server)?;
+        self.stream.finish()?;
+        Ok(Summary {
+            at_server: hex(&at_server),
+            came_back: hex(&self.came_back.finalize()),
+            to_server: self.to_server.as_secs_f64(),
+            to_client: self.to_client.as_secs_f64(),
+            round_trip: self.round_trip.as_secs_f64() * 1e6,
+        })
+    }
+}
+
+/// Lower-case hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Tcp, Transport};
+
+    #[test]
+    fn blocks_go_there_and_back_and_the_hashes_are_those_of_the_data() {
+        let (listener, address) = Tcp.listen().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(Tcp.accept(&listener).unwrap()).unwrap());
+            let mut exchange = Exchange::new(Tcp.connect(&address).unwrap()).unwrap();
+            exchange.ping().unwrap();
+            let data: Vec<u8> = (0..500_000u32).map(|i| (i % 251) as u8).collect();
+            let mut hash = Sha256::new();
+            for block in data.chunks(200_000) {
+                hash.update(block);
+                exchange.send(block).unwrap();
+            }
+            let summary = exchange.finish().unwrap();
+            let hash = hex(&hash.finalize());
+            assert_eq!((&summary.at_server, &summary.came_back), (&hash, &hash));
+            assert!(summary.round_trip > 0.0 && summary.to_server > 0.0);
+        });
+    }
+}

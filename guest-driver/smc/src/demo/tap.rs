@@ -1,0 +1,175 @@
+//! A relay on the TCP connection of a handshake: it hands everything on and keeps a copy of the
+//! beginning, so that what the two ends said can be told, and that it was all they said.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use smc_core::wire::clc::{Message, Peek, peek_header};
+
+/// Bytes that are kept of each direction; a handshake has less than a thousand.
+const KEPT: usize = 16 << 10;
+
+/// Which way bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
+}
+
+/// One message of the handshake.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) way: Way,
+    /// When its last byte came, after the client connected.
+    pub(super) after: Duration,
+    pub(super) len: usize,
+    /// What it says; none if it makes no sense.
+    pub(super) message: Option<Message>,
+}
+
+/// The relay.
+#[derive(Debug)]
+pub(super) struct Tap {
+    address: SocketAddr,
+    record: Arc<Mutex<Record>>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    total: u64,
+    /// (direction, time, bytes up to here in that direction)
+    arrivals: Vec<(Way, Duration, usize)>,
+    kept: [Vec<u8>; 2],
+}
+
+impl Way {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tap {
+    /// Relays one connection to `server`, on threads of its own.
+    ///
+    /// # Errors
+    /// No port is left.
+    pub(super) fn start(server: SocketAddr) -> io::Result<Tap> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let record = Arc::<Mutex<Record>>::default();
+        let shared = record.clone();
+        std::thread::spawn(move || {
+            if let Err(error) = relay(&listener, server, &shared) {
+                tracing::debug!(%error, "relay");
+            }
+        });
+        Ok(Tap { address, record })
+    }
+
+    /// Where the client has to go.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Bytes in both directions so far.
+    pub(super) fn total(&self) -> u64 {
+        lock(&self.record).total
+    }
+
+    /// The messages so far, in order.
+    pub(super) fn messages(&self) -> Vec<Seen> {
+        let record = lock(&self.record);
+        let mut all = Vec::new();
+        for way in [Way::ToServer, Way::ToClient] {
+            let mut at = 0;
+            while let Some(bytes) = record.kept[way.index()].get(at..) {
+                let Peek::Message { length, .. } = peek_header(bytes) else { break };
+                let Some(bytes) = bytes.get(..length) else { break };
+                at += length;
+                let arrival = record.arrivals.iter().find(|(w, _, end)| *w == way && *end >= at);
+                all.push(Seen {
+                    way,
+                    after: arrival.map(|(_, time, _)| *time).unwrap_or_default(),
+                    len: length,
+                    message: Message::parse(bytes).ok(),
+                });
+            }
+        }
+        all.sort_by_key(|seen| seen.after);
+        all
+    }
+}
+
+fn relay(listener: &TcpListener, server: SocketAddr, record: &Mutex<Record>) -> io::Result<()> {
+    let (client, _) = listener.accept()?;
+    let start = Instant::now();
+    let server = TcpStream::connect(server)?;
+    for side in [&client, &server] {
+        side.set_nodelay(true)?;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| copy(&client, &server, Way::ToServer, start, record));
+        copy(&server, &client, Way::ToClient, start, record);
+    });
+    Ok(())
+}
+
+fn copy(
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    way: Way,
+    start: Instant,
+    record: &Mutex<Record>,
+) {
+    let mut buf = [0u8; 4096];
+    while let Ok(n @ 1..) = from.read(&mut buf) {
+        let bytes = buf.get(..n).unwrap_or_default();
+        let mut kept = lock(record);
+        kept.total += n as u64;
+        let copy = &mut kept.kept[way.index()];
+        let room = KEPT.saturating_sub(copy.len()).min(n);
+        copy.extend_from_slice(bytes.get(..room).unwrap_or_default());
+        let end = copy.len();
+        if room > 0 {
+            kept.arrivals.push((way, start.elapsed(), end));
+        }
+        drop(kept);
+        if to.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smc_core::wire::clc::Decline;
+
+    #[test]
+    fn hands_bytes_on_and_tells_the_messages_in_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tap = Tap::start(listener.local_addr().unwrap()).unwrap();
+        let mut client = TcpStream::connect(tap.address()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let decline = Message::Decline(Decline::default()).emit();
+        client.write_all(&decline).unwrap();
+        client.write_all(b"plain bytes").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut got = Vec::new();
+        server.read_to_end(&mut got).unwrap();
+        assert_eq!(got.len(), decline.len() + 11);
+        assert_eq!(tap.total(), got.len() as u64);
+        let [seen] = &tap.messages()[..] else { panic!("{:?}", tap.messages()) };
+        assert_eq!((seen.way, seen.len), (Way::ToServer, decline.len()));
+        assert!(matches!(seen.message, Some(Message::Decline(_))));
+    }
+}

@@ -1,0 +1,57 @@
+//! `smc fabric`: the daemon that emulates the devices.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::error::CliError;
+use crate::places;
+
+/// Help of `smc fabric`.
+pub(crate) const LONG_ABOUT: &str = "\
+Runs vhost-device-ism, the daemon that emulates virtio-ism devices: one Unix socket per device, and
+all devices on one fabric can let each other write into their buffers.
+
+Without options it makes two devices, a.sock for servers and b.sock for clients, and a management
+socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. That is where \"smc listen\", \"smc connect\" and
+\"smc stat\" look, so this works in three terminals:
+
+    smc fabric
+    smc listen 5000
+    smc connect localhost 5000
+
+With options it is vhost-device-ism: they are listed below, and no default sockets are made.";
+
+/// Options of `smc fabric`.
+#[derive(Args, Debug)]
+pub(crate) struct FabricArgs {
+    #[command(flatten)]
+    daemon: vhost_device_ism::args::Args,
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The default directory cannot be made.
+pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
+    let daemon = &args.daemon;
+    let mut command: Vec<OsString> = std::env::args_os().skip(2).collect();
+    let bare = daemon.socket_path.is_empty()
+        && daemon.fd.is_none()
+        && daemon.config.is_none()
+        && daemon.management.is_none()
+        && !daemon.print_capabilities;
+    if bare {
+        let dir = places::make_directory()?;
+        for name in [places::SERVER, places::CLIENT] {
+            command.push("--socket-path".into());
+            command.push(dir.join(name).into());
+        }
+        command.push("--management".into());
+        command.push(dir.join(places::MANAGEMENT).into());
+        eprintln!("devices: {0}/{1} {0}/{2}", dir.display(), places::SERVER, places::CLIENT);
+        eprintln!("statistics: smc stat    end: Ctrl-C");
+    }
+    Ok(vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(command)))
+}

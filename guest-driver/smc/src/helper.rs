@@ -1,0 +1,175 @@
+//! Processes that this command starts of itself, and how it talks to them.
+//!
+//! A helper gets its task as one argument and reports on its standard output, a JSON object per
+//! line. Its standard input is a pipe that says nothing: it ends when the starting process does,
+//! however that ends, and then the helper ends too. Helpers have a process group of their own, so
+//! Ctrl-C on the terminal reaches them only that way.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::CliError;
+
+/// How long a helper may take to end once it is told to.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// One line of a helper.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line<T> {
+    /// What it has to say.
+    Say(T),
+    /// Why it cannot go on.
+    Error(String),
+}
+
+/// A helper, seen from the process that started it. Ends with this value.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Helper {
+    /// Starts this program with the hidden subcommand `role` and a task.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(name: &str, role: &str, task: &impl Serialize) -> Result<Helper, CliError> {
+        let failed = |problem: String| CliError::Helper { name: name.into(), problem };
+        let task = serde_json::to_string(task).map_err(|error| failed(error.to_string()))?;
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("smc")
+            .args([role, &task])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| failed(format!("cannot be started: {error}")))?;
+        let stdin = child.stdin.take();
+        let (sender, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(Helper { name: name.into(), child, stdin, lines })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next thing it says.
+    ///
+    /// # Errors
+    /// It says nothing for `patience`, reports an error, or has ended.
+    pub(crate) fn hear<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, CliError> {
+        let failed = |problem: String| CliError::Helper { name: self.name.clone(), problem };
+        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => failed(format!("said nothing for {patience:?}")),
+            RecvTimeoutError::Disconnected => failed("ended before its task was done".into()),
+        })?;
+        match serde_json::from_str(&line) {
+            Ok(Line::Say(said)) => Ok(said),
+            Ok(Line::Error(error)) => Err(failed(format!("failed: {error}"))),
+            Err(error) => Err(failed(format!("said {line:?}: {error}"))),
+        }
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        if !wait_for(&mut self.child, GRACE) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Waits for a child to end. `false`: it has not, in that time.
+pub(crate) fn wait_for(child: &mut Child, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match child.try_wait() {
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(pause),
+            Ok(None) => return false,
+            Ok(Some(_)) | Err(_) => return true,
+        }
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// Reports to the process that started this one.
+///
+/// # Errors
+/// Nobody listens any more.
+pub(crate) fn say(what: &impl Serialize) -> std::io::Result<()> {
+    write_line(&Line::Say(what))
+}
+
+fn write_line<T: Serialize>(line: &Line<T>) -> std::io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(&text)?;
+    out.flush()
+}
+
+/// Runs a helper's task: its standard input is watched meanwhile, and its error is reported.
+pub(crate) fn run<T: DeserializeOwned>(
+    task: &str,
+    body: impl FnOnce(T) -> Result<(), CliError>,
+) -> ExitCode {
+    std::thread::spawn(|| {
+        wait_for_parent_end();
+        std::process::exit(1);
+    });
+    run_unwatched(task, body)
+}
+
+/// As [`run`], for a task that calls [`wait_for_parent_end`] itself.
+pub(crate) fn run_unwatched<T: DeserializeOwned>(
+    task: &str,
+    body: impl FnOnce(T) -> Result<(), CliError>,
+) -> ExitCode {
+    let task = serde_json::from_str(task)
+        .map_err(|error| CliError::Usage(format!("not a task of this program: {error}")));
+    match task.and_then(body) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = write_line::<()>(&Line::Error(error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns when the process that started this one has ended, or wants this one to end.
+pub(crate) fn wait_for_parent_end() {
+    let mut sink = [0u8; 64];
+    while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
+}
+
+/// A helper that serves many connections needs many descriptors.
+pub(crate) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%error, "descriptor limit");
+    }
+}

@@ -1,0 +1,14 @@
+//! Standard output that may go away.
+
+use std::io::Write;
+
+use crate::error::CliError;
+
+/// Prints text; the end of a pipe (`smc stat | head`) is an error like any other, not a panic.
+///
+/// # Errors
+/// Nobody reads any more.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)
+}

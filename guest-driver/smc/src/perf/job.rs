@@ -1,0 +1,130 @@
+//! What one run of a measurement is, as it goes to the two processes that do it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What server and client do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Program {
+    /// One connection, the client writes, the server reads.
+    Stream,
+    /// One connection, one message to and fro at a time.
+    RoundTrip,
+    /// Many connections, one message to and fro at a time on each; an event loop on either side.
+    Echo,
+    /// Connect, request, reply, close, again and again.
+    Short,
+}
+
+/// What carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Carrier {
+    /// SMC-D, stores into the peer's DMB.
+    Window,
+    /// SMC-D, the device copies.
+    Move,
+    /// TCP over the loopback interface.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+    /// A bare ring in shared memory.
+    Ring,
+}
+
+impl Carrier {
+    /// All, in the order of tables.
+    pub(super) const ALL: [Carrier; 5] =
+        [Carrier::Window, Carrier::Move, Carrier::Tcp, Carrier::Unix, Carrier::Ring];
+
+    /// What people read.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Carrier::Window => "SMC-D window",
+            Carrier::Move => "SMC-D move",
+            Carrier::Tcp => "TCP loopback",
+            Carrier::Unix => "Unix socket",
+            Carrier::Ring => "raw shared memory",
+        }
+    }
+
+    /// Whether it is what this project makes.
+    pub(super) fn is_smc(self) -> bool {
+        matches!(self, Carrier::Window | Carrier::Move)
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) program: Program,
+    pub(super) carrier: Carrier,
+    /// Bytes of a write or message.
+    pub(super) size: usize,
+    /// Length of the measurement; the same again divided by five comes before it, unmeasured.
+    pub(super) seconds: f64,
+    /// Bytes of SMC receive buffers.
+    pub(super) buffer: usize,
+    /// How long SMC spins before it sleeps, microseconds.
+    pub(super) spin_us: u64,
+    /// Connections of [`Program::Echo`].
+    pub(super) connections: usize,
+    /// Client threads of [`Program::Short`].
+    pub(super) threads: usize,
+    /// Device of the process, for SMC.
+    pub(super) device: Option<PathBuf>,
+    /// Where Unix sockets are made.
+    pub(super) dir: PathBuf,
+    /// Where the server listens; none in the server's own job.
+    pub(super) address: String,
+}
+
+impl Job {
+    /// Length of the measurement.
+    pub(super) fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// What comes before it.
+    pub(super) fn warm_up(&self) -> Duration {
+        self.length() / 5
+    }
+}
+
+/// What a process says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Report {
+    /// The server listens there.
+    Listening(String),
+    /// It is done; one side of each program has something to tell.
+    Done(Option<Outcome>),
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Outcome {
+    /// Bytes, echoes or connections per second.
+    PerSecond(f64),
+    /// Round-trip times.
+    Times(Percentiles),
+}
+
+/// Percentiles of round-trip times, microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Percentiles {
+    /// Median.
+    pub(super) p50: f64,
+    /// Nine of ten are at most this.
+    pub(super) p90: f64,
+    /// 99 of 100 are at most this.
+    pub(super) p99: f64,
+    /// 999 of 1000 are at most this.
+    pub(super) p999: f64,
+    /// The longest.
+    pub(super) max: f64,
+}

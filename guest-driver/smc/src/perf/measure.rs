@@ -1,0 +1,267 @@
+//! The measures by name, and what each is made of.
+
+use super::job::{Carrier, Program};
+
+/// In what a measure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// 2^20 bytes per second.
+    MebibytesPerSecond,
+    /// Messages of the given size per second.
+    MessagesPerSecond,
+    /// Messages to and fro per second, over all connections.
+    EchoesPerSecond,
+    /// Connections per second.
+    ConnectionsPerSecond,
+    /// Microseconds.
+    Microseconds,
+}
+
+impl Unit {
+    /// What people and programs read.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Unit::MebibytesPerSecond => "MiB/s",
+            Unit::MessagesPerSecond => "messages/s",
+            Unit::EchoesPerSecond => "echoes/s",
+            Unit::ConnectionsPerSecond => "connections/s",
+            Unit::Microseconds => "us",
+        }
+    }
+
+    /// Whether less is better.
+    pub(super) fn is_time(self) -> bool {
+        self == Unit::Microseconds
+    }
+
+    /// From what a program counts per second.
+    pub(super) fn scale(self, per_second: f64, size: usize) -> f64 {
+        match self {
+            Unit::MebibytesPerSecond => per_second / f64::from(1 << 20),
+            Unit::MessagesPerSecond => per_second / size as f64,
+            _ => per_second,
+        }
+    }
+}
+
+/// A program with its parameters, run over several carriers in turn.
+#[derive(Clone, Debug)]
+pub(super) struct Experiment {
+    /// What people read.
+    pub(super) title: String,
+    pub(super) program: Program,
+    pub(super) unit: Unit,
+    /// Bytes of a write or message.
+    pub(super) size: usize,
+    /// Bytes of SMC receive buffers.
+    pub(super) buffer: usize,
+    /// How long SMC spins, microseconds.
+    pub(super) spin_us: u64,
+    /// Connections of an event loop.
+    pub(super) connections: usize,
+    /// Client threads of short connections.
+    pub(super) threads: usize,
+    /// What it is run over.
+    pub(super) carriers: Vec<Carrier>,
+    /// The measures it gives: name, and which SMC-D is meant.
+    pub(super) rows: Vec<(String, Carrier)>,
+}
+
+/// Parameters that options can change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Overrides {
+    pub(super) size: Option<usize>,
+    pub(super) buffer: Option<usize>,
+    pub(super) spin_us: Option<u64>,
+    pub(super) connections: Option<usize>,
+    pub(super) threads: Option<usize>,
+}
+
+/// How long SMC spins unless a measure says otherwise, microseconds: the library's default.
+const SPIN_US: u64 = 50;
+
+fn experiment(title: &str, program: Program, unit: Unit, size: usize) -> Experiment {
+    let ring = matches!(program, Program::Stream | Program::RoundTrip);
+    let mut carriers = vec![Carrier::Window, Carrier::Tcp, Carrier::Unix];
+    carriers.extend(ring.then_some(Carrier::Ring));
+    Experiment {
+        title: title.into(),
+        program,
+        unit,
+        size,
+        buffer: 64 << 10,
+        spin_us: SPIN_US,
+        connections: 200,
+        threads: 4,
+        carriers,
+        rows: Vec::new(),
+    }
+}
+
+impl Experiment {
+    fn row(mut self, name: &str, carrier: Carrier) -> Self {
+        if !self.carriers.contains(&carrier) {
+            self.carriers.push(carrier);
+            self.carriers.sort_unstable();
+        }
+        self.rows.push((name.into(), carrier));
+        self
+    }
+
+    /// The window only where no measure asks for it is left out.
+    fn only_what_rows_need(mut self) -> Self {
+        let rows = &self.rows;
+        self.carriers.retain(|c| !c.is_smc() || rows.iter().any(|(_, needed)| needed == c));
+        self
+    }
+
+    fn with(mut self, overrides: &Overrides) -> Self {
+        self.size = overrides.size.unwrap_or(self.size);
+        self.buffer = overrides.buffer.unwrap_or(self.buffer);
+        self.spin_us = overrides.spin_us.unwrap_or(self.spin_us);
+        self.connections = overrides.connections.unwrap_or(self.connections);
+        self.threads = overrides.threads.unwrap_or(self.threads);
+        self.title = match self.program {
+            Program::Stream if self.unit == Unit::MebibytesPerSecond => {
+                format!("throughput, {} writes", bytes(self.size))
+            }
+            Program::Stream => format!("messages one way, {}", bytes(self.size)),
+            Program::RoundTrip if self.spin_us == 0 => {
+                format!("round trip, {}, never spinning", bytes(self.size))
+            }
+            Program::RoundTrip => format!("round trip, {}", bytes(self.size)),
+            Program::Echo => {
+                format!("echo on {} connections, {}", self.connections, bytes(self.size))
+            }
+            Program::Short => format!("short connections, {} each way", bytes(self.size)),
+        };
+        self
+    }
+}
+
+/// A number of bytes for people.
+pub(super) fn bytes(n: usize) -> String {
+    match n {
+        n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
+        n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
+        n => format!("{n} B"),
+    }
+}
+
+/// Names that `smc perf` takes, with a sentence each.
+pub(super) const NAMES: [(&str, &str); 13] = [
+    ("bulk", "throughput of one connection, 64 KiB writes, 1 MiB receive buffer; window and move"),
+    ("bulk_window", "the same, SMC-D by stores into the peer's buffer only"),
+    ("bulk_move", "the same, SMC-D by copies of the device only"),
+    ("rtt", "round trip of 64 B on one connection; window and move"),
+    ("rtt_spin", "the same, window, waiting calls spin 50 us before they sleep (the default)"),
+    ("rtt_sleep", "the same, window, waiting calls never spin"),
+    ("rate", "100 B messages one way on one connection; window and move"),
+    ("rate_100b", "the same, window only"),
+    ("echo", "4 KiB to and fro on 200 connections at once; window and move"),
+    ("echo_200", "the same, window only"),
+    ("conn", "connect, 1 KiB request, 1 KiB reply, close, by 4 client threads; window and move"),
+    ("short_conn", "the same, window only"),
+    ("memory", "memory of the daemon with 100 idle devices, and of idle connections"),
+];
+
+/// The seven measures of `--suite`.
+pub(super) fn suite(overrides: &Overrides) -> Vec<Experiment> {
+    let both = bulk().row("bulk_window", Carrier::Window).row("bulk_move", Carrier::Move);
+    let mut all = vec![both.only_what_rows_need().with(overrides)];
+    for name in ["rtt_spin", "rtt_sleep", "rate_100b", "echo_200", "short_conn"] {
+        all.extend(by_name(name, overrides));
+    }
+    all
+}
+
+fn bulk() -> Experiment {
+    let mut bulk = experiment("", Program::Stream, Unit::MebibytesPerSecond, 64 << 10);
+    bulk.buffer = 1 << 20;
+    bulk
+}
+
+/// The experiment of a name; none if there is no such name, or for `memory`.
+pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
+    let rtt = || experiment("", Program::RoundTrip, Unit::Microseconds, 64);
+    let rate = || {
+        let mut rate = experiment("", Program::Stream, Unit::MessagesPerSecond, 100);
+        rate.buffer = 1 << 20;
+        rate
+    };
+    let echo = || experiment("", Program::Echo, Unit::EchoesPerSecond, 4096);
+    let conn = || experiment("", Program::Short, Unit::ConnectionsPerSecond, 1024);
+    let both = |base: Experiment| {
+        base.row(&format!("{name}_window"), Carrier::Window)
+            .row(&format!("{name}_move"), Carrier::Move)
+    };
+    let made = match name {
+        "bulk" => both(bulk()),
+        "bulk_window" => bulk().row(name, Carrier::Window),
+        "bulk_move" => bulk().row(name, Carrier::Move),
+        "rtt" => both(rtt()),
+        "rtt_spin" => rtt().row(name, Carrier::Window),
+        "rtt_sleep" => {
+            let mut sleep = rtt();
+            sleep.spin_us = 0;
+            // The bare ring spins, or it does not work.
+            sleep.carriers.retain(|carrier| *carrier != Carrier::Ring);
+            sleep.row(name, Carrier::Window)
+        }
+        "rate" => both(rate()),
+        "rate_100b" => rate().row(name, Carrier::Window),
+        "echo" => both(echo()),
+        "echo_200" => echo().row(name, Carrier::Window),
+        "conn" => both(conn()),
+        "short_conn" => conn().row(name, Carrier::Window),
+        _ => return None,
+    };
+    Some(made.only_what_rows_need().with(overrides))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_an_experiment() {
+        for (name, _) in NAMES.iter().filter(|(name, _)| *name != "memory") {
+            let experiment = by_name(name, &Overrides::default()).unwrap();
+            assert!(!experiment.rows.is_empty() && !experiment.title.is_empty(), "{name}");
+            for (_, carrier) in &experiment.rows {
+                assert!(experiment.carriers.contains(carrier), "{name}");
+            }
+            assert!(experiment.carriers.contains(&Carrier::Tcp), "{name}");
+        }
+        assert!(by_name("paint", &Overrides::default()).is_none());
+    }
+
+    #[test]
+    fn the_suite_has_seven_measures() {
+        let suite = suite(&Overrides::default());
+        let names: Vec<_> = suite.iter().flat_map(|e| e.rows.iter().map(|(n, _)| n)).collect();
+        let expected = [
+            "bulk_window",
+            "bulk_move",
+            "rtt_spin",
+            "rtt_sleep",
+            "rate_100b",
+            "echo_200",
+            "short_conn",
+        ];
+        assert_eq!(names, expected.iter().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_measure_of_moves_does_not_run_the_window() {
+        let experiment = by_name("bulk_move", &Overrides::default()).unwrap();
+        assert!(!experiment.carriers.contains(&Carrier::Window));
+    }
+
+    #[test]
+    fn units_scale_what_programs_count() {
+        assert_eq!(Unit::MebibytesPerSecond.scale(2097152.0, 1), 2.0);
+        assert_eq!(Unit::MessagesPerSecond.scale(1000.0, 100), 10.0);
+        assert_eq!(Unit::EchoesPerSecond.scale(1000.0, 100), 1000.0);
+    }
+}

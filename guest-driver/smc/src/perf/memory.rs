@@ -1,0 +1,239 @@
+//! How much memory idle devices and connections take.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use guest_driver::{Config, SmcListener, SmcStream, Stack};
+use serde::{Deserialize, Serialize};
+
+use super::run::{CLIENT, SERVER};
+use crate::error::CliError;
+use crate::helper::{self, Helper};
+use crate::rig::Rig;
+use crate::stack;
+use crate::transport::{Path, Smc, Transport};
+
+/// Idle devices.
+const DEVICES: usize = 100;
+/// Idle connections, if not said otherwise.
+const CONNECTIONS: usize = 500;
+/// How long a process may take to set things up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    daemon_idle: u64,
+    daemon_devices: u64,
+    /// Private bytes of daemon, server and client for one connection.
+    per_connection: [f64; 3],
+}
+
+impl Memory {
+    /// Name, unit and value of each result.
+    pub(super) fn lines(&self) -> Vec<(&'static str, &'static str, f64)> {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let per_device = (self.daemon_devices.saturating_sub(self.daemon_idle)) as f64;
+        let [daemon, server, client] = self.per_connection;
+        vec![
+            ("memory_daemon_100_devices", "MiB", mib(self.daemon_devices)),
+            ("memory_daemon_per_device", "KiB", per_device / DEVICES as f64 / 1024.0),
+            ("memory_connection_daemon", "bytes", daemon),
+            ("memory_connection_server", "bytes", server),
+            ("memory_connection_client", "bytes", client),
+        ]
+    }
+}
+
+/// What an idle process holds.
+#[derive(Debug, Serialize, Deserialize)]
+enum Task {
+    /// Devices that nobody talks through.
+    Devices(Vec<PathBuf>),
+    /// The server's ends of connections.
+    Accept { device: PathBuf, connections: usize },
+    /// The clients' ends.
+    Connect { device: PathBuf, connections: usize, address: String },
+}
+
+/// What it says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Listening(String),
+    /// Everything is set up; private memory before the connections, bytes.
+    Ready {
+        before: u64,
+    },
+}
+
+/// Measures.
+///
+/// # Errors
+/// A process failed.
+pub(super) fn measure(connections: Option<usize>) -> Result<Memory, CliError> {
+    let (daemon_idle, daemon_devices) = devices()?;
+    let per_connection = per_connection(connections.unwrap_or(CONNECTIONS))?;
+    Ok(Memory { daemon_idle, daemon_devices, per_connection })
+}
+
+fn devices() -> Result<(u64, u64), CliError> {
+    let names: Vec<String> = (0..DEVICES).map(|i| format!("d{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let rig = Rig::start(&names)?;
+    let before = memory_of(rig.daemon_pid(), "VmRSS:")?;
+    let sockets = names.iter().map(|name| rig.device(name)).collect();
+    let holder = Helper::start("idle devices", "__idle", &Task::Devices(sockets))?;
+    let Said::Ready { .. } = holder.hear(PATIENCE)? else { return Err(confused()) };
+    let connected = rig.management()?.list().map_err(refused)?;
+    let connected = connected.iter().filter(|guest| guest.gid.is_some()).count();
+    if connected != DEVICES {
+        return Err(CliError::Usage(format!("only {connected} of {DEVICES} devices are up")));
+    }
+    Ok((before, memory_of(rig.daemon_pid(), "VmRSS:")?))
+}
+
+fn per_connection(connections: usize) -> Result<[f64; 3], CliError> {
+    let rig = Rig::start(&[SERVER, CLIENT])?;
+    let device = rig.device(SERVER);
+    let server = Helper::start("server", "__idle", &Task::Accept { device, connections })?;
+    let Said::Listening(address) = server.hear(PATIENCE)? else { return Err(confused()) };
+    let device = rig.device(CLIENT);
+    let daemon_before = memory_of(rig.daemon_pid(), "RssAnon:")?;
+    let task = Task::Connect { device, connections, address };
+    let client = Helper::start("client", "__idle", &task)?;
+    let Said::Ready { before: client_before } = client.hear(PATIENCE)? else {
+        return Err(confused());
+    };
+    let Said::Ready { before: server_before } = server.hear(PATIENCE)? else {
+        return Err(confused());
+    };
+    let grown = |pid: u32, before: u64| -> Result<f64, CliError> {
+        let now = memory_of(pid, "RssAnon:")?;
+        Ok(now.saturating_sub(before) as f64 / connections as f64)
+    };
+    Ok([
+        grown(rig.daemon_pid(), daemon_before)?,
+        grown(server.pid(), server_before)?,
+        grown(client.pid(), client_before)?,
+    ])
+}
+
+fn confused() -> CliError {
+    CliError::Helper { name: "idle".into(), problem: "did not report what was expected".into() }
+}
+
+fn refused(source: vhost_device_ism::management::ClientError) -> CliError {
+    CliError::Usage(format!("the daemon: {source}"))
+}
+
+/// A line of `/proc/PID/status` that is in kB, in bytes.
+fn memory_of(pid: u32, key: &str) -> Result<u64, CliError> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).map_err(CliError::io(path.clone()))?;
+    parse_status(&text, key).ok_or_else(|| CliError::Usage(format!("{path} has no {key}")))
+}
+
+fn parse_status(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The idle process.
+pub(crate) fn idle(task: &str) -> ExitCode {
+    helper::run_unwatched(task, |task: Task| {
+        helper::raise_descriptor_limit();
+        let say = |said| helper::say(&said).map_err(CliError::io("report"));
+        match task {
+            Task::Devices(sockets) => {
+                let stacks: Result<Vec<_>, _> = sockets.iter().map(open).collect();
+                let _held = stacks?;
+                say(Said::Ready { before: 0 })?;
+                helper::wait_for_parent_end();
+            }
+            Task::Accept { device, connections } => {
+                let smc = Smc { stack: open(&device)?, path: Path::Window };
+                let (listener, address) = smc.listen().map_err(CliError::io("listen"))?;
+                say(Said::Listening(address))?;
+                let held = accept(&smc, &listener, connections).map_err(CliError::io("accept"))?;
+                say(Said::Ready { before: held.before })?;
+                helper::wait_for_parent_end();
+            }
+            Task::Connect { device, connections, address } => {
+                let smc = Smc { stack: open(&device)?, path: Path::Window };
+                let held = connect(&smc, &address, connections).map_err(CliError::io("connect"))?;
+                say(Said::Ready { before: held.before })?;
+                helper::wait_for_parent_end();
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Connections that are kept open.
+struct Held {
+    before: u64,
+    _streams: Vec<SmcStream>,
+}
+
+/// One byte to and fro: the connection is up on both sides, and its first use is paid for. The
+/// first connection, which makes the link, is not counted.
+fn accept(smc: &Smc, listener: &SmcListener, n: usize) -> std::io::Result<Held> {
+    let mut streams = Vec::with_capacity(n + 1);
+    let mut before = 0;
+    for _ in 0..=n {
+        let mut stream = smc.accept(listener)?;
+        let mut byte = [0u8; 1];
+        stream.read_exact(&mut byte)?;
+        stream.write_all(&byte)?;
+        streams.push(stream);
+        if streams.len() == 1 {
+            before = own_memory()?;
+        }
+    }
+    Ok(Held { before, _streams: streams })
+}
+
+fn connect(smc: &Smc, address: &str, n: usize) -> std::io::Result<Held> {
+    let mut streams = Vec::with_capacity(n + 1);
+    let mut before = 0;
+    for _ in 0..=n {
+        let mut stream = smc.connect(address)?;
+        stream.write_all(b"x")?;
+        stream.read_exact(&mut [0u8; 1])?;
+        streams.push(stream);
+        if streams.len() == 1 {
+            before = own_memory()?;
+        }
+    }
+    Ok(Held { before, _streams: streams })
+}
+
+fn own_memory() -> std::io::Result<u64> {
+    memory_of(std::process::id(), "RssAnon:").map_err(std::io::Error::other)
+}
+
+fn open(device: &PathBuf) -> Result<Arc<Stack>, CliError> {
+    stack::open(Config::new(device), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_from_the_status_file() {
+        let text = "Name:\tx\nVmRSS:\t    1234 kB\nRssAnon:\t       5 kB\n";
+        assert_eq!(parse_status(text, "VmRSS:"), Some(1234 * 1024));
+        assert_eq!(parse_status(text, "RssAnon:"), Some(5120));
+        assert_eq!(parse_status(text, "VmSwap:"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory() {
+        assert!(own_memory().unwrap() > 100_000);
+    }
+}

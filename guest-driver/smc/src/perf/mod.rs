@@ -1,0 +1,198 @@
+//! `smc perf`: what SMC costs and gains, next to the alternatives, on this machine.
+
+mod job;
+mod measure;
+mod memory;
+mod peer;
+mod plot;
+mod programs;
+mod report;
+mod run;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use memory::idle;
+pub(crate) use peer::{drive, serve};
+
+use crate::error::CliError;
+use crate::rig::Rig;
+use crate::stack::parse_size;
+use measure::{Experiment, Overrides};
+
+/// Help of `smc perf`.
+pub(crate) const LONG_ABOUT: &str = "\
+Measures SMC-D (by the window, where stores go straight into the peer's buffer, and by moves, where
+the device copies) next to TCP on the loopback interface, Unix stream sockets, and the raw
+shared-memory ring that is the limit of what two processes can do.
+
+How: a daemon of its own, and for every run a fresh server process and a fresh client process, which
+run the same program over each transport. Within a round the transports take turns; the value of a
+transport is the median over the rounds, and a ratio is the median of the ratios within the rounds.
+A fifth of a run's time comes before the measurement. If SMC falls back to TCP the run fails.
+
+  bulk   one connection; the client writes, the server reads into 64 KiB and measures. TCP and Unix
+         sockets have the kernel's default buffers.
+  rtt    one connection; 64 B to and fro, one at a time, TCP_NODELAY; every round trip is measured
+         and the value is the median (p90, p99 and more are shown with a single measure).
+  rate   as bulk with 100 B writes (TCP may coalesce them: no TCP_NODELAY).
+  echo   one thread with an event loop on each side: epoll for TCP and Unix sockets, the library's
+         Poller for SMC. Each connection has one message under way. TCP_NODELAY.
+  conn   4 client threads connect, send 1 KiB, read 1 KiB, close; the server is one thread that
+         takes a connection, answers and closes. TCP_NODELAY.
+  raw    two rings of 1 MiB in a memory file, positions in atomic words, both sides spin; no
+         handshake, no wake-up, nothing checked. It has no event loop and no connections.
+  memory resident memory of the daemon with 100 devices whose processes are idle, and private
+         memory of daemon, server and client per idle connection (DMBs are shared memory and are
+         not part of it).";
+
+/// End of the help of `smc perf`.
+pub(crate) const AFTER: &str = "\
+Examples:
+  smc perf                          the suite as a table (about a minute and a half)
+  smc perf --suite --json           the same, a JSON object a line
+  smc perf rtt --size 1K --runs 9   one measure, other parameters
+  smc perf bulk rtt --plot perf.svg a picture
+
+JSON lines have the keys measure, unit, runs, smc, tcp, unix, limit, ratio: medians, null where one
+does not apply. The ratio is smc over tcp, for times tcp over smc: more is better.";
+
+/// Options of `smc perf`.
+#[derive(Args, Debug)]
+pub(crate) struct PerfArgs {
+    /// What to measure; without any, the suite.
+    #[arg(value_name = "MEASURE", value_parser = PossibleValuesParser::new(names()))]
+    measures: Vec<String>,
+
+    /// The same as a MEASURE; can be repeated.
+    #[arg(long = "measure", value_name = "MEASURE",
+          value_parser = PossibleValuesParser::new(names()))]
+    more: Vec<String>,
+
+    /// Measure bulk_window, bulk_move, rtt_spin, rtt_sleep, rate_100b, echo_200 and short_conn.
+    #[arg(long, conflicts_with_all = ["measures", "more", "size", "buffer", "spin_us",
+                                      "connections", "threads"])]
+    suite: bool,
+
+    /// Rounds: runs of each transport.
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+
+    /// Length of a run.
+    #[arg(long, value_name = "S", default_value_t = 0.7, value_parser = parse_seconds)]
+    seconds: f64,
+
+    /// Bytes of a write or message, with an optional suffix K or M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<usize>,
+
+    /// SMC receive buffer (DMB) of a connection, bytes: 16K to 1M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    buffer: Option<usize>,
+
+    /// How long a waiting SMC call spins before it sleeps, microseconds.
+    #[arg(long, value_name = "US")]
+    spin_us: Option<u64>,
+
+    /// Connections of echo.
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    connections: Option<usize>,
+
+    /// Client threads of conn.
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    threads: Option<usize>,
+
+    /// Print a JSON object per measure instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Draw the results into a file, SVG or PNG by its name.
+    #[arg(long, value_name = "FILE", value_parser = parse_plot)]
+    plot: Option<PathBuf>,
+}
+
+fn names() -> impl Iterator<Item = clap::builder::PossibleValue> {
+    measure::NAMES.iter().map(|(name, help)| clap::builder::PossibleValue::new(*name).help(*help))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.01..=3600.0).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("expected 0.01 to 3600 seconds".into())
+    }
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=4000) => Ok(n),
+        _ => Err("expected 1 to 4000".into()),
+    }
+}
+
+fn parse_plot(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match plot::Format::of(&path) {
+        Some(_) => Ok(path),
+        None => Err("expected a name that ends in .svg or .png".into()),
+    }
+}
+
+/// Measures and reports.
+///
+/// # Errors
+/// What keeps a measure from being taken.
+pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
+    let names: Vec<&str> = args.measures.iter().chain(&args.more).map(String::as_str).collect();
+    let overrides = Overrides {
+        size: args.size,
+        buffer: args.buffer,
+        spin_us: args.spin_us,
+        connections: args.connections,
+        threads: args.threads,
+    };
+    let experiments: Vec<Experiment> = match names.is_empty() {
+        true => measure::suite(&overrides),
+        false => names.iter().filter_map(|name| measure::by_name(name, &overrides)).collect(),
+    };
+    let runs = args.runs as usize;
+    let rig = Rig::start(&[run::SERVER, run::CLIENT])?;
+    let total: usize = experiments.iter().map(|e| e.carriers.len() * runs).sum();
+    let progress = progress_bar(total as u64);
+    let mut all = Vec::new();
+    for experiment in &experiments {
+        let results = run::run(&rig, experiment, runs, args.seconds, &progress)?;
+        if args.json {
+            progress.suspend(|| report::print_json(&results))?;
+        }
+        all.push(results);
+    }
+    progress.finish_and_clear();
+    drop(rig);
+    let memory = names.contains(&"memory").then(|| memory::measure(args.connections));
+    let memory = memory.transpose()?;
+    match args.json {
+        true => report::print_memory_json(memory.as_ref())?,
+        false => report::print_tables(&all, memory.as_ref(), runs, args.seconds)?,
+    }
+    if let Some(path) = &args.plot {
+        plot::draw(&all, path)?;
+    }
+    Ok(())
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (ends in {eta})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}

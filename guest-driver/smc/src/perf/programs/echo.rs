@@ -1,0 +1,176 @@
+//! Many connections with one message to and fro on each at a time; one thread with an event loop on
+//! either side.
+
+use std::io::{self, Read as _, Write as _};
+use std::time::{Duration, Instant};
+
+use super::{Schedule, per_second};
+use crate::perf::job::{Job, Outcome};
+use crate::transport::{Interest, Poll, Stream, Transport};
+
+/// How long a wait may last before the clock is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// The reader's buffer, bytes.
+const READ: usize = 64 << 10;
+
+/// A connection and what is to be written to it.
+struct Peer<S> {
+    stream: S,
+    /// Bytes of the current message that came back (client).
+    got: usize,
+    /// What a write left over.
+    rest: Vec<u8>,
+}
+
+impl<S: Stream> Peer<S> {
+    fn new(stream: S) -> io::Result<Peer<S>> {
+        stream.send_at_once()?;
+        stream.set_nonblocking(true)?;
+        Ok(Peer { stream, got: 0, rest: Vec::new() })
+    }
+
+    /// Writes as far as it goes; for what is left over, has the poller tell `waiting`.
+    fn send(
+        &mut self,
+        poll: &mut impl Poll<S>,
+        key: u64,
+        bytes: &[u8],
+        waiting: Interest,
+    ) -> io::Result<()> {
+        let sent = some(self.stream.write(bytes))?;
+        if let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+            self.rest.extend_from_slice(rest);
+            poll.modify(&self.stream, key, waiting)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what was left over. `true`: nothing is left.
+    fn flush(&mut self, poll: &mut impl Poll<S>, key: u64) -> io::Result<bool> {
+        if !self.rest.is_empty() {
+            let sent = some(self.stream.write(&self.rest))?;
+            self.rest.drain(..sent);
+            if self.rest.is_empty() {
+                poll.modify(&self.stream, key, Interest::Read)?;
+            }
+        }
+        Ok(self.rest.is_empty())
+    }
+}
+
+/// Nothing, if a call would have had to wait.
+fn some(done: io::Result<usize>) -> io::Result<usize> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        done => done,
+    }
+}
+
+pub(super) fn serve<T: Transport>(
+    transport: &T,
+    listener: &T::Listener,
+    job: &Job,
+) -> io::Result<()> {
+    let mut poll = transport.poll()?;
+    let mut peers = Vec::with_capacity(job.connections);
+    for key in 0..job.connections {
+        let peer = Peer::new(transport.accept(listener)?)?;
+        poll.add(&peer.stream, key as u64, Interest::Read)?;
+        peers.push(Some(peer));
+    }
+    let mut open = peers.len();
+    let mut ready = Vec::new();
+    let mut buf = vec![0u8; READ];
+    while open > 0 {
+        poll.wait(&mut ready, LOOK)?;
+        for key in ready.drain(..) {
+            let Some(slot) = peers.get_mut(key as usize) else { continue };
+            let Some(peer) = slot else { continue };
+            if !peer.flush(&mut poll, key)? {
+                continue;
+            }
+            match peer.stream.read(&mut buf) {
+                Ok(0) => {
+                    poll.remove(&peer.stream, key)?;
+                    *slot = None;
+                    open -= 1;
+                }
+                // Reads no more until that is written: the client's message stays bounded.
+                Ok(n) => {
+                    let bytes = buf.get(..n).unwrap_or_default();
+                    peer.send(&mut poll, key, bytes, Interest::Write)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcome> {
+    let mut poll = transport.poll()?;
+    let message = vec![0x5a; job.size];
+    let mut buf = vec![0u8; READ];
+    let mut peers = Vec::with_capacity(job.connections);
+    for key in 0..job.connections {
+        let peer = Peer::new(transport.connect(&job.address)?)?;
+        poll.add(&peer.stream, key as u64, Interest::Read)?;
+        peers.push(peer);
+    }
+    let schedule = Schedule::from_now(job);
+    for (key, peer) in peers.iter_mut().enumerate() {
+        peer.send(&mut poll, key as u64, &message, Interest::Both)?;
+    }
+    let mut ready = Vec::new();
+    let mut measured = None;
+    let mut echoes = 0u64;
+    loop {
+        let now = Instant::now();
+        match measured {
+            None if now >= schedule.start => (measured, echoes) = (Some(now), 0),
+            Some(start) if now >= schedule.end => {
+                return finish(peers, poll, echoes, now - start);
+            }
+            _ => {}
+        }
+        poll.wait(&mut ready, LOOK)?;
+        for key in ready.drain(..) {
+            let Some(peer) = peers.get_mut(key as usize) else { continue };
+            // Reads in any case: the server may wait for that.
+            peer.flush(&mut poll, key)?;
+            // No more than is missing: a second message is not under way.
+            let missing = (message.len() - peer.got).min(buf.len());
+            let n = match peer.stream.read(buf.get_mut(..missing).unwrap_or_default()) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => some(read)?,
+            };
+            peer.got += n;
+            if peer.got == message.len() {
+                peer.got = 0;
+                echoes += 1;
+                peer.send(&mut poll, key, &message, Interest::Both)?;
+            }
+        }
+    }
+}
+
+/// Ends in an orderly way, so that the server sees no resets: half closes, and reads what is still
+/// under way.
+fn finish<S: Stream, P: Poll<S>>(
+    peers: Vec<Peer<S>>,
+    poll: P,
+    echoes: u64,
+    time: Duration,
+) -> io::Result<Outcome> {
+    drop(poll);
+    for peer in &peers {
+        peer.stream.set_nonblocking(false)?;
+        peer.stream.finish()?;
+    }
+    let mut sink = vec![0u8; READ];
+    for mut peer in peers {
+        while peer.stream.read(&mut sink)? > 0 {}
+    }
+    per_second(echoes, time)
+}

@@ -1,0 +1,64 @@
+//! Connect, request, reply, close: several client threads, and a server that takes one connection
+//! after the other.
+
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+use super::{Schedule, per_second};
+use crate::perf::job::{Job, Outcome};
+use crate::transport::{Stream, Transport};
+
+/// First byte of an ordinary request.
+const REQUEST: u8 = 0x5a;
+/// First byte of the request that ends the server.
+const STOP: u8 = 0;
+
+pub(super) fn serve<T: Transport>(
+    transport: &T,
+    listener: &T::Listener,
+    job: &Job,
+) -> io::Result<()> {
+    let mut message = vec![0u8; job.size];
+    loop {
+        let mut stream = transport.accept(listener)?;
+        stream.send_at_once()?;
+        stream.read_exact(&mut message)?;
+        stream.write_all(&message)?;
+        if message.first() == Some(&STOP) {
+            // The client closes first, so that nothing is lost when this process ends.
+            let _ = stream.read(&mut message);
+            return Ok(());
+        }
+    }
+}
+
+fn ask<T: Transport>(transport: &T, address: &str, message: &mut [u8]) -> io::Result<()> {
+    let mut stream = transport.connect(address)?;
+    stream.send_at_once()?;
+    stream.write_all(message)?;
+    stream.read_exact(message)
+}
+
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcome> {
+    let schedule = Schedule::from_now(job);
+    let work = || -> io::Result<u64> {
+        let mut message = vec![REQUEST; job.size];
+        let mut done = 0;
+        loop {
+            ask(transport, &job.address, &mut message)?;
+            let now = Instant::now();
+            if now >= schedule.end {
+                return Ok(done);
+            }
+            done += u64::from(now >= schedule.start);
+        }
+    };
+    let done: io::Result<Vec<u64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..job.threads).map(|_| scope.spawn(work)).collect();
+        let gone = || Err(io::Error::other("a client thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| gone())).collect()
+    });
+    let done = done?;
+    ask(transport, &job.address, &mut vec![STOP; job.size])?;
+    per_second(done.iter().sum(), job.length())
+}

@@ -1,0 +1,61 @@
+//! One connection, one direction. The receiver measures, from the end of the warm-up to the last
+//! byte.
+
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+use super::{Schedule, per_second};
+use crate::perf::job::{Job, Outcome};
+use crate::transport::{Stream, Transport};
+
+/// The reader's buffer, bytes; that of the writer is a message.
+const READ: usize = 64 << 10;
+
+pub(super) fn serve<T: Transport>(
+    transport: &T,
+    listener: &T::Listener,
+    job: &Job,
+) -> io::Result<Outcome> {
+    let mut stream = transport.accept(listener)?;
+    let mut buf = vec![0u8; READ.max(job.size)];
+    // The first byte starts the clock, not the accept.
+    if stream.read(&mut buf)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let start = Instant::now() + job.warm_up();
+    let mut now = Instant::now();
+    while now < start {
+        if stream.read(&mut buf)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        now = Instant::now();
+    }
+    let start = now;
+    let mut bytes = 0u64;
+    let mut last = start;
+    loop {
+        let n = stream.read(&mut buf)?;
+        if n == 0 {
+            return per_second(bytes, last - start);
+        }
+        bytes += n as u64;
+        last = Instant::now();
+    }
+}
+
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<()> {
+    let mut stream = transport.connect(&job.address)?;
+    let message = vec![0x5a; job.size];
+    // Small messages: the clock is not part of the cost.
+    let between_looks = (READ / job.size).max(1);
+    let schedule = Schedule::from_now(job);
+    while Instant::now() < schedule.end {
+        for _ in 0..between_looks {
+            stream.write_all(&message)?;
+        }
+    }
+    stream.finish()?;
+    // The server closes when it has read everything.
+    let mut end = [0u8; 1];
+    stream.read(&mut end).map(drop)
+}

@@ -1,0 +1,184 @@
+//! `smc listen` and `smc connect`: a netcat over SMC.
+
+mod pump;
+
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use clap::Args;
+use guest_driver::{Facts, SmcListener, SmcStream};
+
+use crate::error::CliError;
+use crate::places;
+use crate::stack::StackArgs;
+
+/// Help of `smc listen`.
+pub(crate) const LISTEN: &str = "\
+Waits for a connection over SMC-D; then standard input goes to the peer and what the peer sends goes
+to standard output. At the end of the input the own half is closed; the command ends when both
+directions have ended.
+
+A client that speaks plain TCP, or with which SMC does not work out, is refused unless --tcp-ok is
+given.";
+
+/// Help of `smc connect`.
+pub(crate) const CONNECT: &str = "\
+Connects over SMC-D to a server that speaks it (\"smc listen\", or any program with an SmcListener);
+then standard input goes to the peer and what the peer sends goes to standard output. At the end of
+the input the own half is closed; the command ends when both directions have ended.
+
+An ordinary TCP server is no good: it would take the SMC handshake for data.";
+
+/// End of the help of `smc listen`.
+pub(crate) const LISTEN_AFTER: &str = "\
+Examples:
+  smc listen 5000 > copy                    take a file
+  smc listen -v 127.0.0.1:5000 < file       give one
+  smc listen --keep --tcp-ok 5000           serve clients one after the other, SMC or not
+  tar c dir | smc listen 5000               whatever makes a stream";
+
+/// End of the help of `smc connect`.
+pub(crate) const CONNECT_AFTER: &str = "\
+Examples:
+  smc connect localhost 5000 < file
+  smc connect -v --device /run/ism/vm2.sock vm1 5000 | tar x";
+
+/// Options of `smc listen`.
+#[derive(Args, Debug)]
+pub(crate) struct ListenArgs {
+    /// Where to listen: ADDR:PORT, or a port on all addresses; port 0 is any (-v tells which).
+    #[arg(value_name = "ADDR:PORT")]
+    address: String,
+
+    /// Take the next connection when one has ended, for ever.
+    #[arg(long, short)]
+    keep: bool,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `smc connect`.
+#[derive(Args, Debug)]
+pub(crate) struct ConnectArgs {
+    /// The server's name or address.
+    host: String,
+
+    /// The server's port.
+    port: u16,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
+struct Common {
+    /// Go on as TCP where SMC does not work out.
+    #[arg(long)]
+    tcp_ok: bool,
+
+    /// Tell on standard error what was negotiated, and how much went through.
+    #[arg(long, short)]
+    verbose: bool,
+
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+/// `ADDR:PORT`, `:PORT` or `PORT`.
+fn parse_address(text: &str) -> Result<Vec<SocketAddr>, CliError> {
+    let port = text.strip_prefix(':').unwrap_or(text);
+    if let Ok(port) = port.parse::<u16>() {
+        return Ok(vec![SocketAddr::from(([0; 8], port)), SocketAddr::from(([0; 4], port))]);
+    }
+    let resolved: Vec<_> =
+        text.to_socket_addrs().map_err(|_| CliError::Address(text.into()))?.collect();
+    if resolved.is_empty() { Err(CliError::Address(text.into())) } else { Ok(resolved) }
+}
+
+/// Serves one client, or many one after the other.
+///
+/// # Errors
+/// No device, no address, or a connection that failed (with `--keep` those are only told).
+pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
+    let addresses = parse_address(&args.address)?;
+    let stack = args.common.stack.open(places::SERVER)?;
+    let failed = |source| CliError::Listen { address: args.address.clone(), source };
+    let listener = SmcListener::bind(&stack, &addresses[..]).map_err(failed)?;
+    if args.common.verbose {
+        let address = listener.local_addr().map_err(failed)?;
+        eprintln!("listening on {address}");
+    }
+    loop {
+        let (stream, peer) = listener.accept().map_err(failed)?;
+        let result = serve(&stream, &peer.to_string(), &args.common);
+        match result {
+            Err(error) if args.keep => eprintln!("smc: {error}"),
+            result if !args.keep => return result,
+            _ => {}
+        }
+    }
+}
+
+/// Talks to a server.
+///
+/// # Errors
+/// No device, no server, or a connection that failed.
+pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
+    let stack = args.common.stack.open(places::CLIENT)?;
+    let peer = match args.host.contains(':') {
+        true => format!("[{}]:{}", args.host, args.port),
+        false => format!("{}:{}", args.host, args.port),
+    };
+    let stream = SmcStream::connect(&stack, (args.host.as_str(), args.port))
+        .map_err(|source| CliError::Connect { address: peer.clone(), source })?;
+    serve(&stream, &peer, &args.common)
+}
+
+fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError> {
+    let facts = stream.facts();
+    if common.verbose {
+        eprintln!("{peer}: {facts}");
+        if let Facts::SmcD(facts) = &facts {
+            let contact = if facts.first_contact { "first contact" } else { "known peer" };
+            eprintln!(
+                "{peer}: {contact}, buffers of {} bytes here and {} bytes there{}",
+                facts.local_buffer,
+                facts.peer_buffer,
+                facts.peer_host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default(),
+            );
+        }
+    }
+    if let Facts::Tcp(why) = facts
+        && !common.tcp_ok
+    {
+        return Err(CliError::NotSmc { why: why.to_string() });
+    }
+    let failed = |source| CliError::Transfer { peer: peer.into(), source };
+    let moved = pump::both_ways(stream).map_err(failed)?;
+    if common.verbose {
+        eprintln!("{peer}: {} bytes sent, {} bytes received", moved.sent, moved.received);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_three_forms() {
+        for text in ["5000", ":5000"] {
+            let all = parse_address(text).unwrap();
+            assert!(all.iter().all(|a| a.port() == 5000 && a.ip().is_unspecified()), "{text}");
+        }
+        assert_eq!(parse_address("127.0.0.1:0").unwrap()[0].to_string(), "127.0.0.1:0");
+        assert_eq!(parse_address("[::1]:7").unwrap()[0].to_string(), "[::1]:7");
+    }
+
+    #[test]
+    fn refuses_what_is_no_address() {
+        for text in ["", ":", "x", "70000", "127.0.0.1", "127.0.0.1:x"] {
+            assert!(matches!(parse_address(text), Err(CliError::Address(_))), "{text}");
+        }
+    }
+}

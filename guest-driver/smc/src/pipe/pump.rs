@@ -1,0 +1,133 @@
+//! Standard input to the peer, and the peer to standard output, at the same time.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use guest_driver::SmcStream;
+use guest_driver::sys::EventFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Bytes that are moved at a time, and asked of pipes as their capacity.
+const CHUNK: usize = 256 << 10;
+/// How often the connection's state is looked at while the input is silent.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What went through, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+/// Moves bytes both ways until both directions have ended.
+///
+/// # Errors
+/// The connection failed, or standard input or output did.
+pub(super) fn both_ways(stream: &SmcStream) -> io::Result<Moved> {
+    widen(io::stdin().as_fd());
+    widen(io::stdout().as_fd());
+    // Rung when the connection is over: nobody needs the rest of the input then.
+    let over = EventFd::new()?;
+    let input = io::stdin();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send(input.as_fd(), stream, &over));
+        let received = receive(stream);
+        if received.is_err() || is_gone(stream) {
+            over.signal();
+        }
+        let sent =
+            sender.join().unwrap_or_else(|_| Err(io::Error::other("the sending thread panicked")));
+        Ok(Moved { received: received?, sent: sent? })
+    })
+}
+
+/// Pipes hold 64 KiB by default: more lets both sides work at a time.
+fn widen(fd: BorrowedFd<'_>) {
+    // Not a pipe, or beyond the user's limit: it works as it is.
+    let _ = rustix::pipe::fcntl_setpipe_size(fd, CHUNK);
+}
+
+fn receive(stream: &SmcStream) -> io::Result<u64> {
+    let mut out = io::stdout().lock();
+    let mut buf = vec![0u8; CHUNK];
+    let mut total = 0;
+    loop {
+        let n = stream.recv(&mut buf)?;
+        if n == 0 {
+            out.flush()?;
+            return Ok(total);
+        }
+        // Straight to the descriptor: the standard library's buffer would be flushed at line ends.
+        let mut rest = buf.get(..n).unwrap_or_default();
+        while !rest.is_empty() {
+            let written = retry(|| rustix::io::write(&out, rest))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        total += n as u64;
+    }
+}
+
+fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result<u64> {
+    let mut buf = vec![0u8; CHUNK];
+    let mut total = 0;
+    while wait_for_input(input, stream, over)? {
+        let n = retry(|| rustix::io::read(input, &mut buf))?;
+        if n == 0 {
+            // The peer may be gone already; that is its way to end.
+            let _ = stream.shutdown(Shutdown::Write);
+            break;
+        }
+        let mut stream = stream;
+        match (&mut stream).write_all(buf.get(..n).unwrap_or_default()) {
+            Ok(()) => total += n as u64,
+            // The peer reads no more: this direction has ended.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(total)
+}
+
+/// `false`: the connection is over, whatever the input has.
+fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result<bool> {
+    let pause = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: LOOK.subsec_nanos().into() };
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(input, PollFlags::IN),
+            PollFd::from_borrowed_fd(over.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&pause)) {
+            Ok(0) if is_gone(stream) => return Ok(false),
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [input, over] = fds.map(|fd| !fd.revents().is_empty());
+        if over {
+            return Ok(false);
+        }
+        if input {
+            return Ok(true);
+        }
+    }
+}
+
+/// Whether both directions have ended, or the connection broke.
+fn is_gone(stream: &SmcStream) -> bool {
+    let Ok(fd) = stream.pollable() else { return false };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let gone = PollFlags::HUP | PollFlags::ERR;
+    poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0) && fds[0].revents().intersects(gone)
+}
+
+fn retry(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            done => return Ok(done?),
+        }
+    }
+}

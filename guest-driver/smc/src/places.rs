@@ -1,0 +1,48 @@
+//! Where sockets are if nobody says otherwise: commands in different terminals then find each other
+//! without options.
+
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::PathBuf;
+
+use crate::error::CliError;
+
+/// File name of the device of servers (`smc listen`).
+pub(crate) const SERVER: &str = "a.sock";
+/// File name of the device of clients (`smc connect`).
+pub(crate) const CLIENT: &str = "b.sock";
+/// File name of the daemon's management socket.
+pub(crate) const MANAGEMENT: &str = "management.sock";
+
+/// The directory of the default sockets: `$XDG_RUNTIME_DIR/smc`, else `smc-UID` among the temporary
+/// files.
+pub(crate) fn directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("smc"),
+        None => {
+            let uid = rustix::process::getuid().as_raw();
+            std::env::temp_dir().join(format!("smc-{uid}"))
+        }
+    }
+}
+
+/// A socket in [`directory`].
+pub(crate) fn socket(name: &str) -> PathBuf {
+    directory().join(name)
+}
+
+/// Makes [`directory`], for this user only.
+///
+/// # Errors
+/// It cannot be made, or somebody else made it: whoever owns the directory of a device's socket can
+/// replace the device.
+pub(crate) fn make_directory() -> Result<PathBuf, CliError> {
+    let dir = directory();
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(CliError::io(format!("cannot make {}", dir.display())))?;
+    let found = std::fs::symlink_metadata(&dir)
+        .map_err(CliError::io(format!("cannot look at {}", dir.display())))?;
+    let private = found.is_dir()
+        && found.uid() == rustix::process::geteuid().as_raw()
+        && found.mode() & 0o022 == 0;
+    if private { Ok(dir) } else { Err(CliError::NotPrivate(dir)) }
+}

@@ -1,0 +1,150 @@
+//! A fabric for as long as a command runs: a daemon of its own on sockets in a temporary directory.
+//!
+//! Between this process and the daemon stands a *keeper*, which ends the daemon and removes the
+//! sockets when this process is gone, even if that was killed.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+use vhost_device_ism::management::Client;
+
+use crate::error::CliError;
+use crate::helper::{self, Helper};
+
+/// How long a daemon may take to listen.
+const START: Duration = Duration::from_secs(10);
+/// How long it may take to end.
+const STOP: Duration = Duration::from_secs(3);
+
+/// What a keeper is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    dir: PathBuf,
+    devices: Vec<String>,
+}
+
+/// What a keeper says when the daemon listens.
+#[derive(Debug, Serialize, Deserialize)]
+struct Listening {
+    pid: u32,
+}
+
+/// A fabric with some devices.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    dir: PathBuf,
+    daemon: u32,
+    // Dropped first: it removes what the directory holds.
+    _keeper: Helper,
+}
+
+impl Rig {
+    /// Starts a daemon with the devices of these names on one fabric.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or the daemon does not start.
+    pub(crate) fn start(devices: &[&str]) -> Result<Rig, CliError> {
+        let dir = temporary_directory()?;
+        let task = Task { dir: dir.clone(), devices: devices.iter().map(|&d| d.into()).collect() };
+        let keeper = Helper::start("fabric", "__keeper", &task)?;
+        let Listening { pid } = keeper.hear(START)?;
+        Ok(Rig { dir, daemon: pid, _keeper: keeper })
+    }
+
+    /// The socket of a device.
+    pub(crate) fn device(&self, name: &str) -> PathBuf {
+        socket(&self.dir, name)
+    }
+
+    /// Its directory, where short-lived sockets may be made too.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Process id of the daemon.
+    pub(crate) fn daemon_pid(&self) -> u32 {
+        self.daemon
+    }
+
+    /// A client of the daemon's management socket.
+    ///
+    /// # Errors
+    /// [`CliError::Management`].
+    pub(crate) fn management(&self) -> Result<Client, CliError> {
+        let socket = socket(&self.dir, "management");
+        Client::connect(&socket).map_err(|source| CliError::Management { socket, source })
+    }
+}
+
+fn socket(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.sock"))
+}
+
+fn temporary_directory() -> Result<PathBuf, CliError> {
+    let name = format!("smc-{}", uuid::Uuid::new_v4().simple());
+    let dir = std::env::temp_dir().join(name);
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+    made.map_err(CliError::io(format!("cannot make {}", dir.display())))?;
+    Ok(dir)
+}
+
+/// The keeper's part.
+pub(crate) fn keep(task: &str) -> ExitCode {
+    helper::run_unwatched(task, |task: Task| {
+        let result = keep_daemon(&task);
+        if let Err(error) = std::fs::remove_dir_all(&task.dir) {
+            tracing::warn!(dir = %task.dir.display(), %error, "cannot remove");
+        }
+        result
+    })
+}
+
+fn keep_daemon(task: &Task) -> Result<(), CliError> {
+    let failed = |problem: String| CliError::Helper { name: "daemon".into(), problem };
+    let management = socket(&task.dir, "management");
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("smc").arg("__daemon").stdin(Stdio::null()).stdout(Stdio::null());
+    command.arg("--management").arg(&management).args(["--log-level", "warn"]);
+    for name in &task.devices {
+        command.arg("--socket-path").arg(socket(&task.dir, name));
+    }
+    let mut daemon =
+        command.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let deadline = Instant::now() + START;
+    while Client::connect(&management).is_err() {
+        let ended = daemon.try_wait().ok().flatten();
+        if let Some(status) = ended {
+            return Err(failed(format!("ended with {status}")));
+        }
+        if Instant::now() > deadline {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+            return Err(failed("does not listen".into()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    if helper::say(&Listening { pid: daemon.id() }).is_ok() {
+        helper::wait_for_parent_end();
+    }
+    if let Some(pid) = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::TERM);
+    }
+    if !helper::wait_for(&mut daemon, STOP) {
+        let _ = daemon.kill();
+        let _ = daemon.wait();
+    }
+    Ok(())
+}
+
+/// The daemon's part: the same daemon as `smc fabric`, which ends with its keeper.
+pub(crate) fn daemon(args: Vec<std::ffi::OsString>) -> ExitCode {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
+        tracing::debug!(%error, "death signal");
+    }
+    vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(args))
+}

@@ -1,0 +1,118 @@
+//! Options that make an SMC stack, shared by the commands that have one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use guest_driver::{Config, DataPath, Stack};
+use smc_core::wire::ids::Eid;
+
+use crate::error::CliError;
+use crate::places;
+
+/// Which device to use, and how.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StackArgs {
+    /// Socket of the virtio-ism device, as the daemon listens on it.
+    ///
+    /// The default is one of the two devices that "smc fabric" makes without options: a.sock for
+    /// servers and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID.
+    #[arg(long, value_name = "SOCKET", env = "SMC_DEVICE")]
+    pub(crate) device: Option<PathBuf>,
+
+    /// User EID (enterprise id); repeat it for more. Both ends need one in common
+    /// [default: VIRTIO-ISM].
+    #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
+    pub(crate) eids: Vec<String>,
+
+    /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
+    pub(crate) buffer: usize,
+
+    /// How long a waiting call looks at the shared memory before it sleeps, microseconds; 0: it
+    /// sleeps at once.
+    #[arg(long, value_name = "US", default_value_t = 50)]
+    pub(crate) spin_us: u64,
+
+    /// How bytes travel.
+    #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
+    pub(crate) path: PathArg,
+}
+
+/// How bytes travel, as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PathArg {
+    /// Stores into the peer's buffer where both ends can map it, else moves.
+    Auto,
+    /// Stores into the peer's buffer, or no SMC.
+    Window,
+    /// The device copies.
+    Move,
+}
+
+impl From<PathArg> for DataPath {
+    fn from(path: PathArg) -> DataPath {
+        match path {
+            PathArg::Auto => DataPath::Auto,
+            PathArg::Window => DataPath::Window,
+            PathArg::Move => DataPath::Move,
+        }
+    }
+}
+
+impl StackArgs {
+    /// Opens the device, by default the one called `name`.
+    ///
+    /// # Errors
+    /// A wrong EID; a device that cannot be opened.
+    pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
+        let device = self.device.clone().unwrap_or_else(|| places::socket(name));
+        let mut config = Config::new(&device);
+        for name in &self.eids {
+            let eid = Eid::new(name)
+                .map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
+            config = config.eid(eid);
+        }
+        config.recv_buffer = self.buffer;
+        config.spin = Duration::from_micros(self.spin_us);
+        config.path = self.path.into();
+        open(config, &device)
+    }
+}
+
+/// Opens a stack on one device.
+///
+/// # Errors
+/// [`CliError::Device`].
+pub(crate) fn open(config: Config, device: &Path) -> Result<Arc<Stack>, CliError> {
+    Stack::open(config).map_err(|source| CliError::Device { device: device.into(), source })
+}
+
+/// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
+pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
+    let wrong = || format!("{text:?} is not a size; examples: 100, 64K, 1M");
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (text.get(..end), 10),
+        Some((end, 'm' | 'M')) => (text.get(..end), 20),
+        Some((end, 'g' | 'G')) => (text.get(..end), 30),
+        _ => (Some(text), 0),
+    };
+    let number: usize = digits.unwrap_or_default().parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).filter(|size| *size > 0).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_are_not_zero() {
+        assert_eq!(parse_size("100"), Ok(100));
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("1m"), Ok(1 << 20));
+        for bad in ["", "0", "K", "-1", "1X", "99999999999999999999", "99999999999999G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

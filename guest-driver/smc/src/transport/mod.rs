@@ -1,0 +1,89 @@
+//! What carries bytes, as one thing: the measurements are written once, over these traits, and run
+//! over each transport.
+
+mod ring;
+mod smc;
+mod sockets;
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+pub(crate) use ring::Ring;
+pub(crate) use smc::{Path, Smc};
+pub(crate) use sockets::{Tcp, Unix};
+
+/// Something that servers listen on and clients connect through.
+pub(crate) trait Transport: Sync {
+    /// A listening socket.
+    type Listener;
+    /// A connection.
+    type Stream: Stream;
+    /// Readiness of many connections.
+    type Poll: Poll<Self::Stream>;
+
+    /// Listens somewhere; the text tells a client where.
+    fn listen(&self) -> io::Result<(Self::Listener, String)>;
+    /// Takes the next connection.
+    fn accept(&self, listener: &Self::Listener) -> io::Result<Self::Stream>;
+    /// Connects to where a server listens.
+    fn connect(&self, address: &str) -> io::Result<Self::Stream>;
+    /// A readiness set as a program for this transport would use it.
+    fn poll(&self) -> io::Result<Self::Poll>;
+}
+
+/// A connection.
+pub(crate) trait Stream: Read + Write + Send {
+    /// Whether calls return `WouldBlock` instead of waiting.
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
+    /// Sends small messages at once (TCP_NODELAY), where that is a question.
+    fn send_at_once(&self) -> io::Result<()>;
+    /// Ends the own half.
+    fn finish(&self) -> io::Result<()>;
+}
+
+/// What is asked about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// A read that would not block.
+    Read,
+    /// A write that would not block.
+    Write,
+    /// Either.
+    Both,
+}
+
+/// Level-triggered readiness of many connections.
+pub(crate) trait Poll<S> {
+    /// Watches a connection.
+    fn add(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()>;
+    /// Changes what is asked.
+    fn modify(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()>;
+    /// Stops watching.
+    fn remove(&mut self, stream: &S, key: u64) -> io::Result<()>;
+    /// Waits and puts the keys that are ready (or failed) into `ready`, which is emptied first.
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()>;
+}
+
+/// For transports that cannot wait for many.
+pub(crate) enum NoPoll {}
+
+impl<S> Poll<S> for NoPoll {
+    fn add(&mut self, _: &S, _: u64, _: Interest) -> io::Result<()> {
+        match *self {}
+    }
+
+    fn modify(&mut self, _: &S, _: u64, _: Interest) -> io::Result<()> {
+        match *self {}
+    }
+
+    fn remove(&mut self, _: &S, _: u64) -> io::Result<()> {
+        match *self {}
+    }
+
+    fn wait(&mut self, _: &mut Vec<u64>, _: Duration) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! SMC-D, and nothing else: a connection that falls back to TCP is an error here.
+
+use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Duration;
+
+use guest_driver::socket::{self, Poller, Readied};
+use guest_driver::{Facts, SmcListener, SmcStream, Stack};
+
+use super::{Interest, Poll, Stream, Transport};
+
+/// Which way bytes have to travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Stores into the peer's DMB.
+    Window,
+    /// The device copies.
+    Move,
+    /// Either.
+    Any,
+}
+
+/// SMC-D over a stack.
+pub(crate) struct Smc {
+    /// The stack.
+    pub(crate) stack: Arc<Stack>,
+    /// What a connection must be like.
+    pub(crate) path: Path,
+}
+
+impl Smc {
+    fn check(&self, stream: SmcStream) -> io::Result<SmcStream> {
+        let problem = match (stream.facts(), self.path) {
+            (Facts::Tcp(why), _) => format!("the connection fell back to TCP: {why}"),
+            (Facts::SmcD(facts), Path::Window) if !facts.window => {
+                "the connection uses moves instead of the window".into()
+            }
+            (Facts::SmcD(facts), Path::Move) if facts.window => {
+                "the connection uses the window instead of moves".into()
+            }
+            (Facts::SmcD(_), _) => return Ok(stream),
+        };
+        Err(io::Error::other(problem))
+    }
+}
+
+impl Transport for Smc {
+    type Listener = SmcListener;
+    type Stream = SmcStream;
+    type Poll = SmcPoll;
+
+    fn listen(&self) -> io::Result<(SmcListener, String)> {
+        let listener = SmcListener::bind(&self.stack, "127.0.0.1:0")?;
+        let address = listener.local_addr()?.to_string();
+        Ok((listener, address))
+    }
+
+    fn accept(&self, listener: &SmcListener) -> io::Result<SmcStream> {
+        self.check(listener.accept()?.0)
+    }
+
+    fn connect(&self, address: &str) -> io::Result<SmcStream> {
+        self.check(SmcStream::connect(&self.stack, address)?)
+    }
+
+    fn poll(&self) -> io::Result<SmcPoll> {
+        let poller = Poller::new(self.stack.config().spin)?;
+        Ok(SmcPoll { poller, events: Vec::new() })
+    }
+}
+
+impl Stream for SmcStream {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        SmcStream::set_nonblocking(self, nonblocking)
+    }
+
+    fn send_at_once(&self) -> io::Result<()> {
+        self.set_nodelay(true)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// The library's poller.
+pub(crate) struct SmcPoll {
+    poller: Poller,
+    events: Vec<Readied>,
+}
+
+fn interest(interest: Interest) -> socket::Interest {
+    match interest {
+        Interest::Read => socket::Interest::READ,
+        Interest::Write => socket::Interest::WRITE,
+        Interest::Both => socket::Interest::BOTH,
+    }
+}
+
+impl Poll<SmcStream> for SmcPoll {
+    fn add(&mut self, stream: &SmcStream, key: u64, asked: Interest) -> io::Result<()> {
+        self.poller.add(stream, key, interest(asked))
+    }
+
+    fn modify(&mut self, _: &SmcStream, key: u64, asked: Interest) -> io::Result<()> {
+        self.poller.modify(key, interest(asked))
+    }
+
+    fn remove(&mut self, _: &SmcStream, key: u64) -> io::Result<()> {
+        self.poller.remove(key)
+    }
+
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()> {
+        self.poller.wait(&mut self.events, 256, Some(timeout))?;
+        ready.clear();
+        ready.extend(self.events.iter().map(|event| event.key));
+        Ok(())
+    }
+}

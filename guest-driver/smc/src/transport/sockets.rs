@@ -1,0 +1,161 @@
+//! TCP on the loopback and Unix stream sockets, as the kernel's defaults have them.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+
+use super::{Interest, Poll, Stream, Transport};
+
+/// TCP over the loopback interface.
+pub(crate) struct Tcp;
+
+impl Transport for Tcp {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
+    type Poll = Epoll;
+
+    fn listen(&self) -> io::Result<(TcpListener, String)> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?.to_string();
+        Ok((listener, address))
+    }
+
+    fn accept(&self, listener: &TcpListener) -> io::Result<TcpStream> {
+        Ok(listener.accept()?.0)
+    }
+
+    fn connect(&self, address: &str) -> io::Result<TcpStream> {
+        TcpStream::connect(address)
+    }
+
+    fn poll(&self) -> io::Result<Epoll> {
+        Epoll::new()
+    }
+}
+
+impl Stream for TcpStream {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        TcpStream::set_nonblocking(self, nonblocking)
+    }
+
+    fn send_at_once(&self) -> io::Result<()> {
+        self.set_nodelay(true)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// Unix stream sockets in a directory.
+pub(crate) struct Unix {
+    /// Where listening sockets are made.
+    pub(crate) dir: PathBuf,
+}
+
+/// A listening Unix socket, whose path goes with it.
+pub(crate) struct PathListener {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Drop for PathListener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Transport for Unix {
+    type Listener = PathListener;
+    type Stream = UnixStream;
+    type Poll = Epoll;
+
+    fn listen(&self) -> io::Result<(PathListener, String)> {
+        let path = self.dir.join(format!("{}.sock", uuid::Uuid::new_v4().simple()));
+        let listener = UnixListener::bind(&path)?;
+        let address = path.display().to_string();
+        Ok((PathListener { listener, path }, address))
+    }
+
+    fn accept(&self, listener: &PathListener) -> io::Result<UnixStream> {
+        Ok(listener.listener.accept()?.0)
+    }
+
+    fn connect(&self, address: &str) -> io::Result<UnixStream> {
+        UnixStream::connect(address)
+    }
+
+    fn poll(&self) -> io::Result<Epoll> {
+        Epoll::new()
+    }
+}
+
+impl Stream for UnixStream {
+    fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        UnixStream::set_nonblocking(self, nonblocking)
+    }
+
+    fn send_at_once(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// epoll, level-triggered.
+pub(crate) struct Epoll {
+    set: OwnedFd,
+    events: Vec<MaybeUninit<epoll::Event>>,
+}
+
+impl Epoll {
+    fn new() -> io::Result<Epoll> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Epoll { set, events: vec![MaybeUninit::uninit(); 256] })
+    }
+}
+
+fn flags(interest: Interest) -> epoll::EventFlags {
+    match interest {
+        Interest::Read => epoll::EventFlags::IN,
+        Interest::Write => epoll::EventFlags::OUT,
+        Interest::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+    }
+}
+
+impl<S: AsFd> Poll<S> for Epoll {
+    fn add(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(&self.set, stream, epoll::EventData::new_u64(key), flags(interest))?)
+    }
+
+    fn modify(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&self.set, stream, epoll::EventData::new_u64(key), flags(interest))?)
+    }
+
+    fn remove(&mut self, stream: &S, _key: u64) -> io::Result<()> {
+        Ok(epoll::delete(&self.set, stream)?)
+    }
+
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()> {
+        ready.clear();
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        match epoll::wait(&self.set, &mut self.events[..], Some(&timeout)) {
+            Ok((events, _)) => ready.extend(events.iter().map(|event| event.data.u64())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
