@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, CONTROL_BLOCK_LEN};
-use smc_core::wire::llc::{Dialect, Kind as LlcKind};
+use smc_core::wire::llc::{Dialect, Kind as LlcKind, LLC_LEN};
 use smc_core::wire::view::{self, View};
 use thiserror::Error;
 
@@ -34,8 +34,6 @@ use stream::{End, Found, Streams};
 
 /// Most bytes of hex text or raw bytes that are read, several times what [`hex::MAX_BYTES`] needs.
 const MAX_INPUT: u64 = 8 << 20;
-/// Bytes of the shortest LLC message.
-const LLC_LEN: usize = 44;
 
 /// Put CLC, LLC and CDC messages into words
 #[derive(Clone, Debug, clap::Args)]
@@ -131,7 +129,12 @@ pub(crate) fn run(args: DecodeArgs) -> Result<(), DecodeError> {
     }
 }
 
-fn run_to(args: DecodeArgs, stdin: impl Read, out: impl Write) -> Result<(), DecodeError> {
+/// As [`run`], with other ends.
+pub(crate) fn run_to(
+    args: DecodeArgs,
+    stdin: impl Read,
+    out: impl Write,
+) -> Result<(), DecodeError> {
     let DecodeArgs { input, kind, json } = args;
     let mut report = Report::new(out, json);
     let result = match &input[..] {

@@ -1,0 +1,26 @@
+//! Any bytes into `smc decode`, captures above all: no panic, and JSON lines that are JSON.
+#![no_main]
+
+use clap::Parser;
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../../guest-driver/smc/src/decode/mod.rs"]
+#[allow(dead_code, reason = "the entry of the program is not used here")]
+mod decode;
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    args: decode::DecodeArgs,
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = Command::parse_from(["decode"]);
+    let _ = decode::run_to(text.args, bytes, std::io::sink());
+    let json = Command::parse_from(["decode", "--json"]);
+    let mut out = Vec::new();
+    let _ = decode::run_to(json.args, bytes, &mut out);
+    for line in out.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        assert!(serde_json::from_slice::<serde_json::Value>(line).is_ok());
+    }
+});
