@@ -8,9 +8,10 @@ use guest_driver::ism::{IsmDevice, OpenOptions, Prefer};
 use guest_driver::transport::Transport;
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
-    ConfirmStep, Dmbe, Established, Instant, IsmDevice as Offered, Selection, ServerStep, start,
+    ConfirmStep, Dmbe, Established, Instant, IsmDevice as Offered, Selection, ServerStep, Terms,
+    start,
 };
-use smc_core::wire::ids::{Chid, DmbToken, Gid, LinkId, PeerId, SizeCode};
+use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, PeerId, Release, SizeCode};
 use virtio_ism_abi::Gid as AbiGid;
 
 use crate::bench::{Bench, eid};
@@ -134,7 +135,9 @@ impl Proposed {
     #[track_caller]
     pub fn accepted(self) -> (TcpStream, Accepted) {
         let message = read_message(&self.tcp, self.awaiting.reader());
-        match self.awaiting.handle(&message, |_, _| None) {
+        // A peer that comes again knows what was agreed the first time.
+        let known = Terms { release: Release::V2_1, features: Features::EMULATED_ISM };
+        match self.awaiting.handle(&message, |_, _| Some(known)) {
             ClientStep::Offered(accepted) => (self.tcp, accepted),
             other => panic!("{other:?}"),
         }

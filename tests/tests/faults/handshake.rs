@@ -1,1 +1,259 @@
+//! Peers that fall silent in the middle of a handshake, and what TCP says after it.
 
+use std::io::{ErrorKind, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_driver::ism::{OwnDmb, PeerDmb};
+use guest_driver::{SmcStream, Stack};
+use rustix::net::sockopt;
+use smc_core::handshake::DeclineReason;
+use smc_tests::leaks::Devices;
+use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put, read_to_end};
+use smc_tests::watch::LIMIT;
+use smc_tests::{
+    Bench, Fabric, PATIENCE, eventually, note, read_exactly, send_all, slurp, watched,
+};
+
+use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_fails, works};
+
+const LEN: u32 = 64 << 10;
+
+/// A server that waits this long for a message.
+const SHORT: Duration = Duration::from_millis(700);
+
+fn impatient(bench: &Bench) -> Door {
+    let mut config = bench.config(0);
+    config.clc_timeout = SHORT;
+    config.detect_timeout = SHORT;
+    let server = Stack::open(config).unwrap();
+    Door::new(smc_tests::Pair::new(server, bench.stack(1), true))
+}
+
+/// Clients that stall at every point of a handshake; dropped, they go.
+fn stalled(door: &Door, device: &Device) -> Vec<(&'static str, TcpStream)> {
+    let config = device.config();
+    let (_, proposal) = raw::proposal(&config);
+    let begin = |bytes: &[u8]| {
+        let tcp = TcpStream::connect(door.addr()).unwrap();
+        put(&tcp, bytes);
+        tcp
+    };
+    let mut clients = vec![
+        ("says nothing", begin(&[])),
+        ("says one byte", begin(&proposal[..1])),
+        ("says half a header", begin(&proposal[..4])),
+        ("says a header", begin(&proposal[..8])),
+        ("keeps the last byte", begin(&proposal[..proposal.len() - 1])),
+    ];
+    let (tcp, _accepted) = propose(door.addr(), &config).accepted();
+    clients.push(("never confirms", tcp));
+    let (tcp, accepted) = propose(door.addr(), &config).accepted();
+    let (_, confirm) = accepted.confirm(dmbe(1, LEN), LINK);
+    put(&tcp, &confirm[..confirm.len() - 1]);
+    clients.push(("keeps the last byte of Confirm", tcp));
+    clients
+}
+
+#[test]
+fn stalled_clients_block_nobody_and_are_given_up() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let before = Devices::of(bench.daemon());
+        let door = impatient(&bench);
+        let device = Device::open(&bench, 2);
+        let start = Instant::now();
+        let clients = stalled(&door, &device);
+        door.serves();
+        door.serves();
+        println!("served after {:?}", start.elapsed());
+        // The first three could be ordinary clients, and are taken for such.
+        let plain: Vec<SmcStream> = (0..3).map(|_| door.next()).collect();
+        assert!(plain.iter().all(|stream| !stream.is_smc()));
+        for (what, tcp) in &clients[3..] {
+            note(*what);
+            let (bytes, end) = read_to_end(tcp);
+            println!("{what}: {end:?} after {:?}", start.elapsed());
+            assert!(bytes.is_empty(), "{what}");
+        }
+        assert!(start.elapsed() < SHORT + SOON, "{:?}", start.elapsed());
+        assert_eq!(door.others(), 0);
+        drop((clients, plain));
+        door.serves();
+        drop((door, device));
+        nothing_is_left(&bench, before);
+    });
+}
+
+#[test]
+fn more_stalled_clients_than_handshakes_at_a_time_only_delay() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let door = impatient(&bench);
+        let device = Device::open(&bench, 2);
+        let (_, proposal) = raw::proposal(&device.config());
+        let start = Instant::now();
+        let clients: Vec<_> = (0..300)
+            .map(|_| {
+                let tcp = TcpStream::connect(door.addr()).unwrap();
+                put(&tcp, &proposal[..20]);
+                tcp
+            })
+            .collect();
+        println!("all there after {:?}", start.elapsed());
+        let start = Instant::now();
+        let client = SmcStream::connect(&door.pair.client, door.addr()).unwrap();
+        works(&client, &door.next());
+        println!("served after {:?}", start.elapsed());
+        assert!(start.elapsed() < SHORT * 2 + SOON);
+        eventually("all are given up", || door.pair.server.totals().broken == 300);
+        drop(clients);
+    });
+}
+
+#[test]
+fn a_server_that_stalls_is_a_timeout_at_the_client() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let mut config = bench.config(1);
+        config.clc_timeout = SHORT;
+        let client = Stack::open(config).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for part in [0, 1, 8, 60] {
+            thread::scope(|scope| {
+                let (config, listener) = (device.config(), &listener);
+                let stalling = scope.spawn(move || {
+                    let selected = raw::select(listener, &config);
+                    put(&selected.tcp, &selected.accept_bytes(dmbe(1, LEN))[..part]);
+                    read_to_end(&selected.tcp)
+                });
+                let start = Instant::now();
+                let error = SmcStream::connect(&client, address).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                println!("{part} bytes: {error} after {:?}", start.elapsed());
+                assert!(start.elapsed() >= SHORT && start.elapsed() < SHORT + SOON);
+                assert!(stalling.join().unwrap().0.is_empty());
+            });
+        }
+        // The application's own patience may be shorter.
+        thread::scope(|scope| {
+            let (config, listener) = (device.config(), &listener);
+            scope.spawn(move || read_to_end(&raw::select(listener, &config).tcp));
+            let start = Instant::now();
+            let limit = Duration::from_millis(200);
+            let error = SmcStream::connect_timeout(&client, &address, limit).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            assert!(start.elapsed() >= limit && start.elapsed() < SOON);
+        });
+        // A plain server that never answers, and one that is not there.
+        drop(listener);
+        assert_eq!(
+            SmcStream::connect(&client, address).unwrap_err().kind(),
+            ErrorKind::ConnectionRefused
+        );
+    });
+}
+
+/// A connection of an honest client to a raw server: the client's stream, the raw end, and the
+/// server's DMBs, which live as long as they are held.
+type Half = (SmcStream, TcpStream, (OwnDmb, PeerDmb));
+
+fn half(bench: &Bench, device: &Device) -> Half {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = bench.stack(1);
+    thread::scope(|scope| {
+        let address = listener.local_addr().unwrap();
+        let connecting = scope.spawn(move || SmcStream::connect(&client, address).unwrap());
+        let selected = raw::select(&listener, &device.config());
+        let own = device.ism.register(selected.client(), LEN, 0).unwrap();
+        let (tcp, awaiting) = selected.accept(dmbe(own.token().0, LEN));
+        let established = raw::confirmed(&tcp, awaiting);
+        let token = virtio_ism_abi::Token(established.peer.token.0);
+        let theirs = device.ism.attach(token, established.peer.size.bytes()).unwrap();
+        let stream = connecting.join().unwrap();
+        assert!(stream.is_smc(), "{}", stream.facts());
+        (stream, tcp, (own, theirs))
+    })
+}
+
+#[test]
+fn a_late_decline_breaks_the_connection() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let (client, tcp, _dmbs) = half(&bench, &device);
+        let config = device.config();
+        let late = smc_core::handshake::SendDecline::opening(&config, DeclineReason::Internal);
+        put(&tcp, &late.message);
+        let start = Instant::now();
+        let kind = read_until_it_fails(&client);
+        assert!(is_broken(kind), "{kind}");
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert_eq!(read_to_end(&tcp).1, End::Reset);
+    });
+}
+
+#[test]
+fn bytes_on_tcp_after_the_switch_never_reach_the_application() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let (client, tcp, _dmbs) = half(&bench, &device);
+        put(&tcp, b"stray payload");
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut buf = [0; 64];
+        let error = client.recv(&mut buf).unwrap_err();
+        assert!(is_broken(error.kind()), "{error}");
+        assert_eq!(buf, [0; 64]);
+    });
+}
+
+#[test]
+fn a_reset_of_tcp_ends_the_connection() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let (client, tcp, _dmbs) = half(&bench, &device);
+        sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)).unwrap();
+        let start = Instant::now();
+        drop(tcp);
+        assert_eq!(read_until_it_fails(&client), ErrorKind::ConnectionReset);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(client.send(b"x").is_err());
+    });
+}
+
+#[test]
+fn a_fin_of_tcp_means_nothing() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let (client, tcp, _dmbs) = half(&bench, &device);
+        tcp.shutdown(Shutdown::Write).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
+        assert_eq!(client.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        send_all(&client, b"still");
+    });
+}
+
+#[test]
+fn a_plain_client_that_talks_slowly_is_served() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let door = impatient(&bench);
+        let mut tcp = TcpStream::connect(door.addr()).unwrap();
+        // As far as this is a Proposal, and then it is not.
+        tcp.write_all(&[0xe2, 0xd4]).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        tcp.write_all(b"hello").unwrap();
+        tcp.shutdown(Shutdown::Write).unwrap();
+        let server = door.next();
+        assert!(!server.is_smc());
+        assert_eq!(read_exactly(&server, 7), b"\xe2\xd4hello");
+        assert!(slurp(&server).is_empty());
+        door.serves();
+    });
+}

@@ -128,6 +128,17 @@ impl Door {
         self.accepted.recv_timeout(PATIENCE).unwrap()
     }
 
+    /// The next SMC connection that the server accepts; others are dropped.
+    #[track_caller]
+    pub(crate) fn next_smc(&self) -> SmcStream {
+        loop {
+            let stream = self.next();
+            if stream.is_smc() {
+                return stream;
+            }
+        }
+    }
+
     /// A connection that the server accepts although it should not.
     pub(crate) fn soon(&self) -> Option<SmcStream> {
         self.accepted.recv_timeout(Duration::from_millis(20)).ok()
@@ -138,13 +149,19 @@ impl Door {
         self.accepted.try_iter().count()
     }
 
+    /// The same, themselves, after a while.
+    pub(crate) fn drain(&self) -> Vec<SmcStream> {
+        thread::sleep(Duration::from_millis(100));
+        self.accepted.try_iter().collect()
+    }
+
     /// An honest client is served, and soon.
     #[track_caller]
     pub(crate) fn serves(&self) {
         let start = Instant::now();
         let client = SmcStream::connect(&self.pair.client, self.addr()).unwrap();
         assert!(client.is_smc(), "{}", client.facts());
-        let server = self.next();
+        let server = self.next_smc();
         works(&client, &server);
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     }
