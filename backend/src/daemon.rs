@@ -69,6 +69,7 @@ impl Daemon {
     /// The first thing that cannot be done; what was done before is undone.
     pub fn start(config: Config) -> Result<Daemon, DaemonError> {
         config.check()?;
+        crate::vhost::prepare();
         let gids = Arc::new(GidPool::default());
         let mut fabrics = BTreeMap::new();
         for fabric in &config.fabrics {

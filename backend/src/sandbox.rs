@@ -177,6 +177,10 @@ const CALLS: &[i64] = &[
     libc::SYS_eventfd2,
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime,
+    // wakes across devices; the contexts are made before
+    libc::SYS_io_submit,
+    libc::SYS_io_getevents,
+    libc::SYS_io_destroy,
     // memory of slabs and guests
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,

@@ -10,15 +10,17 @@
 //! A [`Buddy`] gives out ranges: of a slab's data to DMBs, of a front end's window to slabs. It
 //! never touches the memory.
 //!
-//! Mapping is done by `vm-memory` and system calls by `rustix`, so this room needs no `unsafe` of
-//! its own.
-#![forbid(unsafe_code)]
+//! A [`Kicker`] signals eventfds of front ends without ever blocking. It is the only place of the
+//! backend with `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
+#[allow(unsafe_code, reason = "no crate wraps the kernel's asynchronous IO")]
+mod kick;
 mod sealed;
 mod slab;
 
 pub use buddy::Buddy;
+pub use kick::Kicker;
 pub use sealed::Sealed;
 pub use slab::SlabMemory;
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -32,8 +33,9 @@ impl Bell {
     }
 }
 
-impl Doorbell for Bell {
-    fn ring(&self) {
+impl Bell {
+    /// Makes the worker look.
+    pub(crate) fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             // Can fail only after 2^64 - 2 rings.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
@@ -44,6 +46,40 @@ impl Doorbell for Bell {
 impl AsRawFd for Bell {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+/// Who can hand over a device's events at once.
+pub(super) trait Porter: Send + Sync {
+    /// Hands over what there is, from a thread of another device, without ever waiting. `false`:
+    /// that was not possible, the device's own worker has to.
+    fn deliver(&self) -> bool;
+}
+
+/// The doorbell of a device: events are handed over on the spot if nobody is at work on the event
+/// queue, which spares a thread; otherwise the bell rings.
+pub(crate) struct FrontDoor {
+    bell: Arc<Bell>,
+    porter: OnceLock<Weak<dyn Porter>>,
+}
+
+impl FrontDoor {
+    pub(super) fn new(bell: Arc<Bell>) -> FrontDoor {
+        FrontDoor { bell, porter: OnceLock::new() }
+    }
+
+    /// Says who hands over; once.
+    pub(super) fn staff(&self, porter: Weak<dyn Porter>) {
+        let _ = self.porter.set(porter);
+    }
+}
+
+impl Doorbell for FrontDoor {
+    fn ring(&self) {
+        let porter = self.porter.get().and_then(Weak::upgrade);
+        if !porter.is_some_and(|porter| porter.deliver()) {
+            self.bell.ring();
+        }
     }
 }
 
@@ -66,5 +102,28 @@ mod tests {
         assert_eq!(writes(&bell), None);
         bell.ring();
         assert_eq!(writes(&bell), Some(1));
+    }
+
+    struct Stub(bool);
+
+    impl Porter for Stub {
+        fn deliver(&self) -> bool {
+            self.0
+        }
+    }
+
+    #[test]
+    fn the_bell_rings_only_if_nothing_could_be_handed_over() {
+        for (delivers, rings) in [(true, false), (false, true)] {
+            let bell = Arc::new(Bell::new().unwrap());
+            let door = FrontDoor::new(bell.clone());
+            let porter: Arc<dyn Porter> = Arc::new(Stub(delivers));
+            door.staff(Arc::downgrade(&porter));
+            door.ring();
+            assert_eq!(bell.rung.load(Ordering::Relaxed), rings);
+        }
+        let bell = Arc::new(Bell::new().unwrap());
+        FrontDoor::new(bell.clone()).ring();
+        assert!(bell.rung.load(Ordering::Relaxed), "nobody is at the door");
     }
 }

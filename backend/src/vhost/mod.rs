@@ -19,7 +19,8 @@
 //! # Rules
 //!
 //! - Only a device's own threads write its call descriptors: that write can block, for the front
-//!   end decides about its counter.
+//!   end decides about its counter. Threads of other devices have the kernel signal it, which
+//!   cannot ([`crate::shm::Kicker`]), or ring the device's bell.
 //! - No lock is held while a front end is asked for something, nor while a call is written.
 //! - `handle_event` fails only to end its worker: the framework would end it without a word.
 //! - Guest memory is used only through a table that was checked ([`guest_memory`]).
@@ -40,3 +41,4 @@ mod session;
 pub(crate) mod socket;
 
 pub use faults::{FAULTS, Fault};
+pub(crate) use queues::prepare;

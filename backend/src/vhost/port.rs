@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::Error as FrameworkError;
 
-use super::bell::Bell;
+use super::bell::{Bell, FrontDoor, Porter};
 use super::faults::{FAULTS, Fault, Faults};
 use super::helpers::Helpers;
 use super::session::{Framework, Options, Session};
@@ -242,7 +242,8 @@ impl Inner {
             max_maps: self.spec.max_maps,
             num_move_queues: self.options.move_queues,
         };
-        let device = self.fabric.join(port, bell.clone())?;
+        let door = Arc::new(FrontDoor::new(bell.clone()));
+        let device = self.fabric.join(port, door.clone())?;
         let (session, mut framework) = Session::new(
             self.options.clone(),
             device,
@@ -251,6 +252,8 @@ impl Inner {
             self.helpers.clone(),
             self.timers.clone(),
         )?;
+        let porter: Arc<dyn Porter> = session.clone();
+        door.staff(Arc::downgrade(&porter));
         if let Err(error) = framework.start(listener) {
             self.finish(&session, framework);
             return Err(error.to_string().into());

@@ -1,7 +1,7 @@
 //! What is done on a kick: control commands, event records, moves.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use virtio_ism_abi::command::{Op, SgEntry};
 use virtio_ism_abi::config::Config;
@@ -11,12 +11,14 @@ use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
+use super::bell::Porter;
 use super::chain::{Chain, ChainError};
 use super::faults::Fault;
 use super::mapper::Job;
 use super::ring::Ring;
 use super::session::Session;
 use crate::device::{Moved, Outcome};
+use crate::shm::Kicker;
 
 /// Commands per kick; then others have a turn.
 const COMMANDS: usize = 64;
@@ -52,6 +54,41 @@ impl Scratch {
         let request = 8 + 40 + usize::from(config.max_sg.get()) * size_of::<SgEntry>();
         // One byte more than the longest, so that a longer one is seen to be longer.
         Scratch { chain: Chain::default(), bytes: vec![0; head.max(request + 1)], max_segs }
+    }
+}
+
+/// What a thread needs to hand over events of other devices.
+struct Outside {
+    chain: Chain,
+    kicker: Kicker,
+}
+
+/// Shared by all threads, because contexts of asynchronous IO are few on a large host. Threads that
+/// find all of them in use ring the bell instead.
+static OUTSIDE: [Mutex<Option<Outside>>; 4] = [const { Mutex::new(None) }; 4];
+
+/// Makes ready for the delivery of events across devices. To be called before the sandbox closes;
+/// without effect where the kernel has no asynchronous IO.
+pub(crate) fn prepare() {
+    for outside in &OUTSIDE {
+        let mut outside = outside.lock().unwrap_or_else(PoisonError::into_inner);
+        if outside.is_none() {
+            match Kicker::new() {
+                Ok(kicker) => *outside = Some(Outside { chain: Chain::default(), kicker }),
+                Err(error) => tracing::debug!(%error, "no asynchronous IO: wakes take a detour"),
+            }
+        }
+    }
+}
+
+impl Porter for Session {
+    fn deliver(&self) -> bool {
+        for outside in &OUTSIDE {
+            if let Ok(mut outside) = outside.try_lock() {
+                return outside.as_mut().is_some_and(|outside| self.deliver_events(outside));
+            }
+        }
+        false
     }
 }
 
@@ -97,6 +134,11 @@ fn take_turn(
     if signal {
         ring.signal();
     }
+    judge(session, ring, turn)
+}
+
+/// A turn that went wrong ends the ring.
+fn judge(session: &Session, ring: &Ring, turn: Result<Turn, ChainError>) -> Option<Turn> {
     match turn {
         Ok(turn) => Some(turn),
         Err(error) => {
@@ -255,6 +297,38 @@ impl Session {
         if let Some(delay) = self.device.next_event_in() {
             self.wake_later(delay);
         }
+    }
+
+    /// Hands over records from a thread of another device: nothing here waits for anybody. `false`:
+    /// the device's own worker has to.
+    fn deliver_events(&self, outside: &mut Outside) -> bool {
+        let Some(ring) = self.ring(EVENT_QUEUE) else { return true };
+        let Outside { chain, kicker } = outside;
+        let memory = self.memory.memory();
+        let mut signal = false;
+        let done = ring.try_with_queue(|queue| {
+            let mut used = 0;
+            let step = &mut |queue: &mut Queue, memory: &GuestMemoryMmap| {
+                self.one_event(queue, memory, chain)
+            };
+            let turn = steps(queue, &memory, EVENTS, &mut used, step);
+            signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
+            turn
+        });
+        if signal && !ring.signal_from_elsewhere(kicker) {
+            self.signal_owed.store(true, Ordering::Release);
+            return false;
+        }
+        // Somebody is at work on the ring: it may or may not see what is new.
+        let Some(done) = done else { return false };
+        let Some(turn) = done else { return true };
+        if judge(self, ring, turn) == Some(Turn::Over) {
+            self.look_again(0, EVENT_QUEUE);
+        }
+        if let Some(delay) = self.device.next_event_in() {
+            self.wake_later(delay);
+        }
+        true
     }
 
     fn one_event(

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -12,6 +12,7 @@ use virtio_queue::{Error as QueueError, Queue, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::descriptors::{drain_eventfd, is_eventfd};
+use crate::shm::Kicker;
 
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -35,6 +36,8 @@ pub(super) struct Ring {
 
 #[derive(Default)]
 struct Side {
+    /// Held by whoever works on the queue.
+    turn: Mutex<()>,
     watcher: OnceLock<(usize, Weak<dyn Watcher>)>,
     /// A second handle on the kick: the framework's can only be read in a way that may block.
     kick: Mutex<Option<File>>,
@@ -78,11 +81,30 @@ impl Ring {
         if self.side.broken.load(Ordering::Relaxed) {
             return None;
         }
+        let _turn = lock(&self.side.turn);
         let mut state = self.inner.get_mut();
         if !state.is_enabled() || !state.get_queue().ready() {
             return None;
         }
         Some(work(state.get_queue_mut()))
+    }
+
+    /// As [`Ring::with_queue`] for a thread of another device, which must not wait: `None` if
+    /// somebody is at work on the ring.
+    pub(super) fn try_with_queue<R>(
+        &self,
+        work: impl FnOnce(&mut Queue) -> R,
+    ) -> Option<Option<R>> {
+        let _turn = self.side.turn.try_lock().ok()?;
+        // Held by others only for a few instructions of a request, however that request turns out.
+        let mut state = self.inner.get_mut();
+        if self.side.broken.load(Ordering::Relaxed)
+            || !state.is_enabled()
+            || !state.get_queue().ready()
+        {
+            return Some(None);
+        }
+        Some(Some(work(state.get_queue_mut())))
     }
 
     /// Whether the ring is set up, enabled and not broken.
@@ -114,6 +136,13 @@ impl Ring {
         if let Some(call) = call {
             let _ = rustix::io::write(&*call, &1u64.to_ne_bytes());
         }
+    }
+
+    /// As [`Ring::signal`] for a thread of another device. `false`: that was not possible.
+    pub(super) fn signal_from_elsewhere(&self, kicker: &mut Kicker) -> bool {
+        let call = lock(&self.side.call).clone();
+        // Without a call descriptor the driver polls.
+        call.is_none_or(|call| kicker.kick(call.as_fd()).is_ok())
     }
 
     fn changed(&self) {

@@ -31,7 +31,7 @@ use super::helpers::Helpers;
 use super::mapper::{self, Answer, Job, Mapper, Overdue};
 use super::queues::Scratch;
 use super::ring::{self, Memory, Ring, Watcher};
-use crate::device::{Departure, Device, Doorbell, Reply};
+use crate::device::{Departure, Device, Reply};
 use crate::timers::{Timed, Timers};
 
 /// Workers of a session: one for control and events, one for moves.
@@ -66,6 +66,8 @@ pub(super) struct Session {
     /// Answers that wait for worker 0.
     pub(super) held: Mutex<VecDeque<(Pending, Reply)>>,
     pub(super) any_held: AtomicBool,
+    /// Records were published and the driver was not told.
+    pub(super) signal_owed: AtomicBool,
     /// Commands that wait for the front end, or whose answers are held.
     pub(super) backlog: AtomicUsize,
     pub(super) helpers: Helpers,
@@ -123,6 +125,7 @@ impl Session {
             mapper: Arc::default(),
             held: Mutex::default(),
             any_held: AtomicBool::new(false),
+            signal_owed: AtomicBool::new(false),
             backlog: AtomicUsize::new(0),
             helpers,
             rings: OnceLock::new(),
@@ -349,6 +352,11 @@ impl Session {
             return Err(io::Error::other("the session ended"));
         }
         if worker == 0 {
+            if self.signal_owed.swap(false, Ordering::AcqRel)
+                && let Some(ring) = self.ring(EVENT_QUEUE)
+            {
+                ring.signal();
+            }
             self.on_queue(0, EVENT_QUEUE);
         }
         let mut queues = again.swap(0, Ordering::Acquire);
