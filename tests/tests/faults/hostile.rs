@@ -316,6 +316,26 @@ fn writing_over_whole_slabs_harms_the_writers_own_connections_only() {
 }
 
 #[test]
+fn handshakes_of_a_peer_that_destroyed_its_slabs_delay_nobody() {
+    watched(LIMIT, || {
+        let Stage { bench, pair, honest, device } = stage(Fabric::Window);
+        let (hostile, victim) = Hostile::connect(&pair, &device);
+        // Both slabs: the server's next DMB for this peer, and this peer's next one for the server.
+        slabs(&device).iter().for_each(|slab| flood(slab, || u64::MAX));
+        assert!(is_broken(read_until_it_fails(&victim)));
+        drop(hostile);
+        let door = Door::new(pair);
+        let start = Instant::now();
+        let attempts: Vec<_> =
+            (0..10).map(|_| propose(door.addr(), &device.config())).collect();
+        door.serves();
+        println!("served after {:?}", start.elapsed());
+        works(&honest.0, &honest.1);
+        drop((attempts, bench));
+    });
+}
+
+#[test]
 fn a_storm_of_signals_starves_nobody() {
     watched(LIMIT, || {
         let stage = stage(Fabric::Window);
