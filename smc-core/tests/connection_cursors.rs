@@ -52,6 +52,8 @@ enum Op {
     Announce,
     Read(u32),
     Tell,
+    /// The receiver hears that what was told is out: later than the peer did.
+    Note,
     /// A cursor made up: round and count relative to the true one, or any.
     Claim {
         wrap: i8,
@@ -67,6 +69,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Announce),
         4 => (0u32..60).prop_map(Op::Read),
         4 => Just(Op::Tell),
+        3 => Just(Op::Note),
         2 => claim.prop_map(|(wrap, count, wild)| Op::Claim { wrap, count, wild }),
     ]
 }
@@ -82,8 +85,10 @@ proptest! {
     ) {
         let model = Model::new(kind, len);
         let (mut sender, mut receiver) = (Sender::new(model.ring), Receiver::new(model.ring));
-        // Stream positions: written, announced to the receiver, read, told to the sender.
-        let (mut written, mut announced, mut read, mut told) = (0u64, 0u64, 0u64, 0u64);
+        // Stream positions: written, announced to the receiver, read, told to the sender, and what
+        // the receiver knows to have been told.
+        let (mut written, mut announced, mut read) = (0u64, 0u64, 0u64);
+        let (mut told, mut noted) = (0u64, 0u64);
         for op in ops {
             match op {
                 Op::Write(n) => {
@@ -96,6 +101,8 @@ proptest! {
                     let arrival = receiver.on_peer_producer(sender.cursor(), NONE).unwrap();
                     prop_assert_eq!(u64::from(arrival.bytes), written - announced);
                     announced = written;
+                    // Who uses space was told of it.
+                    noted = noted.max(announced.saturating_sub(model.len()));
                 }
                 Op::Read(n) => {
                     let n = u64::from(n).min(announced - read);
@@ -108,16 +115,19 @@ proptest! {
                     let due = receiver.consume(n as u32);
                     read += n;
                     // RFC 7609 section 4.5.1, word for word.
-                    let window = model.len() - (announced - told);
-                    let gain = read - told;
+                    let window = model.len() - (announced - noted);
+                    let gain = read - noted;
                     let expected = gain > 0 && 2 * window < model.len() && 10 * gain >= model.len();
                     prop_assert_eq!(due == UpdateDecision::Window, expected);
                 }
                 Op::Tell => {
                     let freed = sender.on_peer_consumer(receiver.cursor()).unwrap();
                     prop_assert_eq!(u64::from(freed), read - told);
-                    receiver.on_published(receiver.cursor());
                     told = read;
+                }
+                Op::Note => {
+                    receiver.on_published(model.cursor(told));
+                    noted = told;
                 }
                 Op::Claim { wrap, count, wild } => {
                     let claim = |true_one: Cursor| match wild {
@@ -143,7 +153,8 @@ proptest! {
             prop_assert_eq!(receiver.cursor(), model.cursor(read));
             prop_assert_eq!(u64::from(sender.space()), model.len() - (written - told));
             prop_assert_eq!(u64::from(receiver.readable()), announced - read);
-            prop_assert_eq!(u64::from(receiver.peer_window()), model.len() - (announced - told));
+            let window = model.len() - (announced - noted);
+            prop_assert_eq!(u64::from(receiver.peer_window()), window);
         }
     }
 

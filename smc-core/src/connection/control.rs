@@ -124,3 +124,53 @@ impl Connection {
         ConsumerWord { cursor: self.receiver.cursor(), producer_flags, state_flags }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Cursor;
+
+    fn connection() -> Option<Connection> {
+        let ring = Ring::smcd(132).ok()?;
+        Some(Connection::new(ring, ring))
+    }
+
+    #[test]
+    fn the_newest_consumer_cursor_of_a_look_is_used() {
+        let mut count = 0;
+        let (_, consumer) = read_words(
+            || 0,
+            || {
+                count += 1;
+                let cursor = Cursor::new(0, count);
+                ConsumerWord { cursor, ..ConsumerWord::default() }.to_u64()
+            },
+        );
+        assert_eq!(consumer.cursor, Cursor::new(0, 2));
+    }
+
+    #[test]
+    fn the_end_shows_a_byte_that_was_held_back() {
+        let mut c = connection().unwrap();
+        let producer = ProducerWord { cursor: Cursor::new(0, 10) };
+        let producer_flags = ProducerFlags::URGENT_PENDING;
+        let mut consumer = ConsumerWord { producer_flags, ..ConsumerWord::default() };
+        let _ = c.on_control(producer, consumer, false).unwrap();
+        assert_eq!(c.receiver.readable(), 9);
+        consumer.state_flags = StateFlags::SENDING_DONE;
+        let delivery = c.on_control(producer, consumer, false).unwrap();
+        assert!(delivery.actions.contains(Actions::WAKE_READERS));
+        assert_eq!(c.receiver.readable(), 10);
+    }
+
+    #[test]
+    fn a_lie_in_either_word_is_an_error() {
+        let good = (ProducerWord::default(), ConsumerWord::default());
+        let beyond = Cursor::new(0, 1);
+        let mut c = connection().unwrap();
+        assert!(c.on_control(good.0, ConsumerWord { cursor: beyond, ..good.1 }, false).is_err());
+        let outside = ProducerWord { cursor: Cursor::new(0, 100) };
+        assert!(c.on_control(outside, good.1, false).is_err());
+        assert!(c.on_control(good.0, good.1, false).is_ok());
+    }
+}

@@ -65,11 +65,10 @@ pub struct Receiver {
     produced: Position,
     /// Where the application reads next.
     consumed: Position,
-    /// The consumer cursor that the peer is known to have been sent.
-    published: Position,
     /// Bytes from `consumed` to `produced`.
     available: u32,
-    /// Bytes from `published` to `consumed`.
+    /// Bytes before `consumed` that the peer is not known to have been told of. Never more than the
+    /// ring has room for beside `available`.
     unpublished: u32,
     /// Half of the ring, bytes.
     half: u32,
@@ -87,7 +86,6 @@ impl Receiver {
             ring,
             produced: Position::START,
             consumed: Position::START,
-            published: Position::START,
             available: 0,
             unpublished: 0,
             half: ring.len() / 2,
@@ -124,6 +122,9 @@ impl Receiver {
         }
         self.produced = position;
         self.available += bytes;
+        if self.unpublished > space - bytes {
+            self.on_early_use();
+        }
         if self.flags.union(flags).is_empty() {
             let (update, urgent) = (UpdateDecision::NotDue, UrgentNews::None);
             return Ok(Arrival { bytes, update, urgent });
@@ -151,11 +152,10 @@ impl Receiver {
         self.available
     }
 
-    /// The window as the peer sees it, bytes. 0 if the peer has used what was freed before this
-    /// receiver was told that the cursor is out.
+    /// The window as the peer sees it, bytes, as far as this receiver knows.
     #[inline]
     pub const fn peer_window(&self) -> u32 {
-        (self.ring.len() - self.available).saturating_sub(self.unpublished)
+        self.ring.len() - self.available - self.unpublished
     }
 
     /// Where the next `n` bytes lie, in order; the second piece is empty unless the ring wraps.
@@ -194,14 +194,12 @@ impl Receiver {
     /// one known to be out is ignored.
     #[inline]
     pub fn on_published(&mut self, cursor: Cursor) {
-        if let Ok((n, position)) = self.ring.moved(self.published, cursor)
-            && n <= self.unpublished
+        // Counted back from the newest one, so that a cursor that was missed leaves no trace.
+        if let Some(position) = self.ring.position(cursor)
+            && let Ok((behind, _)) = self.ring.moved(position, self.cursor())
+            && behind < self.unpublished
         {
-            self.published = position;
-            self.unpublished -= n;
-            if self.unpublished == 0 {
-                self.urgent.on_acknowledged();
-            }
+            self.set_unpublished(behind);
         }
     }
 
@@ -275,6 +273,20 @@ impl Receiver {
         self.consumed = self.ring.advance(self.consumed, n);
         self.available -= n;
         self.unpublished += n;
+    }
+
+    #[inline]
+    fn set_unpublished(&mut self, n: u32) {
+        self.unpublished = n;
+        if n == 0 {
+            self.urgent.on_acknowledged();
+        }
+    }
+
+    /// The peer uses space of which this receiver was not told that it was announced: it was.
+    #[cold]
+    fn on_early_use(&mut self) {
+        self.set_unpublished(self.ring.len() - self.available);
     }
 
     #[cold]
@@ -392,6 +404,17 @@ mod tests {
         let _ = r.consume(60);
         let _ = r.on_peer_producer(Cursor::new(1, 20), NONE).unwrap();
         assert_eq!((r.available(), r.peer_window()), (60, 0));
+    }
+
+    #[test]
+    fn a_cursor_that_cannot_have_gone_out_is_ignored() {
+        let mut r = receiver(100, 60, NONE);
+        let _ = r.consume(20);
+        let before = r;
+        for never in [Cursor::new(0, 21), Cursor::new(1, 0), Cursor::new(0, 100)] {
+            r.on_published(never);
+            assert_eq!(r, before);
+        }
     }
 
     #[test]

@@ -182,6 +182,14 @@ impl Ring {
         Cursor { wrap: position.wrap, count: position.at + self.base }
     }
 
+    /// The place that a cursor names, if it names one.
+    #[inline]
+    pub(super) const fn position(&self, cursor: Cursor) -> Option<Position> {
+        // A count below the base wraps round to a huge offset, so that one compare judges both.
+        let at = cursor.count.wrapping_sub(self.base);
+        if at < self.len { Some(Position { at, wrap: cursor.wrap }) } else { None }
+    }
+
     /// `n` bytes further; `n` is at most the ring's length.
     #[inline]
     pub(super) const fn advance(&self, position: Position, n: u32) -> Position {
@@ -202,13 +210,11 @@ impl Ring {
         from: Position,
         to: Cursor,
     ) -> Result<(u32, Position), CursorError> {
-        // A count below the base wraps round to a huge offset, so that one compare judges both.
-        let at = to.count.wrapping_sub(self.base);
-        if at >= self.len {
+        let Some(position) = self.position(to) else {
             let (first, last) = (self.base, self.base + (self.len - 1));
             return Err(CursorError::BeyondRing { cursor: to, first, last });
-        }
-        let position = Position { at, wrap: to.wrap };
+        };
+        let at = position.at;
         match to.wrap.wrapping_sub(from.wrap) {
             0 if at >= from.at => Ok((at - from.at, position)),
             1 => Ok((self.len - from.at + at, position)),
