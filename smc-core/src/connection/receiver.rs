@@ -407,6 +407,18 @@ mod tests {
     }
 
     #[test]
+    fn a_receiver_that_is_never_told_keeps_step_with_a_peer_that_writes_on() {
+        let mut r = Receiver::new(Ring::smcd(100 + 32).unwrap());
+        for round in 1..5 {
+            let _ = r.on_peer_producer(Cursor::new(round, 0), NONE).unwrap();
+            assert_eq!((r.available(), r.peer_window()), (100, 0));
+            assert_eq!(r.consume(100), UpdateDecision::Window);
+        }
+        r.on_published(r.cursor());
+        assert_eq!((r.peer_window(), r.update_due()), (100, UpdateDecision::NotDue));
+    }
+
+    #[test]
     fn a_cursor_that_cannot_have_gone_out_is_ignored() {
         let mut r = receiver(100, 60, NONE);
         let _ = r.consume(20);
