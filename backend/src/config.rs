@@ -177,6 +177,10 @@ pub struct Quotas {
     pub max_peers: Option<u32>,
     /// Slabs mapped into the front end at a time.
     pub max_maps: Option<u32>,
+    /// Control commands per second.
+    pub commands_per_second: Option<u32>,
+    /// Wake records per second and slab; more are delayed and fall together.
+    pub wakes_per_second: Option<u32>,
 }
 
 /// Where a front end connects.

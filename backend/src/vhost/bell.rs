@@ -1,5 +1,6 @@
 //! A doorbell: how a thread of one device tells a thread of another that it has something to do.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,8 +57,23 @@ pub(super) trait Porter: Send + Sync {
     fn deliver(&self) -> bool;
 }
 
-/// The doorbell of a device: events are handed over on the spot if nobody is at work on the event
-/// queue, which spares a thread; otherwise the bell rings.
+thread_local! {
+    /// This thread holds no lock of a device.
+    static ON_THE_SPOT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets doors that are rung by `work` hand over on the spot.
+///
+/// Handing over asks the device for its records. A device that rings may hold locks which that
+/// would take again, its own or another's, so it must be the caller who knows that there are none.
+pub(super) fn on_the_spot(work: impl FnOnce()) {
+    ON_THE_SPOT.set(true);
+    work();
+    ON_THE_SPOT.set(false);
+}
+
+/// The doorbell of a device. Within [`on_the_spot`] events are handed over at once if nobody is at
+/// work on the event queue, which spares a thread; otherwise the bell rings.
 pub(crate) struct FrontDoor {
     bell: Arc<Bell>,
     porter: OnceLock<Weak<dyn Porter>>,
@@ -76,6 +92,9 @@ impl FrontDoor {
 
 impl Doorbell for FrontDoor {
     fn ring(&self) {
+        if !ON_THE_SPOT.get() {
+            return self.bell.ring();
+        }
         let porter = self.porter.get().and_then(Weak::upgrade);
         if !porter.is_some_and(|porter| porter.deliver()) {
             self.bell.ring();
@@ -119,11 +138,21 @@ mod tests {
             let door = FrontDoor::new(bell.clone());
             let porter: Arc<dyn Porter> = Arc::new(Stub(delivers));
             door.staff(Arc::downgrade(&porter));
-            door.ring();
+            on_the_spot(|| door.ring());
             assert_eq!(bell.rung.load(Ordering::Relaxed), rings);
         }
         let bell = Arc::new(Bell::new().unwrap());
-        FrontDoor::new(bell.clone()).ring();
+        on_the_spot(|| FrontDoor::new(bell.clone()).ring());
         assert!(bell.rung.load(Ordering::Relaxed), "nobody is at the door");
+    }
+
+    #[test]
+    fn a_device_that_rings_under_its_locks_is_not_asked_for_records() {
+        let bell = Arc::new(Bell::new().unwrap());
+        let door = FrontDoor::new(bell.clone());
+        let porter: Arc<dyn Porter> = Arc::new(Stub(true));
+        door.staff(Arc::downgrade(&porter));
+        door.ring();
+        assert!(bell.rung.load(Ordering::Relaxed));
     }
 }

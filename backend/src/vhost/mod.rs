@@ -13,8 +13,10 @@
 //! map thread       SHMEM_MAP and SHMEM_UNMAP; made at the first need
 //! ```
 //!
-//! A kick for another device takes two hops: worker 1 carries out the MOVE, publishes it and rings
-//! the owner's doorbell; the owner's worker 0 writes the record and the call descriptor.
+//! A kick for another device takes one hop: worker 1 carries out the MOVE, publishes it, puts the
+//! record into the owner's event queue and has the kernel signal the owner's call descriptor. If
+//! somebody is at work on that queue, or anything else is unusual, it rings the owner's bell
+//! instead, and the owner's worker 0 does the rest.
 //!
 //! # Rules
 //!

@@ -11,7 +11,7 @@ use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
-use super::bell::Porter;
+use super::bell::{Porter, on_the_spot};
 use super::chain::{Chain, ChainError};
 use super::faults::Fault;
 use super::mapper::Job;
@@ -32,6 +32,8 @@ const MOVES: usize = 64;
 const MOVE_BYTES: u64 = 4 << 20;
 /// Records per turn.
 const EVENTS: usize = 256;
+/// Records per turn of a thread of another device, which must not do this device's work for long.
+const EVENTS_OUTSIDE: usize = 4;
 /// Ranges of past lives asked back after one HELLO. The device knows of no more than this.
 const STALE: usize = 4096;
 /// Status of a move on the ring.
@@ -311,7 +313,7 @@ impl Session {
             let step = &mut |queue: &mut Queue, memory: &GuestMemoryMmap| {
                 self.one_event(queue, memory, chain)
             };
-            let turn = steps(queue, &memory, EVENTS, &mut used, step);
+            let turn = steps(queue, &memory, EVENTS_OUTSIDE, &mut used, step);
             signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
             turn
         });
@@ -408,7 +410,7 @@ impl Session {
             .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
         // Only now: a driver that sees its kick outstanding skips the next one.
         if let Some(wake) = moved.wake {
-            wake.deliver();
+            on_the_spot(|| wake.deliver());
         }
         published.map(|()| Step::Used)
     }

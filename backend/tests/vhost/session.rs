@@ -179,6 +179,33 @@ fn many_kicks_in_a_row_all_arrive() {
 }
 
 #[test]
+fn a_storm_of_signals_is_slowed_down_and_none_is_lost() {
+    let place = Place::new();
+    let daemon = place.daemon_with(&["a", "b"], |config| {
+        config.fabrics[0].quotas.wakes_per_second = Some(200);
+    });
+    let ((mut a, gid_a), (mut b, _)) = pair(&place);
+    let dmb = b.register(gid_a, 1, DMB, BACKING_WINDOW);
+    for round in 0..10 {
+        for _ in 0..15 {
+            a.send_move(MOVES, dmb.token.get(), &[], true);
+        }
+        for _ in 0..15 {
+            a.used(MOVES, PATIENCE).unwrap();
+        }
+        // Each has its record, or fell together with one that came after it.
+        eventually("a record for every signal", || {
+            while b.event(Duration::ZERO).is_some() {}
+            let ports = daemon.list();
+            let device = |i: usize| ports[i].device.clone().unwrap();
+            let (sender, owner) = (device(0), device(1));
+            assert_eq!(sender.signals, 15 * (round + 1));
+            sender.signals == owner.wakes + sender.coalesced + owner.coalesced
+        });
+    }
+}
+
+#[test]
 fn several_moves_per_kick_are_done_in_order() {
     let place = Place::new();
     let _daemon = place.daemon(&["a", "b"]);
