@@ -4,7 +4,7 @@
 //! the block; the server answers with the nanoseconds it took to arrive, and sends it back. A
 //! length of zero asks for the SHA-256 of all blocks.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};

@@ -84,13 +84,14 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
         "",
     ))?;
 
-    let Said::Connected { facts, micros, host } = hear()? else {
-        return Err(confused("client"));
+    let Said::Connected { window, micros } = hear()? else { return Err(confused("client")) };
+    let path = match window {
+        true => "from here on each end stores into the peer's DMB (the window)",
+        false => "from here on the device copies into the peer's DMB (moves)",
     };
-    let host = host.map(|host| format!("   The server's host is {host}.\n")).unwrap_or_default();
     output::print(&format!(
-        "3. The handshake, as seen on the TCP connection\n{}   {micros:>5} us  connected: {facts}\n\
-         {host}\n",
+        "3. The handshake, as a relay on the TCP connection saw it\n{}   {micros:>5} us  connected \
+         by SMC-D: {path}\n\n",
         story::handshake(&tap.messages()),
     ))?;
 
@@ -114,8 +115,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
         }
     }
     output::print(&format!(
-        "4. The bytes\n   {bytes} bytes of {name} went there and back\n   SHA-256 sent         \
-         {sent}\n   SHA-256 at the server  the same\n   SHA-256 came back      the same\n{}\n",
+        "4. The bytes\n   {bytes} bytes of {name} went there and back\n   SHA-256 sent: {sent}\n   \
+         SHA-256 at the server: the same\n   SHA-256 of what came back: the same\n{}\n",
         counters(&rig, &tap)?,
     ))?;
     output::print(&format!(
@@ -148,13 +149,11 @@ fn counters(rig: &Rig, tap: &Tap) -> Result<String, CliError> {
         guests.iter().map(pick).sum()
     };
     Ok(format!(
-        "   The SMC connection's TCP socket carried {} bytes: the handshake, and nothing since.\n   \
-         The daemon copied {} bytes in {} moves; of {} signals to a peer, {} found it awake.\n",
+        "   The TCP connection below SMC carried {} bytes: the handshake, and nothing since.\n   The \
+         daemon copied {} bytes, and was asked {} times to wake a peer that slept.\n",
         tap.total(),
         sum(|guest| guest.move_bytes),
-        sum(|guest| guest.moves),
-        sum(|guest| guest.signals),
-        sum(|guest| guest.kicks_saved),
+        sum(|guest| guest.signals.saturating_sub(guest.kicks_saved)),
     ))
 }
 

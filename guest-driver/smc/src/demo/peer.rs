@@ -42,7 +42,7 @@ pub(super) enum Said {
     /// The client's device is open.
     Opened { gid: String },
     /// The client has an SMC connection.
-    Connected { facts: String, micros: u64, host: Option<String> },
+    Connected { window: bool, micros: u64 },
     /// So much has gone there and back over both connections, bytes.
     Progress(u64),
     /// Everything was sent and came back.
@@ -109,12 +109,8 @@ fn send(
     let start = Instant::now();
     let stream = smc.connect(smc_address).map_err(CliError::io("SMC"))?;
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let facts = stream.facts();
-    let host = match &facts {
-        Facts::SmcD(facts) => facts.peer_host.clone(),
-        Facts::Tcp(_) => None,
-    };
-    say(Said::Connected { facts: facts.to_string(), micros, host })?;
+    let window = matches!(stream.facts(), Facts::SmcD(facts) if facts.window);
+    say(Said::Connected { window, micros })?;
     let mut smc = Exchange::new(stream).map_err(CliError::io("SMC"))?;
     let tcp = Tcp.connect(tcp_address).and_then(Exchange::new);
     let mut tcp = tcp.map_err(CliError::io("TCP"))?;

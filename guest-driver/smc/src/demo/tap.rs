@@ -152,7 +152,8 @@ fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smc_core::wire::clc::Decline;
+    use smc_core::wire::clc::{Decline, Diagnosis, TypeReasons, Version};
+    use smc_core::wire::ids::{OsType, PeerId};
 
     #[test]
     fn hands_bytes_on_and_tells_the_messages_in_them() {
@@ -160,7 +161,15 @@ mod tests {
         let tap = Tap::start(listener.local_addr().unwrap()).unwrap();
         let mut client = TcpStream::connect(tap.address()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let decline = Message::Decline(Decline::default()).emit();
+        let decline = Message::Decline(Decline {
+            version: Version::V2,
+            out_of_sync: false,
+            peer_id: PeerId([0; 8]),
+            diagnosis: Diagnosis(0x0303_0000),
+            os: OsType::LINUX,
+            reasons: TypeReasons::default(),
+        })
+        .emit();
         client.write_all(&decline).unwrap();
         client.write_all(b"plain bytes").unwrap();
         client.shutdown(Shutdown::Write).unwrap();

@@ -80,6 +80,8 @@ pub(super) struct Job {
     pub(super) dir: PathBuf,
     /// Where the server listens; none in the server's own job.
     pub(super) address: String,
+    /// Bind the process to one processor: the first for servers, the second for clients.
+    pub(super) pin: bool,
 }
 
 impl Job {

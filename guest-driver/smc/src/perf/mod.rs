@@ -107,6 +107,13 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "N", value_parser = parse_count)]
     threads: Option<usize>,
 
+    /// Keep the server on one processor and the client on another.
+    ///
+    /// Programs are usually not bound like that, but on a machine that does other things too, the
+    /// scheduler's choices then no longer are part of the result.
+    #[arg(long)]
+    pin: bool,
+
     /// Print a JSON object per measure instead of a table.
     #[arg(long)]
     json: bool,
@@ -165,9 +172,10 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     let rig = Rig::start(&[run::SERVER, run::CLIENT])?;
     let total: usize = experiments.iter().map(|e| e.carriers.len() * runs).sum();
     let progress = progress_bar(total as u64);
+    let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     let mut all = Vec::new();
     for experiment in &experiments {
-        let results = run::run(&rig, experiment, runs, args.seconds, &progress)?;
+        let results = run::run(&rig, experiment, &plan, &progress)?;
         if args.json {
             progress.suspend(|| report::print_json(&results))?;
         }
@@ -179,7 +187,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     let memory = memory.transpose()?;
     match args.json {
         true => report::print_memory_json(memory.as_ref())?,
-        false => report::print_tables(&all, memory.as_ref(), runs, args.seconds)?,
+        false => report::print_tables(&all, memory.as_ref(), &plan)?,
     }
     if let Some(path) = &args.plot {
         plot::draw(&all, path)?;

@@ -32,6 +32,9 @@ enum Side {
 fn run(task: &str, side: Side) -> ExitCode {
     helper::run(task, |job: Job| {
         helper::raise_descriptor_limit();
+        if job.pin {
+            pin(side)?;
+        }
         let done = match job.carrier {
             Carrier::Window => {
                 over(&smc(&job, DataPath::Window, transport::Path::Window)?, &job, side)
@@ -44,6 +47,24 @@ fn run(task: &str, side: Side) -> ExitCode {
         let outcome = done.map_err(CliError::io(job.carrier.title()))?;
         helper::say(&Report::Done(outcome)).map_err(CliError::io("report"))
     })
+}
+
+/// Binds this process (its threads are made later) to one processor of those it may use.
+fn pin(side: Side) -> Result<(), CliError> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let failed = |error: rustix::io::Errno| CliError::io("processors")(error.into());
+    let allowed = sched_getaffinity(None).map_err(failed)?;
+    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let (first, second) = (usable.next(), usable.next());
+    let (Some(first), Some(second)) = (first, second) else {
+        return Err(CliError::Usage("--pin needs two processors".into()));
+    };
+    let mut own = CpuSet::new();
+    own.set(match side {
+        Side::Server => first,
+        Side::Client => second,
+    });
+    sched_setaffinity(None, &own).map_err(failed)
 }
 
 fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<Option<Outcome>> {

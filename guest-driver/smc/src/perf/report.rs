@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::job::{Carrier, Percentiles};
 use super::memory::Memory;
-use super::run::Results;
+use super::run::{Plan, Results};
 use crate::error::CliError;
 use crate::output;
 
@@ -141,7 +141,7 @@ pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError>
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
-    table.set_header(header.iter().map(|title| Cell::new(title)));
+    table.set_header(header.iter().map(Cell::new));
     table
 }
 
@@ -161,17 +161,17 @@ fn times(value: Option<f64>) -> Cell {
 pub(super) fn print_tables(
     all: &[Results],
     memory: Option<&Memory>,
-    runs: usize,
-    seconds: f64,
+    plan: &Plan,
 ) -> Result<(), CliError> {
     let mut text = String::new();
     if !all.is_empty() {
         text += &render(all);
         let _ = writeln!(
             text,
-            "Medians of {runs} runs of {seconds} s each, transports taking turns, on {} processors. \
-             Against TCP: times as\nmuch (for times: a fraction as long), median of the ratios \
-             within the rounds.",
+            "Medians of {} runs of {} s each, transports taking turns, on {} processors. Against \
+             TCP: how many times\nas much, or as fast (median of the ratios within the rounds).",
+            plan.rounds,
+            plan.seconds,
             std::thread::available_parallelism().map_or(0, |n| n.get()),
         );
     }

@@ -28,15 +28,25 @@ pub(super) struct Results {
     pub(super) times: Vec<(Carrier, Vec<Percentiles>)>,
 }
 
-/// Runs an experiment in `rounds` rounds of runs of `seconds` each.
+/// How often and how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Runs of each carrier.
+    pub(super) rounds: usize,
+    /// Length of a run.
+    pub(super) seconds: f64,
+    /// Bind server and client to a processor each.
+    pub(super) pin: bool,
+}
+
+/// Runs an experiment.
 ///
 /// # Errors
 /// A process failed; a connection fell back to TCP.
 pub(super) fn run(
     rig: &Rig,
     experiment: &Experiment,
-    rounds: usize,
-    seconds: f64,
+    plan: &Plan,
     progress: &ProgressBar,
 ) -> Result<Results, CliError> {
     let carriers = &experiment.carriers;
@@ -45,13 +55,13 @@ pub(super) fn run(
         values: carriers.iter().map(|c| (*c, Vec::new())).collect(),
         times: carriers.iter().map(|c| (*c, Vec::new())).collect(),
     };
-    for round in 0..rounds {
+    for round in 0..plan.rounds {
         for step in 0..carriers.len() {
             // Each carrier is first in some round.
             let index = (round + step) % carriers.len();
             let Some(carrier) = carriers.get(index) else { continue };
             progress.set_message(format!("{}: {}", experiment.title, carrier.title()));
-            let value = match run_once(rig, experiment, *carrier, seconds)? {
+            let value = match run_once(rig, experiment, *carrier, plan)? {
                 Outcome::PerSecond(rate) => experiment.unit.scale(rate, experiment.size),
                 Outcome::Times(times) => {
                     if let Some((_, list)) = results.times.get_mut(index) {
@@ -73,14 +83,14 @@ fn run_once(
     rig: &Rig,
     experiment: &Experiment,
     carrier: Carrier,
-    seconds: f64,
+    plan: &Plan,
 ) -> Result<Outcome, CliError> {
     let device = |name| carrier.is_smc().then(|| rig.device(name));
     let mut job = Job {
         program: experiment.program,
         carrier,
         size: experiment.size,
-        seconds,
+        seconds: plan.seconds,
         buffer: experiment.buffer,
         spin_us: experiment.spin_us,
         connections: experiment.connections,
@@ -88,8 +98,9 @@ fn run_once(
         device: device(SERVER),
         dir: Path::to_path_buf(rig.dir()),
         address: String::new(),
+        pin: plan.pin,
     };
-    let patience = PATIENCE + Duration::from_secs_f64(seconds * 2.0);
+    let patience = PATIENCE + Duration::from_secs_f64(plan.seconds * 2.0);
     let server = Helper::start("server", "__serve", &job)?;
     let Report::Listening(address) = server.hear(PATIENCE)? else {
         return Err(confused("server"));

@@ -1,6 +1,6 @@
 //! Standard input to the peer, and the peer to standard output, at the same time.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;

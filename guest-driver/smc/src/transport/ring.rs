@@ -143,7 +143,7 @@ impl Direction {
 
 fn relax(spins: &mut u32) {
     *spins += 1;
-    if *spins % SPINS == 0 {
+    if spins.is_multiple_of(SPINS) {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();

@@ -1,7 +1,7 @@
 //! Many connections with one message to and fro on each at a time; one thread with an event loop on
 //! either side.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::time::{Duration, Instant};
 
 use super::{Schedule, per_second};

@@ -19,6 +19,7 @@ fn job(program: Program, size: usize) -> Job {
         device: None,
         dir: std::env::temp_dir(),
         address: String::new(),
+        pin: false,
     }
 }
 

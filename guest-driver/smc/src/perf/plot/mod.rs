@@ -1,0 +1,287 @@
+//! Results as a picture: a panel per measure, a bar per transport, a dot per run.
+
+mod raster;
+
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::job::Carrier;
+use super::report::human;
+use super::run::Results;
+use crate::error::CliError;
+use raster::Raster;
+
+/// Pixels of a panel, sides and height.
+const PANEL: (i32, i32) = (460, 360);
+/// Height of the title above all panels.
+const TITLE: i32 = 90;
+/// Panels side by side at most.
+const COLUMNS: usize = 3;
+/// Around the axes of a panel: left, top, right, bottom.
+const MARGIN: (i32, i32, i32, i32) = (80, 62, 20, 58);
+
+/// What kind of file a picture becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Lines and text.
+    Svg,
+    /// Pixels.
+    Png,
+}
+
+impl Format {
+    /// By the end of the name.
+    pub(super) fn of(path: &Path) -> Option<Format> {
+        match path.extension()?.to_str()? {
+            "svg" => Some(Format::Svg),
+            "png" => Some(Format::Png),
+            _ => None,
+        }
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> CliError {
+    CliError::Plot(error.to_string())
+}
+
+/// Draws all results into a file.
+///
+/// # Errors
+/// There is nothing to draw, or the file cannot be written.
+pub(super) fn draw(all: &[Results], path: &Path) -> Result<(), CliError> {
+    if all.is_empty() {
+        return Err(failed("there is nothing to draw: name a measure other than memory"));
+    }
+    let columns = all.len().min(COLUMNS);
+    let rows = all.len().div_ceil(columns);
+    // A single panel needs room for the legend.
+    let width = (columns as i32 * PANEL.0).max(900) as u32;
+    let size = (width, (TITLE + rows as i32 * PANEL.1) as u32);
+    match Format::of(path) {
+        Some(Format::Png) => {
+            let mut raster = Raster::new(size);
+            paint(&raster.backend().into_drawing_area(), all, columns)?;
+            std::fs::write(path, raster.to_png())
+        }
+        _ => {
+            let mut text = String::new();
+            let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+            paint(&area, all, columns)?;
+            drop(area);
+            std::fs::write(path, text)
+        }
+    }
+    .map_err(CliError::io(format!("cannot write {}", path.display())))
+}
+
+fn color(carrier: Carrier) -> RGBColor {
+    // Distinguishable with colour blindness, and in grey.
+    match carrier {
+        Carrier::Window => RGBColor(0, 90, 170),
+        Carrier::Move => RGBColor(86, 180, 233),
+        Carrier::Tcp => RGBColor(213, 94, 0),
+        Carrier::Unix => RGBColor(240, 180, 60),
+        Carrier::Ring => RGBColor(120, 120, 120),
+    }
+}
+
+type Area<DB> = DrawingArea<DB, Shift>;
+
+fn label<'a>(size: i32, h: HPos, v: VPos) -> TextStyle<'a> {
+    ("sans-serif", size).into_font().color(&BLACK).pos(Pos::new(h, v))
+}
+
+fn write<DB: DrawingBackend>(
+    area: &Area<DB>,
+    text: &str,
+    at: (i32, i32),
+    style: TextStyle<'_>,
+) -> Result<(), CliError> {
+    area.draw(&Text::new(text.to_owned(), at, style)).map_err(failed)
+}
+
+fn bar<DB: DrawingBackend>(
+    area: &Area<DB>,
+    corners: [(i32, i32); 2],
+    color: RGBColor,
+) -> Result<(), CliError> {
+    area.draw(&Rectangle::new(corners, color.filled())).map_err(failed)
+}
+
+fn line<DB: DrawingBackend>(
+    area: &Area<DB>,
+    ends: [(i32, i32); 2],
+    color: RGBColor,
+) -> Result<(), CliError> {
+    area.draw(&PathElement::new(ends.to_vec(), color.stroke_width(1))).map_err(failed)
+}
+
+fn paint<DB: DrawingBackend>(
+    area: &Area<DB>,
+    all: &[Results],
+    columns: usize,
+) -> Result<(), CliError> {
+    area.fill(&WHITE).map_err(failed)?;
+    let runs = all.first().and_then(|results| results.values.first()).map_or(0, |v| v.1.len());
+    write(
+        area,
+        &format!("smc perf: SMC-D next to TCP, medians of {runs} runs (dots: single runs)"),
+        (20, 14),
+        label(24, HPos::Left, VPos::Top),
+    )?;
+    let mut x = 20;
+    for carrier in Carrier::ALL {
+        if all.iter().any(|results| !results.of(carrier).is_empty()) {
+            bar(area, [(x, 56), (x + 16, 72)], color(carrier))?;
+            write(area, carrier.title(), (x + 24, 64), label(16, HPos::Left, VPos::Center))?;
+            x += 46 + 10 * carrier.title().len() as i32;
+        }
+    }
+    for (at, results) in all.iter().enumerate() {
+        let (column, row) = ((at % columns) as i32, (at / columns) as i32);
+        panel(area, (column * PANEL.0, TITLE + row * PANEL.1), results)?;
+    }
+    area.present().map_err(failed)
+}
+
+fn panel<DB: DrawingBackend>(
+    area: &Area<DB>,
+    (x0, y0): (i32, i32),
+    results: &Results,
+) -> Result<(), CliError> {
+    let unit = results.experiment.unit;
+    let better = if unit.is_time() { "less is better" } else { "more is better" };
+    write(area, &results.experiment.title, (x0 + 20, y0 + 8), label(16, HPos::Left, VPos::Top))?;
+    let (left, right) = (x0 + MARGIN.0, x0 + PANEL.0 - MARGIN.2);
+    let (top, bottom) = (y0 + MARGIN.1, y0 + PANEL.1 - MARGIN.3);
+    let highest = results.values.iter().flat_map(|(_, v)| v).copied().fold(0.0, f64::max);
+    let axis = Axis::up_to(highest);
+    let y = |value: f64| bottom - ((bottom - top) as f64 * value / axis.end).round() as i32;
+    for tick in axis.ticks() {
+        line(area, [(left, y(tick)), (right, y(tick))], RGBColor(220, 220, 220))?;
+        write(area, &scale(tick), (left - 6, y(tick)), label(16, HPos::Right, VPos::Center))?;
+    }
+    write(
+        area,
+        &format!("{}, {better}", unit.name()),
+        (x0 + 20, y0 + 30),
+        label(16, HPos::Left, VPos::Top),
+    )?;
+    let shown: Vec<_> = results.values.iter().filter(|(_, v)| !v.is_empty()).collect();
+    let slot = (right - left) / shown.len().max(1) as i32;
+    for (at, (carrier, values)) in shown.into_iter().enumerate() {
+        let Some(median) = results.median(*carrier) else { continue };
+        let middle = left + slot * at as i32 + slot / 2;
+        let half = (slot / 3).min(34);
+        bar(area, [(middle - half, y(median)), (middle + half, bottom)], color(*carrier))?;
+        for value in values {
+            let dot = Circle::new((middle, y(*value)), 2, BLACK.mix(0.6).filled());
+            area.draw(&dot).map_err(failed)?;
+        }
+        for (line, text) in [short(*carrier), &human(median)].into_iter().enumerate() {
+            let at = (middle, bottom + 8 + 18 * line as i32);
+            write(area, text, at, label(16, HPos::Center, VPos::Top))?;
+        }
+    }
+    line(area, [(left, top), (left, bottom)], BLACK)?;
+    line(area, [(left, bottom), (right, bottom)], BLACK)
+}
+
+fn short(carrier: Carrier) -> &'static str {
+    match carrier {
+        Carrier::Window => "window",
+        Carrier::Move => "move",
+        Carrier::Tcp => "TCP",
+        Carrier::Unix => "Unix",
+        Carrier::Ring => "raw",
+    }
+}
+
+/// A round number, short enough for the side of an axis.
+fn scale(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{} M", v / 1e6),
+        v if v >= 1e4 => format!("{} k", v / 1e3),
+        v => format!("{}", (v * 1e6).round() / 1e6),
+    }
+}
+
+/// A scale from zero in round steps.
+struct Axis {
+    end: f64,
+    step: f64,
+}
+
+impl Axis {
+    fn up_to(highest: f64) -> Axis {
+        let highest = if highest > 0.0 { highest } else { 1.0 };
+        let magnitude = 10f64.powf((highest / 4.0).log10().floor());
+        let rounds = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * magnitude);
+        let step = rounds.into_iter().find(|step| step * 5.0 >= highest);
+        let step = step.unwrap_or(highest);
+        Axis { end: (highest / step).ceil() * step, step }
+    }
+
+    fn ticks(&self) -> impl Iterator<Item = f64> + '_ {
+        let count = (self.end / self.step).round() as u32;
+        (0..=count).map(|n| f64::from(n) * self.step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::measure::{Overrides, by_name};
+
+    fn results() -> Results {
+        let experiment = by_name("bulk", &Overrides::default()).unwrap();
+        let values = Carrier::ALL.map(|carrier| (carrier, vec![900.0, 1000.0, 1100.0]));
+        Results { experiment, values: values.to_vec(), times: Vec::new() }
+    }
+
+    #[test]
+    fn an_axis_has_three_to_six_round_steps() {
+        for highest in [0.013, 0.9, 1.0, 7.3, 99.0, 12_345.0, 7.1e6] {
+            let axis = Axis::up_to(highest);
+            let ticks: Vec<f64> = axis.ticks().collect();
+            assert!((3..=6).contains(&ticks.len()), "{highest}: {ticks:?}");
+            assert!(axis.end >= highest && axis.end < highest * 2.0, "{highest}: {ticks:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_beside_an_axis_are_short() {
+        assert_eq!(
+            [0.0, 0.25, 0.1 + 0.2, 2500.0, 12_500.0, 2.5e6].map(scale),
+            ["0", "0.25", "0.3", "2500", "12.5 k", "2.5 M"]
+        );
+    }
+
+    #[test]
+    fn a_plot_has_title_units_and_legend() {
+        let path = std::env::temp_dir().join(format!("smc-plot-{}.svg", std::process::id()));
+        draw(&[results(), results()], &path).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for word in ["medians of 3 runs", "MiB/s, more is better", "TCP loopback", "1 000"] {
+            assert!(text.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_png_is_one() {
+        let path = std::env::temp_dir().join(format!("smc-plot-{}.png", std::process::id()));
+        draw(&[results()], &path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG"), "{:?}", &bytes[..8]);
+    }
+
+    #[test]
+    fn nothing_to_draw_is_an_error() {
+        assert!(matches!(draw(&[], Path::new("/nowhere.svg")), Err(CliError::Plot(_))));
+    }
+}
