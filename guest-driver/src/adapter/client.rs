@@ -20,8 +20,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) fabrics: &'a Fabrics,
     /// Bytes of the own DMB.
     pub(crate) buffer: u32,
-    /// How long an answer is awaited by looking before sleeping.
-    pub(crate) spin: Duration,
+    /// Looks again and again for as long as that is worth it; says whether it was.
+    pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
     /// When the application's patience ends, if it does.
     pub(crate) deadline: Option<Instant>,
 }
@@ -39,12 +39,20 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     let mut reader = await_accept.reader();
     let patience = Instant::now() + Duration::from_micros(await_accept.deadline().0);
     let end = terms.deadline.map_or(patience, |deadline| deadline.min(patience));
-    while !fill(tcp, &mut reader)? {
+    loop {
+        let mut filled = Ok(false);
+        (terms.spin)(&mut || {
+            filled = fill(tcp, &mut reader);
+            !matches!(filled, Ok(false))
+        });
+        if filled? {
+            break;
+        }
         if Instant::now() >= end {
             let error = HandshakeError::TimedOut { awaited: smc_core::handshake::Awaited::Accept };
             return Err(error.into());
         }
-        wait_readable(tcp, terms.spin, end)?;
+        wait_readable(tcp, end)?;
     }
     let message = reader.message().unwrap_or_default();
     let known = |chid, gid| terms.fabrics.terms(chid, gid);

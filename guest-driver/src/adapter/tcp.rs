@@ -40,16 +40,8 @@ pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until the stream is readable: `spin` by trying, then asleep, until `deadline` at most.
-pub(super) fn wait_readable(tcp: &TcpStream, spin: Duration, deadline: Instant) -> io::Result<()> {
-    let start = Instant::now();
-    let mut byte = [0u8; 1];
-    while start.elapsed() < spin {
-        match tcp.peek(&mut byte) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            _ => return Ok(()),
-        }
-    }
+/// Waits until the stream is readable, until `deadline` at most.
+pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     wait(tcp, rustix::event::PollFlags::IN, left)
 }

@@ -120,7 +120,6 @@ impl SmcListener {
     /// # Errors
     /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
-        let mut spin = Some(self.stack.config().spin);
         loop {
             let next = {
                 let mut pending = self.lock();
@@ -132,21 +131,22 @@ impl SmcListener {
                     self.set_alarm(&mut pending)?;
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
-                // A client in the middle of a handshake answers soon: look for a while.
-                if pending.handshakes.is_empty() {
-                    spin = Some(self.stack.config().spin);
-                }
                 pending.next_deadline()
             };
-            let busy = next.is_some();
-            if busy && let Some(limit) = spin.take() {
-                let start = Instant::now();
-                while start.elapsed() < limit && !self.wait(Some(Duration::ZERO))? {}
-                continue;
-            }
-            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-            if self.wait(left)? && busy {
-                spin = Some(self.stack.config().spin);
+            // A client in the middle of a handshake answers soon: look for a while.
+            let mut failed = Ok(());
+            let spun = next.is_some()
+                && self.stack.spin().until(|| match self.wait(Some(Duration::ZERO)) {
+                    Ok(something) => something,
+                    Err(error) => {
+                        failed = Err(error);
+                        true
+                    }
+                });
+            failed?;
+            if !spun {
+                let left = next.map(|next| next.saturating_duration_since(Instant::now()));
+                self.wait(left)?;
             }
         }
     }

@@ -14,6 +14,7 @@ use virtio_ism_abi::{Gid, Token};
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::conn::Conn;
 use super::hub::{Hub, Watcher};
+use super::wait::Spin;
 use crate::adapter::{Fabric, Fabrics, Fallback};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
 
@@ -31,6 +32,7 @@ pub struct Stack {
     peer_id: PeerId,
     slots: Mutex<Slots>,
     closing: Mutex<Vec<Arc<Conn>>>,
+    spin: Arc<Spin>,
     /// Dropped on the background thread, because their end takes device commands.
     burdens: Mutex<Vec<Box<dyn Send>>>,
     counters: Counters,
@@ -124,7 +126,9 @@ impl Stack {
         };
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
+        let spin = Arc::new(Spin::new(config.spin));
         let stack = Arc::new(Stack {
+            spin,
             config,
             peer_id: PeerId(random),
             slots: Mutex::new(Slots { list, current: None }),
@@ -166,6 +170,11 @@ impl Stack {
             peers: peers.len(),
             pooled: peers.iter().map(|peer| peer.pooled()).sum(),
         }
+    }
+
+    /// What handshakes and new connections know of how long to spin.
+    pub(crate) fn spin(&self) -> &Arc<Spin> {
+        &self.spin
     }
 
     pub(crate) fn count_smc(&self) {

@@ -95,7 +95,7 @@ impl SmcStream {
             config: &current.config,
             fabrics: &current.fabrics,
             buffer: stack.buffer_len(),
-            spin: stack.config().spin,
+            spin: &|look| stack.spin().until(look),
             deadline,
         };
         match client::propose(&tcp, &terms) {
@@ -118,7 +118,7 @@ impl SmcStream {
             return Err(io::ErrorKind::ConnectionReset.into());
         };
         let config = stack.config();
-        let conn = Conn::new(link, tcp, hub.clone(), config.spin, config.close_timeout)?;
+        let conn = Conn::new(link, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
         stack.count_smc();
         Ok(Self::new(stack, Kind::Smc(conn), local, peer))
     }

@@ -105,21 +105,29 @@ impl Waiter {
 /// Threads of this process that spin right now.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
-/// How long a connection's waits spin before they sleep.
+/// How long waits spin before they sleep.
 ///
 /// The budget adapts: a wait that ends while spinning restores it, one that has to sleep after all
-/// halves it, so that a connection whose peer is slow stops burning a processor.
+/// halves it, so that a connection whose peer is slow, or a process with more to do than it has
+/// processors, stops burning them. What connections learn is passed on to those that come later.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
     budget_us: AtomicU32,
+    parent: Option<Arc<Spin>>,
 }
 
 impl Spin {
     /// At most `max` of spinning per wait; zero: never.
     pub(crate) fn new(max: Duration) -> Spin {
         let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
-        Spin { max_us, budget_us: AtomicU32::new(max_us) }
+        Spin { max_us, budget_us: AtomicU32::new(max_us), parent: None }
+    }
+
+    /// One that begins with what `parent` has learned.
+    pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
+        let budget_us = AtomicU32::new(parent.budget_us.load(Ordering::Relaxed));
+        Spin { max_us: parent.max_us, budget_us, parent: Some(parent.clone()) }
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
@@ -127,12 +135,13 @@ impl Spin {
         if changed() {
             return true;
         }
-        let budget = self.budget_us.load(Ordering::Relaxed);
         if self.max_us == 0 {
             return false;
         }
+        let budget = self.budget_us.load(Ordering::Relaxed);
         let _counted = Spinning::start();
-        if SPINNERS.load(Ordering::Relaxed) > processors() {
+        // One processor is left to those who have something to do.
+        if SPINNERS.load(Ordering::Relaxed) >= processors().max(2) {
             return false;
         }
         let limit = Duration::from_micros(u64::from(budget));
@@ -141,17 +150,34 @@ impl Spin {
             for _ in 0..32 {
                 if changed() {
                     if budget != self.max_us {
-                        self.budget_us.store(self.max_us, Ordering::Relaxed);
+                        self.succeeded();
                     }
                     return true;
                 }
                 std::hint::spin_loop();
             }
             if start.elapsed() >= limit {
-                // Never to zero: a short look each time notices when the peer is fast again.
-                self.budget_us.store((budget / 2).max(self.max_us.min(4)), Ordering::Relaxed);
+                self.failed(budget);
                 return false;
             }
+        }
+    }
+
+    #[cold]
+    fn succeeded(&self) {
+        self.budget_us.store(self.max_us, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            let grown = parent.budget_us.load(Ordering::Relaxed).saturating_mul(2);
+            parent.budget_us.store(grown.min(parent.max_us), Ordering::Relaxed);
+        }
+    }
+
+    #[cold]
+    fn failed(&self, budget: u32) {
+        // Never to zero: a short look each time notices when the peer is fast again.
+        self.budget_us.store((budget / 2).max(self.max_us.min(4)), Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.failed(parent.budget_us.load(Ordering::Relaxed));
         }
     }
 }

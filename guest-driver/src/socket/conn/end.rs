@@ -22,9 +22,10 @@ impl Conn {
             Shutdown::Write => {
                 self.on(Event::ShutdownWrite { unsent: false });
             }
+            // The same as a close (CLOSE-17), except that the handle stays.
             Shutdown::Both => {
+                self.close(false);
                 self.shutdown_read();
-                self.on(Event::ShutdownWrite { unsent: false });
             }
         }
         Ok(())

@@ -95,6 +95,8 @@ pub(crate) struct Conn {
     hub: Arc<Hub>,
     tcp: Mutex<Option<TcpStream>>,
     theirs: Arc<PeerBuffer>,
+    /// The peer's DMB is not ours any more: another connection may have it.
+    let_go: AtomicBool,
     peer: Arc<Peer>,
     facts: SmcDFacts,
     close_timeout: Duration,
@@ -119,7 +121,7 @@ impl Conn {
         link: Link,
         tcp: TcpStream,
         hub: Arc<Hub>,
-        spin: Duration,
+        spin: &Arc<Spin>,
         close_timeout: Duration,
     ) -> io::Result<Arc<Conn>> {
         let Link { fabric, peer, own, theirs, established } = link;
@@ -146,11 +148,7 @@ impl Conn {
             seen: 0,
             timer: None,
         };
-        let rx = Rx {
-            receiver: Receiver::new(ring(own.dmb().len())?),
-            seen: [0; 2],
-            total: 0,
-        };
+        let rx = Rx { receiver: Receiver::new(ring(own.dmb().len())?), seen: [0; 2], total: 0 };
         let (idx, slab) = (own.dmb().idx(), own.dmb().slab_id());
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
@@ -169,10 +167,11 @@ impl Conn {
             sleepers: Mutex::default(),
             readiness: OnceLock::new(),
             poller: Mutex::new(None),
-            spin: Spin::new(spin),
+            spin: Spin::of(spin),
             hub: hub.clone(),
             tcp: Mutex::new(Some(tcp)),
             theirs,
+            let_go: AtomicBool::new(false),
             peer,
             facts,
             close_timeout,
@@ -209,6 +208,13 @@ impl Conn {
 
     fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// This connection writes no more, except for the very word that says so.
+    fn let_go_of_theirs(&self) {
+        if !self.let_go.swap(true, Ordering::Relaxed) {
+            self.theirs.release();
+        }
     }
 
     fn tx(&self) -> MutexGuard<'_, Tx> {
@@ -382,7 +388,7 @@ impl Drop for Conn {
         if self.readiness.get().is_some() {
             self.hub.remove_pollable();
         }
-        self.theirs.release();
+        self.let_go_of_theirs();
         if *self.reuse.get_mut() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
             // The control block, and what came behind it.

@@ -80,12 +80,14 @@ impl Conn {
         if reader_view(words) == reader_view(rx.seen) {
             return Ok(was_done);
         }
-        self.take_words(rx)?;
-        Ok(was_done || self.peer_done.load(Ordering::Acquire))
+        let flags = self.take_words(rx)?;
+        // Not what `peer_done` says by now: the other side may have set it after this look.
+        Ok(was_done || flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED))
     }
 
+    /// Takes the words as they are now and returns the state flags that belong to them.
     #[inline(never)]
-    fn take_words(&self, rx: &mut Rx) -> io::Result<()> {
+    fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let dmb = self.own.dmb();
         let (producer, consumer) = read_words(|| dmb.words()[0], || dmb.words()[1]);
         rx.seen = [producer.to_u64(), consumer.to_u64()];
@@ -94,7 +96,7 @@ impl Conn {
             Err(lie) => {
                 tracing::warn!(peer = %self.peer.gid(), %lie, "connection aborted");
                 self.abort_locked(&mut self.tx());
-                return self.check();
+                return self.check().map(|()| StateFlags::empty());
             }
         };
         rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
@@ -107,7 +109,7 @@ impl Conn {
             self.peer_says(rx, consumer.state_flags)?;
         }
         self.update(rx, arrival.update);
-        Ok(())
+        Ok(consumer.state_flags)
     }
 
     /// State flags of the peer, new or repeated.

@@ -244,10 +244,11 @@ impl Conn {
     /// Sends the last control words, whose state flags forbid all others.
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        // First, because the peer may offer its DMB again as soon as it sees the words.
+        self.let_go_of_theirs();
         if self.theirs.dmb().store_words_only(words, true).is_ok() {
             self.sent(tx, words);
         }
-        self.theirs.release();
     }
 
     fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
