@@ -1,0 +1,67 @@
+//! Help and errors.
+
+use crate::support::{Dir, run, smc, text};
+
+#[test]
+fn help_names_the_commands_and_a_way_to_start() {
+    let help = text(&run(&["--help"]).stdout);
+    for command in ["demo", "listen", "connect", "perf", "stat", "decode", "fabric"] {
+        assert!(help.contains(&format!("\n  {command} ")), "{command} is not in\n{help}");
+    }
+    assert!(help.contains("Start with \"smc demo\""), "{help}");
+    assert!(!help.contains("__"), "hidden commands are hidden:\n{help}");
+}
+
+#[test]
+fn help_of_each_command_explains_it() {
+    for (command, words) in [
+        ("demo", "compares hashes"),
+        ("listen", "tar c dir | smc listen 5000"),
+        ("connect", "An ordinary TCP server is no good"),
+        ("perf", "the server is one thread that\n         takes a connection"),
+        ("stat", "refused     commands and moves that were refused"),
+        ("fabric", "With options it is vhost-device-ism"),
+        ("fabric", "--socket-path <PATH[,KEY=VALUE..]>"),
+        ("decode", "capture"),
+    ] {
+        let help = text(&run(&[command, "--help"]).stdout);
+        assert!(help.contains(words), "{words:?} is not in\n{help}");
+    }
+}
+
+fn error(args: &[&str], dir: &Dir) -> String {
+    let output = smc(args).env("XDG_RUNTIME_DIR", &dir.0).output().unwrap();
+    assert!(!output.status.success(), "{args:?}");
+    text(&output.stderr)
+}
+
+#[test]
+fn errors_say_what_to_do_next() {
+    let dir = Dir::new("errors");
+    for args in [&["listen", "5000"][..], &["connect", "localhost", "5000"], &["stat"]] {
+        let error = error(args, &dir);
+        assert!(
+            error.contains("No daemon listens there. Start one with \"smc fabric\""),
+            "{error}"
+        );
+    }
+    let told = error(&["listen", "nonsense"], &dir);
+    assert!(told.contains("expected ADDR:PORT"), "{told}");
+    let told = error(&["listen", "--eid", "lower", "5000"], &dir);
+    assert!(told.contains("An EID has at most 32 characters"), "{told}");
+    let told = error(&["perf", "--suite", "--size", "5"], &dir);
+    assert!(told.contains("cannot be used with"), "{told}");
+    let told = error(&["perf", "--plot", "x.gif"], &dir);
+    assert!(told.contains(".svg or .png"), "{told}");
+}
+
+#[test]
+fn a_directory_that_others_may_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = Dir::new("private");
+    let smc = dir.0.join("smc");
+    std::fs::create_dir(&smc).unwrap();
+    std::fs::set_permissions(&smc, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let told = error(&["fabric"], &dir);
+    assert!(told.contains("belongs to you alone"), "{told}");
+}

@@ -1,0 +1,7 @@
+//! The `smc` command as its users run it.
+
+mod demo;
+mod help;
+mod perf;
+mod pipe;
+mod support;

@@ -1,0 +1,76 @@
+//! `smc perf`.
+
+use serde_json::Value;
+
+use crate::support::{Dir, run, text};
+
+const KEYS: [&str; 8] = ["measure", "unit", "runs", "smc", "tcp", "unix", "limit", "ratio"];
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let output = run(args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_suite_prints_an_object_per_measure() {
+    let rows = rows(&["perf", "--suite", "--json", "--runs", "1", "--seconds", "0.02"]);
+    let names: Vec<_> = rows.iter().map(|row| row["measure"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "bulk_window",
+            "bulk_move",
+            "rtt_spin",
+            "rtt_sleep",
+            "rate_100b",
+            "echo_200",
+            "short_conn"
+        ]
+    );
+    for row in &rows {
+        let keys: Vec<_> = row.as_object().unwrap().keys().collect();
+        assert_eq!(keys.len(), KEYS.len(), "{row}");
+        assert!(KEYS.iter().all(|key| row.get(key).is_some()), "{row}");
+        assert_eq!(row["runs"], 1);
+        for key in ["smc", "tcp", "unix", "ratio"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
+        }
+        let has_limit = matches!(
+            row["measure"].as_str(),
+            Some("bulk_window" | "bulk_move" | "rtt_spin" | "rate_100b")
+        );
+        assert_eq!(row["limit"].is_number(), has_limit, "{row}");
+        let value = |key: &str| row[key].as_f64().unwrap();
+        let ratio = match row["unit"].as_str() {
+            Some("us") => value("tcp") / value("smc"),
+            _ => value("smc") / value("tcp"),
+        };
+        assert!((value("ratio") / ratio - 1.0).abs() < 0.001, "{row}");
+    }
+}
+
+#[test]
+fn one_measure_is_a_table_and_a_plot() {
+    let dir = Dir::new("plot");
+    let plot = dir.path("plot.png");
+    let args = ["perf", "rtt", "--size", "1K", "--runs", "1", "--seconds", "0.02", "--plot", &plot];
+    let output = run(&args);
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for words in ["round trip, 1 KiB", "SMC-D", "p99.9", "raw shared memory"] {
+        assert!(table.contains(words), "{words:?} is not in\n{table}");
+    }
+    assert!(std::fs::read(&plot).unwrap().starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn memory_is_measured_with_a_hundred_devices() {
+    let rows = rows(&["perf", "memory", "--json", "--connections", "20"]);
+    let value = |name: &str| {
+        let row = rows.iter().find(|row| row["measure"] == name);
+        row.unwrap_or_else(|| panic!("{rows:?}"))["smc"].as_f64().unwrap()
+    };
+    assert!((1.0..1000.0).contains(&value("memory_daemon_100_devices")), "{rows:?}");
+    assert!(value("memory_connection_server") < 1e6, "{rows:?}");
+}

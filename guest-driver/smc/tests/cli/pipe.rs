@@ -1,0 +1,108 @@
+//! `smc fabric`, `smc listen`, `smc connect` and `smc stat` together.
+
+use std::io::{Read, Write};
+
+use crate::support::{Fabric, text};
+
+fn data(len: u32, seed: u32) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(2654435761).wrapping_add(seed) >> 13) as u8).collect()
+}
+
+#[test]
+fn bytes_cross_both_ways_and_both_ends_tell_what_they_negotiated() {
+    let fabric = Fabric::start("pipe");
+    let (mut server, port, mut log) = fabric.listen(&[]);
+    let (there, back) = (data(3_000_000, 1), data(2_500_000, 2));
+    let mut stdin = server.0.stdin.take().unwrap();
+    let answer = back.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&answer).unwrap());
+    let mut stdout = server.0.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        stdout.read_to_end(&mut got).unwrap();
+        got
+    });
+    let client = fabric.connect(port, &[], &there);
+    assert!(client.status.success(), "{}", text(&client.stderr));
+    assert!(client.stdout == back, "{} bytes", client.stdout.len());
+    writer.join().unwrap();
+    let got = reader.join().unwrap();
+    assert!(got == there, "{} bytes", got.len());
+    assert!(server.0.wait().unwrap().success());
+    let mut told = String::new();
+    log.read_to_string(&mut told).unwrap();
+    for told in [told, text(&client.stderr)] {
+        assert!(told.contains("SMC-D v2.1 over fabric ff00"), "{told}");
+        assert!(told.contains("first contact, buffers of 1048576 bytes"), "{told}");
+    }
+}
+
+#[test]
+fn a_server_that_keeps_takes_one_client_after_the_other() {
+    let fabric = Fabric::start("keep");
+    let (mut server, port, _log) = fabric.listen(&["--keep"]);
+    drop(server.0.stdin.take());
+    let mut stdout = server.0.stdout.take().unwrap();
+    for word in [b"first", b"other"] {
+        let client = fabric.connect(port, &[], word);
+        assert!(client.status.success(), "{}", text(&client.stderr));
+        let mut got = [0u8; 5];
+        stdout.read_exact(&mut got).unwrap();
+        assert_eq!(&got, word);
+    }
+    assert!(server.0.try_wait().unwrap().is_none(), "it still listens");
+}
+
+#[test]
+fn without_a_common_eid_the_connection_is_refused_or_tcp() {
+    let fabric = Fabric::start("eid");
+    let (mut server, port, mut log) = fabric.listen(&["--eid", "HERE"]);
+    let client = fabric.connect(port, &["--eid", "THERE"], b"x");
+    assert!(!client.status.success());
+    let told = text(&client.stderr);
+    assert!(told.contains("the connection is not SMC"), "{told}");
+    assert!(told.contains("--tcp-ok"), "{told}");
+    assert!(!server.0.wait().unwrap().success());
+    let mut told = String::new();
+    log.read_to_string(&mut told).unwrap();
+    assert!(told.contains("the connection is not SMC"), "{told}");
+
+    let (mut server, port, _log) = fabric.listen(&["--eid", "HERE", "--tcp-ok"]);
+    drop(server.0.stdin.take());
+    let client = fabric.connect(port, &["--eid", "THERE", "--tcp-ok"], b"by TCP");
+    assert!(client.status.success(), "{}", text(&client.stderr));
+    assert!(text(&client.stderr).contains("TCP ("), "{}", text(&client.stderr));
+    let mut got = Vec::new();
+    server.0.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"by TCP");
+}
+
+#[test]
+fn a_plain_tcp_client_is_served_if_that_is_allowed() {
+    let fabric = Fabric::start("plain");
+    let (mut server, port, _log) = fabric.listen(&["--tcp-ok"]);
+    drop(server.0.stdin.take());
+    let mut client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client.write_all(b"plain").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    server.0.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"plain");
+}
+
+#[test]
+fn statistics_show_the_guests() {
+    let fabric = Fabric::start("stat");
+    let output = fabric.smc(&["stat"]).output().unwrap();
+    let told = text(&output.stdout);
+    assert!(told.contains("fabric ff00: 2 guests, 0 connected"), "{told}");
+    let (_server, ..) = fabric.listen(&[]);
+    let output = fabric.smc(&["stat", "--json"]).output().unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let guests = value["fabrics"][0]["guests"].as_array().unwrap();
+    assert_eq!(guests.len(), 2);
+    let server = guests.iter().find(|guest| guest["name"] == "a").unwrap();
+    assert_eq!(server["connected"], true);
+    assert!(server["gid"].is_string(), "{server}");
+    assert!(server["refusals"].is_object(), "{server}");
+}

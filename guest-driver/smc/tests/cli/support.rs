@@ -1,0 +1,126 @@
+//! What the tests share: the command, a fabric, and processes that end with the test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The command, without what the environment says.
+pub(crate) fn smc(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
+    command.args(args);
+    for name in ["SMC_DEVICE", "SMC_EID", "SMC_MANAGEMENT", "RUST_LOG", "XDG_RUNTIME_DIR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs the command to its end.
+pub(crate) fn run(args: &[&str]) -> Output {
+    smc(args).stdin(Stdio::null()).output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A process that is killed when the test is over.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for something to become true.
+pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !check() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A directory that is removed at the end.
+pub(crate) struct Dir(pub(crate) PathBuf);
+
+impl Dir {
+    pub(crate) fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("smc-cli-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `smc fabric` without options, as three terminals would share it.
+pub(crate) struct Fabric {
+    _daemon: Running,
+    dir: Dir,
+}
+
+impl Fabric {
+    pub(crate) fn start(name: &str) -> Fabric {
+        let dir = Dir::new(name);
+        let mut command = smc(&["fabric"]);
+        command.env("XDG_RUNTIME_DIR", &dir.0).stdin(Stdio::null()).stderr(Stdio::null());
+        let daemon = Running(command.spawn().unwrap());
+        let management = dir.0.join("smc/management.sock");
+        eventually("the daemon listens", || management.exists());
+        Fabric { _daemon: daemon, dir }
+    }
+
+    /// The command with the fabric's directory.
+    pub(crate) fn smc(&self, args: &[&str]) -> Command {
+        let mut command = smc(args);
+        command.env("XDG_RUNTIME_DIR", &self.dir.0);
+        command
+    }
+
+    /// A listening `smc listen -v` with more options, its input and output piped, and its port.
+    pub(crate) fn listen(&self, options: &[&str]) -> (Running, u16, BufReader<impl std::io::Read>) {
+        let mut command = self.smc(&["listen", "-v"]);
+        command.args(options).arg("127.0.0.1:0");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = Running(command.spawn().unwrap());
+        let mut log = BufReader::new(server.0.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        let port = line.trim().rsplit(':').next().and_then(|port| port.parse().ok());
+        (server, port.unwrap_or_else(|| panic!("{line}")), log)
+    }
+
+    /// A client that sends `input` and ends.
+    pub(crate) fn connect(&self, port: u16, options: &[&str], input: &[u8]) -> Output {
+        let mut command = self.smc(&["connect", "-v"]);
+        command.args(options).args(["127.0.0.1", &port.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut client = command.spawn().unwrap();
+        let mut stdin = client.stdin.take().unwrap();
+        let input = input.to_vec();
+        let writer = std::thread::spawn(move || {
+            // Who refuses the connection reads nothing.
+            let _ = stdin.write_all(&input);
+        });
+        let output = client.wait_with_output().unwrap();
+        writer.join().unwrap();
+        output
+    }
+}
+
+/// Whether a process exists (and is not merely waiting to be reaped).
+pub(crate) fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
