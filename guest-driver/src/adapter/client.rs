@@ -26,7 +26,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// Proposes SMC to the server. The stream is non-blocking meanwhile, and blocking afterwards.
+/// Proposes SMC to the server.
 pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Broken> {
     // smc-core counts microseconds from whatever start the caller likes.
     let (await_accept, proposal) = match start(terms.config.clone(), Tick(0)) {
@@ -34,7 +34,6 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
         // Without TCP option 254 the server expects nothing: no message, just TCP.
         Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
     };
-    tcp.set_nonblocking(true)?;
     send(tcp, &proposal)?;
     let mut reader = await_accept.reader();
     let patience = Instant::now() + Duration::from_micros(await_accept.deadline().0);
@@ -56,14 +55,14 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     }
     let message = reader.message().unwrap_or_default();
     let known = |chid, gid| terms.fabrics.terms(chid, gid);
-    let outcome = match await_accept.handle(message, known) {
-        ClientStep::Offered(accepted) => confirm(tcp, terms, accepted)?,
-        ClientStep::Decline(decline) => give_up(tcp, decline)?,
-        ClientStep::PeerDeclined(peer) => Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()),
-        ClientStep::Fail(error) => return Err(error.into()),
-    };
-    tcp.set_nonblocking(false)?;
-    Ok(outcome)
+    match await_accept.handle(message, known) {
+        ClientStep::Offered(accepted) => confirm(tcp, terms, accepted),
+        ClientStep::Decline(decline) => give_up(tcp, decline),
+        ClientStep::PeerDeclined(peer) => {
+            Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
+        }
+        ClientStep::Fail(error) => Err(error.into()),
+    }
 }
 
 /// Brings the buffers and confirms, or declines: the last moment at which a client may (CLC-52).

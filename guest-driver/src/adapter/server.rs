@@ -1,4 +1,4 @@
-//! The server's handshake on an accepted, non-blocking TCP stream, one step at a time.
+//! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use virtio_ism_abi::Gid;
 
 use super::client::reason_of;
 use super::peer::{OwnBuffer, Peer};
-use super::tcp::{fill, send};
+use super::tcp::{fill, peek, send};
 use super::{Broken, Fabric, Fabrics, Link, Outcome};
 
 /// What a server needs for each handshake.
@@ -136,18 +136,12 @@ fn plain() -> Outcome {
 /// Looks at the first bytes without taking them.
 fn detect(tcp: &TcpStream) -> Result<Guess, Broken> {
     let mut prefix = [0u8; 8];
-    loop {
-        match tcp.peek(&mut prefix) {
-            // The client closed without a word: an ordinary connection.
-            Ok(0) => return Ok(Guess::No),
-            Ok(n) => return Ok(looks_like_opening(prefix.get(..n).unwrap_or_default())),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                return Ok(Guess::NeedMore);
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    Ok(match peek(tcp, &mut prefix)? {
+        None => Guess::NeedMore,
+        // The client closed without a word: an ordinary connection.
+        Some(0) => Guess::No,
+        Some(n) => looks_like_opening(prefix.get(..n).unwrap_or_default()),
+    })
 }
 
 /// Accepts on the first device that reaches the client and has a DMB; else the Decline to send.

@@ -1,40 +1,52 @@
 //! TCP as the handshake uses it.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags, sockopt};
 use smc_core::handshake::ClcReader;
 
-/// Reads what `reader` awaits from a non-blocking stream. `false`: more has to come.
+/// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
 ///
 /// Nothing behind the message is taken from the stream (CLC-57).
-pub(super) fn fill(mut tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, super::Broken> {
+pub(super) fn fill(tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, super::Broken> {
     while reader.message().is_none() {
-        match tcp.read(reader.space()) {
-            Ok(n) => reader.filled(n)?,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
+        match net::recv(tcp, reader.space(), RecvFlags::DONTWAIT) {
+            Ok((n, _)) => reader.filled(n)?,
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
         }
     }
     Ok(true)
 }
 
-/// Sends a whole CLC message on a non-blocking stream. Messages are small and the send buffer of
-/// a fresh connection is empty, so waiting is the exception.
+/// Copies the first bytes of the stream without taking them; `None` if there are none yet.
+pub(super) fn peek(tcp: &TcpStream, prefix: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match net::recv(tcp, &mut *prefix, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((n, _)) => return Ok(Some(n)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Sends a whole CLC message. Messages are small and the send buffer of a fresh connection is
+/// empty, so waiting is the exception.
 pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     let mut rest = message;
     while !rest.is_empty() {
-        match (&mut &*tcp).write(rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+        match net::send(tcp, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(Errno::WOULDBLOCK) => {
                 wait(tcp, rustix::event::PollFlags::OUT, Duration::from_secs(1))?;
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())

@@ -42,11 +42,22 @@ pub struct SmcListener {
 
 #[derive(Default)]
 struct Pending {
-    handshakes: HashMap<u64, (TcpStream, SocketAddr, server::Handshake)>,
+    handshakes: HashMap<u64, Entry>,
+    /// Handshakes that epoll does not know: most are over before it is worth telling it.
+    hot: Vec<u64>,
+    /// No more clients are taken for now.
+    full: bool,
     next: u64,
     ready: VecDeque<(SmcStream, SocketAddr)>,
     /// What the timer is set to.
     alarm: Option<Instant>,
+}
+
+struct Entry {
+    tcp: TcpStream,
+    addr: SocketAddr,
+    handshake: server::Handshake,
+    registered: bool,
 }
 
 impl std::fmt::Debug for Pending {
@@ -123,31 +134,24 @@ impl SmcListener {
         loop {
             let next = {
                 let mut pending = self.lock();
-                self.advance(&mut pending)?;
+                self.stack.sweep();
+                let current = self.stack.current();
+                if !self.try_once(&mut pending, &current)? && !self.nonblocking() {
+                    // A client in the middle of a handshake answers soon: look for a while.
+                    self.look_for_a_while(&mut pending, &current)?;
+                }
+                self.take_events(&mut pending, &current, Some(Duration::ZERO))?;
                 if let Some(accepted) = pending.ready.pop_front() {
                     return Ok(accepted);
                 }
-                if self.nonblocking.load(Ordering::Relaxed) {
+                self.register(&mut pending)?;
+                if self.nonblocking() {
                     self.set_alarm(&mut pending)?;
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 pending.next_deadline()
             };
-            // A client in the middle of a handshake answers soon: look for a while.
-            let mut failed = Ok(());
-            let spun = next.is_some()
-                && self.stack.spin().until(|| match self.wait(Some(Duration::ZERO)) {
-                    Ok(something) => something,
-                    Err(error) => {
-                        failed = Err(error);
-                        true
-                    }
-                });
-            failed?;
-            if !spun {
-                let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-                self.wait(left)?;
-            }
+            self.wait(next.map(|next| next.saturating_duration_since(Instant::now())))?;
         }
     }
 
@@ -167,10 +171,7 @@ impl SmcListener {
 
     /// Waits for anything to happen. `true`: something did.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let timeout = timeout.map(|timeout| rustix::event::Timespec {
-            tv_sec: timeout.as_secs().min(3600) as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+        let timeout = timeout.map(timespec);
         let mut fds = [rustix::event::PollFd::new(&self.epoll, rustix::event::PollFlags::IN)];
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(n) => Ok(n > 0),
@@ -179,61 +180,124 @@ impl SmcListener {
         }
     }
 
-    /// Does what can be done without waiting.
-    fn advance(&self, pending: &mut Pending) -> io::Result<()> {
-        self.stack.sweep();
-        let current = self.stack.current();
-        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&zero))?;
-        for event in events.iter() {
-            match event.data.u64() {
-                LISTENER => self.take_clients(pending, &current)?,
-                TIMER => {
-                    let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
-                    pending.alarm = None;
-                }
-                key => self.step(pending, &current, key),
+    fn nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Tries the handshakes that epoll does not know yet, and takes a new client. `true`: there is
+    /// a connection.
+    fn try_once(&self, pending: &mut Pending, current: &Current) -> io::Result<bool> {
+        for at in 0..pending.hot.len() {
+            if let Some(key) = pending.hot.get(at).copied() {
+                self.step(pending, current, key);
             }
+        }
+        if pending.ready.is_empty() {
+            self.take_client(pending, current)?;
+        }
+        Ok(!pending.ready.is_empty())
+    }
+
+    /// Tries again and again for as long as that is worth it.
+    fn look_for_a_while(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
+        if pending.hot.is_empty() {
+            return Ok(());
+        }
+        let mut tried = Ok(false);
+        self.stack.spin().until(|| {
+            tried = self.try_once(pending, current);
+            // Nothing left to look at counts as an end, too.
+            !matches!(tried, Ok(false)) || pending.hot.is_empty()
+        });
+        tried.map(|_| ())
+    }
+
+    /// Gives epoll what it does not know yet.
+    fn register(&self, pending: &mut Pending) -> io::Result<()> {
+        for key in std::mem::take(&mut pending.hot) {
+            let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
+            let data = epoll::EventData::new_u64(key);
+            // Edge triggered: a peek leaves the bytes, and the client may send no more of them.
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            epoll::add(&self.epoll, &entry.tcp, data, flags)?;
+            entry.registered = true;
+        }
+        // With as many handshakes as are allowed, clients wait in TCP's queue, and must not keep this
+        // thread awake.
+        let full = pending.handshakes.len() >= MAX_PENDING;
+        if full != pending.full {
+            let flags = if full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+            epoll::modify(&self.epoll, &self.tcp, epoll::EventData::new_u64(LISTENER), flags)?;
+            pending.full = full;
+        }
+        Ok(())
+    }
+
+    /// Goes on with what epoll reports and what has run out of time.
+    fn take_events(
+        &self,
+        pending: &mut Pending,
+        current: &Current,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        if pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
+            let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+            let timeout = timeout.map(timespec);
+            let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(rustix::io::Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            for event in events.iter() {
+                match event.data.u64() {
+                    LISTENER => {}
+                    TIMER => {
+                        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                        pending.alarm = None;
+                    }
+                    key => self.step(pending, current, key),
+                }
+            }
+        }
+        if pending.handshakes.is_empty() {
+            return Ok(());
         }
         let now = Instant::now();
         let late: Vec<u64> = pending
             .handshakes
             .iter()
-            .filter(|(_, (_, _, handshake))| handshake.deadline() <= now)
+            .filter(|(_, entry)| entry.handshake.deadline() <= now)
             .map(|(key, _)| *key)
             .collect();
         for key in late {
-            if let Some((tcp, addr, handshake)) = self.remove(pending, key) {
-                self.finish(pending, tcp, addr, handshake.expire());
+            if let Some(entry) = self.remove(pending, key) {
+                self.finish(pending, entry.tcp, entry.addr, entry.handshake.expire());
             }
         }
         Ok(())
     }
 
-    fn take_clients(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
-        while pending.handshakes.len() < MAX_PENDING {
-            let (tcp, addr) = match self.tcp.accept() {
-                Ok(accepted) => accepted,
+    /// Takes one client from TCP's queue, if there is one.
+    fn take_client(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
+        if pending.handshakes.len() >= MAX_PENDING {
+            return Ok(());
+        }
+        let (tcp, addr) = loop {
+            match self.tcp.accept() {
+                Ok(accepted) => break accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 // The client has gone again; that is no error of ours.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-            };
-            if let Some(why) = current.no_device() {
-                // Nothing can come of a Proposal but a Decline, yet it has to be answered.
-                tracing::debug!(%why, "accepting without a device");
             }
-            tcp.set_nonblocking(true)?;
-            let key = pending.next;
-            pending.next = (pending.next + 1) % TIMER;
-            let handshake = server::Handshake::new(&self.terms(current));
-            let data = epoll::EventData::new_u64(key);
-            epoll::add(&self.epoll, &tcp, data, epoll::EventFlags::IN)?;
-            pending.handshakes.insert(key, (tcp, addr, handshake));
-            self.step(pending, current, key);
-        }
+        };
+        let key = pending.next;
+        pending.next = (pending.next + 1) % TIMER;
+        let handshake = server::Handshake::new(&self.terms(current));
+        pending.handshakes.insert(key, Entry { tcp, addr, handshake, registered: false });
+        pending.hot.push(key);
+        self.step(pending, current, key);
         Ok(())
     }
 
@@ -248,24 +312,23 @@ impl SmcListener {
     }
 
     fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
-        let Some((tcp, _, handshake)) = pending.handshakes.get_mut(&key) else { return };
-        let outcome = match handshake.advance(tcp, &self.terms(current)) {
+        let Some(entry) = pending.handshakes.get_mut(&key) else { return };
+        let outcome = match entry.handshake.advance(&entry.tcp, &self.terms(current)) {
             Ok(None) => return,
             Ok(Some(outcome)) => Ok(outcome),
             Err(broken) => Err(broken),
         };
-        if let Some((tcp, addr, _)) = self.remove(pending, key) {
-            self.finish(pending, tcp, addr, outcome);
+        if let Some(entry) = self.remove(pending, key) {
+            self.finish(pending, entry.tcp, entry.addr, outcome);
         }
     }
 
-    fn remove(
-        &self,
-        pending: &mut Pending,
-        key: u64,
-    ) -> Option<(TcpStream, SocketAddr, server::Handshake)> {
+    fn remove(&self, pending: &mut Pending, key: u64) -> Option<Entry> {
         let removed = pending.handshakes.remove(&key)?;
-        if let Err(error) = epoll::delete(&self.epoll, &removed.0) {
+        pending.hot.retain(|hot| *hot != key);
+        if removed.registered
+            && let Err(error) = epoll::delete(&self.epoll, &removed.tcp)
+        {
             tracing::debug!(%error, "epoll");
         }
         Some(removed)
@@ -317,6 +380,13 @@ impl SmcListener {
 
 impl Pending {
     fn next_deadline(&self) -> Option<Instant> {
-        self.handshakes.values().map(|(_, _, handshake)| handshake.deadline()).min()
+        self.handshakes.values().map(|entry| entry.handshake.deadline()).min()
+    }
+}
+
+fn timespec(timeout: Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: timeout.as_secs().min(3600) as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,10 @@ pub struct Stack {
     peer_id: PeerId,
     slots: Mutex<Slots>,
     closing: Mutex<Vec<Arc<Conn>>>,
+    /// A connection was adopted since the last chores.
+    adopted: AtomicBool,
+    /// Chores are done every [`SWEEP_PAUSE`].
+    ticking: AtomicBool,
     spin: Arc<Spin>,
     /// Dropped on the background thread, because their end takes device commands.
     burdens: Mutex<Vec<Box<dyn Send>>>,
@@ -133,6 +137,8 @@ impl Stack {
             peer_id: PeerId(random),
             slots: Mutex::new(Slots { list, current: None }),
             closing: Mutex::default(),
+            adopted: AtomicBool::new(false),
+            ticking: AtomicBool::new(false),
             burdens: Mutex::default(),
             counters: Counters::default(),
         });
@@ -293,11 +299,10 @@ impl Stack {
         if conn.is_over() {
             return;
         }
-        let mut closing = lock(&self.closing);
-        closing.push(conn);
-        let first = closing.len() == 1;
-        drop(closing);
-        if first {
+        lock(&self.closing).push(conn);
+        self.adopted.store(true, Ordering::SeqCst);
+        // Background threads that look now and then need not be told each time.
+        if !self.ticking.swap(true, Ordering::SeqCst) {
             self.wake_backgrounds();
         }
     }
@@ -340,7 +345,14 @@ impl Stack {
         // A peer falls idle without a word: whoever is not idle now is looked at again in time.
         let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
         let idle = fabric.drop_idle(timeout).map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
-        let pause = if closing.is_empty() { timeout } else { SWEEP_PAUSE };
+        let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
+        if quiet {
+            self.ticking.store(false, Ordering::SeqCst);
+            // Somebody may have relied on the tick between the two lines above.
+            quiet = !self.adopted.load(Ordering::SeqCst);
+            self.ticking.store(!quiet, Ordering::SeqCst);
+        }
+        let pause = if quiet { timeout } else { SWEEP_PAUSE };
         Some(pause.min(idle))
     }
 

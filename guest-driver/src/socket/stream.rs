@@ -28,8 +28,6 @@ pub struct SmcStream {
 struct Shared {
     kind: Kind,
     stack: Arc<Stack>,
-    local: SocketAddr,
-    peer: SocketAddr,
     /// Microseconds; 0: none.
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
@@ -111,7 +109,6 @@ impl SmcStream {
 
     /// An SMC connection of a completed handshake.
     pub(super) fn of_link(stack: &Arc<Stack>, tcp: TcpStream, link: Link) -> io::Result<SmcStream> {
-        let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
         let current = stack.current();
         let Some(hub) = current.hub(&link.fabric) else {
             crate::adapter::reset(tcp);
@@ -120,7 +117,7 @@ impl SmcStream {
         let config = stack.config();
         let conn = Conn::new(link, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
         stack.count_smc();
-        Ok(Self::new(stack, Kind::Smc(conn), local, peer))
+        Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
     /// A connection that goes on as TCP.
@@ -129,19 +126,15 @@ impl SmcStream {
         tcp: TcpStream,
         why: Fallback,
     ) -> io::Result<SmcStream> {
-        let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
-        tcp.set_nonblocking(false)?;
         stack.count_tcp();
-        tracing::debug!(%peer, %why, "connection is TCP");
-        Ok(Self::new(stack, Kind::Tcp(tcp, why), local, peer))
+        tracing::debug!(%why, "connection is TCP");
+        Ok(Self::new(stack, Kind::Tcp(tcp, why)))
     }
 
-    fn new(stack: &Arc<Stack>, kind: Kind, local: SocketAddr, peer: SocketAddr) -> SmcStream {
+    fn new(stack: &Arc<Stack>, kind: Kind) -> SmcStream {
         let shared = Shared {
             kind,
             stack: stack.clone(),
-            local,
-            peer,
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
@@ -166,17 +159,23 @@ impl SmcStream {
     /// The local address of the TCP connection.
     ///
     /// # Errors
-    /// None today; as in `std`.
+    /// Those of the system call.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.shared.local)
+        match &self.shared.kind {
+            Kind::Smc(conn) => Ok(conn.addresses()?.0),
+            Kind::Tcp(tcp, _) => tcp.local_addr(),
+        }
     }
 
     /// The peer's address of the TCP connection.
     ///
     /// # Errors
-    /// None today; as in `std`.
+    /// Those of the system call.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.shared.peer)
+        match &self.shared.kind {
+            Kind::Smc(conn) => Ok(conn.addresses()?.1),
+            Kind::Tcp(tcp, _) => tcp.peer_addr(),
+        }
     }
 
     /// Another handle of the same connection.
@@ -506,6 +505,7 @@ pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Kind::Smc(conn) = &self.kind else { return };
+        conn.leave_addresses();
         let linger = *self.linger.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(linger) = linger
             && !linger.is_zero()
@@ -574,7 +574,7 @@ impl Write for SmcStream {
 impl fmt::Debug for SmcStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("SmcStream");
-        debug.field("local", &self.shared.local).field("peer", &self.shared.peer);
+        debug.field("local", &self.local_addr().ok()).field("peer", &self.peer_addr().ok());
         match &self.shared.kind {
             Kind::Smc(conn) => debug.field("smc", conn.facts()).field("state", &conn.state()),
             Kind::Tcp(_, why) => debug.field("tcp", why),

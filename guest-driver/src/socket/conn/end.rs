@@ -151,11 +151,11 @@ impl Conn {
             // Woken under the lock: they take it when this thread has left it.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
             Actions::RESET_TCP => {
-                if let Some(tcp) = lock(&self.tcp).take() {
+                if let Some(tcp) = self.take_tcp() {
                     reset(tcp);
                 }
             }
-            Actions::CLOSE_TCP => drop(lock(&self.tcp).take()),
+            Actions::CLOSE_TCP => drop(self.take_tcp()),
             Actions::STOP_TIMER => tx.timer = None,
             Actions::START_CLOSE_TIMER => tx.timer = Some(Instant::now() + self.close_timeout),
             Actions::START_ABORT_TIMER => {

@@ -14,7 +14,7 @@ mod recv;
 mod send;
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -94,6 +94,10 @@ pub(crate) struct Conn {
     spin: Spin,
     hub: Arc<Hub>,
     tcp: Mutex<Option<TcpStream>>,
+    /// Local and peer address, kept when TCP goes before the application does.
+    addresses: OnceLock<(SocketAddr, SocketAddr)>,
+    /// Nobody will ask for the addresses any more.
+    unaddressed: AtomicBool,
     theirs: Arc<PeerBuffer>,
     /// The peer's DMB is not ours any more: another connection may have it.
     let_go: AtomicBool,
@@ -170,6 +174,8 @@ impl Conn {
             spin: Spin::of(spin),
             hub: hub.clone(),
             tcp: Mutex::new(Some(tcp)),
+            addresses: OnceLock::new(),
+            unaddressed: AtomicBool::new(false),
             theirs,
             let_go: AtomicBool::new(false),
             peer,
@@ -199,6 +205,30 @@ impl Conn {
             Some(tcp) => f(tcp),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
+    }
+
+    /// Local and peer address of the TCP connection. Asked for when they are wanted: that is two
+    /// system calls, which a short connection need not pay.
+    pub(crate) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        match self.addresses.get() {
+            Some(addresses) => Ok(*addresses),
+            None => self.with_tcp(|tcp| Ok((tcp.local_addr()?, tcp.peer_addr()?))),
+        }
+    }
+
+    /// Nobody will ask for the addresses any more.
+    pub(crate) fn leave_addresses(&self) {
+        self.unaddressed.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the TCP connection away.
+    fn take_tcp(&self) -> Option<TcpStream> {
+        if !self.unaddressed.load(Ordering::Relaxed)
+            && let Ok(addresses) = self.addresses()
+        {
+            let _ = self.addresses.set(addresses);
+        }
+        lock(&self.tcp).take()
     }
 
     /// Whether calls return `WouldBlock` instead of waiting.
