@@ -92,7 +92,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
     output::print(&format!(
         "3. The handshake, as a relay on the TCP connection saw it\n{}   {micros:>5} us  connected \
          by SMC-D: {path}\n\n",
-        story::handshake(&tap.messages()),
+        story::handshake(&tap.handshake()),
     ))?;
 
     let progress = progress_bar(length);

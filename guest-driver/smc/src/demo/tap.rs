@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use smc_core::wire::clc::{Message, Peek, peek_header};
+use smc_core::wire::clc::{Kind, Message, Peek, peek_header};
 
 /// Bytes that are kept of each direction; a handshake has less than a thousand.
 const KEPT: usize = 16 << 10;
@@ -84,8 +84,23 @@ impl Tap {
         lock(&self.record).total
     }
 
+    /// The messages of a handshake that has succeeded, in order. Its end was sent before anybody
+    /// could know, but may still be in the relay.
+    pub(super) fn handshake(&self) -> Vec<Seen> {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        loop {
+            let messages = self.messages();
+            let last = messages.last().and_then(|seen| seen.message.as_ref());
+            let over = last.is_some_and(|last| last.kind() == Kind::Confirm);
+            if over || Instant::now() > deadline {
+                return messages;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The messages so far, in order.
-    pub(super) fn messages(&self) -> Vec<Seen> {
+    fn messages(&self) -> Vec<Seen> {
         let record = lock(&self.record);
         let mut all = Vec::new();
         for way in [Way::ToServer, Way::ToClient] {

@@ -3,6 +3,7 @@
 mod pump;
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use clap::Args;
 use guest_driver::{Facts, SmcListener, SmcStream};
@@ -41,6 +42,9 @@ pub(crate) const CONNECT_AFTER: &str = "\
 Examples:
   smc connect localhost 5000 < file
   smc connect -v --device /run/ism/vm2.sock vm1 5000 | tar x";
+
+/// How long the end of a connection waits for a peer to read the rest.
+const LINGER: Duration = Duration::from_secs(60);
 
 /// Options of `smc listen`.
 #[derive(Args, Debug)]
@@ -154,6 +158,8 @@ fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError
         return Err(CliError::NotSmc { why: why.to_string() });
     }
     let failed = |source| CliError::Transfer { peer: peer.into(), source };
+    // This process may end next, and with it what the peer has not read.
+    stream.set_linger(Some(LINGER)).map_err(failed)?;
     let moved = pump::both_ways(stream).map_err(failed)?;
     if common.verbose {
         eprintln!("{peer}: {} bytes sent, {} bytes received", moved.sent, moved.received);

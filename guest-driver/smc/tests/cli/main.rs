@@ -1,4 +1,5 @@
 //! The `smc` command as its users run it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod demo;
 mod help;

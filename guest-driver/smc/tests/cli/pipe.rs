@@ -38,6 +38,27 @@ fn bytes_cross_both_ways_and_both_ends_tell_what_they_negotiated() {
 }
 
 #[test]
+fn the_last_bytes_arrive_although_the_reader_is_slow_and_the_writer_done() {
+    let fabric = Fabric::start("slow");
+    let (mut server, port, _log) = fabric.listen(&[]);
+    drop(server.0.stdin.take());
+    let sent = data(1_500_000, 3);
+    let copy = sent.clone();
+    let reader = std::thread::spawn(move || {
+        // Long after the client has written everything into buffers and pipes.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let mut got = Vec::new();
+        server.0.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+        assert!(server.0.wait().unwrap().success());
+        got
+    });
+    let client = fabric.connect(port, &[], &copy);
+    assert!(client.status.success(), "{}", text(&client.stderr));
+    let got = reader.join().unwrap();
+    assert!(got == sent, "{} bytes", got.len());
+}
+
+#[test]
 fn a_server_that_keeps_takes_one_client_after_the_other() {
     let fabric = Fabric::start("keep");
     let (mut server, port, _log) = fabric.listen(&["--keep"]);

@@ -9,7 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::job::{Job, Outcome, Program};
-use crate::transport::Transport;
+use crate::transport::{Stream, Transport};
 
 /// The server's part. `listening` is told where the client has to go.
 pub(super) fn serve<T: Transport>(
@@ -49,6 +49,14 @@ impl Schedule {
         let start = Instant::now() + job.warm_up();
         Schedule { start, end: start + job.length() }
     }
+}
+
+/// Ends a client's connection: its process must not end before the server has read everything, and
+/// the server closes then. What is wrong with that close is no part of the measurement.
+fn end(mut stream: impl Stream) {
+    let _ = stream.finish();
+    let mut sink = [0u8; 4096];
+    while matches!(stream.read(&mut sink), Ok(n) if n > 0) {}
 }
 
 /// Events per second.

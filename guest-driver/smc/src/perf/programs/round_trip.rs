@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
-use super::Schedule;
+use super::{Schedule, end};
 use crate::perf::job::{Job, Outcome, Percentiles};
 use crate::transport::{Stream, Transport};
 
@@ -35,7 +35,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcom
         Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).map_err(io::Error::other)?;
     let schedule = Schedule::from_now(job);
     let mut sent = Instant::now();
-    while sent < schedule.end {
+    while sent < schedule.end || times.is_empty() {
         stream.write_all(&message)?;
         stream.read_exact(&mut message)?;
         let back = Instant::now();
@@ -45,7 +45,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcom
         }
         sent = back;
     }
-    stream.finish()?;
+    end(stream);
     let us = |nanos: u64| nanos as f64 / 1000.0;
     let at = |percent: f64| us(times.value_at_percentile(percent));
     Ok(Outcome::Times(Percentiles {

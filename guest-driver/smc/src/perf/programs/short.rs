@@ -41,24 +41,25 @@ fn ask<T: Transport>(transport: &T, address: &str, message: &mut [u8]) -> io::Re
 
 pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcome> {
     let schedule = Schedule::from_now(job);
-    let work = || -> io::Result<u64> {
+    let work = || -> io::Result<(u64, Instant)> {
         let mut message = vec![REQUEST; job.size];
         let mut done = 0;
         loop {
             ask(transport, &job.address, &mut message)?;
             let now = Instant::now();
-            if now >= schedule.end {
-                return Ok(done);
-            }
             done += u64::from(now >= schedule.start);
+            if now >= schedule.end {
+                return Ok((done, now));
+            }
         }
     };
-    let done: io::Result<Vec<u64>> = std::thread::scope(|scope| {
+    let done: io::Result<Vec<(u64, Instant)>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..job.threads).map(|_| scope.spawn(work)).collect();
         let gone = || Err(io::Error::other("a client thread panicked"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| gone())).collect()
     });
     let done = done?;
     ask(transport, &job.address, &mut vec![STOP; job.size])?;
-    per_second(done.iter().sum(), job.length())
+    let last = done.iter().map(|(_, end)| *end).max().unwrap_or(schedule.end);
+    per_second(done.iter().map(|(done, _)| done).sum(), last - schedule.start)
 }

@@ -4,9 +4,9 @@
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-use super::{Schedule, per_second};
+use super::{Schedule, end, per_second};
 use crate::perf::job::{Job, Outcome};
-use crate::transport::{Stream, Transport};
+use crate::transport::Transport;
 
 /// The reader's buffer, bytes; that of the writer is a message.
 const READ: usize = 64 << 10;
@@ -54,8 +54,6 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<()> {
             stream.write_all(&message)?;
         }
     }
-    stream.finish()?;
-    // The server closes when it has read everything.
-    let mut end = [0u8; 1];
-    stream.read(&mut end).map(drop)
+    end(stream);
+    Ok(())
 }
