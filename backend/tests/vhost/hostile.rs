@@ -368,29 +368,47 @@ fn memory_swapped_for_one_that_shrank_is_never_touched() {
 fn a_full_call_counter_hangs_its_own_device_only() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
+    // A command that asks for no interrupt: with its answer, the call for HELLO is over.
+    a.send_command(Op::Stats, &[]);
+    eventually("an answer", || a.try_used(CONTROL).is_some());
+    a.wait_call(CONTROL, Duration::ZERO);
     // The counter's maximum: the daemon's next write blocks.
     a.queues[CONTROL].call.write(u64::MAX - 1).unwrap();
+    a.want_call(CONTROL);
     a.send_command(Op::Stats, &[]);
-    // Asks for an interrupt, and gets the element without one.
-    let mut answer = None;
-    eventually("an answer", || {
-        answer = answer.or_else(|| a.try_used(CONTROL));
-        answer.is_some()
-    });
+    eventually("an answer", || a.try_used(CONTROL).is_some());
+    // Nothing else is answered by the worker that hangs.
+    a.send_command(Op::Stats, &[]);
+    std::thread::sleep(QUIET);
+    assert_eq!(a.try_used(CONTROL), None);
     stage.check_others();
     assert_eq!(a.config(0, 4).len(), 4);
     assert_eq!(a.transfer(1, &[], true), Status::Enoent, "the other worker goes on");
-    assert_eq!(a.pause()[CONTROL], 2, "no lock is held while a call is written");
+    assert_eq!(a.pause()[CONTROL], 3, "no lock is held while a call is written");
     drop(a.channel.take());
     let call = a.queues[CONTROL].call.try_clone().unwrap();
     drop(a);
-    eventually("a hanging thread or none", || {
-        stage.daemon.list().iter().any(|port| port.spec.name == "a" && port.device.is_none())
+    eventually("a hanging thread", || {
+        stage.daemon.list().iter().any(|port| port.spec.name == "a" && port.hanging == 1)
     });
     stage.check_others();
     call.read().unwrap();
     eventually("no hanging thread", || stage.daemon.list().iter().all(|port| port.hanging == 0));
     stage.check_reconnect();
+}
+
+#[test]
+fn an_owner_with_a_full_call_counter_does_not_hold_up_its_peer() {
+    let mut stage = Stage::new();
+    let (mut a, _) = stage.attacker();
+    let (mut b, gid_b) = FrontEnd::greet(&stage.place.path("b"));
+    let token = a.register(gid_b, 1, DMB, BACKING_WINDOW).token.get();
+    a.queues[EVENTS].call.write(u64::MAX - 1).unwrap();
+    for _ in 0..50 {
+        a.want_call(EVENTS);
+        assert_eq!(b.transfer(token, &[], true), Status::Ok);
+    }
+    stage.check_others();
 }
 
 #[test]

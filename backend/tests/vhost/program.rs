@@ -122,6 +122,22 @@ fn help_and_mistakes_are_told_apart_by_the_exit_code() {
 }
 
 #[test]
+fn a_listening_socket_can_be_inherited() {
+    let place = Place::new();
+    let path = place.path("inherited");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--fd", "0", "--chid", "ff12"]).env_remove("RUST_LOG");
+    command.stdin(std::os::fd::OwnedFd::from(listener)).stderr(Stdio::piped());
+    let mut program = Program(command.spawn().unwrap());
+    let mut a = FrontEnd::connect(&path);
+    a.hello();
+    assert_eq!(a.config(24, 2), [0x12, 0xff]);
+    program.end(Signal::TERM);
+    assert!(path.exists(), "it is not the daemon's to remove");
+}
+
+#[test]
 fn signals_end_it_and_remove_its_sockets() {
     for signal in [Signal::TERM, Signal::INT] {
         let place = Place::new();
