@@ -3,8 +3,8 @@
 //!
 //! # Who runs what
 //!
-//! A *port* is a socket for one guest's front end. Its thread ([`port`]) waits for a connection
-//! and then for its end; a connection is a [`session`], with a `Device` of its own:
+//! A *port* is a socket for one guest's front end. Its thread (`port`) waits for a connection
+//! and then for its end; a connection is a `session`, with a `Device` of its own:
 //!
 //! ```text
 //! request thread   vhost-user messages, one after the other (made by the framework)
@@ -25,7 +25,7 @@
 //!   cannot ([`crate::shm::Kicker`]), or ring the device's bell.
 //! - No lock is held while a front end is asked for something, nor while a call is written.
 //! - `handle_event` fails only to end its worker: the framework would end it without a word.
-//! - Guest memory is used only through a table that was checked ([`guest_memory`]).
+//! - Guest memory is used only through a table that was checked (`guest_memory`).
 //! - What can hang by a front end's will hangs in a thread that is counted and abandoned, never in
 //!   one that others need.
 
