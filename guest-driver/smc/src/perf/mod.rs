@@ -44,8 +44,9 @@ A fifth of a run's time comes before the measurement. If SMC falls back to TCP t
          Poller for SMC. Each connection has one message under way. TCP_NODELAY.
   conn   4 client threads connect, send 1 KiB, read 1 KiB, close; the server is one thread that
          takes a connection, answers and closes. TCP_NODELAY.
-  raw    two rings of 1 MiB in a memory file, positions in atomic words, both sides spin; no
-         handshake, no wake-up, nothing checked. It has no event loop and no connections.
+  raw    two rings of 1 MiB in a memory file, positions in atomic words, both sides spin, each on a
+         processor of its own; no handshake, no wake-up, nothing checked. What two processors can do
+         through memory, by plain copies. It has no event loop and no connections.
   memory resident memory of the daemon with 100 devices whose processes are idle, and private
          memory of daemon, server and client per idle connection (DMBs are shared memory and are
          not part of it).";
