@@ -84,6 +84,8 @@ pub(crate) fn bind_listener(
         }
         other => other.map_err(failed("bind"))?,
     }
+    // At once: a name on which nobody listens looks stale.
+    listen(&socket, BACKLOG).map_err(failed("listen on"))?;
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };
     let identity = identity(path).map_err(io_failed("look at"))?;
@@ -91,7 +93,6 @@ pub(crate) fn bind_listener(
     // What the umask took away, the operator may have asked for.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(io_failed("protect"))?;
-    listen(&socket, BACKLOG).map_err(failed("listen on"))?;
     Ok((UnixListener::from(socket), bound))
 }
 

@@ -232,7 +232,13 @@ impl FrontEnd {
 
     /// Connects and negotiates.
     pub(crate) fn negotiate(path: &Path, wish: &Wish) -> FrontEnd {
-        let socket = UnixStream::connect(path).unwrap();
+        let mut socket = None;
+        // A socket has its name for a moment before anybody listens on it.
+        eventually("a connection", || {
+            socket = UnixStream::connect(path).ok();
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
         let mut vhost = Frontend::from_stream(socket.try_clone().unwrap(), QUEUES as u64);
         vhost.set_owner().unwrap();
         let offered = vhost.get_features().unwrap();
