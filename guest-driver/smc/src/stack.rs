@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -39,6 +40,9 @@ pub(crate) struct StackArgs {
     #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
     pub(crate) path: PathArg,
 }
+
+/// When it is said that a device lets us wait.
+const NOTICE: Duration = Duration::from_secs(2);
 
 /// How bytes travel, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -81,12 +85,24 @@ impl StackArgs {
     }
 }
 
-/// Opens a stack on one device.
+/// Opens a stack on one device. A device that is in use lets us wait, which is said.
 ///
 /// # Errors
 /// [`CliError::Device`].
 pub(crate) fn open(config: Config, device: &Path) -> Result<Arc<Stack>, CliError> {
-    Stack::open(config).map_err(|source| CliError::Device { device: device.into(), source })
+    let (done, waiting) = channel::<()>();
+    let name = device.display().to_string();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(NOTICE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!(
+                "smc: waiting for the device {name}: another process seems to use it (see \"smc \
+                 stat\"; --device takes another one)"
+            );
+        }
+    });
+    let opened = Stack::open(config);
+    drop(done);
+    opened.map_err(|source| CliError::Device { device: device.into(), source })
 }
 
 /// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
