@@ -26,6 +26,8 @@ pub(crate) trait Member: Send + Sync {
     fn on_wake(&self);
     /// Whether anybody waits at all; asked before `on_wake`.
     fn is_awaited(&self) -> bool;
+    /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
+    fn on_glance(&self);
     /// The GID of the peer.
     fn peer_gid(&self) -> Gid;
     /// The peer's DMB that this connection writes.
@@ -395,7 +397,10 @@ impl Hub {
             if self.chores_due.swap(false, Ordering::AcqRel) || Instant::now() >= due {
                 due = Instant::now() + chores().unwrap_or(NO_CHORES);
             }
-            let pause = due.saturating_duration_since(Instant::now());
+            // A peer may be blocked until it hears what an application has read that is busy with
+            // other things now (CDC-20).
+            self.each(|_| true, |member| member.on_glance());
+            let pause = due.saturating_duration_since(Instant::now()).min(NAP);
             if self.pollables.load(Ordering::SeqCst) > 0 {
                 // A caller that leads was interrupted and leaves at once.
                 if self.try_lead(BACKGROUND) {
@@ -410,7 +415,7 @@ impl Hub {
                 self.dispatch();
                 self.stop_leading();
             }
-            self.background.sleep(seen, pause.min(NAP));
+            self.background.sleep(seen, pause);
         }
     }
 

@@ -395,6 +395,10 @@ impl Member for Conn {
         self.settle();
     }
 
+    fn on_glance(&self) {
+        self.answer_flags();
+    }
+
     fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst) != 0
     }

@@ -175,6 +175,17 @@ impl Conn {
         }
     }
 
+    /// Does what the peer's producer flags ask for, if there are any: without the application, for it
+    /// may not call again before the peer goes on.
+    pub(super) fn answer_flags(&self) {
+        if ConsumerWord::from_u64(self.words()[1]).producer_flags.is_empty() {
+            return;
+        }
+        let mut rx = self.rx();
+        // A failure shows in the connection's state.
+        let _ = self.refresh_rx(&mut rx);
+    }
+
     /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
     pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
         let mut rx = self.rx();
