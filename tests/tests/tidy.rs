@@ -46,7 +46,10 @@ fn refuse(dir: &str, words: &[&str]) {
     for (name, text) in sources(dir) {
         for line in code(&text) {
             for word in words {
-                assert!(!line.contains(word), "{name}: `{word}` does not belong into {dir}: {line}");
+                assert!(
+                    !line.contains(word),
+                    "{name}: `{word}` does not belong into {dir}: {line}"
+                );
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use smc_tests::bytes::{check, fill};
 use smc_tests::{Bench, eventually, note, pattern, read_exactly, send_all, slurp};
@@ -16,6 +17,7 @@ on_every_fabric! {
     vectored_writes_and_reads_keep_the_order
     peeked_bytes_stay
     a_read_across_the_end_of_the_ring_is_one_read_exact
+    a_writer_goes_on_although_the_reader_is_busy_elsewhere
     both_directions_flow_at_the_same_time
     single_bytes_go_back_and_forth
     the_number_of_waiting_bytes_is_known
@@ -129,7 +131,7 @@ fn a_slow_reader_stops_the_writer_and_loses_nothing(bench: &Bench) {
             Err(error) => {
                 assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
                 refused += 1;
-                thread::sleep(std::time::Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
         }
         assert!(sent < 64 << 20, "nothing stops the writer");
@@ -216,7 +218,7 @@ fn peeked_bytes_stay(bench: &Bench) {
     let mut buf = [0; 16];
     thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             send_all(&client, b"look");
         });
         // Waits for the first byte as a read does.
@@ -236,12 +238,27 @@ fn peeked_bytes_stay(bench: &Bench) {
 fn a_read_across_the_end_of_the_ring_is_one_read_exact(bench: &Bench) {
     let pair = bench.pair_with(|config| config.recv_buffer = 16 << 10);
     let (client, server) = pair.connect();
-    for round in 0..40 {
+    thread::scope(|scope| {
         // 10,000 of 16,352 bytes: every second or third message wraps.
-        let bytes = pattern(round, 10_000);
-        send_all(&client, &bytes);
-        assert!(read_exactly(&server, 10_000) == bytes, "round {round}");
-    }
+        scope.spawn(|| (0..40).for_each(|round| send_all(&client, &pattern(round, 10_000))));
+        for round in 0..40 {
+            assert!(read_exactly(&server, 10_000) == pattern(round, 10_000), "round {round}");
+        }
+    });
+}
+
+fn a_writer_goes_on_although_the_reader_is_busy_elsewhere(bench: &Bench) {
+    let pair = bench.pair_with(|config| config.recv_buffer = 16 << 10);
+    let (client, server) = pair.connect();
+    // Less than half of the ring is read, which the reader need not tell by itself.
+    send_all(&client, &pattern(1, 8000));
+    assert!(read_exactly(&server, 8000) == pattern(1, 8000));
+    // The rest of the ring and the part that was read, while the reader does not call at all.
+    let start = Instant::now();
+    send_all(&client, &pattern(2, 16_352));
+    println!("went on after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(read_exactly(&server, 16_352) == pattern(2, 16_352));
 }
 
 fn both_directions_flow_at_the_same_time(bench: &Bench) {

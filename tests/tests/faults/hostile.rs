@@ -326,8 +326,7 @@ fn handshakes_of_a_peer_that_destroyed_its_slabs_delay_nobody() {
         drop(hostile);
         let door = Door::new(pair);
         let start = Instant::now();
-        let attempts: Vec<_> =
-            (0..10).map(|_| propose(door.addr(), &device.config())).collect();
+        let attempts: Vec<_> = (0..10).map(|_| propose(door.addr(), &device.config())).collect();
         door.serves();
         println!("served after {:?}", start.elapsed());
         works(&honest.0, &honest.1);
