@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,8 @@ pub struct Poller {
     epoll: OwnedFd,
     waiter: Arc<Waiter>,
     spin: Spin,
+    /// Threads that want to change what is watched, for which a waiting one makes room.
+    changing: AtomicUsize,
 }
 
 struct Inner {
@@ -121,7 +124,23 @@ impl Poller {
             kernel: HashMap::new(),
             ask_kernel: Instant::now(),
         };
-        Ok(Poller { inner: Mutex::new(inner), epoll: set, waiter, spin: Spin::new(spin) })
+        Ok(Poller {
+            inner: Mutex::new(inner),
+            epoll: set,
+            waiter,
+            spin: Spin::new(spin),
+            changing: AtomicUsize::new(0),
+        })
+    }
+
+    /// The lock, from a thread that waits in [`Poller::wait`] with it if need be.
+    fn change(&self) -> MutexGuard<'_, Inner> {
+        // SeqCst, as the count of wake-ups: a thread that goes to sleep sees one or the other.
+        self.changing.fetch_add(1, Ordering::SeqCst);
+        self.waiter.wake();
+        let inner = self.lock();
+        self.changing.fetch_sub(1, Ordering::SeqCst);
+        inner
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -134,7 +153,7 @@ impl Poller {
     /// # Errors
     /// `AlreadyExists` if the key is in use, `InvalidInput` for the key `u64::MAX`; those of epoll.
     pub fn add(&self, stream: &SmcStream, key: u64, interest: Interest) -> io::Result<()> {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         check_key(&inner, key)?;
         let Some(conn) = stream.conn() else {
             return self.add_kernel(&mut inner, stream.pollable()?, key, interest);
@@ -148,7 +167,6 @@ impl Poller {
         let at = inner.conns.len();
         inner.at.insert(key, at);
         inner.conns.push(Watched { key, conn: conn.clone(), interest, quiet: None, foreign });
-        self.waiter.wake();
         Ok(())
     }
 
@@ -165,7 +183,7 @@ impl Poller {
     /// # Errors
     /// As [`Poller::add`].
     pub fn add_fd(&self, fd: BorrowedFd<'_>, key: u64, interest: Interest) -> io::Result<()> {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         check_key(&inner, key)?;
         self.add_kernel(&mut inner, fd, key, interest)
     }
@@ -188,7 +206,7 @@ impl Poller {
     /// # Errors
     /// `NotFound` if the key is not in use; those of epoll.
     pub fn modify(&self, key: u64, interest: Interest) -> io::Result<()> {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         if let Some(fd) = inner.kernel.get(&key) {
             let data = epoll::EventData::new_u64(key);
             return Ok(epoll::modify(&self.epoll, fd, data, flags(interest))?);
@@ -198,7 +216,6 @@ impl Poller {
             watched.interest = interest;
             watched.quiet = None;
         }
-        self.waiter.wake();
         Ok(())
     }
 
@@ -207,7 +224,7 @@ impl Poller {
     /// # Errors
     /// `NotFound` if the key is not in use; those of epoll.
     pub fn remove(&self, key: u64) -> io::Result<()> {
-        let mut inner = self.lock();
+        let mut inner = self.change();
         if let Some(fd) = inner.kernel.remove(&key) {
             return Ok(epoll::delete(&self.epoll, &fd)?);
         }
@@ -233,6 +250,9 @@ impl Poller {
         ready.clear();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
+            while self.changing.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
             let mut inner = self.lock();
             inner.look(ready, max);
             let now = Instant::now();
@@ -243,7 +263,8 @@ impl Poller {
             if !ready.is_empty() || deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(());
             }
-            if self.spin.until(|| inner.has_news()) {
+            let changing = || self.changing.load(Ordering::SeqCst) > 0;
+            if self.spin.until(|| inner.has_news() || changing()) {
                 continue;
             }
             let left = deadline.map_or(NAP, |deadline| {
@@ -257,12 +278,18 @@ impl Poller {
     fn sleep(&self, inner: &Inner, timeout: Duration) {
         let seen = self.waiter.seen();
         let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
-        if armed && !inner.has_news() {
+        if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
             match inner.conns.first().map(|watched| watched.conn.hub().clone()) {
                 Some(hub) => {
                     Hub::sleep(&hub, &self.waiter, seen, timeout, Some(self.epoll.as_fd()))
                 }
-                None => nap(self.epoll.as_fd(), timeout),
+                None => {
+                    self.waiter.polling(true);
+                    if !self.waiter.woken(seen) {
+                        nap(self.epoll.as_fd(), timeout);
+                    }
+                    self.waiter.polling(false);
+                }
             }
         }
         for watched in &inner.conns {
