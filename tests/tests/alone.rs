@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::{SmcListener, SmcStream, Stack};
+use guest_driver::{Interest, Poller, SmcListener, SmcStream, Stack};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use smc_tests::leaks::{Devices, Process};
@@ -85,6 +85,36 @@ fn sleeping_threads_use_no_processor() {
             });
         });
     }
+}
+
+#[test]
+fn waiting_pollers_use_no_processor() {
+    let _alone = alone();
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 4);
+        let pairs = [bench.pair(), Pair::new(bench.stack(2), bench.stack(3), true)];
+        let streams: Vec<_> = pairs.iter().map(Pair::connect).collect();
+        let poller = Poller::new(Duration::from_micros(50)).unwrap();
+        for (key, (client, server)) in streams.iter().enumerate() {
+            server.set_nonblocking(true).unwrap();
+            poller.add(server, key as u64, Interest::READ).unwrap();
+            // Something has happened before.
+            send_all(client, b"x");
+            poller.wait(&mut Vec::new(), 8, Some(PATIENCE)).unwrap();
+            eventually("it is read", || server.recv(&mut [0; 1]).is_ok());
+        }
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut ready = Vec::new();
+                while ready.is_empty() {
+                    poller.wait(&mut ready, 8, Some(PATIENCE)).unwrap();
+                }
+            });
+            is_idle("a poller over two stacks");
+            send_all(&streams[1].0, b"x");
+            waiting.join().unwrap();
+        });
+    });
 }
 
 #[test]

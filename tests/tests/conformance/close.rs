@@ -26,6 +26,7 @@ on_every_fabric! {
     a_blocked_reader_hears_of_the_close
     a_blocked_reader_hears_of_an_own_shutdown
     a_blocked_writer_hears_of_a_reset
+    a_blocked_writer_hears_of_an_own_shutdown
     the_last_clone_closes
     an_error_is_reported_once_by_take_error
 }
@@ -277,6 +278,26 @@ fn a_blocked_writer_hears_of_a_reset(bench: &Bench) {
         assert!(is_reset(&error) || error.kind() == ErrorKind::BrokenPipe, "{error}");
         assert!(start.elapsed() < Duration::from_secs(3));
     });
+}
+
+fn a_blocked_writer_hears_of_an_own_shutdown(bench: &Bench) {
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            note("writes until it is told to stop");
+            let mut client = &client;
+            client.write_all(&vec![1; 64 << 20]).unwrap_err().kind()
+        });
+        thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(writing.join().unwrap(), ErrorKind::BrokenPipe);
+        println!("woken after {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(3));
+    });
+    // What was written before arrives.
+    assert!(slurp(&server).iter().all(|byte| *byte == 1));
 }
 
 fn the_last_clone_closes(bench: &Bench) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Interest, Poller, SmcStream};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use smc_tests::{Bench, PATIENCE, note, pattern, read_exactly, send_all};
+use smc_tests::{Bench, PATIENCE, Pair, note, pattern, read_exactly, send_all};
 
 on_every_fabric! {
     level_triggered_readable_comes_and_goes
@@ -22,6 +22,8 @@ on_every_fabric! {
     one_thread_serves_many_connections_by_epoll
     one_thread_serves_many_connections_by_poller
     a_poller_sees_end_and_room
+    a_poller_watches_connections_of_several_stacks
+    a_poller_may_be_changed_while_somebody_waits
 }
 
 const R: EventFlags = EventFlags::IN;
@@ -365,4 +367,69 @@ fn a_poller_sees_end_and_room(bench: &Bench) {
         }
         assert!(start.elapsed() < PATIENCE, "the end is not seen");
     }
+}
+
+fn a_poller_watches_connections_of_several_stacks(bench: &Bench) {
+    let pairs = [
+        Pair::new(bench.stack(0), bench.stack(1), bench.is_smc()),
+        Pair::new(bench.stack(2), bench.stack(3), bench.is_smc()),
+    ];
+    let poller = Poller::new(Duration::ZERO).unwrap();
+    let streams: Vec<_> = pairs.iter().map(Pair::connect).collect();
+    for (key, (_, server)) in streams.iter().enumerate() {
+        server.set_nonblocking(true).unwrap();
+        poller.add(server, key as u64, Interest::READ).unwrap();
+    }
+    let mut longest = Duration::ZERO;
+    for round in 0..10 {
+        let key = round % 2;
+        let (client, server) = &streams[key];
+        let woken = thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                note("waits in a poller");
+                let (mut ready, start) = (Vec::new(), Instant::now());
+                while ready.is_empty() {
+                    assert!(start.elapsed() < PATIENCE, "nothing is seen");
+                    poller.wait(&mut ready, 64, Some(Duration::from_secs(5))).unwrap();
+                }
+                assert_eq!((ready.len(), ready[0].key), (1, key as u64));
+                Instant::now()
+            });
+            thread::sleep(Duration::from_millis(20));
+            let sent = Instant::now();
+            send_all(client, b"x");
+            waiting.join().unwrap() - sent
+        });
+        longest = longest.max(woken);
+        let mut byte = [0];
+        while server.recv(&mut byte).is_err() {}
+    }
+    println!("longest wake-up: {longest:?}");
+    assert!(longest < Duration::from_millis(900), "{longest:?}");
+}
+
+fn a_poller_may_be_changed_while_somebody_waits(bench: &Bench) {
+    let pair = bench.pair();
+    let (quiet, quiet_server) = pair.connect();
+    let (client, server) = pair.connect();
+    let poller = Poller::new(Duration::ZERO).unwrap();
+    poller.add(&quiet_server, 0, Interest::READ).unwrap();
+    send_all(&client, b"x");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut ready = Vec::new();
+            poller.wait(&mut ready, 64, Some(PATIENCE)).unwrap();
+            ready
+        });
+        thread::sleep(Duration::from_millis(50));
+        let start = Instant::now();
+        poller.add(&server, 1, Interest::READ).unwrap();
+        let ready = waiting.join().unwrap();
+        println!("seen after {:?}", start.elapsed());
+        assert_eq!((ready.len(), ready[0].key), (1, 1));
+        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    });
+    poller.remove(0).unwrap();
+    assert_eq!(poller.remove(0).unwrap_err().kind(), ErrorKind::NotFound);
+    drop(quiet);
 }
