@@ -177,11 +177,9 @@ impl Event {
                 gid: notice.gid,
                 failed: notice.subtype.get() != PEER_DOWN_ORDERLY,
             },
-            EventType::SwEvent => Event::SwEvent {
-                gid: notice.gid,
-                code: notice.code.get(),
-                info: notice.info.get(),
-            },
+            EventType::SwEvent => {
+                Event::SwEvent { gid: notice.gid, code: notice.code.get(), info: notice.info.get() }
+            }
             EventType::Lost => Event::Lost { n: notice.n.get() },
         })
     }

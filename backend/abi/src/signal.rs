@@ -138,7 +138,11 @@ mod loom_tests {
                 let news = line.take();
                 for user in 0..users {
                     if news & 1 << user != 0 {
-                        assert_eq!(shared.data[user].load(Ordering::Relaxed), 7, "signal before data");
+                        assert_eq!(
+                            shared.data[user].load(Ordering::Relaxed),
+                            7,
+                            "signal before data"
+                        );
                     }
                 }
                 seen |= news;

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds every fuzz target and runs each for SECONDS_EACH (5) seconds. Needs cargo-fuzz, which is
+# installed when it is missing.
+set -euo pipefail
+cd "$(dirname "$0")"
+seconds=${SECONDS_EACH:-5}
+if ! command -v cargo-fuzz >/dev/null; then
+    cargo install cargo-fuzz --locked --version 0.13.2 -q
+    PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+fi
+# libFuzzer's own runtime is C++.
+command -v c++ >/dev/null || { echo "missing prerequisite: a C++ compiler" >&2; exit 1; }
+cargo fuzz build -s none
+for target in $(cargo fuzz list); do
+    mkdir -p "corpus/$target" "seeds/$target"
+    echo "-- $target"
+    cargo fuzz run -s none "$target" "corpus/$target" "seeds/$target" -- \
+        -max_total_time="$seconds" -max_len=4096 -verbosity=0 -print_final_stats=1 2>&1 |
+        grep -E "number_of_executed_units|ERROR|SUMMARY|panicked" || true
+    # The pipe above must not hide a crash.
+    if compgen -G "artifacts/$target/*" >/dev/null; then
+        echo "$target: a failing input is in artifacts/$target" >&2
+        exit 1
+    fi
+done
