@@ -397,6 +397,9 @@ impl Member for Conn {
 
     fn on_glance(&self) {
         self.answer_flags();
+        // While the descriptor shows readable and writable the line is not armed, to spare the peer
+        // a kick per message; a half close or the end must show all the same.
+        self.settle();
     }
 
     fn is_awaited(&self) -> bool {
