@@ -87,7 +87,7 @@ fn judge(plan: &Plan, what: &str, error: &std::io::Error) {
 
 fn write_side(mut stream: &SmcStream, plan: &Plan, client: bool, stop: &AtomicBool) {
     let me = usize::from(!client);
-    let mut rng = Rng::new(plan.seed ^ 0xaaaa + me as u64);
+    let mut rng = Rng::new(plan.seed ^ (0xaaaa + me as u64));
     let (len, mut at, mut piece) = (plan.len[me], 0u64, vec![0; 100_000]);
     while at < len {
         if stop.load(Ordering::Relaxed) {
@@ -123,7 +123,7 @@ fn write_side(mut stream: &SmcStream, plan: &Plan, client: bool, stop: &AtomicBo
 fn read_side(mut stream: &SmcStream, plan: &Plan, client: bool) {
     let peer = usize::from(client);
     let (seed, len) = (plan.seed + peer as u64, plan.len[peer]);
-    let mut rng = Rng::new(plan.seed ^ 0x5555 + peer as u64);
+    let mut rng = Rng::new(plan.seed ^ (0x5555 + peer as u64));
     let (mut at, mut buf) = (0u64, vec![0; 70_000]);
     loop {
         if plan.limit(client).is_some_and(|limit| at >= limit) {

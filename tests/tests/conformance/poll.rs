@@ -195,6 +195,9 @@ fn the_peers_half_close_is_rdhup(bench: &Bench) {
     let (client, server) = pair.connect();
     let set = Set::of(&server, R | RDHUP);
     send_all(&client, b"last");
+    // The data is shown already, and stays, when the end comes.
+    set.until(R);
+    thread::sleep(Duration::from_millis(20));
     client.shutdown(Shutdown::Write).unwrap();
     set.until(R | RDHUP);
     assert!(!set.now().contains(HUP), "half of it is open");

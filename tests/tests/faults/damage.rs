@@ -176,7 +176,7 @@ fn an_unpaired_chid_is_declined_and_tcp_goes_on() {
             vec![half(0xff01), own[0], own[1]],
             vec![own[0], own[1], half(0xffff)],
         ] {
-            let mut odd = proposal.clone();
+            let mut odd = proposal;
             let v2 = odd.v2.as_mut().unwrap();
             assert_eq!(v2.types, SmcTypes::D);
             v2.smcd.entries = smc_core::wire::List::from_slice(&entries).unwrap();
@@ -239,22 +239,20 @@ fn damaged_confirms_break_the_connection_and_leave_nothing() {
 fn a_confirm_that_does_not_repeat_accept_breaks_the_connection() {
     watched(LIMIT, || {
         let (_bench, door, device) = stage();
-        let mut changes: Vec<(&str, Box<dyn Fn(&mut smc_core::wire::clc::SmcdV2)>)> = vec![
-            ("another CHID", Box::new(|confirm| confirm.chid = Chid(0xff01))),
-            ("another EID", Box::new(|confirm| confirm.eid = eid("OTHER"))),
-            ("no EID", Box::new(|confirm| confirm.eid = Eid::ZERO)),
-            ("another GID", Box::new(|confirm| confirm.gid = Gid([7; 16]))),
-            ("no first contact", Box::new(|confirm| confirm.first_contact = None)),
-            ("token 0", Box::new(|confirm| confirm.token = DmbToken(0))),
-            ("an unknown token", Box::new(|confirm| confirm.token = DmbToken(u64::MAX))),
-            ("another element", Box::new(|confirm| confirm.index = 200)),
-        ];
-        changes.push((
-            "another feature mask",
-            Box::new(|confirm| {
+        type Change = fn(&mut smc_core::wire::clc::SmcdV2);
+        let changes: [(&str, Change); 9] = [
+            ("another CHID", |confirm| confirm.chid = Chid(0xff01)),
+            ("another EID", |confirm| confirm.eid = eid("OTHER")),
+            ("no EID", |confirm| confirm.eid = Eid::ZERO),
+            ("another GID", |confirm| confirm.gid = Gid([7; 16])),
+            ("no first contact", |confirm| confirm.first_contact = None),
+            ("token 0", |confirm| confirm.token = DmbToken(0)),
+            ("an unknown token", |confirm| confirm.token = DmbToken(u64::MAX)),
+            ("another element", |confirm| confirm.index = 200),
+            ("another feature mask", |confirm| {
                 confirm.first_contact.as_mut().unwrap().features = Default::default();
             }),
-        ));
+        ];
         for (what, change) in changes {
             note(what);
             let (tcp, accepted) = propose(door.addr(), &device.config()).accepted();

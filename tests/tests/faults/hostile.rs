@@ -82,8 +82,11 @@ fn is_aborted(victim: &SmcStream, what: &str) {
     assert!(is_broken(error.kind()), "{what}: {error}");
 }
 
+/// A lie and its name.
+type Lie = (&'static str, Says);
+
 /// Lies that a reader finds, and lies that a writer finds.
-fn lies() -> (Vec<(&'static str, Says)>, Vec<(&'static str, Says)>) {
+fn lies() -> (Vec<Lie>, Vec<Lie>) {
     let producer = |wrap, count| Says { producer: Cursor::new(wrap, count), ..Says::default() };
     let consumer = |wrap, count| Says { consumer: Cursor::new(wrap, count), ..Says::default() };
     let of_producer = vec![
