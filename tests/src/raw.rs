@@ -42,16 +42,25 @@ impl Device {
 
     /// What this host would bring to a handshake.
     pub fn config(&self) -> Config {
-        let mut config = Config::new(PeerId([9; 8]));
-        config.ueids = vec![eid(guest_driver::socket::DEFAULT_EID)];
-        config.devices = vec![Offered { chid: Chid(self.ism.chid().0), gid: self.gid() }];
-        config
+        Config {
+            devices: vec![Offered { chid: Chid(self.ism.chid().0), gid: self.gid() }],
+            ..host(&[])
+        }
     }
 
     /// Its GID.
     pub fn gid(&self) -> Gid {
         Gid(self.ism.gid().0)
     }
+}
+
+/// What a host with these devices (CHID, every byte of the GID) brings to a handshake.
+pub fn host(devices: &[(u16, u8)]) -> Config {
+    let mut config = Config::new(PeerId([9; 8]));
+    config.ueids = vec![eid(guest_driver::socket::DEFAULT_EID)];
+    let offered = |(chid, gid): &(u16, u8)| Offered { chid: Chid(*chid), gid: Gid([*gid; 16]) };
+    config.devices = devices.iter().map(offered).collect();
+    config
 }
 
 /// How a DMB is told to a peer.

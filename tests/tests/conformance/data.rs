@@ -21,6 +21,7 @@ on_every_fabric! {
     both_directions_flow_at_the_same_time
     single_bytes_go_back_and_forth
     the_number_of_waiting_bytes_is_known
+    data_that_looks_like_a_handshake_is_data
 }
 
 /// A read of no bytes waits for data with TCP.
@@ -315,4 +316,15 @@ fn the_number_of_waiting_bytes_is_known(bench: &Bench) {
     }
     read_exactly(&server, 1000);
     assert_eq!(server.readable().unwrap(), 234);
+}
+
+fn data_that_looks_like_a_handshake_is_data(bench: &Bench) {
+    let config = smc_tests::raw::host(&[(0xff00, 1)]);
+    let (_, proposal) = smc_tests::raw::proposal(&config);
+    let pair = bench.pair();
+    let (client, server) = pair.connect();
+    for (from, to) in [(&client, &server), (&server, &client)] {
+        send_all(from, &proposal);
+        assert!(read_exactly(to, proposal.len()) == proposal);
+    }
 }

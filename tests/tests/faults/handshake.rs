@@ -257,3 +257,30 @@ fn a_plain_client_that_talks_slowly_is_served() {
         door.serves();
     });
 }
+
+#[test]
+fn messages_that_come_byte_by_byte_are_messages() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let door = Door::new(bench.pair());
+        let device = Device::open(&bench, 2);
+        let drip = |tcp: &TcpStream, bytes: &[u8]| {
+            for byte in bytes {
+                put(tcp, &[*byte]);
+                thread::sleep(Duration::from_micros(200));
+            }
+        };
+        let tcp = TcpStream::connect(door.addr()).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        let (awaiting, proposal) = raw::proposal(&device.config());
+        drip(&tcp, &proposal);
+        let (tcp, accepted) = raw::Proposed { tcp, awaiting }.accepted();
+        let victim = virtio_ism_abi::Gid(accepted.devices().peer.0);
+        let own = device.ism.register(victim, LEN, 0).unwrap();
+        let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
+        drip(&tcp, &confirm);
+        let server = door.next();
+        assert!(server.is_smc(), "{}", server.facts());
+        assert_eq!(server.send(b"fine").unwrap(), 4);
+    });
+}
