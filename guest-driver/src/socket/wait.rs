@@ -105,15 +105,24 @@ impl Waiter {
 /// Threads of this process that spin right now.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
+/// Of so many waits with a reduced budget, one spins for the full time.
+const FULL_TRIAL: u32 = 16;
+
 /// How long waits spin before they sleep.
 ///
 /// The budget adapts: a wait that ends while spinning restores it, one that has to sleep after all
 /// halves it, so that a connection whose peer is slow, or a process with more to do than it has
 /// processors, stops burning them. What connections learn is passed on to those that come later.
+///
+/// Two ends that both look only for moments never meet, although both would answer at once if they
+/// stayed awake. So every now and then a wait spins for the full time: if the other end is merely
+/// asleep, its answer comes within it, and both are back.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
     budget_us: AtomicU32,
+    /// Waits that were not over at the first look; shared by all who have the same parent.
+    waits: AtomicU32,
     parent: Option<Arc<Spin>>,
 }
 
@@ -121,13 +130,15 @@ impl Spin {
     /// At most `max` of spinning per wait; zero: never.
     pub(crate) fn new(max: Duration) -> Spin {
         let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
-        Spin { max_us, budget_us: AtomicU32::new(max_us), parent: None }
+        let budget_us = AtomicU32::new(max_us);
+        Spin { max_us, budget_us, waits: AtomicU32::new(0), parent: None }
     }
 
     /// One that begins with what `parent` has learned.
     pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
         let budget_us = AtomicU32::new(parent.budget_us.load(Ordering::Relaxed));
-        Spin { max_us: parent.max_us, budget_us, parent: Some(parent.clone()) }
+        let (max_us, waits) = (parent.max_us, AtomicU32::new(0));
+        Spin { max_us, budget_us, waits, parent: Some(parent.clone()) }
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
@@ -144,7 +155,8 @@ impl Spin {
         if SPINNERS.load(Ordering::Relaxed) >= processors().max(2) {
             return false;
         }
-        let limit = Duration::from_micros(u64::from(budget));
+        let limit = if budget < self.max_us && self.tries_in_full() { self.max_us } else { budget };
+        let limit = Duration::from_micros(u64::from(limit));
         let start = Instant::now();
         loop {
             for _ in 0..32 {
@@ -161,6 +173,12 @@ impl Spin {
                 return false;
             }
         }
+    }
+
+    /// Whether this wait spins for the full time although that has not paid lately.
+    fn tries_in_full(&self) -> bool {
+        let waits = self.parent.as_ref().map_or(&self.waits, |parent| &parent.waits);
+        waits.fetch_add(1, Ordering::Relaxed) % FULL_TRIAL == FULL_TRIAL - 1
     }
 
     #[cold]
@@ -241,6 +259,14 @@ mod tests {
             looks > 3
         }));
         assert_eq!(spin.budget_us.load(Ordering::Relaxed), 40);
+    }
+
+    #[test]
+    fn one_wait_of_sixteen_spins_in_full_whichever_connection_waits() {
+        let parent = Arc::new(Spin::new(Duration::from_micros(50)));
+        let spins = [Spin::of(&parent), Spin::of(&parent)];
+        let waits = spins.iter().cycle().take(4 * FULL_TRIAL as usize);
+        assert_eq!(waits.filter(|spin| spin.tries_in_full()).count(), 4);
     }
 
     #[test]
