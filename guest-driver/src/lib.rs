@@ -14,3 +14,4 @@ pub use socket::{
     Config, DataPath, Facts, Fallback, Interest, Poller, Readied, SmcDFacts, SmcListener,
     SmcStream, Stack, Totals,
 };
+pub use transport::{DeviceAddress, PciAddress};

@@ -30,12 +30,8 @@ impl Device {
     pub fn open(bench: &Bench, port: usize) -> Device {
         let options =
             OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(bench.socket(port)) };
-        let transport = guest_driver::transport::vhost_user::connect(
-            &options.socket,
-            options.move_queues,
-            options.guest_memory,
-        )
-        .unwrap();
+        let transport =
+            options.address.open(options.move_queues, options.guest_memory).unwrap();
         let ism = IsmDevice::open_on(transport.clone(), &options).unwrap();
         Device { ism, transport }
     }

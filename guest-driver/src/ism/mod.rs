@@ -84,16 +84,12 @@ pub struct IsmDevice {
 }
 
 impl IsmDevice {
-    /// Opens the device behind a daemon's socket and says HELLO.
+    /// Opens the device and says HELLO.
     ///
     /// # Errors
-    /// The daemon cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
+    /// The device cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
     pub fn open(options: OpenOptions) -> Result<Arc<IsmDevice>, IsmError> {
-        let transport = crate::transport::vhost_user::connect(
-            &options.socket,
-            options.move_queues,
-            options.guest_memory,
-        )?;
+        let transport = options.address.open(options.move_queues, options.guest_memory)?;
         Self::open_on(transport, &options)
     }
 

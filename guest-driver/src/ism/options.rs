@@ -1,6 +1,6 @@
 //! How a device is opened.
 
-use std::path::PathBuf;
+use crate::transport::DeviceAddress;
 
 /// Which data path to use for DMBs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub enum Prefer {
 /// How a device is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The daemon's socket.
-    pub socket: PathBuf,
+    /// The device.
+    pub address: DeviceAddress,
     /// Move queues to use, at most what the device has; at least 1.
     pub move_queues: u16,
     /// Memory that the device can reach, bytes, rounded up to a power of two: guest-memory DMBs,
@@ -32,10 +32,10 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs) for a
-    /// daemon's socket.
-    pub fn new(socket: impl Into<PathBuf>) -> OpenOptions {
+    /// device.
+    pub fn new(address: impl Into<DeviceAddress>) -> OpenOptions {
         OpenOptions {
-            socket: socket.into(),
+            address: address.into(),
             move_queues: 1,
             guest_memory: 256 << 20,
             prefer: Prefer::Auto,

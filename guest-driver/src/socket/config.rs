@@ -1,17 +1,18 @@
 //! How a process wants its sockets.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
+
+use crate::transport::DeviceAddress;
 
 /// How a stack finds its devices and what its sockets are like. The defaults suit a process with
 /// one device.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// vhost-user sockets of virtio-ism devices, in the order of preference; at most
-    /// [`MAX_DEVICES`] are offered to a peer.
-    pub devices: Vec<PathBuf>,
+    /// Virtio-ism devices in the order of preference; at most [`MAX_DEVICES`] are offered to a
+    /// peer.
+    pub devices: Vec<DeviceAddress>,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
     /// System EID, if this machine has one.
@@ -59,7 +60,7 @@ pub enum DataPath {
 
 impl Config {
     /// The defaults, with one device.
-    pub fn new(device: impl Into<PathBuf>) -> Config {
+    pub fn new(device: impl Into<DeviceAddress>) -> Config {
         Config { devices: vec![device.into()], ..Config::default() }
     }
 

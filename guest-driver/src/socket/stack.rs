@@ -1,7 +1,6 @@
 //! The stack of a process: its devices, and what outlives a single socket.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use super::hub::{Hub, Watcher};
 use super::wait::Spin;
 use crate::adapter::{Fabric, Fabrics, Fallback};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
+use crate::transport::DeviceAddress;
 
 /// A device that could not be opened is not tried again sooner.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ struct Slots {
 }
 
 struct Slot {
-    path: PathBuf,
+    address: DeviceAddress,
     live: Option<Live>,
     tried: Option<Instant>,
     error: String,
@@ -122,8 +122,8 @@ impl Stack {
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let slot = |path: &PathBuf| Slot {
-            path: path.clone(),
+        let slot = |address: &DeviceAddress| Slot {
+            address: address.clone(),
             live: None,
             tried: None,
             error: String::new(),
@@ -218,7 +218,7 @@ impl Stack {
             let due = slot.tried.is_none_or(|tried| now.duration_since(tried) >= REOPEN_PAUSE);
             if slot.live.is_none() && due {
                 slot.tried = Some(now);
-                match self.start(&slot.path) {
+                match self.start(&slot.address) {
                     Ok(live) => slot.live = Some(live),
                     Err(error) => slot.error = error,
                 }
@@ -255,7 +255,7 @@ impl Stack {
         let missing: Vec<_> = slots
             .iter()
             .filter(|slot| slot.live.is_none())
-            .map(|slot| format!("{}: {}", slot.path.display(), slot.error))
+            .map(|slot| format!("{}: {}", slot.address, slot.error))
             .collect();
         Current {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
@@ -265,8 +265,8 @@ impl Stack {
         }
     }
 
-    fn start(self: &Arc<Self>, path: &Path) -> Result<Live, String> {
-        let mut options = OpenOptions::new(path);
+    fn start(self: &Arc<Self>, address: &DeviceAddress) -> Result<Live, String> {
+        let mut options = OpenOptions::new(address.clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.prefer = match self.config.path {
             DataPath::Auto => Prefer::Auto,

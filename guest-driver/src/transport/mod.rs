@@ -22,6 +22,7 @@ use virtio_ism_abi::{Status, Token};
 
 use crate::sys::{OutOfBounds, RingError, SharedSlice};
 
+mod address;
 #[cfg(test)]
 pub(crate) mod fake;
 mod health;
@@ -29,6 +30,7 @@ mod memory;
 mod queues;
 pub mod vhost_user;
 
+pub use address::{DeviceAddress, NoPciAddress, PciAddress};
 pub use memory::{GuestMem, GuestPool};
 
 /// How long a control command may take before the device counts as failed.

@@ -282,7 +282,7 @@ fn a_stack_with_two_devices_uses_the_one_that_reaches_its_peer() {
         let bench = two_fabrics();
         let open = |ports: &[usize]| {
             let mut config = bench.config(ports[0]);
-            config.devices = ports.iter().map(|n| bench.socket(*n)).collect();
+            config.devices = ports.iter().map(|n| bench.socket(*n).into()).collect();
             Stack::open(config).unwrap()
         };
         let chid = |stream: &SmcStream| match stream.facts() {

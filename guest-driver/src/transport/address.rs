@@ -1,0 +1,192 @@
+//! Where a virtio-ism device is.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{Transport, TransportError, vhost_user};
+
+/// A device, as a user names it.
+///
+/// As text: `pci` is any free device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) that
+/// one, and everything else the path of a vhost-user socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceAddress {
+    /// The daemon's vhost-user socket: this process is the front end.
+    Socket(PathBuf),
+    /// The PCI function of a virtual machine.
+    Pci(PciAddress),
+    /// The first PCI function that no other process uses.
+    AnyPci,
+}
+
+impl DeviceAddress {
+    /// Reaches the device and sets it up: features, memory, queues, window.
+    ///
+    /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory
+    /// that the device can reach, in bytes.
+    ///
+    /// # Errors
+    /// There is no such device, it is in use, lacks a feature the driver needs, or does not answer.
+    pub fn open(
+        &self,
+        move_queues: u16,
+        guest_memory: u64,
+    ) -> Result<Arc<dyn Transport>, TransportError> {
+        match self {
+            DeviceAddress::Socket(path) => vhost_user::connect(path, move_queues, guest_memory),
+            DeviceAddress::Pci(_) | DeviceAddress::AnyPci => {
+                Err(TransportError::Missing("PCI devices"))
+            }
+        }
+    }
+}
+
+impl From<&str> for DeviceAddress {
+    fn from(text: &str) -> DeviceAddress {
+        if text == "pci" {
+            return DeviceAddress::AnyPci;
+        }
+        match text.strip_prefix("pci:").unwrap_or(text).parse() {
+            Ok(address) => DeviceAddress::Pci(address),
+            Err(_) => DeviceAddress::Socket(text.into()),
+        }
+    }
+}
+
+impl From<String> for DeviceAddress {
+    fn from(text: String) -> DeviceAddress {
+        text.as_str().into()
+    }
+}
+
+impl From<&String> for DeviceAddress {
+    fn from(text: &String) -> DeviceAddress {
+        text.as_str().into()
+    }
+}
+
+impl From<&Path> for DeviceAddress {
+    fn from(path: &Path) -> DeviceAddress {
+        match path.to_str() {
+            Some(text) => text.into(),
+            None => DeviceAddress::Socket(path.into()),
+        }
+    }
+}
+
+impl From<PathBuf> for DeviceAddress {
+    fn from(path: PathBuf) -> DeviceAddress {
+        path.as_path().into()
+    }
+}
+
+impl From<&PathBuf> for DeviceAddress {
+    fn from(path: &PathBuf) -> DeviceAddress {
+        path.as_path().into()
+    }
+}
+
+impl From<PciAddress> for DeviceAddress {
+    fn from(address: PciAddress) -> DeviceAddress {
+        DeviceAddress::Pci(address)
+    }
+}
+
+impl FromStr for DeviceAddress {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<DeviceAddress, Infallible> {
+        Ok(text.into())
+    }
+}
+
+impl fmt::Display for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceAddress::Socket(path) => path.display().fmt(f),
+            DeviceAddress::Pci(address) => address.fmt(f),
+            DeviceAddress::AnyPci => f.write_str("pci"),
+        }
+    }
+}
+
+/// A PCI function: `domain:bus:device.function`, in hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PciAddress {
+    /// Domain, 0 on most machines.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device, below 32.
+    pub device: u8,
+    /// Function, below 8.
+    pub function: u8,
+}
+
+/// A text that is no PCI address.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is no PCI address; an example of one: 0000:00:04.0")]
+pub struct NoPciAddress(pub String);
+
+impl FromStr for PciAddress {
+    type Err = NoPciAddress;
+
+    fn from_str(text: &str) -> Result<PciAddress, NoPciAddress> {
+        read_address(text).ok_or_else(|| NoPciAddress(text.into()))
+    }
+}
+
+fn read_address(text: &str) -> Option<PciAddress> {
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    // `from_str_radix` takes a sign, which is none of ours.
+    let hex = |digits: &str, lengths: std::ops::RangeInclusive<usize>| {
+        let digits = Some(digits).filter(|digits| {
+            lengths.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    Some(PciAddress {
+        domain: hex(domain, 4..=8)?,
+        bus: hex(bus, 2..=2)? as u8,
+        device: hex(device, 2..=2).filter(|device| *device < 32)? as u8,
+        function: hex(function, 1..=1).filter(|function| *function < 8)? as u8,
+    })
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PciAddress { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_names_a_device_and_is_printed_as_it_was() {
+        for text in ["pci", "0000:00:04.0", "10000:e1:1f.7", "/run/ism/a.sock", "a.sock"] {
+            let address = DeviceAddress::from(text);
+            assert_eq!(address.to_string(), text);
+            assert_eq!(matches!(address, DeviceAddress::Socket(_)), text.ends_with(".sock"));
+        }
+        assert_eq!(DeviceAddress::from("pci:0000:00:04.0"), DeviceAddress::from("0000:00:04.0"));
+    }
+
+    #[test]
+    fn what_is_no_pci_address_is_a_path() {
+        for text in ["0000:00:20.0", "0000:00:04.8", "0:00:04.0", "0000:00:04", "+000:00:04.0", ""]
+        {
+            assert!(text.parse::<PciAddress>().is_err(), "{text}");
+            assert_eq!(DeviceAddress::from(text), DeviceAddress::Socket(text.into()));
+        }
+    }
+}
