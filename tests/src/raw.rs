@@ -30,8 +30,7 @@ impl Device {
     pub fn open(bench: &Bench, port: usize) -> Device {
         let options =
             OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(bench.socket(port)) };
-        let transport =
-            options.address.open(options.move_queues, options.guest_memory).unwrap();
+        let transport = options.address.open(options.move_queues, options.guest_memory).unwrap();
         let ism = IsmDevice::open_on(transport.clone(), &options).unwrap();
         Device { ism, transport }
     }
