@@ -45,6 +45,11 @@ impl Helper {
         line.trim_end().to_owned()
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
