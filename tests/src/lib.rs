@@ -5,14 +5,17 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod bench;
 pub mod bytes;
+pub mod end;
 pub mod helper;
 pub mod hostile;
 pub mod leaks;
 pub mod raw;
+pub mod rogue;
 pub mod watch;
 
-pub use bench::{Bench, Dir, Fabric, Pair, eid, run};
+pub use bench::{Bench, Dir, Fabric, Pair, eid};
 pub use bytes::{Rng, pattern, read_exactly, send_all, slurp};
-pub use watch::{PATIENCE, eventually, note, watched};
+pub use watch::{PATIENCE, eventually, note, patience, slowly, watched};

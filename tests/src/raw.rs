@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-use guest_driver::ism::{IsmDevice, OpenOptions, Prefer};
+use guest_driver::DeviceAddress;
+use guest_driver::ism::{IsmDevice, IsmError, OpenOptions, Prefer};
 use guest_driver::transport::Transport;
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
@@ -28,11 +29,18 @@ pub struct Device {
 impl Device {
     /// On a port of the bench.
     pub fn open(bench: &Bench, port: usize) -> Device {
-        let options =
-            OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(bench.socket(port)) };
-        let transport = options.address.open(options.move_queues, options.guest_memory).unwrap();
-        let ism = IsmDevice::open_on(transport.clone(), &options).unwrap();
-        Device { ism, transport }
+        Device::at(bench.socket(port)).unwrap()
+    }
+
+    /// At any address.
+    ///
+    /// # Errors
+    /// As [`IsmDevice::open_on`].
+    pub fn at(address: impl Into<DeviceAddress>) -> Result<Device, IsmError> {
+        let options = OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(address) };
+        let transport = options.address.open(options.move_queues, 16 << 20)?;
+        let ism = IsmDevice::open_on(transport.clone(), &options)?;
+        Ok(Device { ism, transport })
     }
 
     /// What this host would bring to a handshake.

@@ -5,6 +5,7 @@
 //! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
+//! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
 //! ```
 //!
 //! It ends when its standard input does.
@@ -63,6 +64,10 @@ fn work(args: &[&str]) {
         ["idle", device, address] => {
             let _stream = connect(device, address);
             std::thread::park();
+        }
+        ["rogue", ref args @ ..] => {
+            smc_tests::rogue::run(args, say);
+            std::process::exit(0);
         }
         _ => panic!("unknown arguments: {args:?}"),
     }

@@ -1,0 +1,215 @@
+//! Guests that misbehave, as programs: what a test runs in the virtual machine that is to harm
+//! nobody but itself. They take any device address, so they work as processes of the host, too.
+//!
+//! ```text
+//! smc-test-peer rogue scribble DEVICE SECONDS   random bytes over its own rings and buffers
+//! smc-test-peer rogue smear DEVICE ADDRESS      a connection, then random bytes over the window
+//! smc-test-peer rogue look DEVICE               reads the whole window, counts what is not zero
+//! smc-test-peer rogue churn DEVICE GID SECONDS  registers and drops DMBs for a peer
+//! smc-test-peer rogue deaf DEVICE ADDRESS       relates to whoever "flicker" is, hears nothing
+//! smc-test-peer rogue flicker DEVICE PORT N     comes and goes N times, with events for the deaf;
+//!                                              says its port first
+//! ```
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_driver::transport::Transport;
+use smc_core::wire::ids::DmbToken;
+use virtio_ism_abi::command::Op;
+use virtio_ism_abi::{Gid, Token};
+
+use crate::bytes::Rng;
+use crate::raw::{Device, LINK, dmbe, propose, put};
+
+/// Bytes of a rogue's DMBs.
+const LEN: u32 = 16 << 10;
+
+/// Runs one of them.
+///
+/// # Panics
+/// Unknown arguments; a device that cannot be opened.
+pub fn run(args: &[&str], say: fn(&str)) {
+    match *args {
+        ["scribble", device, seconds] => scribble(device, seconds.parse().unwrap(), say),
+        ["smear", device, address] => smear(device, address, say),
+        ["look", device] => look(device, say),
+        ["churn", device, gid, seconds] => churn(device, gid, seconds.parse().unwrap(), say),
+        ["deaf", device, address] => deaf(device, address, say),
+        ["flicker", device, port, n] => flicker(device, port, n.parse().unwrap(), say),
+        _ => panic!("unknown rogue: {args:?}"),
+    }
+}
+
+/// Address ranges of this process that the device can reach: the driver's pool of guest memory.
+fn pools() -> Vec<(u64, u64)> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("virtio-ism") || line.contains("anon_hugepage"))
+        .filter_map(|line| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+        })
+        .collect()
+}
+
+/// Writes random bytes over the start of the driver's own pool, where rings and slots lie, while
+/// commands are under way that make the device look there. Again and again, with a fresh device
+/// each time.
+fn scribble(device: &str, seconds: u64, say: fn(&str)) {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let memory = File::options().write(true).open("/proc/self/mem").unwrap();
+    let mut rng = Rng::new(seconds);
+    let (mut opened, mut refused) = (0u32, 0u32);
+    while Instant::now() < end {
+        let Ok(device) = Device::at(device) else {
+            refused += 1;
+            thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        opened += 1;
+        let transport: &dyn Transport = &*device.transport;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) && !transport.is_gone() {
+                        let _ = transport.control(Op::Stats, &[], &mut [0; 128]);
+                    }
+                });
+            }
+            for _ in 0..20_000 {
+                for (start, end) in pools() {
+                    // Rings are where allocation begins: after the first 2 MiB at the latest.
+                    let span = (end - start).min(4 << 20);
+                    for _ in 0..64 {
+                        let at = start + u64::from(rng.below((span / 8) as u32)) * 8;
+                        let _ = memory.write_at(&rng.bits().to_ne_bytes(), at);
+                    }
+                }
+                if transport.is_gone() || Instant::now() >= end {
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    say(&format!("scribbled over {opened} devices, {refused} were refused"));
+}
+
+/// Shakes hands properly, then writes random bytes over every byte of its window.
+fn smear(device: &str, address: &str, say: fn(&str)) {
+    let device = Device::at(device).unwrap();
+    let (tcp, accepted) = propose(address.parse().unwrap(), &device.config()).accepted();
+    let DmbToken(token) = accepted.peer().token;
+    let theirs = device.ism.attach(Token(token), accepted.peer().size.bytes()).unwrap();
+    let own = device.ism.register(Gid(accepted.devices().peer.0), 64 << 10, 0).unwrap();
+    let (_, confirm) = accepted.confirm(dmbe(own.token().0, 64 << 10), LINK);
+    put(&tcp, &confirm);
+    say("connected");
+    const STEP: u64 = 64 << 10;
+    let mut rng = Rng::new(1);
+    let mut bytes = vec![0; STEP as usize];
+    let mut written = 0;
+    for round in 0..3 {
+        for at in (0..device.transport.window_size()).step_by(STEP as usize) {
+            let Some(part) = device.transport.window_slice(at, STEP) else { continue };
+            for eight in bytes.chunks_exact_mut(8) {
+                eight.copy_from_slice(&rng.bits().to_ne_bytes());
+            }
+            part.copy_in(0, &bytes).unwrap();
+            written += STEP;
+        }
+        // Whatever the words say now, the victim looks at them.
+        let _ = theirs.signal();
+        say(&format!("round {round}: {written} bytes written"));
+    }
+}
+
+/// Reads the whole window without owning or using a single DMB.
+fn look(device: &str, say: fn(&str)) {
+    let device = Device::at(device).unwrap();
+    const STEP: u64 = 64 << 10;
+    let mut bytes = vec![0; STEP as usize];
+    let (mut seen, mut found) = (0u64, 0usize);
+    for at in (0..device.transport.window_size()).step_by(STEP as usize) {
+        let Some(part) = device.transport.window_slice(at, STEP) else { continue };
+        part.copy_out(0, &mut bytes).unwrap();
+        seen += STEP;
+        found += bytes.iter().filter(|byte| **byte != 0).count();
+    }
+    say(&format!("looked at {seen} of {} bytes, {found} not zero", device.transport.window_size()));
+}
+
+/// Registers and drops DMBs as fast as the device answers.
+fn churn(device: &str, gid: &str, seconds: u64, say: fn(&str)) {
+    let device = Device::at(device).unwrap();
+    let user = parse_gid(gid);
+    say(&format!("churns as {}", device.ism.gid()));
+    let (start, mut n, mut refused) = (Instant::now(), 0u32, 0u32);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        match device.ism.register(user, LEN, (n % 64) as u16) {
+            Ok(dmb) => drop(dmb),
+            Err(_) => refused += 1,
+        }
+        n += 1;
+    }
+    say(&format!("registered {n} DMBs, {refused} were refused"));
+}
+
+/// Registers a DMB for each GID that `flicker` tells, and never takes an event.
+fn deaf(device: &str, address: &str, say: fn(&str)) {
+    let device = Device::at(device).unwrap();
+    say(&format!("deaf as {}", device.ism.gid()));
+    let mut dmbs = Vec::new();
+    loop {
+        let Ok(tcp) = TcpStream::connect(address) else {
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        let mut line = String::new();
+        let _ = BufReader::new(&tcp).read_line(&mut line);
+        match line.trim() {
+            "" => continue,
+            "end" => break,
+            gid => dmbs.push(device.ism.register(parse_gid(gid), LEN, 0)),
+        }
+        let _ = writeln!(&tcp, "{}", device.ism.gid());
+    }
+    let alive = !device.ism.is_gone();
+    say(&format!("registered for {} peers; the device lives: {alive}", dmbs.len()));
+}
+
+/// Comes, sends events to the deaf one, and goes; `n` times.
+fn flicker(device: &str, port: &str, n: usize, say: fn(&str)) {
+    let listener = TcpListener::bind(format!("0.0.0.0:{port}")).unwrap();
+    say(&listener.local_addr().unwrap().port().to_string());
+    let (mut sent, mut refused) = (0, 0);
+    for _ in 0..n {
+        let device = Device::at(device).unwrap();
+        let (tcp, _) = listener.accept().unwrap();
+        writeln!(&tcp, "{}", device.ism.gid()).unwrap();
+        let mut line = String::new();
+        BufReader::new(&tcp).read_line(&mut line).unwrap();
+        let deaf = parse_gid(line.trim());
+        // More than the device keeps for one that does not listen.
+        for code in 0..9 {
+            match device.ism.signal_event(deaf, code, 0) {
+                Ok(()) => sent += 1,
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    let (tcp, _) = listener.accept().unwrap();
+    writeln!(&tcp, "end").unwrap();
+    say(&format!("came and went {n} times; {sent} events sent, {refused} refused"));
+}
+
+fn parse_gid(text: &str) -> Gid {
+    Gid(u128::from_str_radix(&text.replace('-', ""), 16).unwrap().to_be_bytes())
+}
