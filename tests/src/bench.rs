@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
 
-use guest_driver::{Config, DataPath, SmcListener, SmcStream, Stack};
+use guest_driver::{Config, DataPath, DeviceAddress, SmcListener, SmcStream, Stack};
 use smc_core::wire::ids::Eid;
 use vhost_device_ism::config::{FabricConfig, PortSpec};
 use vhost_device_ism::{Config as DaemonConfig, Daemon};
 use virtio_ism_abi::Chid;
 
-use crate::watch::{LIMIT, note, watched};
+use crate::watch::{LIMIT, note, patience, watched};
 
 /// What carries the bytes of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +32,22 @@ impl Fabric {
     /// Whether SMC carries the connections.
     pub fn is_smc(self) -> bool {
         self != Fabric::Fallback
+    }
+
+    /// A configuration of the `n`th stack, on a device of this fabric.
+    pub fn config(self, n: usize, device: impl Into<DeviceAddress>) -> Config {
+        let mut config = Config::new(device);
+        config.path = match self {
+            Fabric::Window => DataPath::Window,
+            Fabric::Move => DataPath::Move,
+            Fabric::Loopback | Fabric::Fallback => DataPath::Auto,
+        };
+        if self == Fabric::Fallback {
+            config = config.eid(eid(&format!("ALONE-{n}")));
+        }
+        // Long enough to be no reason for anything on a loaded machine.
+        config.clc_timeout = patience();
+        config
     }
 
     /// The CHID of its fabric.
@@ -156,18 +171,7 @@ impl Bench {
 
     /// A configuration of a stack on port `n`. Port 0 is the server's by custom.
     pub fn config(&self, n: usize) -> Config {
-        let mut config = Config::new(self.socket(n));
-        config.path = match self.fabric {
-            Fabric::Window => DataPath::Window,
-            Fabric::Move => DataPath::Move,
-            Fabric::Loopback | Fabric::Fallback => DataPath::Auto,
-        };
-        if self.fabric == Fabric::Fallback {
-            config = config.eid(eid(&format!("ALONE-{n}")));
-        }
-        // Long enough to be no reason for anything on a loaded machine.
-        config.clc_timeout = Duration::from_secs(20);
-        config
+        self.fabric.config(n, self.socket(n))
     }
 
     /// A stack on port `n`.

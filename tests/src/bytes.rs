@@ -2,8 +2,6 @@
 
 use std::io::{Read, Write};
 
-use guest_driver::SmcStream;
-
 use crate::watch::note;
 
 pub use smc_core::testing::Rng;
@@ -39,14 +37,20 @@ fn byte_at(seed: u64, at: usize) -> u8 {
 
 /// Writes everything.
 #[track_caller]
-pub fn send_all(mut stream: &SmcStream, bytes: &[u8]) {
+pub fn send_all<S>(mut stream: &S, bytes: &[u8])
+where
+    for<'a> &'a S: Write,
+{
     note(format!("writes {} bytes", bytes.len()));
     stream.write_all(bytes).unwrap();
 }
 
 /// Reads exactly `len` bytes.
 #[track_caller]
-pub fn read_exactly(mut stream: &SmcStream, len: usize) -> Vec<u8> {
+pub fn read_exactly<S>(mut stream: &S, len: usize) -> Vec<u8>
+where
+    for<'a> &'a S: Read,
+{
     note(format!("reads {len} bytes"));
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes).unwrap();
@@ -55,7 +59,10 @@ pub fn read_exactly(mut stream: &SmcStream, len: usize) -> Vec<u8> {
 
 /// Reads until the end of data.
 #[track_caller]
-pub fn slurp(mut stream: &SmcStream) -> Vec<u8> {
+pub fn slurp<S>(mut stream: &S) -> Vec<u8>
+where
+    for<'a> &'a S: Read,
+{
     note("reads to the end");
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();

@@ -16,6 +16,6 @@ pub mod raw;
 pub mod rogue;
 pub mod watch;
 
-pub use bench::{Bench, Dir, Fabric, Pair, eid};
+pub use bench::{Bench, Dir, Fabric, Pair, eid, run};
 pub use bytes::{Rng, pattern, read_exactly, send_all, slurp};
 pub use watch::{PATIENCE, eventually, note, patience, slowly, watched};

@@ -13,6 +13,21 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Test deadline unless another is given.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// `time` on a machine that is slower than most, as `SMC_TEST_SLOW=N` (times) says: an emulated one.
+pub fn slowly(time: Duration) -> Duration {
+    static SLOW: OnceLock<u32> = OnceLock::new();
+    let slow = SLOW.get_or_init(|| {
+        let text = std::env::var("SMC_TEST_SLOW").unwrap_or_else(|_| "1".into());
+        text.parse().ok().filter(|n| *n > 0).expect("SMC_TEST_SLOW is a number, 1 or more")
+    });
+    time * *slow
+}
+
+/// [`PATIENCE`] with this machine.
+pub fn patience() -> Duration {
+    slowly(PATIENCE)
+}
+
 struct Watched {
     name: String,
     end: Instant,
@@ -55,7 +70,7 @@ pub fn note(what: impl Into<String>) {
     table().notes.insert(current.id(), (who, what, Instant::now()));
 }
 
-/// Runs `body` with a deadline. If it passes, the process says what every thread was doing and
+/// Runs `body` with a deadline, which is for a machine of ordinary speed (see [`slowly`]). If it passes, the process says what every thread was doing and
 /// aborts: a hung test cannot be ended in any other way.
 #[track_caller]
 pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
@@ -63,6 +78,7 @@ pub fn watched<T>(limit: Duration, body: impl FnOnce() -> T) -> T {
     WATCHER.get_or_init(|| {
         thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
     });
+    let limit = slowly(limit);
     let name = thread::current().name().unwrap_or("unnamed").to_owned();
     note("begins");
     let key = {
@@ -114,7 +130,7 @@ fn report(table: &Table, late: &Watched) -> String {
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < patience(), "not within {:?}: {what}", patience());
         thread::sleep(Duration::from_millis(1));
     }
     start.elapsed()

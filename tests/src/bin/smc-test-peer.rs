@@ -6,9 +6,12 @@
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
+//! smc-test-peer agent DEVICE ADDRESS [while-stdin]
+//!                                       the far end of conformance tests, see `smc_tests::agent`:
+//!                                       says "listens on ADDRESS"
 //! ```
 //!
-//! It ends when its standard input does.
+//! It ends when its standard input does; as `agent` only if told so.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::io::{Read, Write};
@@ -69,17 +72,24 @@ fn work(args: &[&str]) {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
         }
+        ["agent", device, address, ..] => {
+            smc_tests::agent::serve(device, address, |addr| say(&format!("listens on {addr}")))
+                .unwrap();
+        }
         _ => panic!("unknown arguments: {args:?}"),
     }
 }
 
 fn main() {
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    // Started by a shell in another machine, it may have no standard input.
+    if args.first() != Some(&"agent") || args.last() == Some(&"while-stdin") {
+        std::thread::spawn(|| {
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            std::process::exit(0);
+        });
+    }
     work(&args);
     std::thread::park();
 }

@@ -5,8 +5,8 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
-use smc_tests::{Bench, PATIENCE, eventually, note, pattern, read_exactly, send_all, slurp};
+use smc_tests::end::{End, Site};
+use smc_tests::{eventually, note, patience, pattern, read_exactly, send_all, slowly, slurp};
 
 on_every_fabric! {
     a_half_close_is_end_of_data_and_the_other_half_works_on
@@ -37,9 +37,9 @@ fn is_reset(error: &std::io::Error) -> bool {
 
 /// Reads until the end, which must be a reset.
 #[track_caller]
-fn await_reset(stream: &SmcStream) {
+fn await_reset(stream: &End) {
     note("waits for a reset");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     let mut buf = [0; 4096];
     let error = loop {
         match stream.recv(&mut buf) {
@@ -51,8 +51,8 @@ fn await_reset(stream: &SmcStream) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
-fn a_half_close_is_end_of_data_and_the_other_half_works_on(bench: &Bench) {
-    let pair = bench.pair();
+fn a_half_close_is_end_of_data_and_the_other_half_works_on(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     send_all(&client, b"question");
     client.shutdown(Shutdown::Write).unwrap();
@@ -67,8 +67,8 @@ fn a_half_close_is_end_of_data_and_the_other_half_works_on(bench: &Bench) {
     assert!(slurp(&client).is_empty());
 }
 
-fn data_comes_before_the_end_of_data(bench: &Bench) {
-    let pair = bench.pair();
+fn data_comes_before_the_end_of_data(site: &Site) {
+    let pair = site.pair();
     for len in [1, 1000, 60_000] {
         let (client, server) = pair.connect();
         let bytes = pattern(len as u64, len);
@@ -80,8 +80,8 @@ fn data_comes_before_the_end_of_data(bench: &Bench) {
     }
 }
 
-fn shutdown_of_both_halves_ends_both(bench: &Bench) {
-    let pair = bench.pair();
+fn shutdown_of_both_halves_ends_both(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.shutdown(Shutdown::Both).unwrap();
     assert!(slurp(&server).is_empty());
@@ -89,8 +89,8 @@ fn shutdown_of_both_halves_ends_both(bench: &Bench) {
     assert_eq!(client.send(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
-fn reads_end_after_an_own_shutdown_of_the_read_half(bench: &Bench) {
-    let pair = bench.pair();
+fn reads_end_after_an_own_shutdown_of_the_read_half(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.shutdown(Shutdown::Read).unwrap();
     assert_eq!(client.recv(&mut [0; 8]).unwrap(), 0);
@@ -99,8 +99,8 @@ fn reads_end_after_an_own_shutdown_of_the_read_half(bench: &Bench) {
     assert_eq!(read_exactly(&server, 10), b"still here");
 }
 
-fn writes_fail_after_an_own_shutdown(bench: &Bench) {
-    let pair = bench.pair();
+fn writes_fail_after_an_own_shutdown(site: &Site) {
+    let pair = site.pair();
     let (client, _server) = pair.connect();
     client.shutdown(Shutdown::Write).unwrap();
     for _ in 0..2 {
@@ -108,8 +108,8 @@ fn writes_fail_after_an_own_shutdown(bench: &Bench) {
     }
 }
 
-fn writes_fail_after_the_peer_has_closed(bench: &Bench) {
-    let pair = bench.pair();
+fn writes_fail_after_the_peer_has_closed(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     drop(server);
     note("writes until it fails");
@@ -120,14 +120,14 @@ fn writes_fail_after_the_peer_has_closed(bench: &Bench) {
             Ok(_) => thread::sleep(Duration::from_millis(1)),
             Err(error) => break error,
         }
-        assert!(start.elapsed() < PATIENCE, "writes go on for ever");
+        assert!(start.elapsed() < patience(), "writes go on for ever");
     };
     assert!(error.kind() == ErrorKind::BrokenPipe || is_reset(&error), "{error}");
     assert!(client.send(b"x").is_err());
 }
 
-fn a_second_shutdown_does_no_harm(bench: &Bench) {
-    let pair = bench.pair();
+fn a_second_shutdown_does_no_harm(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.shutdown(Shutdown::Write).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -135,8 +135,8 @@ fn a_second_shutdown_does_no_harm(bench: &Bench) {
     assert_eq!(read_exactly(&client, 4), b"fine");
 }
 
-fn unread_data_at_close_resets_the_peer(bench: &Bench) {
-    let pair = bench.pair();
+fn unread_data_at_close_resets_the_peer(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     send_all(&client, b"nobody reads this");
     eventually("the data is there", || server.readable().unwrap() > 0);
@@ -146,8 +146,8 @@ fn unread_data_at_close_resets_the_peer(bench: &Bench) {
     assert!(error.kind() == ErrorKind::BrokenPipe || is_reset(&error), "{error}");
 }
 
-fn half_closed_with_unread_data_still_resets(bench: &Bench) {
-    let pair = bench.pair();
+fn half_closed_with_unread_data_still_resets(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     server.shutdown(Shutdown::Write).unwrap();
     send_all(&client, b"nobody reads this");
@@ -161,28 +161,28 @@ fn half_closed_with_unread_data_still_resets(bench: &Bench) {
             Err(error) if is_reset(&error) || error.kind() == ErrorKind::BrokenPipe => break,
             Err(error) => panic!("{error}"),
         }
-        assert!(start.elapsed() < PATIENCE, "writes go on for ever");
+        assert!(start.elapsed() < patience(), "writes go on for ever");
     }
 }
 
-fn linger_of_zero_resets_the_peer(bench: &Bench) {
-    let pair = bench.pair();
+fn linger_of_zero_resets_the_peer(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     server.set_linger(Some(Duration::ZERO)).unwrap();
     drop(server);
     await_reset(&client);
 }
 
-fn linger_waits_for_the_peer_to_read(bench: &Bench) {
-    let pair = bench.pair();
+fn linger_waits_for_the_peer_to_read(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
-    client.set_linger(Some(PATIENCE)).unwrap();
+    client.set_linger(Some(patience())).unwrap();
     let bytes = pattern(4, 50_000);
     send_all(&client, &bytes);
     thread::scope(|scope| {
         let closing = scope.spawn(move || drop(client));
         thread::sleep(Duration::from_millis(100));
-        if bench.is_smc() {
+        if site.is_smc() {
             // TCP is content when the peer's kernel has the bytes.
             assert!(!closing.is_finished(), "did not wait for the reader");
         }
@@ -193,22 +193,22 @@ fn linger_waits_for_the_peer_to_read(bench: &Bench) {
     });
 }
 
-fn linger_does_not_wait_longer_than_asked(bench: &Bench) {
-    let pair = bench.pair();
+fn linger_does_not_wait_longer_than_asked(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_linger(Some(Duration::from_secs(1))).unwrap();
     send_all(&client, b"unread");
     let start = Instant::now();
     drop(client);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    if bench.is_smc() {
+    assert!(start.elapsed() < slowly(Duration::from_secs(10)), "{:?}", start.elapsed());
+    if site.is_smc() {
         assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
     }
     assert_eq!(slurp(&server), b"unread");
 }
 
-fn a_close_in_the_background_loses_nothing(bench: &Bench) {
-    let pair = bench.pair();
+fn a_close_in_the_background_loses_nothing(site: &Site) {
+    let pair = site.pair();
     let (mut client, server) = pair.connect();
     let bytes = pattern(8, 500_000);
     let copy = bytes.clone();
@@ -221,8 +221,8 @@ fn a_close_in_the_background_loses_nothing(bench: &Bench) {
     writer.join().unwrap();
 }
 
-fn both_sides_close_at_once(bench: &Bench) {
-    let pair = bench.pair();
+fn both_sides_close_at_once(site: &Site) {
+    let pair = site.pair();
     for _ in 0..20 {
         let (client, server) = pair.connect();
         thread::scope(|scope| {
@@ -235,8 +235,8 @@ fn both_sides_close_at_once(bench: &Bench) {
     });
 }
 
-fn a_blocked_reader_hears_of_the_close(bench: &Bench) {
-    let pair = bench.pair();
+fn a_blocked_reader_hears_of_the_close(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     thread::scope(|scope| {
         let reading = scope.spawn(|| slurp(&client));
@@ -246,8 +246,8 @@ fn a_blocked_reader_hears_of_the_close(bench: &Bench) {
     });
 }
 
-fn a_blocked_reader_hears_of_an_own_shutdown(bench: &Bench) {
-    let pair = bench.pair();
+fn a_blocked_reader_hears_of_an_own_shutdown(site: &Site) {
+    let pair = site.pair();
     let (client, _server) = pair.connect();
     thread::scope(|scope| {
         let reading = scope.spawn(|| slurp(&client));
@@ -256,12 +256,12 @@ fn a_blocked_reader_hears_of_an_own_shutdown(bench: &Bench) {
         client.shutdown(Shutdown::Read).unwrap();
         assert!(reading.join().unwrap().is_empty());
         println!("woken after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(3));
+        assert!(start.elapsed() < slowly(Duration::from_secs(3)));
     });
 }
 
-fn a_blocked_writer_hears_of_a_reset(bench: &Bench) {
-    let pair = bench.pair();
+fn a_blocked_writer_hears_of_a_reset(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     thread::scope(|scope| {
         let writing = scope.spawn(|| {
@@ -276,12 +276,12 @@ fn a_blocked_writer_hears_of_a_reset(bench: &Bench) {
         let error = writing.join().unwrap();
         println!("woken after {:?}: {error}", start.elapsed());
         assert!(is_reset(&error) || error.kind() == ErrorKind::BrokenPipe, "{error}");
-        assert!(start.elapsed() < Duration::from_secs(3));
+        assert!(start.elapsed() < slowly(Duration::from_secs(3)));
     });
 }
 
-fn a_blocked_writer_hears_of_an_own_shutdown(bench: &Bench) {
-    let pair = bench.pair();
+fn a_blocked_writer_hears_of_an_own_shutdown(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     thread::scope(|scope| {
         let writing = scope.spawn(|| {
@@ -294,14 +294,14 @@ fn a_blocked_writer_hears_of_an_own_shutdown(bench: &Bench) {
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(writing.join().unwrap(), ErrorKind::BrokenPipe);
         println!("woken after {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(3));
+        assert!(start.elapsed() < slowly(Duration::from_secs(3)));
     });
     // What was written before arrives.
     assert!(slurp(&server).iter().all(|byte| *byte == 1));
 }
 
-fn the_last_clone_closes(bench: &Bench) {
-    let pair = bench.pair();
+fn the_last_clone_closes(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let clone = client.try_clone().unwrap();
     drop(client);
@@ -311,8 +311,8 @@ fn the_last_clone_closes(bench: &Bench) {
     assert!(slurp(&server).is_empty());
 }
 
-fn an_error_is_reported_once_by_take_error(bench: &Bench) {
-    let pair = bench.pair();
+fn an_error_is_reported_once_by_take_error(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     assert!(client.take_error().unwrap().is_none());
     server.set_linger(Some(Duration::ZERO)).unwrap();

@@ -1,11 +1,10 @@
 //! What is agreed with a peer, what is remembered, and what a connection tells about itself.
 
-use std::net::TcpStream;
 use std::time::Duration;
 
-use guest_driver::{Facts, SmcDFacts, SmcListener, SmcStream, Stack};
-use smc_tests::leaks::Devices;
-use smc_tests::{Bench, Fabric, Pair, eventually, pattern, read_exactly, send_all};
+use guest_driver::SmcDFacts;
+use smc_tests::end::{End, How, Pair, Role, Site};
+use smc_tests::{Fabric, eventually, pattern, read_exactly, send_all};
 
 on_every_fabric! {
     addresses_are_those_of_tcp
@@ -32,26 +31,24 @@ mod smc {
 }
 
 #[track_caller]
-fn facts(stream: &SmcStream) -> SmcDFacts {
-    match stream.facts() {
-        Facts::SmcD(facts) => facts,
-        Facts::Tcp(why) => panic!("TCP: {why}"),
-    }
+fn facts(stream: &End) -> SmcDFacts {
+    let nature = stream.nature();
+    nature.smc.unwrap_or_else(|| panic!("{}", nature.text))
 }
 
-fn addresses_are_those_of_tcp(bench: &Bench) {
-    let (server, client) = (bench.stack(0), bench.stack(1));
-    for local in ["127.0.0.1:0", "[::1]:0"] {
-        let listener = match SmcListener::bind(&server, local) {
+fn addresses_are_those_of_tcp(site: &Site) {
+    let (server, client) = (site.server(0), site.client(1));
+    for local in site.addresses(&server) {
+        let listener = match server.listen_at((local, 0).into()) {
             Ok(listener) => listener,
             // A machine without IPv6.
-            Err(error) if local.starts_with('[') => {
+            Err(error) if local.is_ipv6() => {
                 println!("{local}: {error}");
                 continue;
             }
             Err(error) => panic!("{error}"),
         };
-        let pair = Pair { listener, ..Pair::new(server.clone(), client.clone(), bench.is_smc()) };
+        let pair = Pair { listener, ..Pair::new(server.clone(), client.clone(), site.is_smc()) };
         let (here, there) = pair.connect();
         assert_eq!(here.peer_addr().unwrap(), pair.addr());
         assert_eq!(there.local_addr().unwrap(), pair.addr());
@@ -61,8 +58,8 @@ fn addresses_are_those_of_tcp(bench: &Bench) {
     }
 }
 
-fn options_of_tcp_can_be_set_and_read(bench: &Bench) {
-    let pair = bench.pair();
+fn options_of_tcp_can_be_set_and_read(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     for on in [true, false] {
         client.set_nodelay(on).unwrap();
@@ -74,63 +71,64 @@ fn options_of_tcp_can_be_set_and_read(bench: &Bench) {
     assert_eq!(read_exactly(&server, 1), b"x");
 }
 
-fn an_established_tcp_connection_can_be_upgraded(bench: &Bench) {
-    let pair = bench.pair();
+fn an_established_tcp_connection_can_be_upgraded(site: &Site) {
+    let pair = site.pair();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);
-        let tcp = TcpStream::connect(pair.addr()).unwrap();
-        let client = SmcStream::upgrade(&pair.client, tcp, None).unwrap();
+        let client = pair.client.connect_how(pair.addr(), How::Upgrade).unwrap();
         let server = accepting.join().unwrap();
-        assert_eq!(client.is_smc(), bench.is_smc());
+        assert_eq!(client.is_smc(), site.is_smc());
         send_all(&client, b"up");
         assert_eq!(read_exactly(&server, 2), b"up");
     });
 }
 
-fn totals_count(bench: &Bench) {
-    let pair = bench.pair();
+fn totals_count(site: &Site) {
+    let pair = site.pair();
     let streams: Vec<_> = (0..3).map(|_| pair.connect()).collect();
     for totals in [pair.client.totals(), pair.server.totals()] {
-        let expected = if bench.is_smc() { (3, 0, 0) } else { (0, 3, 0) };
+        let expected = if site.is_smc() { (3, 0, 0) } else { (0, 3, 0) };
         assert_eq!((totals.smc, totals.tcp, totals.broken), expected);
-        assert_eq!((totals.peers, totals.closing), (usize::from(bench.is_smc()), 0));
+        assert_eq!((totals.peers, totals.closing), (usize::from(site.is_smc()), 0));
     }
     drop(streams);
     eventually("all are closed", || {
         pair.client.totals().closing + pair.server.totals().closing == 0
     });
-    if bench.is_smc() {
+    if site.is_smc() {
         eventually("the buffers are in the pool", || pair.server.totals().pooled == 3);
     }
 }
 
-fn the_two_ends_agree_on_the_facts(bench: &Bench) {
-    let pair = bench.pair();
+fn the_two_ends_agree_on_the_facts(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let (c, s) = (facts(&client), facts(&server));
-    assert_eq!((c.chid, s.chid), (bench.fabric().chid(), bench.fabric().chid()));
+    assert_eq!((c.chid, s.chid), (site.fabric().chid(), site.fabric().chid()));
     assert_eq!((c.local_gid, c.peer_gid), (s.peer_gid, s.local_gid));
     assert_eq!(c.local_gid, pair.client.devices()[0].1);
-    assert_eq!(c.local_gid == c.peer_gid, bench.fabric() == Fabric::Loopback);
+    assert_eq!(c.local_gid == c.peer_gid, site.fabric() == Fabric::Loopback);
     assert_eq!((c.eid.as_str(), s.eid.as_str()), ("VIRTIO-ISM", "VIRTIO-ISM"));
     assert_eq!((c.release, s.release), (1, 1));
     assert!(c.first_contact && s.first_contact);
     assert_eq!((c.local_buffer, c.peer_buffer), (s.peer_buffer, s.local_buffer));
     assert_eq!(
         (c.window, s.window),
-        (bench.fabric() != Fabric::Move, bench.fabric() != Fabric::Move)
+        (site.fabric() != Fabric::Move, site.fabric() != Fabric::Move)
     );
-    assert_eq!(c.peer_host, s.peer_host, "one host");
-    let text = client.facts().to_string();
+    if site.is_one_host() {
+        assert_eq!(c.peer_host, s.peer_host, "one host");
+    }
+    let text = client.nature().text;
     assert!(text.starts_with("SMC-D v2.1 over fabric"), "{text}");
 }
 
-fn the_first_contact_is_the_first_only(bench: &Bench) {
-    let pair = bench.pair();
+fn the_first_contact_is_the_first_only(site: &Site) {
+    let pair = site.pair();
     for round in 0..4 {
         let (client, server) = pair.connect();
         // All processes on a loopback fabric have one GID: a server cannot tell who comes again.
-        let first = round == 0 || bench.fabric() == Fabric::Loopback;
+        let first = round == 0 || site.fabric() == Fabric::Loopback;
         assert_eq!(facts(&client).first_contact, first);
         assert_eq!(facts(&server).first_contact, first);
         send_all(&client, b"x");
@@ -139,11 +137,11 @@ fn the_first_contact_is_the_first_only(bench: &Bench) {
     assert_eq!(pair.server.totals().peers, 1);
 }
 
-fn a_restarted_end_begins_anew(bench: &Bench) {
-    let pair = bench.pair();
+fn a_restarted_end_begins_anew(site: &Site) {
+    let pair = site.pair();
     let talk = |pair: &Pair, first: bool| {
         let (client, server) = pair.connect();
-        let first = first || bench.fabric() == Fabric::Loopback;
+        let first = first || site.fabric() == Fabric::Loopback;
         assert_eq!(facts(&client).first_contact, first);
         send_all(&client, b"hello");
         assert_eq!(read_exactly(&server, 5), b"hello");
@@ -156,7 +154,7 @@ fn a_restarted_end_begins_anew(bench: &Bench) {
     let again = || {
         let mut stack = None;
         eventually("the port is free again", || {
-            stack = Stack::open(bench.config(1)).ok();
+            stack = site.open(Role::Client, site.config(1)).ok();
             stack.is_some()
         });
         stack.unwrap()
@@ -166,7 +164,7 @@ fn a_restarted_end_begins_anew(bench: &Bench) {
     talk(&pair, false);
 }
 
-fn buffers_have_the_size_that_was_asked_for(bench: &Bench) {
+fn buffers_have_the_size_that_was_asked_for(site: &Site) {
     for (asked, size) in [
         (0, 16 << 10),
         (16 << 10, 16 << 10),
@@ -176,9 +174,9 @@ fn buffers_have_the_size_that_was_asked_for(bench: &Bench) {
         (64 << 20, 1 << 20),
     ] {
         // The client's is as asked for, the server's as it is: sizes need not be equal.
-        let mut config = bench.config(1);
+        let mut config = site.config(1);
         config.recv_buffer = asked;
-        let pair = Pair::new(bench.stack(0), Stack::open(config).unwrap(), true);
+        let pair = Pair::new(site.server(0), site.open(Role::Client, config).unwrap(), true);
         let (client, server) = pair.connect();
         assert_eq!((facts(&client).local_buffer, facts(&client).peer_buffer), (size, 64 << 10));
         assert_eq!((facts(&server).local_buffer, facts(&server).peer_buffer), (64 << 10, size));
@@ -190,8 +188,8 @@ fn buffers_have_the_size_that_was_asked_for(bench: &Bench) {
     }
 }
 
-fn idle_peers_are_forgotten_with_their_buffers(bench: &Bench) {
-    let pair = bench.pair_with(|config| config.idle_peer_timeout = Duration::from_millis(300));
+fn idle_peers_are_forgotten_with_their_buffers(site: &Site) {
+    let pair = site.pair_with(|config| config.idle_peer_timeout = Duration::from_millis(300));
     for _ in 0..2 {
         let (client, server) = pair.connect();
         assert!(facts(&client).first_contact, "the peer was forgotten meanwhile");
@@ -202,8 +200,7 @@ fn idle_peers_are_forgotten_with_their_buffers(bench: &Bench) {
             pair.client.totals().peers + pair.server.totals().peers == 0
         });
         eventually("buffers are given back", || {
-            let devices = Devices::of(bench.daemon());
-            devices.dmbs == 0 && devices.attached == 0
+            site.devices().is_none_or(|devices| devices.dmbs == 0 && devices.attached == 0)
         });
     }
 }

@@ -1,37 +1,168 @@
 //! What an application may rely on: one suite over the window, over moves, over loopback, and over
 //! the TCP that a declined connection becomes. The last one keeps the suite honest: what it demands
 //! is what the kernel's TCP does.
+//!
+//! The two ends are in this process (`over_window`, `over_moves`, `over_loopback`,
+//! `tcp_fallback`), in two processes (`across_processes`), or in two machines (`far`). For the last
+//! one start `smc-test-peer agent pci 0.0.0.0:PORT` in the other machine, and in this one
+//!
+//! ```text
+//! SMC_TEST_FAR=HOST:PORT SMC_TEST_DEVICE=pci conformance --ignored far::window
+//! ```
+//!
+//! and the same with `far::moves`, `far::fallback` and `far::turned` (which has the server and the
+//! client the other way round). `SMC_TEST_SLOW=20` is for machines that are that much slower.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
-/// A test per name and fabric. A name is a function that takes a `&Bench` with two ports.
+/// A test per name, fabric and place. A name is a function that takes a `&Site` with two ports.
 macro_rules! on_every_fabric {
     ($($name:ident)*) => {
-        on_smc!($($name)*);
-        on!(tcp_fallback Fallback $($name)*);
+        in_this_process!($($name)*);
+        across_processes!(Server Client $($name)*);
+        mod far {
+            use super::*;
+            between_machines!(window Window Server $($name)*);
+            between_machines!(moves Move Client $($name)*);
+            between_machines!(fallback Fallback Server $($name)*);
+            mod turned {
+                use super::*;
+                between_machines!(window Window Client $($name)*);
+                between_machines!(moves Move Server $($name)*);
+            }
+        }
     };
 }
 
 /// As `on_every_fabric!`, without TCP: for what TCP does not have.
 macro_rules! on_smc {
     ($($name:ident)*) => {
-        on!(over_window Window $($name)*);
-        on!(over_moves Move $($name)*);
-        on!(over_loopback Loopback $($name)*);
+        on_smc_in_this_process!($($name)*);
+        across_processes!(Server Client $($name)*);
+        mod far {
+            use super::*;
+            between_machines!(window Window Server $($name)*);
+            between_machines!(moves Move Client $($name)*);
+            mod turned {
+                use super::*;
+                between_machines!(window Window Client $($name)*);
+                between_machines!(moves Move Server $($name)*);
+            }
+        }
     };
 }
 
-macro_rules! on {
-    ($module:ident $fabric:ident $($name:ident)*) => {
+/// As `on_every_fabric!`, for tests that poll the server's descriptors: only the client is ever
+/// elsewhere.
+macro_rules! with_the_server_here {
+    ($($name:ident)*) => { with_one_end_here!(Client $($name)*); };
+}
+
+/// As `on_every_fabric!`, for tests that poll the client's descriptors: only the server is ever
+/// elsewhere.
+macro_rules! with_the_client_here {
+    ($($name:ident)*) => { with_one_end_here!(Server $($name)*); };
+}
+
+macro_rules! with_one_end_here {
+    ($far:ident $($name:ident)*) => {
+        in_this_process!($($name)*);
+        across_processes!($far $far $($name)*);
+        mod far {
+            use super::*;
+            between_machines!(window Window $far $($name)*);
+            between_machines!(moves Move $far $($name)*);
+            between_machines!(fallback Fallback $far $($name)*);
+        }
+    };
+}
+
+/// As `on_every_fabric!`, but not between machines, which have one device each: for tests with
+/// several stacks in a place.
+macro_rules! with_several_devices {
+    ($($name:ident)*) => {
+        in_this_process!($($name)*);
+        across_processes!(Client Client $($name)*);
+    };
+}
+
+/// On the window only: for what does not depend on how bytes travel.
+macro_rules! on_the_window {
+    ($($name:ident)*) => {
+        on!(over_window Window (smc_tests::end::Place::Here) $($name)*);
+        mod across_processes {
+            use super::*;
+            on!(window Window (smc_tests::end::Place::Process(
+                crate::PEER, smc_tests::end::Role::Client)) $($name)*);
+        }
+        mod far {
+            use super::*;
+            between_machines!(window Window Server $($name)*);
+            mod turned {
+                use super::*;
+                between_machines!(window Window Client $($name)*);
+            }
+        }
+    };
+}
+
+macro_rules! in_this_process {
+    ($($name:ident)*) => {
+        on_smc_in_this_process!($($name)*);
+        on!(tcp_fallback Fallback (smc_tests::end::Place::Here) $($name)*);
+    };
+}
+
+macro_rules! on_smc_in_this_process {
+    ($($name:ident)*) => {
+        on!(over_window Window (smc_tests::end::Place::Here) $($name)*);
+        on!(over_moves Move (smc_tests::end::Place::Here) $($name)*);
+        on!(over_loopback Loopback (smc_tests::end::Place::Here) $($name)*);
+    };
+}
+
+/// The end that is in another process, with the window and with moves.
+macro_rules! across_processes {
+    ($window:ident $moves:ident $($name:ident)*) => {
+        mod across_processes {
+            use super::*;
+            on!(window Window (smc_tests::end::Place::Process(
+                crate::PEER, smc_tests::end::Role::$window)) $($name)*);
+            on!(moves Move (smc_tests::end::Place::Process(
+                crate::PEER, smc_tests::end::Role::$moves)) $($name)*);
+        }
+    };
+}
+
+macro_rules! between_machines {
+    ($module:ident $fabric:ident $far:ident $($name:ident)*) => {
         mod $module {
             $(
                 #[test]
+                #[ignore = "between machines: cargo xtask vm"]
                 fn $name() {
-                    smc_tests::run(smc_tests::Fabric::$fabric, super::$name);
+                    let place = smc_tests::end::Place::Machine(smc_tests::end::Role::$far);
+                    smc_tests::end::run(smc_tests::Fabric::$fabric, place, super::$name);
                 }
             )*
         }
     };
 }
+
+macro_rules! on {
+    ($module:ident $fabric:ident $place:tt $($name:ident)*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $name() {
+                    smc_tests::end::run(smc_tests::Fabric::$fabric, $place, super::$name);
+                }
+            )*
+        }
+    };
+}
+
+/// The program that holds the far ends of `across_processes`.
+const PEER: &str = env!("CARGO_BIN_EXE_smc-test-peer");
 
 mod close;
 mod contact;

@@ -2,28 +2,34 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::sync::Arc;
 use std::thread;
 
-use guest_driver::{SmcListener, SmcStream, Stack};
-use smc_tests::leaks::Devices;
-use smc_tests::{Bench, eventually, note, pattern, read_exactly, send_all, slurp};
+use smc_tests::end::{End, Listener, Site};
+use smc_tests::{eventually, note, pattern, read_exactly, send_all, slurp};
 
 on_every_fabric! {
     two_hundred_connections_at_the_same_time
     readers_and_writers_on_all_ends
     many_threads_write_to_one_connection
     several_readers_share_a_connection
-    several_stacks_talk_to_one_server
     clients_come_from_many_threads
     a_thousand_short_connections_cost_the_device_nothing
     one_stack_is_server_and_client
 }
 
+/// More devices than a machine has.
+mod several {
+    use super::several_stacks_talk_to_one_server;
+
+    with_several_devices! {
+        several_stacks_talk_to_one_server
+    }
+}
+
 /// Accepts and echoes until `count` connections have ended.
-fn echo_server(listener: SmcListener, count: usize) -> thread::JoinHandle<()> {
+fn echo_server(listener: Listener, count: usize) -> thread::JoinHandle<()> {
     thread::spawn(move || {
-        let serve = |mut stream: SmcStream| {
+        let serve = |mut stream: End| {
             let mut buf = vec![0; 8 << 10];
             loop {
                 match stream.read(&mut buf).unwrap() {
@@ -32,23 +38,22 @@ fn echo_server(listener: SmcListener, count: usize) -> thread::JoinHandle<()> {
                 }
             }
         };
-        let threads: Vec<_> = listener
-            .incoming()
-            .take(count)
-            .map(|stream| thread::spawn(move || serve(stream.unwrap())))
+        let threads: Vec<_> = (0..count)
+            .map(|_| listener.accept().unwrap().0)
+            .map(|stream| thread::spawn(move || serve(stream)))
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     })
 }
 
-fn ask(stream: &SmcStream, seed: u64, len: usize) {
+fn ask(stream: &End, seed: u64, len: usize) {
     let bytes = pattern(seed, len);
     send_all(stream, &bytes);
     assert!(read_exactly(stream, len) == bytes);
 }
 
-fn two_hundred_connections_at_the_same_time(bench: &Bench) {
-    let pair = bench.pair_with(|config| config.recv_buffer = 16 << 10);
+fn two_hundred_connections_at_the_same_time(site: &Site) {
+    let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
     let streams: Vec<_> = (0..200).map(|_| pair.connect()).collect();
     for round in 0..3 {
         for (n, (client, _)) in streams.iter().enumerate() {
@@ -64,8 +69,7 @@ fn two_hundred_connections_at_the_same_time(bench: &Bench) {
             assert!(read_exactly(client, bytes.len()) == bytes, "connection {n}");
         }
     }
-    if bench.is_smc() {
-        let devices = Devices::of(bench.daemon());
+    if let Some(devices) = site.devices().filter(|_| site.is_smc()) {
         assert_eq!((devices.dmbs, devices.attached), (400, 400));
     }
     drop(streams);
@@ -74,9 +78,9 @@ fn two_hundred_connections_at_the_same_time(bench: &Bench) {
     });
 }
 
-fn readers_and_writers_on_all_ends(bench: &Bench) {
+fn readers_and_writers_on_all_ends(site: &Site) {
     const LEN: usize = 500_000;
-    let pair = bench.pair();
+    let pair = site.pair();
     let mut threads = Vec::new();
     for n in 0..4 {
         let (client, server) = pair.connect();
@@ -92,9 +96,9 @@ fn readers_and_writers_on_all_ends(bench: &Bench) {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-fn many_threads_write_to_one_connection(bench: &Bench) {
+fn many_threads_write_to_one_connection(site: &Site) {
     const EACH: usize = 50_000;
-    let pair = bench.pair();
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let writers: Vec<_> = (0..6u8)
         .map(|n| {
@@ -113,9 +117,9 @@ fn many_threads_write_to_one_connection(bench: &Bench) {
     writers.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-fn several_readers_share_a_connection(bench: &Bench) {
+fn several_readers_share_a_connection(site: &Site) {
     const LEN: usize = 200_000;
-    let pair = bench.pair();
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let readers: Vec<_> = (0..4)
         .map(|_| {
@@ -144,9 +148,9 @@ fn several_readers_share_a_connection(bench: &Bench) {
     assert_eq!(sum, bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>());
 }
 
-fn several_stacks_talk_to_one_server(bench: &Bench) {
-    let pair = bench.pair();
-    let clients: [Arc<Stack>; 2] = [bench.stack(2), bench.stack(3)];
+fn several_stacks_talk_to_one_server(site: &Site) {
+    let pair = site.pair();
+    let clients = [site.client(2), site.client(3)];
     // Each comes twice, in turns: the second time the server knows it.
     for round in 0..3 {
         let streams: Vec<_> = [&pair.client, &clients[0], &clients[1]]
@@ -163,8 +167,8 @@ fn several_stacks_talk_to_one_server(bench: &Bench) {
     }
 }
 
-fn clients_come_from_many_threads(bench: &Bench) {
-    let pair = bench.pair();
+fn clients_come_from_many_threads(site: &Site) {
+    let pair = site.pair();
     let addr = pair.addr();
     let client = pair.client.clone();
     let server = echo_server(pair.listener, 60);
@@ -174,7 +178,7 @@ fn clients_come_from_many_threads(bench: &Bench) {
             thread::spawn(move || {
                 for round in 0..10 {
                     note(format!("round {round}"));
-                    let stream = SmcStream::connect(&client, addr).unwrap();
+                    let stream = client.connect(addr).unwrap();
                     ask(&stream, n * 10 + round, 3000);
                 }
             })
@@ -185,9 +189,9 @@ fn clients_come_from_many_threads(bench: &Bench) {
     server.join().unwrap();
 }
 
-fn a_thousand_short_connections_cost_the_device_nothing(bench: &Bench) {
-    let pair = bench.pair();
-    let rounds = if bench.is_smc() { 1000 } else { 200 };
+fn a_thousand_short_connections_cost_the_device_nothing(site: &Site) {
+    let pair = site.pair();
+    let rounds = if site.is_smc() { 1000 } else { 200 };
     let mut before = None;
     for round in 0..rounds {
         let (client, server) = pair.connect();
@@ -199,28 +203,29 @@ fn a_thousand_short_connections_cost_the_device_nothing(bench: &Bench) {
         assert!(slurp(&server).is_empty());
         drop(server);
         if round == 20 {
-            before = Some(Devices::of(bench.daemon()));
+            before = site.devices();
         }
     }
-    if bench.is_smc() {
+    if let (Some(before), Some(after)) = (before, site.devices())
+        && site.is_smc()
+    {
         // Buffers and attachments are those of earlier connections; a close that was late makes
         // another one now and then, each of which costs both ends a command or two.
-        let after = Devices::of(bench.daemon());
-        let commands = after.commands - before.unwrap().commands;
+        let commands = after.commands - before.commands;
         println!("{} DMBs, {commands} commands for 980 connections", after.dmbs);
         assert!(commands <= 50, "{commands} commands for 980 connections");
         assert!(after.dmbs <= 12, "{} DMBs for connections one after the other", after.dmbs);
     }
 }
 
-fn one_stack_is_server_and_client(bench: &Bench) {
-    let stack = bench.stack(0);
-    let listener = SmcListener::bind(&stack, "127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
+fn one_stack_is_server_and_client(site: &Site) {
+    let stack = site.server(0);
+    let listener = stack.listen();
+    let addr = listener.addr();
     let server = echo_server(listener, 3);
     for round in 0..3 {
-        let stream = SmcStream::connect(&stack, addr).unwrap();
-        println!("{}", stream.facts());
+        let stream = stack.connect(addr).unwrap();
+        println!("{}", stream.nature().text);
         ask(&stream, round, 100_000);
     }
     server.join().unwrap();

@@ -6,24 +6,44 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::{Interest, Poller, SmcStream};
+use guest_driver::{Interest, Poller};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use smc_tests::{Bench, PATIENCE, Pair, note, pattern, read_exactly, send_all};
+use smc_tests::end::{End, Pair, Site};
+use smc_tests::{note, patience, pattern, read_exactly, send_all};
 
-on_every_fabric! {
+with_the_server_here! {
     level_triggered_readable_comes_and_goes
     edge_triggered_readable_comes_once_per_arrival
-    writable_goes_with_a_full_ring_and_comes_back
-    edge_triggered_writable_comes_after_a_full_ring
     the_peers_half_close_is_rdhup
     the_end_of_both_halves_is_hup
     a_reset_is_readable_and_hup
     a_listener_is_readable_when_somebody_comes
     one_thread_serves_many_connections_by_epoll
     one_thread_serves_many_connections_by_poller
-    a_poller_sees_end_and_room
-    a_poller_watches_connections_of_several_stacks
     a_poller_may_be_changed_while_somebody_waits
+}
+
+/// The client's descriptors.
+mod client {
+    use super::{
+        a_poller_sees_end_and_room, edge_triggered_writable_comes_after_a_full_ring,
+        writable_goes_with_a_full_ring_and_comes_back,
+    };
+
+    with_the_client_here! {
+        writable_goes_with_a_full_ring_and_comes_back
+        edge_triggered_writable_comes_after_a_full_ring
+        a_poller_sees_end_and_room
+    }
+}
+
+/// More devices than a machine has.
+mod several {
+    use super::a_poller_watches_connections_of_several_stacks;
+
+    with_several_devices! {
+        a_poller_watches_connections_of_several_stacks
+    }
 }
 
 const R: EventFlags = EventFlags::IN;
@@ -39,9 +59,9 @@ impl Set {
         Set(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap())
     }
 
-    fn of(stream: &SmcStream, flags: EventFlags) -> Set {
+    fn of(stream: &End, flags: EventFlags) -> Set {
         let set = Set::new();
-        set.add(stream.pollable().unwrap(), 0, flags);
+        set.add(stream.stream().pollable().unwrap(), 0, flags);
         set
     }
 
@@ -71,7 +91,7 @@ impl Set {
         let start = Instant::now();
         let mut last = EventFlags::empty();
         while !last.contains(flags) {
-            assert!(start.elapsed() < PATIENCE, "{last:?} instead of {flags:?}");
+            assert!(start.elapsed() < patience(), "{last:?} instead of {flags:?}");
             last = self
                 .wait(Duration::from_secs(1))
                 .first()
@@ -88,7 +108,7 @@ impl Set {
 }
 
 /// Writes until nothing more goes in, and returns how much did.
-fn stuff(stream: &SmcStream) -> usize {
+fn stuff(stream: &End) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (piece, mut sent, mut refused) = (pattern(1, 100_000), 0, 0);
     while refused < 10 {
@@ -104,8 +124,8 @@ fn stuff(stream: &SmcStream) -> usize {
     sent
 }
 
-fn level_triggered_readable_comes_and_goes(bench: &Bench) {
-    let pair = bench.pair();
+fn level_triggered_readable_comes_and_goes(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     server.set_nonblocking(true).unwrap();
     let set = Set::of(&server, R);
@@ -131,8 +151,8 @@ impl Set {
     }
 }
 
-fn edge_triggered_readable_comes_once_per_arrival(bench: &Bench) {
-    let pair = bench.pair();
+fn edge_triggered_readable_comes_once_per_arrival(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     server.set_nonblocking(true).unwrap();
     let set = Set::of(&server, R | EventFlags::ET);
@@ -157,14 +177,14 @@ fn edge_triggered_readable_comes_once_per_arrival(bench: &Bench) {
     }
 }
 
-fn writable_goes_with_a_full_ring_and_comes_back(bench: &Bench) {
-    let pair = bench.pair();
+fn writable_goes_with_a_full_ring_and_comes_back(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let set = Set::of(&client, W);
     assert_eq!(set.now(), W);
     for _ in 0..3 {
         let sent = stuff(&client);
-        if bench.is_smc() {
+        if site.is_smc() {
             // TCP's buffers grow when one does not look.
             set.stays_quiet();
         }
@@ -175,8 +195,8 @@ fn writable_goes_with_a_full_ring_and_comes_back(bench: &Bench) {
     }
 }
 
-fn edge_triggered_writable_comes_after_a_full_ring(bench: &Bench) {
-    let pair = bench.pair();
+fn edge_triggered_writable_comes_after_a_full_ring(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let set = Set::of(&client, W | EventFlags::ET);
     set.until(W);
@@ -190,8 +210,8 @@ fn edge_triggered_writable_comes_after_a_full_ring(bench: &Bench) {
     }
 }
 
-fn the_peers_half_close_is_rdhup(bench: &Bench) {
-    let pair = bench.pair();
+fn the_peers_half_close_is_rdhup(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let set = Set::of(&server, R | RDHUP);
     send_all(&client, b"last");
@@ -208,8 +228,8 @@ fn the_peers_half_close_is_rdhup(bench: &Bench) {
     assert_eq!(read_exactly(&client, 3), b"bye");
 }
 
-fn the_end_of_both_halves_is_hup(bench: &Bench) {
-    let pair = bench.pair();
+fn the_end_of_both_halves_is_hup(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let set = Set::of(&server, R | RDHUP);
     server.shutdown(Shutdown::Write).unwrap();
@@ -218,8 +238,8 @@ fn the_end_of_both_halves_is_hup(bench: &Bench) {
     assert_eq!(server.recv(&mut [0; 1]).unwrap(), 0);
 }
 
-fn a_reset_is_readable_and_hup(bench: &Bench) {
-    let pair = bench.pair();
+fn a_reset_is_readable_and_hup(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let set = Set::of(&server, R | RDHUP);
     client.set_linger(Some(Duration::ZERO)).unwrap();
@@ -228,15 +248,15 @@ fn a_reset_is_readable_and_hup(bench: &Bench) {
     assert_eq!(server.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
-fn a_listener_is_readable_when_somebody_comes(bench: &Bench) {
-    let pair = bench.pair();
+fn a_listener_is_readable_when_somebody_comes(site: &Site) {
+    let pair = site.pair();
     pair.listener.set_nonblocking(true).unwrap();
     let set = Set::new();
-    set.add(pair.listener.pollable(), 0, R);
+    set.add(pair.listener.listener().pollable(), 0, R);
     for _ in 0..3 {
         set.stays_quiet();
         thread::scope(|scope| {
-            let connecting = scope.spawn(|| SmcStream::connect(&pair.client, pair.addr()).unwrap());
+            let connecting = scope.spawn(|| pair.client.connect(pair.addr()).unwrap());
             let server = loop {
                 set.until(R);
                 match pair.listener.accept() {
@@ -254,8 +274,8 @@ fn a_listener_is_readable_when_somebody_comes(bench: &Bench) {
 const MANY: usize = 16;
 
 /// Clients that each send numbered messages and check their echo.
-fn clients(streams: Vec<SmcStream>) -> Vec<thread::JoinHandle<()>> {
-    let talk = |(n, stream): (usize, SmcStream)| {
+fn clients(streams: Vec<End>) -> Vec<thread::JoinHandle<()>> {
+    let talk = |(n, stream): (usize, End)| {
         thread::spawn(move || {
             for round in 0..30 {
                 let message = pattern((n * 1000 + round) as u64, 1 + n * 97 % 700);
@@ -268,7 +288,7 @@ fn clients(streams: Vec<SmcStream>) -> Vec<thread::JoinHandle<()>> {
 }
 
 /// Echoes what is there. `false`: the end.
-fn echo(stream: &SmcStream) -> bool {
+fn echo(stream: &End) -> bool {
     let mut buf = [0; 512];
     loop {
         match stream.recv(&mut buf) {
@@ -280,25 +300,25 @@ fn echo(stream: &SmcStream) -> bool {
     }
 }
 
-fn one_thread_serves_many_connections_by_epoll(bench: &Bench) {
-    let pair = bench.pair();
+fn one_thread_serves_many_connections_by_epoll(site: &Site) {
+    let pair = site.pair();
     for flags in [R, R | EventFlags::ET] {
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..MANY).map(|_| pair.connect()).unzip();
         let set = Set::new();
         for (key, stream) in theirs.iter().enumerate() {
             stream.set_nonblocking(true).unwrap();
-            set.add(stream.pollable().unwrap(), key as u64, flags);
+            set.add(stream.stream().pollable().unwrap(), key as u64, flags);
         }
         let clients = clients(ours);
         let mut open = [true; MANY];
         let start = Instant::now();
         while open.contains(&true) {
-            assert!(start.elapsed() < PATIENCE, "{open:?}");
+            assert!(start.elapsed() < patience(), "{open:?}");
             for (key, _) in set.wait(Duration::from_secs(1)) {
                 let key = key as usize;
                 if open[key] && !echo(&theirs[key]) {
                     open[key] = false;
-                    epoll::delete(&set.0, theirs[key].pollable().unwrap()).unwrap();
+                    epoll::delete(&set.0, theirs[key].stream().pollable().unwrap()).unwrap();
                 }
             }
         }
@@ -306,23 +326,23 @@ fn one_thread_serves_many_connections_by_epoll(bench: &Bench) {
     }
 }
 
-fn one_thread_serves_many_connections_by_poller(bench: &Bench) {
-    let pair = bench.pair();
+fn one_thread_serves_many_connections_by_poller(site: &Site) {
+    let pair = site.pair();
     for spin in [Duration::ZERO, Duration::from_micros(50)] {
         let poller = Poller::new(spin).unwrap();
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..MANY).map(|_| pair.connect()).unzip();
         for (key, stream) in theirs.iter().enumerate() {
             stream.set_nonblocking(true).unwrap();
-            poller.add(stream, key as u64, Interest::READ).unwrap();
+            poller.add(stream.stream(), key as u64, Interest::READ).unwrap();
         }
-        let error = poller.add(&theirs[0], 0, Interest::READ).unwrap_err();
+        let error = poller.add(theirs[0].stream(), 0, Interest::READ).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
         let clients = clients(ours);
         let mut open = MANY;
         let start = Instant::now();
         let mut ready = Vec::new();
         while open > 0 {
-            assert!(start.elapsed() < PATIENCE, "{open} are still open");
+            assert!(start.elapsed() < patience(), "{open} are still open");
             poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
             for readied in &ready {
                 assert!(readied.readable || readied.hang_up);
@@ -336,13 +356,13 @@ fn one_thread_serves_many_connections_by_poller(bench: &Bench) {
     }
 }
 
-fn a_poller_sees_end_and_room(bench: &Bench) {
-    let pair = bench.pair();
+fn a_poller_sees_end_and_room(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let poller = Poller::new(Duration::ZERO).unwrap();
-    poller.add(&client, 7, Interest::WRITE).unwrap();
+    poller.add(client.stream(), 7, Interest::WRITE).unwrap();
     let mut ready = Vec::new();
-    poller.wait(&mut ready, 64, Some(PATIENCE)).unwrap();
+    poller.wait(&mut ready, 64, Some(patience())).unwrap();
     assert!(ready.len() == 1 && ready[0].key == 7 && ready[0].writable);
     let sent = stuff(&client);
     poller.wait(&mut ready, 64, Some(Duration::from_millis(50))).unwrap();
@@ -354,13 +374,13 @@ fn a_poller_sees_end_and_room(bench: &Bench) {
         });
         let start = Instant::now();
         while ready.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "no room is seen");
+            assert!(start.elapsed() < patience(), "no room is seen");
             poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
         }
         assert!(ready[0].writable);
     });
     poller.remove(7).unwrap();
-    poller.add(&client, 8, Interest::READ).unwrap();
+    poller.add(client.stream(), 8, Interest::READ).unwrap();
     drop(server);
     let start = Instant::now();
     loop {
@@ -368,20 +388,20 @@ fn a_poller_sees_end_and_room(bench: &Bench) {
         if ready.iter().any(|readied| readied.key == 8 && readied.readable) {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "the end is not seen");
+        assert!(start.elapsed() < patience(), "the end is not seen");
     }
 }
 
-fn a_poller_watches_connections_of_several_stacks(bench: &Bench) {
+fn a_poller_watches_connections_of_several_stacks(site: &Site) {
     let pairs = [
-        Pair::new(bench.stack(0), bench.stack(1), bench.is_smc()),
-        Pair::new(bench.stack(2), bench.stack(3), bench.is_smc()),
+        Pair::new(site.server(0), site.client(1), site.is_smc()),
+        Pair::new(site.server(2), site.client(3), site.is_smc()),
     ];
     let poller = Poller::new(Duration::ZERO).unwrap();
     let streams: Vec<_> = pairs.iter().map(Pair::connect).collect();
     for (key, (_, server)) in streams.iter().enumerate() {
         server.set_nonblocking(true).unwrap();
-        poller.add(server, key as u64, Interest::READ).unwrap();
+        poller.add(server.stream(), key as u64, Interest::READ).unwrap();
     }
     let mut longest = Duration::ZERO;
     for round in 0..10 {
@@ -392,7 +412,7 @@ fn a_poller_watches_connections_of_several_stacks(bench: &Bench) {
                 note("waits in a poller");
                 let (mut ready, start) = (Vec::new(), Instant::now());
                 while ready.is_empty() {
-                    assert!(start.elapsed() < PATIENCE, "nothing is seen");
+                    assert!(start.elapsed() < patience(), "nothing is seen");
                     poller.wait(&mut ready, 64, Some(Duration::from_secs(5))).unwrap();
                 }
                 assert_eq!((ready.len(), ready[0].key), (1, key as u64));
@@ -411,22 +431,22 @@ fn a_poller_watches_connections_of_several_stacks(bench: &Bench) {
     assert!(longest < Duration::from_millis(900), "{longest:?}");
 }
 
-fn a_poller_may_be_changed_while_somebody_waits(bench: &Bench) {
-    let pair = bench.pair();
+fn a_poller_may_be_changed_while_somebody_waits(site: &Site) {
+    let pair = site.pair();
     let (quiet, quiet_server) = pair.connect();
     let (client, server) = pair.connect();
     let poller = Poller::new(Duration::ZERO).unwrap();
-    poller.add(&quiet_server, 0, Interest::READ).unwrap();
+    poller.add(quiet_server.stream(), 0, Interest::READ).unwrap();
     send_all(&client, b"x");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut ready = Vec::new();
-            poller.wait(&mut ready, 64, Some(PATIENCE)).unwrap();
+            poller.wait(&mut ready, 64, Some(patience())).unwrap();
             ready
         });
         thread::sleep(Duration::from_millis(50));
         let start = Instant::now();
-        poller.add(&server, 1, Interest::READ).unwrap();
+        poller.add(server.stream(), 1, Interest::READ).unwrap();
         let ready = waiting.join().unwrap();
         println!("seen after {:?}", start.elapsed());
         assert_eq!((ready.len(), ready[0].key), (1, 1));

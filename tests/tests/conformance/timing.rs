@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
-use smc_tests::{Bench, PATIENCE, note, pattern, read_exactly, send_all};
+use smc_tests::end::{End, Site};
+use smc_tests::{note, patience, pattern, read_exactly, send_all};
 
 on_every_fabric! {
     a_read_ends_at_its_time_limit
@@ -20,7 +20,7 @@ on_every_fabric! {
 }
 
 /// Fills all buffers on the way; returns how many bytes that took.
-fn stuff(stream: &SmcStream) -> usize {
+fn stuff(stream: &End) -> usize {
     note("fills the window");
     stream.set_nonblocking(true).unwrap();
     let (piece, mut sent, mut refused) = (pattern(1, 100_000), 0, 0);
@@ -42,11 +42,11 @@ fn stuff(stream: &SmcStream) -> usize {
 fn took(start: Instant, at_least: u64) {
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(at_least), "after {took:?} already");
-    assert!(took < PATIENCE / 2, "only after {took:?}");
+    assert!(took < patience() / 2, "only after {took:?}");
 }
 
-fn a_read_ends_at_its_time_limit(bench: &Bench) {
-    let pair = bench.pair();
+fn a_read_ends_at_its_time_limit(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     // Below and above the second after which memory is looked at anyway.
     for limit in [30, 1200] {
@@ -60,8 +60,8 @@ fn a_read_ends_at_its_time_limit(bench: &Bench) {
     assert_eq!(read_exactly(&client, 3), b"now", "the connection is as good as before");
 }
 
-fn a_write_ends_at_its_time_limit_with_what_went_out(bench: &Bench) {
-    let pair = bench.pair();
+fn a_write_ends_at_its_time_limit_with_what_went_out(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let start = Instant::now();
@@ -71,7 +71,7 @@ fn a_write_ends_at_its_time_limit_with_what_went_out(bench: &Bench) {
     let error = client.send(b"x").map(|_| client.send(&[0; 1 << 20]));
     match error {
         // The last byte of TCP's buffers.
-        Ok(Ok(_)) | Ok(Err(_)) if !bench.is_smc() => {}
+        Ok(Ok(_)) | Ok(Err(_)) if !site.is_smc() => {}
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::WouldBlock);
             took(start, 290);
@@ -81,8 +81,8 @@ fn a_write_ends_at_its_time_limit_with_what_went_out(bench: &Bench) {
     assert!(read_exactly(&server, n) == pattern(1, n));
 }
 
-fn limits_can_be_asked_for_and_zero_is_refused(bench: &Bench) {
-    let pair = bench.pair();
+fn limits_can_be_asked_for_and_zero_is_refused(site: &Site) {
+    let pair = site.pair();
     let (client, _server) = pair.connect();
     assert_eq!(client.read_timeout().unwrap(), None);
     assert_eq!(client.write_timeout().unwrap(), None);
@@ -97,10 +97,10 @@ fn limits_can_be_asked_for_and_zero_is_refused(bench: &Bench) {
     assert_eq!(client.read_timeout().unwrap(), limit, "a refused limit changes nothing");
 }
 
-fn data_ends_a_read_before_its_limit(bench: &Bench) {
-    let pair = bench.pair();
+fn data_ends_a_read_before_its_limit(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(patience())).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(50));
@@ -108,12 +108,12 @@ fn data_ends_a_read_before_its_limit(bench: &Bench) {
         });
         let start = Instant::now();
         assert_eq!(read_exactly(&client, 4), b"here");
-        assert!(start.elapsed() < PATIENCE / 2);
+        assert!(start.elapsed() < patience() / 2);
     });
 }
 
-fn calls_that_do_not_wait_say_so(bench: &Bench) {
-    let pair = bench.pair();
+fn calls_that_do_not_wait_say_so(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_nonblocking(true).unwrap();
     assert_eq!(client.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -126,19 +126,19 @@ fn calls_that_do_not_wait_say_so(bench: &Bench) {
             Ok(n) => break n,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < patience());
     };
     assert_eq!(&buf[..n], b"data");
     drop(server);
     let start = Instant::now();
     while client.recv(&mut buf).is_err() {
-        assert!(start.elapsed() < PATIENCE, "the end of data does not come");
+        assert!(start.elapsed() < patience(), "the end of data does not come");
     }
     assert_eq!(client.recv(&mut buf).unwrap(), 0);
 }
 
-fn a_stream_can_wait_again(bench: &Bench) {
-    let pair = bench.pair();
+fn a_stream_can_wait_again(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let sent = stuff(&client);
     thread::scope(|scope| {
@@ -150,19 +150,19 @@ fn a_stream_can_wait_again(bench: &Bench) {
     });
 }
 
-fn a_listener_that_does_not_wait_says_so(bench: &Bench) {
-    let pair = bench.pair();
+fn a_listener_that_does_not_wait_says_so(site: &Site) {
+    let pair = site.pair();
     pair.listener.set_nonblocking(true).unwrap();
     assert_eq!(pair.listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     thread::scope(|scope| {
-        let connecting = scope.spawn(|| SmcStream::connect(&pair.client, pair.addr()).unwrap());
+        let connecting = scope.spawn(|| pair.client.connect(pair.addr()).unwrap());
         let start = Instant::now();
         let (server, from) = loop {
             match pair.listener.accept() {
                 Ok(accepted) => break accepted,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            assert!(start.elapsed() < PATIENCE, "nobody comes");
+            assert!(start.elapsed() < patience(), "nobody comes");
             thread::yield_now();
         };
         let client = connecting.join().unwrap();
@@ -173,20 +173,20 @@ fn a_listener_that_does_not_wait_says_so(bench: &Bench) {
     });
 }
 
-fn connecting_in_time_works(bench: &Bench) {
-    let pair = bench.pair();
+fn connecting_in_time_works(site: &Site) {
+    let pair = site.pair();
     thread::scope(|scope| {
         let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);
         let addr = pair.addr();
-        let client = SmcStream::connect_timeout(&pair.client, &addr, PATIENCE).unwrap();
+        let client = pair.client.connect_timeout(addr, patience()).unwrap();
         let server = accepting.join().unwrap();
         send_all(&server, b"welcome");
         assert_eq!(read_exactly(&client, 7), b"welcome");
     });
 }
 
-fn late_data_wakes_a_sleeping_reader_at_once(bench: &Bench) {
-    let pair = bench.pair();
+fn late_data_wakes_a_sleeping_reader_at_once(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     let mut longest = Duration::ZERO;
     for round in 0..20 {

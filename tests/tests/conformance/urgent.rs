@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::SmcStream;
-use smc_tests::{Bench, eventually, note, pattern, read_exactly, send_all};
+use smc_tests::end::{End, Site};
+use smc_tests::{eventually, note, patience, pattern, read_exactly, send_all};
 
 on_every_fabric! {
     the_urgent_byte_comes_out_of_band_and_reads_stop_at_it
@@ -32,12 +32,12 @@ mod smc {
 }
 
 #[track_caller]
-fn await_urgent(stream: &SmcStream) {
+fn await_urgent(stream: &End) {
     eventually("urgent data is announced", || stream.has_urgent().unwrap());
 }
 
-fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(bench: &Bench) {
-    let pair = bench.pair();
+fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -49,7 +49,7 @@ fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(bench: &Bench) {
         let mut byte = server.recv_urgent();
         let start = Instant::now();
         while matches!(&byte, Err(e) if e.kind() == ErrorKind::WouldBlock) {
-            assert!(start.elapsed() < smc_tests::PATIENCE, "the byte does not come");
+            assert!(start.elapsed() < patience(), "the byte does not come");
             byte = server.recv_urgent();
         }
         assert_eq!(byte.unwrap(), b'!');
@@ -60,8 +60,8 @@ fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(bench: &Bench) {
     });
 }
 
-fn without_urgent_data_there_is_none(bench: &Bench) {
-    let pair = bench.pair();
+fn without_urgent_data_there_is_none(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     assert!(!server.has_urgent().unwrap());
     assert_eq!(server.recv_urgent().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -70,8 +70,8 @@ fn without_urgent_data_there_is_none(bench: &Bench) {
     assert_eq!(server.recv_urgent().unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
-fn an_urgent_byte_is_taken_once(bench: &Bench) {
-    let pair = bench.pair();
+fn an_urgent_byte_is_taken_once(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.send_urgent(b'u').unwrap();
     await_urgent(&server);
@@ -79,8 +79,8 @@ fn an_urgent_byte_is_taken_once(bench: &Bench) {
     assert_eq!(server.recv_urgent().unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
-fn an_urgent_byte_alone_can_be_taken(bench: &Bench) {
-    let pair = bench.pair();
+fn an_urgent_byte_alone_can_be_taken(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     for byte in *b"xyz" {
         client.send_urgent(byte).unwrap();
@@ -91,8 +91,8 @@ fn an_urgent_byte_alone_can_be_taken(bench: &Bench) {
     }
 }
 
-fn in_line_the_byte_stays_in_the_stream(bench: &Bench) {
-    let pair = bench.pair();
+fn in_line_the_byte_stays_in_the_stream(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     server.set_oob_inline(true).unwrap();
     thread::scope(|scope| {
@@ -106,9 +106,9 @@ fn in_line_the_byte_stays_in_the_stream(bench: &Bench) {
     assert_eq!(server.recv_urgent().unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
-fn many_urgent_bytes_in_a_stream(bench: &Bench) {
+fn many_urgent_bytes_in_a_stream(site: &Site) {
     // In line nothing is lost, however the marks fall.
-    let pair = bench.pair_with(|config| config.recv_buffer = 16 << 10);
+    let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
     let (client, server) = pair.connect();
     server.set_oob_inline(true).unwrap();
     let bytes = pattern(6, 200 * 501);
@@ -124,8 +124,8 @@ fn many_urgent_bytes_in_a_stream(bench: &Bench) {
     });
 }
 
-fn the_mark_is_told(bench: &Bench) {
-    let pair = bench.pair();
+fn the_mark_is_told(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     send_all(&client, b"abc");
     client.send_urgent(b'!').unwrap();
@@ -138,8 +138,8 @@ fn the_mark_is_told(bench: &Bench) {
     assert_eq!(server.at_mark().unwrap(), Some(false));
 }
 
-fn normal_data_waits_for_the_urgent_byte(bench: &Bench) {
-    let pair = bench.pair();
+fn normal_data_waits_for_the_urgent_byte(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     send_all(&client, b"abc");
     client.send_urgent(b'!').unwrap();
@@ -155,8 +155,8 @@ fn normal_data_waits_for_the_urgent_byte(bench: &Bench) {
     assert_eq!(read_exactly(&server, 1), b"x");
 }
 
-fn a_closed_window_does_not_keep_the_news(bench: &Bench) {
-    let pair = bench.pair();
+fn a_closed_window_does_not_keep_the_news(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_nonblocking(true).unwrap();
     let bytes = pattern(1, 1 << 20);
@@ -177,8 +177,8 @@ fn a_closed_window_does_not_keep_the_news(bench: &Bench) {
     assert_eq!(read_exactly(&server, 2), b"on");
 }
 
-fn urgent_bytes_that_cannot_be_sent_are_taken_back(bench: &Bench) {
-    let pair = bench.pair();
+fn urgent_bytes_that_cannot_be_sent_are_taken_back(site: &Site) {
+    let pair = site.pair();
     let (client, server) = pair.connect();
     client.set_nonblocking(true).unwrap();
     let bytes = pattern(2, 1 << 20);

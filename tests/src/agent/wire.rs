@@ -1,0 +1,503 @@
+//! What goes over a control connection: a call with bytes, an answer with bytes.
+//!
+//! A frame is two big-endian lengths, a JSON header and the bytes of a read or a write as they are.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::time::Duration;
+
+use guest_driver::{Config, DataPath, DeviceAddress, Facts, SmcDFacts, Totals};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use smc_core::handshake::DeclineCode;
+use smc_core::wire::ids::Eid;
+use virtio_ism_abi::{Chid, Gid};
+
+/// More than any test sends in one call, bytes.
+const MAX_FRAME: u32 = 256 << 20;
+
+/// What the far end is asked to do. Objects have the numbers that [`Call::Open`] and the like
+/// answered with.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Call {
+    /// The first call of a test's first control connection: the test lasts as long as this
+    /// connection does.
+    Begin {
+        /// A number that no other test has.
+        test: u64,
+    },
+    /// The first call of every other control connection.
+    Join {
+        /// The number of the test that has begun.
+        test: u64,
+    },
+    /// The test is over: everything it left is dropped.
+    End,
+    /// Opens a stack. Answers its number.
+    Open(Box<Settings>),
+    /// Binds a listener. Answers its number and address.
+    Listen {
+        /// The stack.
+        stack: u64,
+        /// Where.
+        addr: SocketAddr,
+    },
+    /// Connects. Answers the stream's number.
+    Connect {
+        /// The stack.
+        stack: u64,
+        /// Whereto.
+        addr: SocketAddr,
+        /// By which call.
+        how: How,
+    },
+    /// Accepts. Answers the stream's number and the client's address.
+    Accept {
+        /// The listener.
+        listener: u64,
+    },
+    /// Makes a listener's calls wait or not.
+    ListenerNonblocking {
+        /// The listener.
+        listener: u64,
+        /// Not.
+        nonblocking: bool,
+    },
+    /// [`guest_driver::Stack::totals`].
+    Totals {
+        /// The stack.
+        stack: u64,
+    },
+    /// [`guest_driver::Stack::devices`].
+    Devices {
+        /// The stack.
+        stack: u64,
+    },
+    /// Something with a stream.
+    Stream {
+        /// Its number.
+        stream: u64,
+        /// What.
+        op: Op,
+    },
+    /// Drops an object, whatever that takes.
+    Drop {
+        /// Its number.
+        object: u64,
+    },
+}
+
+/// Ways to connect.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum How {
+    /// [`guest_driver::SmcStream::connect`].
+    Smc,
+    /// [`guest_driver::SmcStream::connect_timeout`].
+    Within(Duration),
+    /// [`guest_driver::SmcStream::connect_tcp`].
+    Tcp,
+    /// TCP first, then [`guest_driver::SmcStream::upgrade`].
+    Upgrade,
+}
+
+/// Calls of [`guest_driver::SmcStream`] by their names. Bytes travel behind the header.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "they are the stream's own")]
+pub enum Op {
+    Recv(usize),
+    Send,
+    WriteAll,
+    Peek(usize),
+    /// Lengths of the slices.
+    ReadVectored(Vec<usize>),
+    /// Lengths of the slices.
+    WriteVectored(Vec<usize>),
+    SendUrgent(u8),
+    RecvUrgent,
+    HasUrgent,
+    AtMark,
+    SetOobInline(bool),
+    Readable,
+    UnreadByPeer,
+    Shutdown {
+        read: bool,
+        write: bool,
+    },
+    SetNonblocking(bool),
+    SetReadTimeout(Option<Duration>),
+    SetWriteTimeout(Option<Duration>),
+    ReadTimeout,
+    WriteTimeout,
+    SetLinger(Option<Duration>),
+    SetNodelay(bool),
+    Nodelay,
+    SetTtl(u32),
+    Ttl,
+    TakeError,
+    LocalAddr,
+    PeerAddr,
+    Clone,
+    Facts,
+}
+
+impl Op {
+    /// The halves that a shutdown ends.
+    pub fn shutdown(how: Shutdown) -> Op {
+        Op::Shutdown { read: how != Shutdown::Write, write: how != Shutdown::Read }
+    }
+
+    /// The same back; `None`: neither half.
+    pub(super) fn how(read: bool, write: bool) -> Option<Shutdown> {
+        match (read, write) {
+            (true, true) => Some(Shutdown::Both),
+            (true, false) => Some(Shutdown::Read),
+            (false, true) => Some(Shutdown::Write),
+            (false, false) => None,
+        }
+    }
+}
+
+/// Which device a stack of the far end opens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Device {
+    /// None: everything is TCP.
+    None,
+    /// The one it was started with.
+    Own,
+    /// These.
+    Named(Vec<String>),
+}
+
+/// A [`Config`] on the wire.
+#[derive(Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "they are the configuration's own")]
+pub struct Settings {
+    pub device: Device,
+    pub eids: Vec<String>,
+    pub seid: Option<String>,
+    pub recv_buffer: usize,
+    pub spin: Duration,
+    pub window: Option<bool>,
+    pub guest_memory: usize,
+    pub clc_timeout: Duration,
+    pub detect_timeout: Duration,
+    pub close_timeout: Duration,
+    pub idle_peer_timeout: Duration,
+    pub release_2_0: bool,
+}
+
+impl Settings {
+    /// Everything but the devices.
+    pub fn of(config: &Config, device: Device) -> Settings {
+        let name = |eid: &Eid| eid.to_string().trim_end().to_owned();
+        Settings {
+            device,
+            eids: config.eids.iter().map(name).collect(),
+            seid: config.seid.as_ref().map(name),
+            recv_buffer: config.recv_buffer,
+            spin: config.spin,
+            window: match config.path {
+                DataPath::Auto => None,
+                DataPath::Window => Some(true),
+                DataPath::Move => Some(false),
+            },
+            guest_memory: config.guest_memory,
+            clc_timeout: config.clc_timeout,
+            detect_timeout: config.detect_timeout,
+            close_timeout: config.close_timeout,
+            idle_peer_timeout: config.idle_peer_timeout,
+            release_2_0: config.release_2_0,
+        }
+    }
+
+    /// The configuration, for a program whose own device is `own`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no EID.
+    pub fn config(&self, own: &DeviceAddress) -> io::Result<Config> {
+        let eid = |name: &String| {
+            Eid::new(name).map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))
+        };
+        Ok(Config {
+            devices: match &self.device {
+                Device::None => Vec::new(),
+                Device::Own => vec![own.clone()],
+                Device::Named(names) => names.iter().map(DeviceAddress::from).collect(),
+            },
+            eids: self.eids.iter().map(eid).collect::<io::Result<_>>()?,
+            seid: self.seid.as_ref().map(eid).transpose()?,
+            recv_buffer: self.recv_buffer,
+            spin: self.spin,
+            path: match self.window {
+                None => DataPath::Auto,
+                Some(true) => DataPath::Window,
+                Some(false) => DataPath::Move,
+            },
+            guest_memory: self.guest_memory,
+            clc_timeout: self.clc_timeout,
+            detect_timeout: self.detect_timeout,
+            close_timeout: self.close_timeout,
+            idle_peer_timeout: self.idle_peer_timeout,
+            release_2_0: self.release_2_0,
+        })
+    }
+}
+
+/// What a connection is, as told by either end: the facts of SMC-D, or why it is TCP.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Told", into = "Told")]
+pub struct Nature {
+    /// SMC-D's facts.
+    pub smc: Option<SmcDFacts>,
+    /// Why it is TCP.
+    pub decline: Option<DeclineCode>,
+    /// Either, in words.
+    pub text: String,
+}
+
+impl From<Facts> for Nature {
+    fn from(facts: Facts) -> Nature {
+        let text = facts.to_string();
+        match facts {
+            Facts::SmcD(facts) => Nature { smc: Some(facts), decline: None, text },
+            Facts::Tcp(why) => Nature { smc: None, decline: Some(why.code()), text },
+        }
+    }
+}
+
+/// [`Nature`] on the wire.
+#[derive(Clone, Serialize, Deserialize)]
+struct Told {
+    smc: Option<ToldSmc>,
+    decline: Option<u32>,
+    text: String,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct ToldSmc {
+    chid: u16,
+    gids: [[u8; 16]; 2],
+    eid: String,
+    release: u8,
+    first_contact: bool,
+    buffers: [u32; 2],
+    window: bool,
+    peer_host: Option<String>,
+}
+
+impl From<Nature> for Told {
+    fn from(nature: Nature) -> Told {
+        Told {
+            smc: nature.smc.map(|facts| ToldSmc {
+                chid: facts.chid.0,
+                gids: [facts.local_gid.0, facts.peer_gid.0],
+                eid: facts.eid,
+                release: facts.release,
+                first_contact: facts.first_contact,
+                buffers: [facts.local_buffer, facts.peer_buffer],
+                window: facts.window,
+                peer_host: facts.peer_host,
+            }),
+            decline: nature.decline.map(DeclineCode::value),
+            text: nature.text,
+        }
+    }
+}
+
+impl From<Told> for Nature {
+    fn from(told: Told) -> Nature {
+        Nature {
+            smc: told.smc.map(|facts| SmcDFacts {
+                chid: Chid(facts.chid),
+                local_gid: Gid(facts.gids[0]),
+                peer_gid: Gid(facts.gids[1]),
+                eid: facts.eid,
+                release: facts.release,
+                first_contact: facts.first_contact,
+                local_buffer: facts.buffers[0],
+                peer_buffer: facts.buffers[1],
+                window: facts.window,
+                peer_host: facts.peer_host,
+            }),
+            decline: told.decline.map(DeclineCode::from),
+            text: told.text,
+        }
+    }
+}
+
+/// [`Totals`] on the wire.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Counts([u64; 6]);
+
+impl From<Totals> for Counts {
+    fn from(t: Totals) -> Counts {
+        Counts([t.smc, t.tcp, t.broken, t.closing as u64, t.peers as u64, t.pooled as u64])
+    }
+}
+
+impl From<Counts> for Totals {
+    fn from(Counts([smc, tcp, broken, closing, peers, pooled]): Counts) -> Totals {
+        Totals {
+            smc,
+            tcp,
+            broken,
+            closing: closing as usize,
+            peers: peers as usize,
+            pooled: pooled as usize,
+        }
+    }
+}
+
+/// An [`io::Error`] on the wire.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    raw: Option<i32>,
+    kind: String,
+    text: String,
+}
+
+impl From<&io::Error> for Failure {
+    fn from(error: &io::Error) -> Failure {
+        Failure {
+            raw: error.raw_os_error(),
+            kind: format!("{:?}", error.kind()),
+            text: error.to_string(),
+        }
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> io::Error {
+        if let Some(raw) = failure.raw {
+            return io::Error::from_raw_os_error(raw);
+        }
+        let kind = KINDS.iter().find(|kind| format!("{kind:?}") == failure.kind);
+        io::Error::new(kind.copied().unwrap_or(ErrorKind::Other), failure.text)
+    }
+}
+
+/// Kinds of errors that can be sent; any other becomes `Other`.
+const KINDS: [ErrorKind; 17] = [
+    ErrorKind::NotFound,
+    ErrorKind::PermissionDenied,
+    ErrorKind::ConnectionRefused,
+    ErrorKind::ConnectionReset,
+    ErrorKind::ConnectionAborted,
+    ErrorKind::NotConnected,
+    ErrorKind::AddrInUse,
+    ErrorKind::AddrNotAvailable,
+    ErrorKind::BrokenPipe,
+    ErrorKind::AlreadyExists,
+    ErrorKind::WouldBlock,
+    ErrorKind::InvalidInput,
+    ErrorKind::InvalidData,
+    ErrorKind::TimedOut,
+    ErrorKind::WriteZero,
+    ErrorKind::Interrupted,
+    ErrorKind::UnexpectedEof,
+];
+
+/// What a call answers.
+pub type Answer = Result<Value, Failure>;
+
+/// Sends a header and bytes.
+///
+/// # Errors
+/// Those of the connection.
+pub fn send(mut to: impl Write, header: &impl Serialize, bytes: &[u8]) -> io::Result<()> {
+    let header = serde_json::to_vec(header)?;
+    let too_long = |_| io::Error::from(ErrorKind::InvalidInput);
+    let mut frame = Vec::with_capacity(8 + header.len() + bytes.len().min(64 << 10));
+    frame.extend(u32::try_from(header.len()).map_err(too_long)?.to_be_bytes());
+    frame.extend(u32::try_from(bytes.len()).map_err(too_long)?.to_be_bytes());
+    frame.extend(header);
+    // One packet for what is small, no copy of what is large.
+    if bytes.len() <= 64 << 10 {
+        frame.extend(bytes);
+        return to.write_all(&frame);
+    }
+    to.write_all(&frame)?;
+    to.write_all(bytes)
+}
+
+/// Receives a header and bytes. `None`: the other side has hung up.
+///
+/// # Errors
+/// Those of the connection; `InvalidData` for what is no frame.
+pub fn receive<T: for<'de> Deserialize<'de>>(
+    mut from: impl Read,
+) -> io::Result<Option<(T, Vec<u8>)>> {
+    let mut lengths = [0; 8];
+    let first = loop {
+        match from.read(&mut lengths[..1]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => break result?,
+        }
+    };
+    if first == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut lengths[1..])?;
+    let [a, b, c, d, e, f, g, h] = lengths;
+    let mut part = |len| {
+        let len = u32::from_be_bytes(len);
+        if len > MAX_FRAME {
+            return Err(io::Error::new(ErrorKind::InvalidData, format!("a frame of {len} bytes")));
+        }
+        let mut bytes = vec![0; len as usize];
+        from.read_exact(&mut bytes)?;
+        Ok(bytes)
+    };
+    let header = part([a, b, c, d])?;
+    let bytes = part([e, f, g, h])?;
+    Ok(Some((serde_json::from_slice(&header)?, bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_kind_and_number() {
+        for raw in [104, 32, 11, 110, 22] {
+            let error = io::Error::from_raw_os_error(raw);
+            let back = io::Error::from(Failure::from(&error));
+            assert_eq!((back.raw_os_error(), back.kind()), (Some(raw), error.kind()));
+        }
+        for kind in KINDS {
+            let back = io::Error::from(Failure::from(&io::Error::new(kind, "why")));
+            assert_eq!((back.raw_os_error(), back.kind()), (None, kind));
+            assert!(back.to_string().contains("why"));
+        }
+    }
+
+    #[test]
+    fn frames_come_back_as_they_went() {
+        for len in [0, 1, 64 << 10, (64 << 10) + 1] {
+            let bytes = vec![7; len];
+            let mut wire = Vec::new();
+            send(&mut wire, &Op::ReadVectored(vec![1, 2]), &bytes).unwrap();
+            send(&mut wire, &Op::SetLinger(Some(Duration::from_millis(5))), &[]).unwrap();
+            let mut wire = wire.as_slice();
+            let (op, back) = receive::<Op>(&mut wire).unwrap().unwrap();
+            assert_eq!((op, back), (Op::ReadVectored(vec![1, 2]), bytes));
+            let (op, _) = receive::<Op>(&mut wire).unwrap().unwrap();
+            assert_eq!(op, Op::SetLinger(Some(Duration::from_millis(5))));
+            assert!(receive::<Op>(&mut wire).unwrap().is_none());
+        }
+        assert!(receive::<Op>(&[0xff; 20][..]).is_err());
+    }
+
+    #[test]
+    fn a_configuration_comes_back_as_it_went() {
+        let own = DeviceAddress::from("/own");
+        let mut config = Config::new("/own").eid(crate::eid("A")).eid(crate::eid("B-2"));
+        config.seid = Some(crate::eid("SYSTEM"));
+        config.path = DataPath::Move;
+        config.idle_peer_timeout = Duration::from_millis(300);
+        let settings = serde_json::to_vec(&Settings::of(&config, Device::Own)).unwrap();
+        let settings: Settings = serde_json::from_slice(&settings).unwrap();
+        let back = settings.config(&own).unwrap();
+        assert_eq!(format!("{config:?}"), format!("{back:?}"));
+    }
+}
