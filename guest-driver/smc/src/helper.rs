@@ -78,13 +78,30 @@ impl Helper {
     /// # Errors
     /// It says nothing for `patience`, reports an error, or has ended.
     pub(crate) fn hear<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, CliError> {
+        self.hear_within(patience)?.ok_or_else(|| CliError::Helper {
+            name: self.name.clone(),
+            problem: format!("said nothing for {patience:?}"),
+        })
+    }
+
+    /// As [`Helper::hear`]; `None` if it says nothing in that time.
+    ///
+    /// # Errors
+    /// It reports an error, or has ended.
+    pub(crate) fn hear_within<T: DeserializeOwned>(
+        &self,
+        time: Duration,
+    ) -> Result<Option<T>, CliError> {
         let failed = |problem: String| CliError::Helper { name: self.name.clone(), problem };
-        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => failed(format!("said nothing for {patience:?}")),
-            RecvTimeoutError::Disconnected => failed("ended before its task was done".into()),
-        })?;
+        let line = match self.lines.recv_timeout(time) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(failed("ended before its task was done".into()));
+            }
+        };
         match serde_json::from_str(&line) {
-            Ok(Line::Say(said)) => Ok(said),
+            Ok(Line::Say(said)) => Ok(Some(said)),
             Ok(Line::Error(error)) => Err(failed(format!("failed: {error}"))),
             Err(error) => Err(failed(format!("said {line:?}: {error}"))),
         }

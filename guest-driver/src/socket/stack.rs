@@ -160,6 +160,18 @@ impl Stack {
         current.fabrics.0.iter().map(|f| (f.chid(), f.device().gid())).collect()
     }
 
+    /// What one of the devices has counted for this process, indexed by
+    /// [`virtio_ism_abi::command::stat`]: moves and kicks asked for, wakes posted, and more.
+    ///
+    /// # Errors
+    /// There is no such device (any more), or it has no counters.
+    pub fn device_stats(self: &Arc<Self>, gid: Gid) -> io::Result<[u64; 16]> {
+        let current = self.current();
+        let fabric = current.fabrics.0.iter().find(|fabric| fabric.device().gid() == gid);
+        let fabric = fabric.ok_or(io::ErrorKind::NotFound)?;
+        fabric.device().stats().map_err(io::Error::other)
+    }
+
     /// Totals since the start.
     pub fn totals(&self) -> Totals {
         let peers: Vec<_> = lock(&self.slots)

@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn blocks_go_there_and_back_and_the_hashes_are_those_of_the_data() {
-        let (listener, address) = Tcp.listen().unwrap();
+        let (listener, address) = Tcp::LOOPBACK.listen().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| serve(Tcp.accept(&listener).unwrap()).unwrap());
-            let mut exchange = Exchange::new(Tcp.connect(&address).unwrap()).unwrap();
+            scope.spawn(|| serve(Tcp::LOOPBACK.accept(&listener).unwrap()).unwrap());
+            let mut exchange = Exchange::new(Tcp::LOOPBACK.connect(&address).unwrap()).unwrap();
             exchange.ping().unwrap();
             let data: Vec<u8> = (0..500_000u32).map(|i| (i % 251) as u8).collect();
             let mut hash = Sha256::new();

@@ -77,7 +77,7 @@ fn open(device: &PathBuf) -> Result<(Smc, String), CliError> {
     let config = Config { recv_buffer: 1 << 20, ..Config::new(device) };
     let stack = stack::open(config, device)?;
     let gid = first_gid(&stack);
-    Ok((Smc { stack, path: Path::Any }, gid))
+    Ok((Smc::new(stack, Path::Any), gid))
 }
 
 fn first_gid(stack: &std::sync::Arc<Stack>) -> String {
@@ -87,10 +87,10 @@ fn first_gid(stack: &std::sync::Arc<Stack>) -> String {
 fn serve(device: &PathBuf) -> Result<(), CliError> {
     let (smc, gid) = open(device)?;
     let (listener, smc_address) = smc.listen().map_err(CliError::io("listen"))?;
-    let (tcp_listener, tcp_address) = Tcp.listen().map_err(CliError::io("listen"))?;
+    let (tcp_listener, tcp_address) = Tcp::LOOPBACK.listen().map_err(CliError::io("listen"))?;
     say(Said::Listening { gid, smc: smc_address, tcp: tcp_address })?;
     std::thread::scope(|scope| {
-        let tcp = scope.spawn(|| exchange::serve(Tcp.accept(&tcp_listener)?));
+        let tcp = scope.spawn(|| exchange::serve(Tcp::LOOPBACK.accept(&tcp_listener)?));
         smc.accept(&listener).and_then(exchange::serve).map_err(CliError::io("SMC"))?;
         let panicked = |_| Err(io::Error::other("a thread panicked"));
         tcp.join().unwrap_or_else(panicked).map_err(CliError::io("TCP"))
@@ -112,7 +112,7 @@ fn send(
     let window = matches!(stream.facts(), Facts::SmcD(facts) if facts.window);
     say(Said::Connected { window, micros })?;
     let mut smc = Exchange::new(stream).map_err(CliError::io("SMC"))?;
-    let tcp = Tcp.connect(tcp_address).and_then(Exchange::new);
+    let tcp = Tcp::LOOPBACK.connect(tcp_address).and_then(Exchange::new);
     let mut tcp = tcp.map_err(CliError::io("TCP"))?;
     smc.ping().map_err(CliError::io("SMC"))?;
     tcp.ping().map_err(CliError::io("TCP"))?;

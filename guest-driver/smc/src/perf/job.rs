@@ -1,9 +1,12 @@
 //! What one run of a measurement is, as it goes to the two processes that do it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::transport::{Carried, Counters};
 
 /// What server and client do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,12 +26,16 @@ pub(super) enum Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Carrier {
+    /// SMC-D as the devices have it: the window, or else moves.
+    Smc,
     /// SMC-D, stores into the peer's DMB.
     Window,
     /// SMC-D, the device copies.
     Move,
-    /// TCP over the loopback interface.
+    /// TCP.
     Tcp,
+    /// A virtio socket.
+    Vsock,
     /// A Unix stream socket.
     Unix,
     /// A bare ring in shared memory.
@@ -37,15 +44,28 @@ pub(super) enum Carrier {
 
 impl Carrier {
     /// All, in the order of tables.
-    pub(super) const ALL: [Carrier; 5] =
+    pub(super) const ALL: [Carrier; 7] = [
+        Carrier::Smc,
+        Carrier::Window,
+        Carrier::Move,
+        Carrier::Tcp,
+        Carrier::Vsock,
+        Carrier::Unix,
+        Carrier::Ring,
+    ];
+
+    /// Those between processes of one machine.
+    pub(super) const LOCAL: [Carrier; 5] =
         [Carrier::Window, Carrier::Move, Carrier::Tcp, Carrier::Unix, Carrier::Ring];
 
     /// What people read.
     pub(super) fn title(self) -> &'static str {
         match self {
+            Carrier::Smc => "SMC-D",
             Carrier::Window => "SMC-D window",
             Carrier::Move => "SMC-D move",
-            Carrier::Tcp => "TCP loopback",
+            Carrier::Tcp => "TCP",
+            Carrier::Vsock => "vsock",
             Carrier::Unix => "Unix socket",
             Carrier::Ring => "raw shared memory",
         }
@@ -53,7 +73,7 @@ impl Carrier {
 
     /// Whether it is what this project makes.
     pub(super) fn is_smc(self) -> bool {
-        matches!(self, Carrier::Window | Carrier::Move)
+        matches!(self, Carrier::Smc | Carrier::Window | Carrier::Move)
     }
 }
 
@@ -76,6 +96,12 @@ pub(super) struct Job {
     pub(super) threads: usize,
     /// Device of the process, for SMC.
     pub(super) device: Option<PathBuf>,
+    /// User EIDs of SMC; none: the default.
+    pub(super) eids: Vec<String>,
+    /// The other end is another machine, perhaps a slow one: SMC waits longer.
+    pub(super) far: bool,
+    /// Where TCP and SMC servers listen.
+    pub(super) bind: SocketAddr,
     /// Where Unix sockets are made.
     pub(super) dir: PathBuf,
     /// Where the server listens; none in the server's own job.
@@ -102,8 +128,27 @@ impl Job {
 pub(super) enum Report {
     /// The server listens there.
     Listening(String),
-    /// It is done; one side of each program has something to tell.
-    Done(Option<Outcome>),
+    /// It is done.
+    Done(Told),
+}
+
+/// What one side has to tell when it is done.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Told {
+    /// The result: one side of each program has it.
+    pub(super) outcome: Option<Outcome>,
+    /// Bytes that a stream's receiver got, those of the warm-up too.
+    pub(super) bytes: u64,
+    /// What SMC made of the connection.
+    pub(super) smc: Option<Carried>,
+    /// What the device counted while a stream went on.
+    pub(super) device: Option<Counters>,
+}
+
+impl From<Outcome> for Told {
+    fn from(outcome: Outcome) -> Told {
+        Told { outcome: Some(outcome), ..Told::default() }
+    }
 }
 
 /// What came of a run.

@@ -219,9 +219,50 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
     Some(made.only_what_rows_need().with(overrides))
 }
 
+/// The measures of `--suite` between machines.
+pub(super) const BETWEEN: [&str; 5] = ["bulk", "rtt_spin", "rtt_sleep", "rate_100b", "short_conn"];
+
+/// The experiment of a name between machines, over these carriers, SMC first; none if there is no
+/// such measure.
+pub(super) fn between(
+    name: &str,
+    overrides: &Overrides,
+    carriers: &[Carrier],
+) -> Option<Experiment> {
+    // The path is an option there, and not part of the name.
+    let base = match name {
+        "bulk" => "bulk_window",
+        "rtt" | "rtt_spin" => "rtt_spin",
+        "rate" | "rate_100b" => "rate_100b",
+        "echo" | "echo_200" => "echo_200",
+        "conn" | "short_conn" => "short_conn",
+        "rtt_sleep" => "rtt_sleep",
+        _ => return None,
+    };
+    let mut experiment = by_name(base, overrides)?;
+    experiment.carriers = carriers.to_vec();
+    experiment.rows = carriers.first().map(|smc| (name.into(), *smc)).into_iter().collect();
+    Some(experiment)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn between_machines_a_measure_runs_over_what_reaches_them() {
+        let carriers = [Carrier::Smc, Carrier::Tcp];
+        for name in BETWEEN.into_iter().chain(["rtt", "rate", "echo", "conn", "echo_200"]) {
+            let experiment = between(name, &Overrides::default(), &carriers).unwrap();
+            assert_eq!(experiment.carriers, carriers, "{name}");
+            assert_eq!(experiment.rows, [(name.to_owned(), Carrier::Smc)]);
+        }
+        let sleep = between("rtt_sleep", &Overrides::default(), &carriers).unwrap();
+        assert_eq!(sleep.spin_us, 0);
+        for name in ["bulk_window", "bulk_move", "memory"] {
+            assert!(between(name, &Overrides::default(), &carriers).is_none(), "{name}");
+        }
+    }
 
     #[test]
     fn every_name_is_an_experiment() {

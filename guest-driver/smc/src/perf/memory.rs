@@ -1,7 +1,7 @@
 //! How much memory idle devices and connections take.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::helper::{self, Helper};
 use crate::rig::Rig;
 use crate::stack;
-use crate::transport::{Path, Smc, Transport};
+use crate::transport::{self, Smc, Transport};
 
 /// Idle devices.
 const DEVICES: usize = 100;
@@ -53,6 +53,8 @@ impl Memory {
 enum Task {
     /// Devices that nobody talks through.
     Devices(Vec<PathBuf>),
+    /// A device that is opened and let go.
+    Probe(PathBuf),
     /// The server's ends of connections.
     Accept { device: PathBuf, connections: usize },
     /// The clients' ends.
@@ -63,6 +65,8 @@ enum Task {
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Listening(String),
+    /// A device cannot be opened.
+    Closed(String),
     /// Everything is set up; private memory before the connections, bytes.
     Ready {
         before: u64,
@@ -77,6 +81,22 @@ pub(super) fn measure(connections: Option<usize>) -> Result<Memory, CliError> {
     let (daemon_idle, daemon_devices) = devices()?;
     let per_connection = per_connection(connections.unwrap_or(CONNECTIONS))?;
     Ok(Memory { daemon_idle, daemon_devices, per_connection })
+}
+
+/// Finds out whether a device can be opened. A process of its own does: when it is over, so is its
+/// hold of the device.
+///
+/// # Errors
+/// [`CliError::Device`], or the process failed.
+pub(super) fn probe(device: &Path, patience: Duration) -> Result<(), CliError> {
+    let probe = Helper::start("device", "__idle", &Task::Probe(device.into()))?;
+    match probe.hear(patience)? {
+        Said::Ready { .. } => Ok(()),
+        Said::Closed(why) => {
+            Err(CliError::Device { device: device.into(), source: std::io::Error::other(why) })
+        }
+        Said::Listening(_) => Err(confused()),
+    }
 }
 
 fn devices() -> Result<(u64, u64), CliError> {
@@ -154,8 +174,13 @@ pub(crate) fn idle(task: &str) -> ExitCode {
                 say(Said::Ready { before: 0 })?;
                 helper::wait_for_parent_end();
             }
+            Task::Probe(device) => say(match open(&device) {
+                Ok(_) => Said::Ready { before: 0 },
+                Err(CliError::Device { source, .. }) => Said::Closed(source.to_string()),
+                Err(other) => Said::Closed(other.to_string()),
+            })?,
             Task::Accept { device, connections } => {
-                let smc = Smc { stack: open(&device)?, path: Path::Window };
+                let smc = Smc::new(open(&device)?, transport::Path::Window);
                 let (listener, address) = smc.listen().map_err(CliError::io("listen"))?;
                 say(Said::Listening(address))?;
                 let held = accept(&smc, &listener, connections).map_err(CliError::io("accept"))?;
@@ -163,7 +188,7 @@ pub(crate) fn idle(task: &str) -> ExitCode {
                 helper::wait_for_parent_end();
             }
             Task::Connect { device, connections, address } => {
-                let smc = Smc { stack: open(&device)?, path: Path::Window };
+                let smc = Smc::new(open(&device)?, transport::Path::Window);
                 let held = connect(&smc, &address, connections).map_err(CliError::io("connect"))?;
                 say(Said::Ready { before: held.before })?;
                 helper::wait_for_parent_end();

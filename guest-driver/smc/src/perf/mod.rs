@@ -1,5 +1,6 @@
 //! `smc perf`: what SMC costs and gains, next to the alternatives, on this machine.
 
+mod far;
 mod job;
 mod measure;
 mod memory;
@@ -20,8 +21,10 @@ pub(crate) use memory::idle;
 pub(crate) use peer::{drive, serve};
 
 use crate::error::CliError;
+use crate::places;
 use crate::rig::Rig;
-use crate::stack::parse_size;
+use crate::stack::{PathArg, parse_size};
+use job::Carrier;
 use measure::{Experiment, Overrides};
 
 /// Help of `smc perf`.
@@ -49,7 +52,15 @@ A fifth of a run's time comes before the measurement. If SMC falls back to TCP t
          through memory, by plain copies. It has no event loop and no connections.
   memory resident memory of the daemon with 100 devices whose processes are idle, and private
          memory of daemon, server and client per idle connection (DMBs are shared memory and are
-         not part of it).";
+         not part of it).
+
+Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" stays on one,
+\"smc perf --to HOST:PORT\" on the other asks it for one run after the other. Each end has a device of
+its own. The measures are bulk, rtt_spin, rtt_sleep, rate_100b, short_conn (these are the suite) and
+echo_200, over SMC-D, TCP on the network between the two, and virtio sockets if --vsock names the
+server's CID. With bulk come kicks and wakes: how often, per MiB, the drivers of both ends called
+their devices (in a guest, exits), and the devices woke them (interrupts). The table tells how the
+bytes of SMC travelled. Servers of runs listen on ports that the system chooses.";
 
 /// End of the help of `smc perf`.
 pub(crate) const AFTER: &str = "\
@@ -58,9 +69,15 @@ Examples:
   smc perf --suite --json           the same, a JSON object a line
   smc perf rtt --size 1K --runs 9   one measure, other parameters
   smc perf bulk rtt --plot perf.svg a picture
+  smc perf --serve 7000             between two machines: on one of them
+  smc perf --to 10.0.0.2:7000       on the other, all of it
 
 JSON lines have the keys measure, unit, runs, smc, tcp, unix, limit, ratio: medians, null where one
-does not apply. The ratio is smc over tcp, for times tcp over smc: more is better.";
+does not apply. The ratio is smc over tcp, for times tcp over smc: more is better. With --to the
+keys are measure, unit, runs, path, smc, tcp, vsock, ratio, vsock_ratio.";
+
+/// Heading of options.
+const BETWEEN: &str = "Between two machines";
 
 /// Options of `smc perf`.
 #[derive(Args, Debug)]
@@ -78,6 +95,39 @@ pub(crate) struct PerfArgs {
     #[arg(long, conflicts_with_all = ["measures", "more", "size", "buffer", "spin_us",
                                       "connections", "threads"])]
     suite: bool,
+
+    /// Stay, and measure with any "smc perf --to" that asks (see above); Ctrl-C ends it.
+    ///
+    /// Whoever reaches the port can keep this machine busy.
+    #[arg(long, value_name = "[ADDR:]PORT", help_heading = BETWEEN, group = "between",
+          conflicts_with_all = ["measures", "more", "suite", "runs", "seconds", "size", "buffer",
+                                "spin_us", "connections", "threads", "pin", "json", "plot", "vsock",
+                                "path"])]
+    serve: Option<String>,
+
+    /// Measure with the "smc perf --serve" of another machine.
+    #[arg(long, value_name = "HOST:PORT", help_heading = BETWEEN, group = "between",
+          conflicts_with = "pin")]
+    to: Option<String>,
+
+    /// Measure virtio sockets too; the CID is that of the server's machine.
+    #[arg(long, value_name = "CID", help_heading = BETWEEN, requires = "to",
+          value_parser = clap::value_parser!(u32).range(1..0xffff_ffff))]
+    vsock: Option<u32>,
+
+    /// How the bytes of SMC have to travel, or the measure fails [default: auto].
+    #[arg(long, value_enum, value_name = "PATH", help_heading = BETWEEN, requires = "to")]
+    path: Option<PathArg>,
+
+    /// The own device: a socket, or "pci", or a PCI address [default: $SMC_DEVICE; else that of
+    /// "smc fabric", a.sock to serve, b.sock otherwise].
+    #[arg(long, value_name = "DEVICE", help_heading = BETWEEN, requires = "between")]
+    device: Option<PathBuf>,
+
+    /// User EID; both ends need one in common [default: $SMC_EID, else VIRTIO-ISM].
+    #[arg(long = "eid", value_name = "EID", help_heading = BETWEEN, requires = "between",
+          value_delimiter = ',')]
+    eids: Vec<String>,
 
     /// Rounds: runs of each transport.
     #[arg(long, value_name = "N", default_value_t = 5,
@@ -157,6 +207,12 @@ fn parse_plot(text: &str) -> Result<PathBuf, String> {
 /// # Errors
 /// What keeps a measure from being taken.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
+    if let Some(address) = &args.serve {
+        return far::serve(
+            address,
+            &far::Own::of(args.device.as_ref(), &args.eids, places::SERVER)?,
+        );
+    }
     let names: Vec<&str> = args.measures.iter().chain(&args.more).map(String::as_str).collect();
     let overrides = Overrides {
         size: args.size,
@@ -165,18 +221,20 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         connections: args.connections,
         threads: args.threads,
     };
+    if let Some(server) = &args.to {
+        return between(args, server, &names, &overrides);
+    }
     let experiments: Vec<Experiment> = match names.is_empty() {
         true => measure::suite(&overrides),
         false => names.iter().filter_map(|name| measure::by_name(name, &overrides)).collect(),
     };
     let runs = args.runs as usize;
-    let rig = Rig::start(&[run::SERVER, run::CLIENT])?;
-    let total: usize = experiments.iter().map(|e| e.carriers.len() * runs).sum();
-    let progress = progress_bar(total as u64);
+    let mut rig = Rig::start(&[run::SERVER, run::CLIENT])?;
+    let progress = progress_bar(&experiments, runs);
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     let mut all = Vec::new();
     for experiment in &experiments {
-        let results = run::run(&rig, experiment, &plan, &progress)?;
+        let results = run::run(&mut rig, experiment, &plan, &progress)?;
         if args.json {
             progress.suspend(|| report::print_json(&results))?;
         }
@@ -196,9 +254,46 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Measures with another machine.
+fn between(
+    args: &PerfArgs,
+    server: &str,
+    names: &[&str],
+    overrides: &Overrides,
+) -> Result<(), CliError> {
+    let smc = match args.path {
+        None | Some(PathArg::Auto) => Carrier::Smc,
+        Some(PathArg::Window) => Carrier::Window,
+        Some(PathArg::Move) => Carrier::Move,
+    };
+    let mut carriers = vec![smc, Carrier::Tcp];
+    carriers.extend(args.vsock.map(|_| Carrier::Vsock));
+    let names = if names.is_empty() { &measure::BETWEEN[..] } else { names };
+    let none = |name| {
+        CliError::Usage(format!(
+            "{name} is not measured between machines (--path tells how SMC has to travel)"
+        ))
+    };
+    let experiments: Vec<Experiment> = names
+        .iter()
+        .map(|name| measure::between(name, overrides, &carriers).ok_or_else(|| none(*name)))
+        .collect::<Result<_, _>>()?;
+    let runs = args.runs as usize;
+    let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: false };
+    let own = far::Own::of(args.device.as_ref(), &args.eids, places::CLIENT)?;
+    let target = far::Target { server, vsock: args.vsock };
+    let progress = progress_bar(&experiments, runs);
+    let all = far::measure(&target, own, &experiments, &plan, args.json, &progress)?;
+    match &args.plot {
+        Some(path) => plot::draw(&all, path),
+        None => Ok(()),
+    }
+}
+
 /// A bar on a terminal, nothing elsewhere.
-fn progress_bar(total: u64) -> ProgressBar {
-    let bar = ProgressBar::new(total);
+fn progress_bar(experiments: &[Experiment], runs: usize) -> ProgressBar {
+    let total: usize = experiments.iter().map(|e| e.carriers.len() * runs).sum();
+    let bar = ProgressBar::new(total as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (ends in {eta})") {
         bar.set_style(style);
     }

@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use guest_driver::{Config, DataPath};
+use smc_core::wire::ids::Eid;
 
-use super::job::{Carrier, Job, Outcome, Report};
+use super::job::{Carrier, Job, Report, Told};
 use super::programs;
 use crate::error::CliError;
 use crate::helper;
 use crate::stack;
-use crate::transport::{self, Ring, Smc, Tcp, Transport, Unix};
+use crate::transport::{ANY_CID, Path, Ring, Smc, Tcp, Transport, Unix, Vsock};
 
 /// The server process.
 pub(crate) fn serve(task: &str) -> ExitCode {
@@ -38,16 +39,17 @@ fn run(task: &str, side: Side) -> ExitCode {
             pin(side)?;
         }
         let done = match job.carrier {
-            Carrier::Window => {
-                over(&smc(&job, DataPath::Window, transport::Path::Window)?, &job, side)
-            }
-            Carrier::Move => over(&smc(&job, DataPath::Move, transport::Path::Move)?, &job, side),
-            Carrier::Tcp => over(&Tcp, &job, side),
+            Carrier::Smc => over(&smc(&job, DataPath::Auto, Path::Any)?, &job, side),
+            Carrier::Window => over(&smc(&job, DataPath::Window, Path::Window)?, &job, side),
+            Carrier::Move => over(&smc(&job, DataPath::Move, Path::Move)?, &job, side),
+            Carrier::Tcp => over(&Tcp(job.bind), &job, side),
+            // Whoever asks for a measure knows the CID.
+            Carrier::Vsock => over(&Vsock { cid: ANY_CID }, &job, side),
             Carrier::Unix => over(&Unix { dir: job.dir.clone() }, &job, side),
             Carrier::Ring => over(&Ring, &job, side),
         };
-        let outcome = done.map_err(CliError::io(job.carrier.title()))?;
-        helper::say(&Report::Done(outcome)).map_err(CliError::io("report"))
+        let told = done.map_err(CliError::io(job.carrier.title()))?;
+        helper::say(&Report::Done(told)).map_err(CliError::io("report"))
     })
 }
 
@@ -66,7 +68,7 @@ fn pin(side: Side) -> Result<(), CliError> {
     sched_setaffinity(None, &own).map_err(failed)
 }
 
-fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<Option<Outcome>> {
+fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<Told> {
     match side {
         Side::Server => programs::serve(transport, job, |address| {
             helper::say(&Report::Listening(address.into()))
@@ -75,11 +77,31 @@ fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<Option
     }
 }
 
-fn smc(job: &Job, path: DataPath, expected: transport::Path) -> Result<Smc, CliError> {
+/// How long a slow machine may take for a message of the handshake.
+const FAR_CLC: Duration = Duration::from_secs(30);
+/// How long a server waits for the first of them: no ordinary TCP client is expected.
+const FAR_DETECT: Duration = Duration::from_secs(10);
+
+fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {
     let device = job.device.clone().unwrap_or_default();
     let mut config = Config::new(&device);
     config.recv_buffer = job.buffer;
     config.spin = Duration::from_micros(job.spin_us);
     config.path = path;
-    Ok(Smc { stack: stack::open(config, &device)?, path: expected })
+    for name in &job.eids {
+        config = config.eid(eid(name)?);
+    }
+    if job.far {
+        config.clc_timeout = FAR_CLC;
+        config.detect_timeout = FAR_DETECT;
+    }
+    Ok(Smc::bound(stack::open(config, &device)?, expected, job.bind))
+}
+
+/// Reads a user EID.
+///
+/// # Errors
+/// [`CliError::Eid`].
+pub(super) fn eid(name: &str) -> Result<Eid, CliError> {
+    Eid::new(name).map_err(|why| CliError::Eid { name: name.into(), why: why.to_string() })
 }

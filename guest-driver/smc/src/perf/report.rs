@@ -34,7 +34,7 @@ pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 /// Five significant digits: more would be noise.
-fn tidy(value: f64) -> f64 {
+pub(super) fn tidy(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
 
@@ -66,11 +66,11 @@ impl Results {
         median(self.of(carrier).iter().copied())
     }
 
-    /// Median of the ratios within the rounds; more than 1: `carrier` is better than TCP.
-    pub(super) fn ratio(&self, carrier: Carrier) -> Option<f64> {
-        let pairs = self.of(carrier).iter().zip(self.of(Carrier::Tcp));
+    /// Median of the ratios within the rounds; more than 1: `carrier` is better than `other`.
+    pub(super) fn ratio(&self, carrier: Carrier, other: Carrier) -> Option<f64> {
+        let pairs = self.of(carrier).iter().zip(self.of(other));
         let time = self.experiment.unit.is_time();
-        median(pairs.map(|(own, tcp)| if time { tcp / own } else { own / tcp }))
+        median(pairs.map(|(own, other)| if time { other / own } else { own / other }))
     }
 
     fn rows(&self) -> impl Iterator<Item = Row> + '_ {
@@ -82,7 +82,7 @@ impl Results {
             tcp: self.median(Carrier::Tcp).map(tidy),
             unix: self.median(Carrier::Unix).map(tidy),
             limit: self.median(Carrier::Ring).map(tidy),
-            ratio: self.ratio(*carrier).map(tidy),
+            ratio: self.ratio(*carrier, Carrier::Tcp).map(tidy),
         })
     }
 
@@ -100,7 +100,7 @@ impl Results {
     }
 }
 
-fn to_line(row: &Row) -> Result<String, CliError> {
+pub(super) fn to_line(row: &impl Serialize) -> Result<String, CliError> {
     let mut line = serde_json::to_string(row).map_err(|e| CliError::io("JSON")(e.into()))?;
     line.push('\n');
     Ok(line)
@@ -138,18 +138,18 @@ pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError>
     Ok(())
 }
 
-fn table(header: &[&str]) -> Table {
+pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(header.iter().map(Cell::new));
     table
 }
 
-fn number(value: Option<f64>) -> Cell {
+pub(super) fn number(value: Option<f64>) -> Cell {
     Cell::new(value.map_or_else(|| "-".into(), human)).set_alignment(CellAlignment::Right)
 }
 
-fn times(value: Option<f64>) -> Cell {
+pub(super) fn times(value: Option<f64>) -> Cell {
     let text = value.map_or_else(|| "-".into(), |value| format!("{} x", human(value)));
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
@@ -199,15 +199,15 @@ fn render(all: &[Results]) -> String {
     for results in all {
         let mut row =
             vec![Cell::new(&results.experiment.title), Cell::new(results.experiment.unit.name())];
-        row.extend(Carrier::ALL.map(|carrier| number(results.median(carrier))));
-        row.push(times(results.ratio(Carrier::Window)));
-        row.push(times(results.ratio(Carrier::Move)));
+        row.extend(Carrier::LOCAL.map(|carrier| number(results.median(carrier))));
+        row.push(times(results.ratio(Carrier::Window, Carrier::Tcp)));
+        row.push(times(results.ratio(Carrier::Move, Carrier::Tcp)));
         table.add_row(row);
     }
     format!("{table}\n")
 }
 
-fn render_times(results: &Results) -> String {
+pub(super) fn render_times(results: &Results) -> String {
     let title = format!("{}, us", results.experiment.title);
     let mut table = table(&[&title, "p50", "p90", "p99", "p99.9", "max"]);
     for carrier in Carrier::ALL {
@@ -228,7 +228,7 @@ mod tests {
     fn results(name: &str, smc: &[f64], tcp: &[f64]) -> Results {
         let experiment = by_name(name, &Overrides::default()).unwrap();
         let values = vec![(Carrier::Window, smc.to_vec()), (Carrier::Tcp, tcp.to_vec())];
-        Results { experiment, values, times: Vec::new() }
+        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), carried: Vec::new() }
     }
 
     #[test]
@@ -242,9 +242,9 @@ mod tests {
     fn a_ratio_is_taken_within_rounds_and_more_is_better() {
         // The rounds differ by a factor; medians of the columns would give 10 / 4.
         let rates = results("rate_100b", &[10.0, 100.0, 8.0], &[5.0, 20.0, 4.0]);
-        assert_eq!(rates.ratio(Carrier::Window), Some(2.0));
+        assert_eq!(rates.ratio(Carrier::Window, Carrier::Tcp), Some(2.0));
         let times = results("rtt_spin", &[1.0], &[20.0]);
-        assert_eq!(times.ratio(Carrier::Window), Some(20.0));
+        assert_eq!(times.ratio(Carrier::Window, Carrier::Tcp), Some(20.0));
     }
 
     #[test]

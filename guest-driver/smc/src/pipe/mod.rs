@@ -89,7 +89,7 @@ struct Common {
 }
 
 /// `ADDR:PORT`, `:PORT` or `PORT`.
-fn parse_address(text: &str) -> Result<Vec<SocketAddr>, CliError> {
+pub(crate) fn parse_address(text: &str) -> Result<Vec<SocketAddr>, CliError> {
     let port = text.strip_prefix(':').unwrap_or(text);
     if let Ok(port) = port.parse::<u16>() {
         return Ok(vec![SocketAddr::from(([0; 8], port)), SocketAddr::from(([0; 4], port))]);

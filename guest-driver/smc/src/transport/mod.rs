@@ -4,13 +4,17 @@
 mod ring;
 mod smc;
 mod sockets;
+mod vsock;
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub(crate) use ring::Ring;
 pub(crate) use smc::{Path, Smc};
 pub(crate) use sockets::{Tcp, Unix};
+pub(crate) use vsock::{ANY_CID, Vsock};
 
 /// Something that servers listen on and clients connect through.
 pub(crate) trait Transport: Sync {
@@ -29,6 +33,48 @@ pub(crate) trait Transport: Sync {
     fn connect(&self, address: &str) -> io::Result<Self::Stream>;
     /// A readiness set as a program for this transport would use it.
     fn poll(&self) -> io::Result<Self::Poll>;
+
+    /// What SMC made of the connections so far; `None` if none was SMC.
+    fn carried(&self) -> Option<Carried> {
+        None
+    }
+
+    /// What the device of the connections has counted; `None` if there is none that counts.
+    fn counters(&self) -> Option<Counters> {
+        None
+    }
+}
+
+/// How the first SMC connection of a process travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Carried {
+    /// Own stores into the peer's DMB; otherwise the device copies.
+    pub(crate) window: bool,
+    /// The fabric.
+    pub(crate) chid: String,
+    /// The own GID.
+    pub(crate) gid: String,
+    /// The peer's GID.
+    pub(crate) peer: String,
+}
+
+/// Counts of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    /// Moves, with or without bytes: each is a kick of the device, in a guest an exit.
+    pub(crate) moves: u64,
+    /// Wake-ups that the device told this end of, in a guest interrupts.
+    pub(crate) wakes: u64,
+}
+
+impl Counters {
+    /// What was counted after `earlier`.
+    pub(crate) fn since(self, earlier: Counters) -> Counters {
+        Counters {
+            moves: self.moves.saturating_sub(earlier.moves),
+            wakes: self.wakes.saturating_sub(earlier.wakes),
+        }
+    }
 }
 
 /// A connection.

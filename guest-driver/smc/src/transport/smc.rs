@@ -1,14 +1,15 @@
 //! SMC-D, and nothing else: a connection that falls back to TCP is an error here.
 
 use std::io;
-use std::net::Shutdown;
-use std::sync::Arc;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use guest_driver::socket::{self, Poller, Readied};
-use guest_driver::{Facts, SmcListener, SmcStream, Stack};
+use guest_driver::{Facts, SmcDFacts, SmcListener, SmcStream, Stack};
+use virtio_ism_abi::command::stat;
 
-use super::{Interest, Poll, Stream, Transport};
+use super::{Carried, Counters, Interest, Poll, Stream, Transport};
 
 /// Which way bytes have to travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +24,24 @@ pub(crate) enum Path {
 
 /// SMC-D over a stack.
 pub(crate) struct Smc {
-    /// The stack.
-    pub(crate) stack: Arc<Stack>,
-    /// What a connection must be like.
-    pub(crate) path: Path,
+    stack: Arc<Stack>,
+    path: Path,
+    bind: SocketAddr,
+    /// Of the first connection.
+    facts: OnceLock<SmcDFacts>,
 }
 
 impl Smc {
+    /// Connections must be as `path` says; servers listen on the loopback interface.
+    pub(crate) fn new(stack: Arc<Stack>, path: Path) -> Smc {
+        Smc::bound(stack, path, super::sockets::LOOPBACK)
+    }
+
+    /// As [`Smc::new`], for servers that listen elsewhere.
+    pub(crate) fn bound(stack: Arc<Stack>, path: Path, bind: SocketAddr) -> Smc {
+        Smc { stack, path, bind, facts: OnceLock::new() }
+    }
+
     fn check(&self, stream: SmcStream) -> io::Result<SmcStream> {
         let problem = match (stream.facts(), self.path) {
             (Facts::Tcp(why), _) => format!("the connection fell back to TCP: {why}"),
@@ -39,7 +51,10 @@ impl Smc {
             (Facts::SmcD(facts), Path::Move) if facts.window => {
                 "the connection uses the window instead of moves".into()
             }
-            (Facts::SmcD(_), _) => return Ok(stream),
+            (Facts::SmcD(facts), _) => {
+                self.facts.get_or_init(|| facts.clone());
+                return Ok(stream);
+            }
         };
         Err(io::Error::other(problem))
     }
@@ -51,7 +66,7 @@ impl Transport for Smc {
     type Poll = SmcPoll;
 
     fn listen(&self) -> io::Result<(SmcListener, String)> {
-        let listener = SmcListener::bind(&self.stack, "127.0.0.1:0")?;
+        let listener = SmcListener::bind(&self.stack, self.bind)?;
         let address = listener.local_addr()?.to_string();
         Ok((listener, address))
     }
@@ -67,6 +82,21 @@ impl Transport for Smc {
     fn poll(&self) -> io::Result<SmcPoll> {
         let poller = Poller::new(self.stack.config().spin)?;
         Ok(SmcPoll { poller, events: Vec::new() })
+    }
+
+    fn carried(&self) -> Option<Carried> {
+        self.facts.get().map(|facts| Carried {
+            window: facts.window,
+            chid: facts.chid.to_string(),
+            gid: facts.local_gid.to_string(),
+            peer: facts.peer_gid.to_string(),
+        })
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        let counts = self.stack.device_stats(self.facts.get()?.local_gid);
+        let counts = counts.inspect_err(|error| tracing::debug!(%error, "device counters")).ok()?;
+        Some(Counters { moves: *counts.get(stat::MOVES)?, wakes: *counts.get(stat::WAKES)? })
     }
 }
 

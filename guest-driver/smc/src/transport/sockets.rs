@@ -1,8 +1,8 @@
-//! TCP on the loopback and Unix stream sockets, as the kernel's defaults have them.
+//! TCP and Unix stream sockets, as the kernel's defaults have them.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -13,8 +13,16 @@ use rustix::fd::OwnedFd;
 
 use super::{Interest, Poll, Stream, Transport};
 
-/// TCP over the loopback interface.
-pub(crate) struct Tcp;
+/// Where servers listen that only this machine asks.
+pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// TCP; servers listen on this address.
+pub(crate) struct Tcp(pub(crate) SocketAddr);
+
+impl Tcp {
+    /// Over the loopback interface.
+    pub(crate) const LOOPBACK: Tcp = Tcp(LOOPBACK);
+}
 
 impl Transport for Tcp {
     type Listener = TcpListener;
@@ -22,7 +30,7 @@ impl Transport for Tcp {
     type Poll = Epoll;
 
     fn listen(&self) -> io::Result<(TcpListener, String)> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = TcpListener::bind(self.0)?;
         let address = listener.local_addr()?.to_string();
         Ok((listener, address))
     }
@@ -118,7 +126,7 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    fn new() -> io::Result<Epoll> {
+    pub(super) fn new() -> io::Result<Epoll> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Epoll { set, events: vec![MaybeUninit::uninit(); 256] })
     }

@@ -30,7 +30,7 @@ where
 
 #[test]
 fn tcp_carries_bytes() {
-    carries_bytes_both_ways_and_the_end(&Tcp);
+    carries_bytes_both_ways_and_the_end(&Tcp::LOOPBACK);
 }
 
 #[test]
@@ -45,10 +45,10 @@ fn the_ring_carries_bytes() {
 
 #[test]
 fn epoll_tells_who_is_ready() {
-    let (listener, address) = Tcp.listen().unwrap();
-    let mut client = Tcp.connect(&address).unwrap();
-    let server = Tcp.accept(&listener).unwrap();
-    let mut poll = Tcp.poll().unwrap();
+    let (listener, address) = Tcp::LOOPBACK.listen().unwrap();
+    let mut client = Tcp::LOOPBACK.connect(&address).unwrap();
+    let server = Tcp::LOOPBACK.accept(&listener).unwrap();
+    let mut poll = Tcp::LOOPBACK.poll().unwrap();
     let mut ready = Vec::new();
     let wait = |poll: &mut <Tcp as Transport>::Poll, ready: &mut Vec<u64>, seconds| {
         Poll::<std::net::TcpStream>::wait(poll, ready, Duration::from_secs(seconds)).unwrap();
@@ -65,4 +65,26 @@ fn epoll_tells_who_is_ready() {
     poll.remove(&server, 7).unwrap();
     wait(&mut poll, &mut ready, 0);
     assert!(ready.is_empty());
+}
+
+#[test]
+fn vsock_carries_bytes_where_the_kernel_loops_it_back() {
+    // Nothing else may be asked for CID 1: without a loopback the host would be.
+    if vsock::has_loopback() {
+        carries_bytes_both_ways_and_the_end(&Vsock { cid: vsock::LOCAL_CID });
+    }
+}
+
+#[test]
+fn vsock_refuses_what_is_no_address() {
+    for bad in ["", "3", "3:", ":5", "3:x", "-1:5", "3:5:6", "4294967296:1"] {
+        let error = Vsock { cid: ANY_CID }.connect(bad).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bad}");
+    }
+}
+
+#[test]
+fn counters_are_differences() {
+    let (early, late) = (Counters { moves: 3, wakes: 5 }, Counters { moves: 10, wakes: 4 });
+    assert_eq!(late.since(early), Counters { moves: 7, wakes: 0 });
 }

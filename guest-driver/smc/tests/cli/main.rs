@@ -4,5 +4,6 @@
 mod demo;
 mod help;
 mod perf;
+mod perf_far;
 mod pipe;
 mod support;

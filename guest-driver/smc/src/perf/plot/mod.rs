@@ -80,9 +80,10 @@ pub(super) fn draw(all: &[Results], path: &Path) -> Result<(), CliError> {
 fn color(carrier: Carrier) -> RGBColor {
     // Distinguishable with colour blindness, and in grey.
     match carrier {
-        Carrier::Window => RGBColor(0, 90, 170),
+        Carrier::Smc | Carrier::Window => RGBColor(0, 90, 170),
         Carrier::Move => RGBColor(86, 180, 233),
         Carrier::Tcp => RGBColor(213, 94, 0),
+        Carrier::Vsock => RGBColor(0, 158, 115),
         Carrier::Unix => RGBColor(240, 180, 60),
         Carrier::Ring => RGBColor(120, 120, 120),
     }
@@ -192,9 +193,11 @@ fn panel<DB: DrawingBackend>(
 
 fn short(carrier: Carrier) -> &'static str {
     match carrier {
+        Carrier::Smc => "SMC-D",
         Carrier::Window => "window",
         Carrier::Move => "move",
         Carrier::Tcp => "TCP",
+        Carrier::Vsock => "vsock",
         Carrier::Unix => "Unix",
         Carrier::Ring => "raw",
     }
@@ -239,7 +242,8 @@ mod tests {
     fn results() -> Results {
         let experiment = by_name("bulk", &Overrides::default()).unwrap();
         let values = Carrier::ALL.map(|carrier| (carrier, vec![900.0, 1000.0, 1100.0]));
-        Results { experiment, values: values.to_vec(), times: Vec::new() }
+        let values = values.to_vec();
+        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), carried: Vec::new() }
     }
 
     #[test]
@@ -266,7 +270,7 @@ mod tests {
         draw(&[results(), results()], &path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        for word in ["medians of 3 runs", "MiB/s, more is better", "TCP loopback", "1 000"] {
+        for word in ["medians of 3 runs", "MiB/s, more is better", "TCP", "1 000"] {
             assert!(text.contains(word), "{word}");
         }
     }

@@ -8,7 +8,7 @@ mod stream;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::job::{Job, Outcome, Program};
+use super::job::{Job, Outcome, Program, Told};
 use crate::transport::{Stream, Transport};
 
 /// The server's part. `listening` is told where the client has to go.
@@ -16,25 +16,31 @@ pub(super) fn serve<T: Transport>(
     transport: &T,
     job: &Job,
     listening: impl FnOnce(&str) -> io::Result<()>,
-) -> io::Result<Option<Outcome>> {
+) -> io::Result<Told> {
     let (listener, address) = transport.listen()?;
     listening(&address)?;
-    match job.program {
-        Program::Stream => stream::serve(transport, &listener, job).map(Some),
-        Program::RoundTrip => round_trip::serve(transport, &listener, job).map(|()| None),
-        Program::Echo => echo::serve(transport, &listener, job).map(|()| None),
-        Program::Short => short::serve(transport, &listener, job).map(|()| None),
-    }
+    let told = match job.program {
+        Program::Stream => stream::serve(transport, &listener, job)?,
+        Program::RoundTrip => nothing(round_trip::serve(transport, &listener, job))?,
+        Program::Echo => nothing(echo::serve(transport, &listener, job))?,
+        Program::Short => nothing(short::serve(transport, &listener, job))?,
+    };
+    Ok(Told { smc: transport.carried(), ..told })
+}
+
+fn nothing(done: io::Result<()>) -> io::Result<Told> {
+    done.map(|()| Told::default())
 }
 
 /// The client's part.
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Option<Outcome>> {
-    match job.program {
-        Program::Stream => stream::drive(transport, job).map(|()| None),
-        Program::RoundTrip => round_trip::drive(transport, job).map(Some),
-        Program::Echo => echo::drive(transport, job).map(Some),
-        Program::Short => short::drive(transport, job).map(Some),
-    }
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> {
+    let told = match job.program {
+        Program::Stream => stream::drive(transport, job)?,
+        Program::RoundTrip => round_trip::drive(transport, job)?.into(),
+        Program::Echo => echo::drive(transport, job)?.into(),
+        Program::Short => short::drive(transport, job)?.into(),
+    };
+    Ok(Told { smc: transport.carried(), ..told })
 }
 
 /// The times of a run: warm-up, then measurement.

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 use std::time::Instant;
 
 use super::{Schedule, end, per_second};
-use crate::perf::job::{Job, Outcome};
-use crate::transport::Transport;
+use crate::perf::job::{Job, Told};
+use crate::transport::{Counters, Transport};
 
 /// The reader's buffer, bytes; that of the writer is a message.
 const READ: usize = 64 << 10;
@@ -15,19 +15,23 @@ pub(super) fn serve<T: Transport>(
     transport: &T,
     listener: &T::Listener,
     job: &Job,
-) -> io::Result<Outcome> {
+) -> io::Result<Told> {
     let mut stream = transport.accept(listener)?;
+    let before = transport.counters();
     let mut buf = vec![0u8; READ.max(job.size)];
     // The first byte starts the clock, not the accept.
-    if stream.read(&mut buf)? == 0 {
+    let mut early = stream.read(&mut buf)? as u64;
+    if early == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let start = Instant::now() + job.warm_up();
     let mut now = Instant::now();
     while now < start {
-        if stream.read(&mut buf)? == 0 {
+        let n = stream.read(&mut buf)?;
+        if n == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        early += n as u64;
         now = Instant::now();
     }
     let start = now;
@@ -36,15 +40,18 @@ pub(super) fn serve<T: Transport>(
     loop {
         let n = stream.read(&mut buf)?;
         if n == 0 {
-            return per_second(bytes, last - start);
+            let device = counted(before, transport.counters());
+            let told: Told = per_second(bytes, last - start)?.into();
+            return Ok(Told { bytes: early + bytes, device, ..told });
         }
         bytes += n as u64;
         last = Instant::now();
     }
 }
 
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<()> {
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> {
     let mut stream = transport.connect(&job.address)?;
+    let before = transport.counters();
     let message = vec![0x5a; job.size];
     // Small messages: the clock is not part of the cost.
     let between_looks = (READ / job.size).max(1);
@@ -54,6 +61,12 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<()> {
             stream.write_all(&message)?;
         }
     }
+    let device = counted(before, transport.counters());
     end(stream);
-    Ok(())
+    Ok(Told { device, ..Told::default() })
+}
+
+/// What a device counted meanwhile.
+fn counted(before: Option<Counters>, after: Option<Counters>) -> Option<Counters> {
+    Some(after?.since(before?))
 }

@@ -1,0 +1,258 @@
+//! The end that asks.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+
+use super::control::Control;
+use super::request::Request;
+use super::{Hello, Own, PATIENCE, Said, VERSION, limit, processors, report};
+use crate::error::CliError;
+use crate::helper::Helper;
+use crate::perf::job::{Carrier, Report};
+use crate::perf::measure::Experiment;
+use crate::perf::memory;
+use crate::perf::run::{self, Ends, Plan, Results, Runner, confused};
+use crate::transport::Carried;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(15);
+/// How long a server may be busy with somebody else.
+const BUSY: Duration = Duration::from_secs(600);
+/// When it is said that it is.
+const NOTICE: Duration = Duration::from_secs(3);
+/// How long its own words about a failure are waited for.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Most bytes of an error of the server that are shown.
+const ERROR: usize = 500;
+
+/// A server, and how it is reached.
+struct Far {
+    control: Control,
+    hello: Hello,
+    own: Own,
+    /// Its CID.
+    vsock: Option<u32>,
+}
+
+/// Where, and over what.
+#[derive(Debug)]
+pub(in crate::perf) struct Target<'a> {
+    /// `HOST:PORT` of the control connection.
+    pub(in crate::perf) server: &'a str,
+    /// The server's CID, if virtio sockets are measured too.
+    pub(in crate::perf) vsock: Option<u32>,
+}
+
+/// Measures all experiments against a server, and prints them. `json`: each at once as a line,
+/// instead of a table at the end.
+///
+/// # Errors
+/// The server cannot be reached; a run failed; SMC fell back to TCP.
+pub(in crate::perf) fn measure(
+    target: &Target<'_>,
+    own: Own,
+    experiments: &[Experiment],
+    plan: &Plan,
+    json: bool,
+    progress: &ProgressBar,
+) -> Result<Vec<Results>, CliError> {
+    for experiment in experiments {
+        // Not only once the measures before it are over.
+        let asked = experiment.carriers.iter().map(|c| Request::new(experiment, *c, plan.seconds));
+        asked
+            .into_iter()
+            .try_for_each(|r| r.check())
+            .map_err(|e| CliError::Usage(e.to_string()))?;
+    }
+    memory::probe(&own.device, PATIENCE)?;
+    let mut far = Far::connect(target, own)?;
+    let mut all = Vec::new();
+    for experiment in experiments {
+        let results = run::run(&mut far, experiment, plan, progress)?;
+        if json {
+            progress.suspend(|| report::print_json(&results))?;
+        }
+        all.push(results);
+    }
+    progress.finish_and_clear();
+    if !json {
+        report::print_tables(&all, plan, target.server, [processors(), far.hello.processors])?;
+    }
+    Ok(all)
+}
+
+impl Far {
+    fn connect(target: &Target<'_>, own: Own) -> Result<Far, CliError> {
+        let failed = |source| CliError::Transfer { peer: target.server.into(), source };
+        let stream = dial(target.server)?;
+        let mut control = Control::new(stream).map_err(failed)?;
+        let hello = match control.hear(NOTICE).map_err(failed)? {
+            Some(hello) => Some(hello),
+            None => {
+                eprintln!("smc: waiting: {} seems to measure with somebody else", target.server);
+                control.hear(BUSY).map_err(failed)?
+            }
+        };
+        let Some(Said::Hello(hello)) = hello else {
+            return Err(failed(io::Error::other("says nothing that \"smc perf --serve\" would")));
+        };
+        if hello.version != VERSION {
+            let other = format!("speaks version {}, not {VERSION}", hello.version);
+            return Err(failed(io::Error::other(other)));
+        }
+        if target.vsock.is_some() && !hello.vsock {
+            return Err(failed(io::Error::other("has no virtio sockets: leave out --vsock")));
+        }
+        Ok(Far { control, hello, own, vsock: target.vsock })
+    }
+
+    /// What the server says next.
+    fn hear(&mut self, patience: Duration) -> Result<Said, CliError> {
+        match self.control.hear(patience) {
+            Ok(Some(Said::Error(error))) => Err(self.failed(&tidy(&error))),
+            Ok(Some(said)) => Ok(said),
+            Ok(None) => Err(self.failed(&format!("said nothing for {patience:?}"))),
+            Err(error) => Err(self.failed(&error.to_string())),
+        }
+    }
+
+    /// Why the server's end of a run failed, if it says so.
+    fn last_words(&mut self) -> Option<CliError> {
+        match self.control.hear(LAST_WORDS) {
+            Ok(Some(Said::Error(error))) => Some(self.failed(&tidy(&error))),
+            _ => None,
+        }
+    }
+
+    fn failed(&self, problem: &str) -> CliError {
+        let peer = self.control.peer().map_or_else(|_| "?".into(), |peer| peer.to_string());
+        CliError::Usage(format!("the server at {peer}: {problem}"))
+    }
+
+    /// Where the client of a run connects to.
+    fn address(&self, carrier: Carrier, port: u32) -> Result<String, CliError> {
+        if let (Carrier::Vsock, Some(cid)) = (carrier, self.vsock) {
+            return Ok(format!("{cid}:{port}"));
+        }
+        let port = u16::try_from(port).map_err(|_| self.failed("has no such TCP port"))?;
+        let mut address = self.control.peer().map_err(CliError::io("control connection"))?;
+        address.set_port(port);
+        Ok(address.to_string())
+    }
+}
+
+fn dial(server: &str) -> Result<TcpStream, CliError> {
+    let failed = |source| CliError::Connect { address: server.into(), source };
+    let addresses: Vec<SocketAddr> =
+        server.to_socket_addrs().map_err(|_| CliError::Address(server.into()))?.collect();
+    let mut why = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, CONNECT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => why = error,
+        }
+    }
+    Err(failed(why))
+}
+
+impl Runner for Far {
+    fn once(
+        &mut self,
+        experiment: &Experiment,
+        carrier: Carrier,
+        plan: &Plan,
+    ) -> Result<Ends, CliError> {
+        let request = Request::new(experiment, carrier, plan.seconds);
+        self.control.say(&request).map_err(CliError::io("control connection"))?;
+        let Said::Listening { port } = self.hear(PATIENCE)? else {
+            return Err(self.failed("does not listen"));
+        };
+        let bind = SocketAddr::from(([0; 4], 0));
+        let job = request
+            .job(&self.own, bind, self.address(carrier, port)?)
+            .map_err(|refused| CliError::Usage(refused.to_string()))?;
+        let process = Helper::start("client", "__drive", &job)?;
+        let client = match process.hear(limit(plan.seconds)) {
+            Ok(Report::Done(told)) => told,
+            Ok(Report::Listening(_)) => return Err(confused("client")),
+            // The server's own words say more than the client's "connection reset".
+            Err(error) => return Err(self.last_words().unwrap_or(error)),
+        };
+        drop(process);
+        let Said::Done(server) = self.hear(limit(plan.seconds))? else {
+            return Err(self.failed("did not report what was expected"));
+        };
+        let ends = Ends { client, server };
+        match carrier.is_smc() {
+            true => same_connection(&ends).map_err(|why| self.failed(why)).map(|()| ends),
+            false => Ok(ends),
+        }
+    }
+}
+
+/// Both ends must tell of one SMC connection, with each other: then nobody compares TCP with TCP.
+fn same_connection(ends: &Ends) -> Result<(), &'static str> {
+    let (Some(client), Some(server)) = (&ends.client.smc, &ends.server.smc) else {
+        return Err("one end does not tell of an SMC connection");
+    };
+    if !is_plain(server) {
+        return Err("tells of a fabric or GID that is none");
+    }
+    let same = client.chid == server.chid && client.gid == server.peer && client.peer == server.gid;
+    if same { Ok(()) } else { Err("was connected with another peer than this machine") }
+}
+
+/// Whether it can be shown on a terminal: digits and dashes.
+fn is_plain(carried: &Carried) -> bool {
+    [&carried.chid, &carried.gid, &carried.peer].into_iter().all(|text| {
+        text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    })
+}
+
+/// Text of the server, as it can be shown on a terminal.
+fn tidy(text: &str) -> String {
+    let shown = text.chars().take(ERROR);
+    shown.map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::job::Told;
+
+    fn ends() -> Ends {
+        let end = |gid: &str, peer: &str| Told {
+            smc: Some(Carried {
+                window: true,
+                chid: "ff00".into(),
+                gid: gid.into(),
+                peer: peer.into(),
+            }),
+            ..Told::default()
+        };
+        Ends { client: end("a-1", "b-2"), server: end("b-2", "a-1") }
+    }
+
+    #[test]
+    fn both_ends_tell_of_the_same_connection_or_the_run_is_void() {
+        assert_eq!(same_connection(&ends()), Ok(()));
+        let mut tcp = ends();
+        tcp.server.smc = None;
+        assert!(same_connection(&tcp).is_err());
+        let mut others = ends();
+        others.server.smc.as_mut().unwrap().peer = "c-3".into();
+        assert!(same_connection(&others).is_err());
+        let mut hostile = ends();
+        hostile.server.smc.as_mut().unwrap().gid = "\x1b[2J".into();
+        assert!(same_connection(&hostile).is_err());
+    }
+
+    #[test]
+    fn what_a_server_says_is_shown_without_control_characters() {
+        assert_eq!(tidy("a\x1b[2Jb\nc"), "a?[2Jb?c");
+        assert_eq!(tidy(&"x".repeat(10_000)).len(), ERROR);
+    }
+}

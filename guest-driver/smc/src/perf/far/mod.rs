@@ -1,0 +1,111 @@
+//! `smc perf --serve` and `smc perf --to`: measurements between two machines.
+//!
+//! The client asks for one run at a time over a control connection (plain TCP, a JSON object per
+//! line); a fresh process at either end then does it, as between processes of one machine:
+//!
+//! ```text
+//! server                                   client
+//! hello {version, vsock, ..}      ->
+//!                                 <-       {program, carrier, size, seconds, ..}
+//! listening {port}                ->       (starts its process, which connects to that port)
+//! done {result, what SMC did, ..} ->       or error "why"
+//! ```
+//!
+//! What comes over the connection is a claim, at both ends: lines are bounded, and what they ask for
+//! or say is checked before it is used or shown.
+
+mod client;
+mod control;
+mod report;
+mod request;
+mod server;
+
+pub(super) use client::{Target, measure};
+pub(super) use server::serve;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::job::Told;
+use super::peer;
+use crate::error::CliError;
+use crate::places;
+
+/// What both ends have to agree on.
+const VERSION: u32 = 1;
+/// How long a process may take to start, open its device and listen or connect; guests without
+/// hardware support are slow.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How long a run of this length may take. The warm-up comes on top of it, and so may a queue of
+/// bytes that are still under way.
+fn limit(seconds: f64) -> Duration {
+    PATIENCE + Duration::from_secs_f64(seconds * 2.0)
+}
+
+/// The device of this end.
+#[derive(Clone, Debug)]
+pub(super) struct Own {
+    /// Its socket or address.
+    pub(super) device: PathBuf,
+    /// User EIDs; none: the default.
+    pub(super) eids: Vec<String>,
+}
+
+impl Own {
+    /// From options and the environment (`SMC_DEVICE`, `SMC_EID`); else the device of the default
+    /// fabric called `name`.
+    ///
+    /// # Errors
+    /// [`CliError::Eid`].
+    pub(super) fn of(
+        device: Option<&PathBuf>,
+        eids: &[String],
+        name: &str,
+    ) -> Result<Own, CliError> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let device = device.cloned().or_else(|| set("SMC_DEVICE").map(PathBuf::from));
+        let mut eids = eids.to_vec();
+        if let Some(names) = set("SMC_EID").filter(|_| eids.is_empty()) {
+            eids = names.to_string_lossy().split(',').map(str::to_owned).collect();
+        }
+        for name in &eids {
+            peer::eid(name)?;
+        }
+        Ok(Own { device: device.unwrap_or_else(|| places::socket(name)), eids })
+    }
+}
+
+/// A line of the server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Said {
+    /// Its first.
+    Hello(Hello),
+    /// The run's server process listens on this port, of TCP or of virtio sockets.
+    Listening {
+        /// The port.
+        port: u32,
+    },
+    /// The run is over.
+    Done(Told),
+    /// There is no result.
+    Error(String),
+}
+
+/// Who serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Hello {
+    /// [`VERSION`].
+    version: u32,
+    /// It can listen on virtio sockets.
+    vsock: bool,
+    /// Processors of the machine.
+    processors: usize,
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(0, |n| n.get())
+}

@@ -1,0 +1,225 @@
+//! Results between machines, as a table and as JSON lines.
+
+use std::fmt::Write as _;
+
+use comfy_table::Cell;
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::output;
+use crate::perf::job::Carrier;
+use crate::perf::measure::Unit;
+use crate::perf::report::{median, number, render_times, table, tidy, times, to_line};
+use crate::perf::run::{Plan, Results};
+
+/// One JSON line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Row {
+    measure: String,
+    unit: &'static str,
+    runs: usize,
+    /// What carried SMC: `window` or `move`.
+    path: String,
+    smc: Option<f64>,
+    tcp: Option<f64>,
+    vsock: Option<f64>,
+    ratio: Option<f64>,
+    vsock_ratio: Option<f64>,
+}
+
+fn word(window: bool) -> &'static str {
+    if window { "window" } else { "move" }
+}
+
+impl Results {
+    /// The SMC-D of the experiment; it has one.
+    fn smc(&self) -> Carrier {
+        self.experiment.rows.first().map_or(Carrier::Smc, |(_, carrier)| *carrier)
+    }
+
+    /// How SMC's bytes travelled, in all rounds.
+    fn path(&self) -> String {
+        let mut paths: Vec<String> = Vec::new();
+        for both in &self.carried {
+            let (out, back) = (word(both.client.window), word(both.server.window));
+            let path = if out == back { out.into() } else { format!("{out} out, {back} back") };
+            if !paths.contains(&path) {
+                paths.push(path);
+            }
+        }
+        paths.join(" or ")
+    }
+
+    /// Of a throughput: kicks and wakes per MiB, both ends together, medians over the rounds.
+    fn kicks(&self) -> Option<[f64; 2]> {
+        if self.experiment.unit != Unit::MebibytesPerSecond {
+            return None;
+        }
+        let kicks = median(self.kicks.iter().map(|kicks| kicks.kicks))?;
+        Some([kicks, median(self.kicks.iter().map(|kicks| kicks.wakes))?])
+    }
+
+    fn far_rows(&self) -> Vec<Row> {
+        let name = self.experiment.rows.first().map(|(name, _)| name.clone()).unwrap_or_default();
+        let row = Row {
+            measure: name.clone(),
+            unit: self.experiment.unit.name(),
+            runs: self.of(self.smc()).len(),
+            path: self.path(),
+            smc: self.median(self.smc()).map(tidy),
+            tcp: self.median(Carrier::Tcp).map(tidy),
+            vsock: self.median(Carrier::Vsock).map(tidy),
+            ratio: self.ratio(self.smc(), Carrier::Tcp).map(tidy),
+            vsock_ratio: self.ratio(self.smc(), Carrier::Vsock).map(tidy),
+        };
+        let mut rows = vec![row];
+        let counts = self.kicks().into_iter().flatten();
+        for (value, (what, unit)) in counts.zip([("kicks", "kicks/MiB"), ("wakes", "wakes/MiB")]) {
+            rows.push(Row {
+                measure: format!("{name}_{what}"),
+                unit,
+                runs: self.kicks.len(),
+                path: self.path(),
+                smc: Some(tidy(value)),
+                tcp: None,
+                vsock: None,
+                ratio: None,
+                vsock_ratio: None,
+            });
+        }
+        rows
+    }
+}
+
+/// Prints the JSON lines of an experiment.
+///
+/// # Errors
+/// Nobody reads.
+pub(super) fn print_json(results: &Results) -> Result<(), CliError> {
+    for row in results.far_rows() {
+        output::print(&to_line(&row)?)?;
+    }
+    Ok(())
+}
+
+/// Prints everything for people. `processors`: of this machine and of the server.
+///
+/// # Errors
+/// Nobody reads.
+pub(super) fn print_tables(
+    all: &[Results],
+    plan: &Plan,
+    server: &str,
+    processors: [usize; 2],
+) -> Result<(), CliError> {
+    let mut text = render(all);
+    let [here, there] = processors;
+    let _ = writeln!(
+        text,
+        "Medians of {} runs of {} s each between this machine ({here} processors) and {server} \
+         ({there}),\ntransports taking turns. Against: how many times as much, or as fast (median \
+         of the ratios within the rounds).",
+        plan.rounds, plan.seconds,
+    );
+    text += &carried(all);
+    for results in all.iter().filter(|results| results.times.iter().any(|(_, t)| !t.is_empty())) {
+        text += &render_times(results);
+    }
+    output::print(&text)
+}
+
+fn render(all: &[Results]) -> String {
+    let vsock = all.iter().any(|results| !results.of(Carrier::Vsock).is_empty());
+    let mut header = vec!["", "unit", "SMC-D", "by", "TCP", "SMC-D\nagainst TCP"];
+    header.extend(vsock.then_some(["vsock", "SMC-D\nagainst vsock"]).into_iter().flatten());
+    let mut table = table(&header);
+    for (results, row) in all.iter().flat_map(|r| r.far_rows().into_iter().map(move |row| (r, row)))
+    {
+        let title = match row.unit {
+            "kicks/MiB" => "  kicks of the devices, both ends",
+            "wakes/MiB" => "  wakes by the devices, both ends",
+            _ => &results.experiment.title,
+        };
+        let mut cells = vec![
+            Cell::new(title),
+            Cell::new(row.unit),
+            number(row.smc),
+            Cell::new(&row.path),
+            number(row.tcp),
+            times(row.ratio),
+        ];
+        if vsock {
+            cells.extend([number(row.vsock), times(row.vsock_ratio)]);
+        }
+        table.add_row(cells);
+    }
+    format!("{table}\n")
+}
+
+/// Which fabric and GIDs the last SMC connection had.
+fn carried(all: &[Results]) -> String {
+    match all.iter().flat_map(|results| &results.carried).last() {
+        Some(both) => format!(
+            "SMC-D went over fabric {}, in the last run between GID {} (here) and GID {}.\n",
+            both.client.chid, both.client.gid, both.client.peer,
+        ),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::measure::{Overrides, between};
+    use crate::perf::run::{Both, Kicks};
+    use crate::transport::Carried;
+
+    fn results(carriers: &[Carrier]) -> Results {
+        let experiment = between("bulk", &Overrides::default(), carriers).unwrap();
+        let values = [Carrier::Smc, Carrier::Tcp, Carrier::Vsock].into_iter();
+        let values = values.zip([vec![800.0, 900.0], vec![100.0, 90.0], vec![200.0, 450.0]]);
+        let values = values.filter(|(carrier, _)| carriers.contains(carrier)).collect();
+        let end = |gid: &str, peer: &str| Carried {
+            window: true,
+            chid: "ff00".into(),
+            gid: gid.into(),
+            peer: peer.into(),
+        };
+        let both = Both { client: end("aa", "bb"), server: end("bb", "aa") };
+        let kicks = [(0.25, 1.0), (0.75, 2.0)].map(|(kicks, wakes)| Kicks { kicks, wakes });
+        Results {
+            experiment,
+            values,
+            times: Vec::new(),
+            kicks: kicks.to_vec(),
+            carried: vec![both.clone(), both],
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_keys_and_kicks_have_lines_of_their_own() {
+        let rows = results(&[Carrier::Smc, Carrier::Tcp, Carrier::Vsock]).far_rows();
+        let lines: Vec<_> = rows.iter().map(|row| to_line(row).unwrap()).collect();
+        assert_eq!(
+            lines[0],
+            "{\"measure\":\"bulk\",\"unit\":\"MiB/s\",\"runs\":2,\"path\":\"window\",\"smc\":850.0,\
+             \"tcp\":95.0,\"vsock\":325.0,\"ratio\":9.0,\"vsock_ratio\":3.0}\n"
+        );
+        assert_eq!(
+            lines[1],
+            "{\"measure\":\"bulk_kicks\",\"unit\":\"kicks/MiB\",\"runs\":2,\"path\":\"window\",\
+             \"smc\":0.5,\"tcp\":null,\"vsock\":null,\"ratio\":null,\"vsock_ratio\":null}\n"
+        );
+        assert!(lines[2].contains("\"bulk_wakes\"") && lines[2].contains("\"smc\":1.5"));
+    }
+
+    #[test]
+    fn the_table_tells_what_carried_smc() {
+        let mut mixed = results(&[Carrier::Smc, Carrier::Tcp]);
+        mixed.carried[1].server.window = false;
+        let text = render(std::slice::from_ref(&mixed)) + &carried(&[mixed]);
+        assert!(text.contains("window or window out, move back"), "{text}");
+        assert!(text.contains("fabric ff00") && text.contains("GID aa (here)"), "{text}");
+        assert!(!text.contains("vsock"), "{text}");
+    }
+}

@@ -1,0 +1,132 @@
+//! The end that stays.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::control::Control;
+use super::request::Request;
+use super::{Hello, Own, PATIENCE, Said, VERSION, limit, processors};
+use crate::error::CliError;
+use crate::helper::Helper;
+use crate::perf::job::Report;
+use crate::perf::memory;
+use crate::pipe::parse_address;
+use crate::transport::{ANY_CID, Transport, Vsock};
+
+/// How long a client may be silent before it asks for its next run.
+const IDLE: Duration = Duration::from_secs(120);
+/// How often it is looked whether the client is still there while a run goes on.
+const LOOK: Duration = Duration::from_millis(200);
+/// Pause after a failure to accept, which may last (no descriptors).
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Serves clients, one after the other, until the process is ended.
+///
+/// # Errors
+/// The device cannot be opened, or the address not be listened on.
+pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
+    let failed = |source| CliError::Listen { address: address.into(), source };
+    let addresses = parse_address(address)?;
+    memory::probe(&own.device, PATIENCE)?;
+    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let local = listener.local_addr().map_err(failed)?;
+    eprintln!("serving measurements on {local}, device {}", own.device.display());
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => match client(stream, own) {
+                Ok(runs) => tracing::info!(%peer, runs, "measured"),
+                Err(error) => eprintln!("smc: {peer}: {error}"),
+            },
+            Err(error) => {
+                eprintln!("smc: accept: {error}");
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Serves one client until it leaves. Returns how many runs it asked for.
+fn client(stream: TcpStream, own: &Own) -> io::Result<u64> {
+    let mut control = Control::new(stream)?;
+    let vsock = Vsock { cid: ANY_CID }.listen().is_ok();
+    control.say(&Said::Hello(Hello { version: VERSION, vsock, processors: processors() }))?;
+    for runs in 0.. {
+        let request = match control.hear::<Request>(IDLE) {
+            Ok(Some(request)) => request,
+            Ok(None) => return Err(io::Error::new(io::ErrorKind::TimedOut, "asks for nothing")),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(runs),
+            Err(error) => {
+                let _ = control.say(&Said::Error(format!("not a request: {error}")));
+                return Err(error);
+            }
+        };
+        if let Some(problem) = run(&mut control, &request, own)? {
+            tracing::warn!(problem, "a run failed");
+            control.say(&Said::Error(problem))?;
+        }
+    }
+    Ok(u64::MAX)
+}
+
+/// Does one run. `Some`: why it failed.
+///
+/// # Errors
+/// The client is gone, or not one.
+fn run(control: &mut Control, request: &Request, own: &Own) -> io::Result<Option<String>> {
+    // The connection came this way, so others will.
+    let mut bind = control.local()?;
+    bind.set_port(0);
+    let job = match request.job(own, bind, String::new()) {
+        Ok(job) => job,
+        Err(refused) => return Ok(Some(format!("refused: {refused}"))),
+    };
+    let helper = match Helper::start("server", "__serve", &job) {
+        Ok(helper) => helper,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let deadline = Instant::now() + PATIENCE + limit(request.seconds());
+    loop {
+        match helper.hear_within(LOOK) {
+            Ok(Some(Report::Listening(address))) => match port(&address) {
+                Some(port) => control.say(&Said::Listening { port })?,
+                None => return Ok(Some(format!("listens on {address}, which has no port"))),
+            },
+            Ok(Some(Report::Done(told))) => {
+                // The device is free before the next run is asked for.
+                drop(helper);
+                return control.say(&Said::Done(told)).map(|()| None);
+            }
+            Ok(None) if Instant::now() > deadline => {
+                return Ok(Some("the run takes too long".into()));
+            }
+            Ok(None) => match control.hear::<serde_json::Value>(Duration::ZERO) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Err(io::Error::other("asks for more in mid-run")),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(io::Error::new(error.kind(), "has left in mid-run"));
+                }
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Ok(Some(error.to_string())),
+        }
+    }
+}
+
+/// What comes after the last colon.
+fn port(address: &str) -> Option<u32> {
+    address.rsplit_once(':')?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_the_end_of_an_address() {
+        assert_eq!(port("10.0.0.1:5000"), Some(5000));
+        assert_eq!(port("[fe80::1%2]:7"), Some(7));
+        assert_eq!(port("4294967295:3737003263"), Some(3_737_003_263));
+        assert_eq!(port("nowhere"), None);
+    }
+}
