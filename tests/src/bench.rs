@@ -12,7 +12,7 @@ use vhost_device_ism::config::{FabricConfig, PortSpec};
 use vhost_device_ism::{Config as DaemonConfig, Daemon};
 use virtio_ism_abi::Chid;
 
-use crate::watch::{LIMIT, note, patience, watched};
+use crate::watch::{LIMIT, note, patience, slowly, watched};
 
 /// What carries the bytes of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,7 @@ impl Fabric {
         }
         // Long enough to be no reason for anything on a loaded machine.
         config.clc_timeout = patience();
+        config.detect_timeout = slowly(config.detect_timeout);
         config
     }
 

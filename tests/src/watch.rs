@@ -70,6 +70,17 @@ pub fn note(what: impl Into<String>) {
     table().notes.insert(current.id(), (who, what, Instant::now()));
 }
 
+/// Checks how long wake-ups took. One that was lost is made good for after a second, which is not
+/// what we want to see; on a slow machine one in ten may be late for other reasons.
+#[track_caller]
+pub fn assert_prompt(wakes: &[Duration]) {
+    let late = wakes.iter().filter(|wake| **wake >= Duration::from_millis(900)).count();
+    let slow = slowly(Duration::from_secs(1)) > Duration::from_secs(1);
+    let allowed = if slow { wakes.len().div_ceil(10) } else { 0 };
+    println!("longest wake-up: {:?}", wakes.iter().max());
+    assert!(late <= allowed, "{late} of {} wake-ups are late: {wakes:?}", wakes.len());
+}
+
 /// Runs `body` with a deadline, which is for a machine of ordinary speed (see [`slowly`]). If it passes, the process says what every thread was doing and
 /// aborts: a hung test cannot be ended in any other way.
 #[track_caller]

@@ -19,14 +19,34 @@ use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use guest_driver::DeviceAddress;
+use guest_driver::{Config, DeviceAddress, Stack};
 
 use objects::Objects;
 use wire::{Answer, Call, Failure, receive, send};
 
+use crate::watch::{note, slowly};
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens a stack. A machine has one device: whoever had it last may be about to give it back.
+///
+/// # Errors
+/// As [`Stack::open`].
+pub fn open(config: &Config) -> io::Result<Arc<Stack>> {
+    let start = Instant::now();
+    loop {
+        match Stack::open(config.clone()) {
+            Err(error) if start.elapsed() < slowly(Duration::from_millis(500)) => {
+                note(format!("opens a stack again: {error}"));
+                thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Tests that are being served, by their numbers.

@@ -12,7 +12,7 @@ use guest_driver::{DeviceAddress, SmcListener, SmcStream, Stack};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::lock;
+use super::{lock, open};
 use super::wire::{Call, Counts, Failure, How, Nature, Op};
 use crate::watch::patience;
 
@@ -57,7 +57,7 @@ impl Objects {
             Call::Begin { .. } | Call::Join { .. } => Err(ErrorKind::InvalidInput.into()),
             Call::End => value(self.clear()?),
             Call::Open(settings) => {
-                let stack = Stack::open(settings.config(own)?)?;
+                let stack = open(&settings.config(own)?)?;
                 lock(&self.table).stacks.push(Arc::downgrade(&stack));
                 value(self.insert(Object::Stack(stack))?)
             }

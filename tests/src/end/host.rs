@@ -1,7 +1,7 @@
 //! Stacks and listeners that are here or elsewhere.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -41,6 +41,11 @@ impl Drop for Remote {
 impl Host {
     pub(super) fn here(stack: Arc<Stack>, ip: IpAddr) -> Host {
         Host(Arc::new(Kind::Here { stack, ip }))
+    }
+
+    /// A stack of this process, for others on this machine.
+    pub fn of(stack: Arc<Stack>) -> Host {
+        Host::here(stack, Ipv4Addr::LOCALHOST.into())
     }
 
     pub(super) fn there(far: &Arc<Far>, object: u64) -> Host {
@@ -185,7 +190,7 @@ impl Listener {
             Door::Here(listener) => listener.set_nonblocking(nonblocking),
             Door::There(Remote { far, object }, _) => {
                 let call = Call::ListenerNonblocking { listener: *object, nonblocking };
-                Ok(far.call(&call, &[])?.0)
+                far.call::<()>(&call, &[]).map(drop)
             }
         }
     }

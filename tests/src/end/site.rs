@@ -3,18 +3,17 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use guest_driver::{Config, Stack};
+use guest_driver::Config;
 
 use super::{Host, Pair};
 use crate::agent::far::Far;
+use crate::agent::open;
 use crate::agent::wire::{Call, Device, Settings};
 use crate::bench::{Bench, Fabric};
 use crate::helper::Helper;
 use crate::leaks::Devices;
-use crate::watch::{LIMIT, note, slowly, watched};
+use crate::watch::{LIMIT, note, watched};
 
 /// What a stack is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +82,11 @@ impl Site {
         self.bench.as_ref().map(|bench| Devices::of(bench.daemon()))
     }
 
+    /// This machine's address, for the other one.
+    pub fn here(&self) -> IpAddr {
+        self.far.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), |(_, far)| far.here())
+    }
+
     /// Addresses a server may listen on.
     pub fn addresses(&self, server: &Host) -> Vec<IpAddr> {
         match self.bench {
@@ -104,7 +108,7 @@ impl Site {
     /// Opens a stack where those of its role are.
     ///
     /// # Errors
-    /// As [`Stack::open`].
+    /// As [`guest_driver::Stack::open`].
     pub fn open(&self, role: Role, config: Config) -> io::Result<Host> {
         match &self.far {
             Some((far_role, far)) if *far_role == role => {
@@ -118,8 +122,7 @@ impl Site {
                 let settings = Box::new(Settings::of(&config, device));
                 Ok(Host::there(far, far.call(&Call::Open(settings), &[])?.0))
             }
-            Some((_, far)) => Ok(Host::here(open(config)?, far.here())),
-            None => Ok(Host::here(open(config)?, Ipv4Addr::LOCALHOST.into())),
+            _ => Ok(Host::here(open(&config)?, self.here())),
         }
     }
 
@@ -160,20 +163,6 @@ impl Site {
         }
         if let Some(bench) = &self.bench {
             bench.assert_faultless();
-        }
-    }
-}
-
-/// A machine has one device: whoever had it last may be about to give it back.
-fn open(config: Config) -> io::Result<Arc<Stack>> {
-    let start = Instant::now();
-    loop {
-        match Stack::open(config.clone()) {
-            Err(error) if start.elapsed() < slowly(Duration::from_millis(500)) => {
-                note(format!("opens a stack again: {error}"));
-                thread::sleep(Duration::from_millis(20));
-            }
-            result => return result,
         }
     }
 }

@@ -92,7 +92,7 @@ macro_rules! on_the_window {
         mod across_processes {
             use super::*;
             on!(window Window (smc_tests::end::Place::Process(
-                crate::PEER, smc_tests::end::Role::Client)) $($name)*);
+                crate::PEER, smc_tests::end::Role::Server)) $($name)*);
         }
         mod far {
             use super::*;

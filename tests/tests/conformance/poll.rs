@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use guest_driver::{Interest, Poller};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use smc_tests::end::{End, Pair, Site};
+use smc_tests::watch::assert_prompt;
 use smc_tests::{note, patience, pattern, read_exactly, send_all};
 
 with_the_server_here! {
@@ -403,7 +404,7 @@ fn a_poller_watches_connections_of_several_stacks(site: &Site) {
         server.set_nonblocking(true).unwrap();
         poller.add(server.stream(), key as u64, Interest::READ).unwrap();
     }
-    let mut longest = Duration::ZERO;
+    let mut wakes = Vec::new();
     for round in 0..10 {
         let key = round % 2;
         let (client, server) = &streams[key];
@@ -423,12 +424,11 @@ fn a_poller_watches_connections_of_several_stacks(site: &Site) {
             send_all(client, b"x");
             waiting.join().unwrap() - sent
         });
-        longest = longest.max(woken);
+        wakes.push(woken);
         let mut byte = [0];
         while server.recv(&mut byte).is_err() {}
     }
-    println!("longest wake-up: {longest:?}");
-    assert!(longest < Duration::from_millis(900), "{longest:?}");
+    assert_prompt(&wakes);
 }
 
 fn a_poller_may_be_changed_while_somebody_waits(site: &Site) {
@@ -448,9 +448,8 @@ fn a_poller_may_be_changed_while_somebody_waits(site: &Site) {
         let start = Instant::now();
         poller.add(server.stream(), 1, Interest::READ).unwrap();
         let ready = waiting.join().unwrap();
-        println!("seen after {:?}", start.elapsed());
+        assert_prompt(&[start.elapsed()]);
         assert_eq!((ready.len(), ready[0].key), (1, 1));
-        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
     });
     poller.remove(0).unwrap();
     assert_eq!(poller.remove(0).unwrap_err().kind(), ErrorKind::NotFound);
