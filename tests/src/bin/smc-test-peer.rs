@@ -9,12 +9,16 @@
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
 //!                                       says "listens on ADDRESS"
+//! smc-test-peer control PORT            runs what comes over the VM bed's control channel
+//! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
 //! ```
 //!
-//! It ends when its standard input does; as `agent` only if told so.
+//! It ends when its standard input does; as `agent` only if told so, the last two not.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
+use std::path::Path;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use vhost_device_ism::{Config as DaemonConfig, Daemon, config::PortSpec};
@@ -81,6 +85,12 @@ fn work(args: &[&str]) {
 }
 
 fn main() {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match args.first().and_then(|arg| arg.to_str()) {
+        Some("leash") => return smc_tests::vm::leash::run(&args[1..]).unwrap(),
+        Some("control") => return smc_tests::vm::control::serve(Path::new(&args[1])).unwrap(),
+        _ => {}
+    }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.

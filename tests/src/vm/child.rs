@@ -1,0 +1,98 @@
+//! Programs on the host: QEMU and the daemon.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::places;
+
+/// A running program. Killed when dropped, and when this process ends in whatever way.
+#[derive(Debug)]
+pub(super) struct Program {
+    name: String,
+    pid: u32,
+    child: Mutex<Child>,
+}
+
+impl Program {
+    /// Starts a program whose output goes to a log.
+    #[track_caller]
+    pub(super) fn start<S: AsRef<OsStr>>(
+        name: &str,
+        command: &[S],
+        env: &[(&str, &OsStr)],
+        log: &File,
+    ) -> Program {
+        let mut leashed = Command::new(places::test_peer());
+        leashed.arg("leash").args(command).envs(env.iter().copied());
+        leashed.stdin(Stdio::null());
+        leashed.stdout(log.try_clone().unwrap()).stderr(log.try_clone().unwrap());
+        let child = spawn(leashed).unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        Program { name: name.to_owned(), pid: child.id(), child: Mutex::new(child) }
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&self) -> Option<ExitStatus> {
+        self.child().try_wait().unwrap()
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub(super) fn kill(&self) {
+        let mut child = self.child();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// Waits until it has ended by itself.
+    #[track_caller]
+    pub(super) fn wait(&self, limit: Duration) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(start.elapsed() < limit, "{} has not ended within {limit:?}", self.name);
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts a process from a thread that lives as long as this process, for its death is what ends
+/// the child.
+fn spawn(command: Command) -> io::Result<Child> {
+    type Order = (Command, Sender<io::Result<Child>>);
+    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (orders, queue) = channel::<Order>();
+        let body = move || {
+            for (mut command, reply) in queue {
+                let _ = reply.send(command.spawn());
+            }
+        };
+        thread::Builder::new().name("spawner".into()).spawn(body).unwrap();
+        Mutex::new(orders)
+    });
+    let (reply, child) = channel();
+    let order = (command, reply);
+    spawner.lock().unwrap_or_else(PoisonError::into_inner).send(order).unwrap();
+    child.recv().unwrap()
+}

@@ -1,0 +1,179 @@
+//! A running guest.
+
+use std::fmt;
+use std::process::ExitStatus;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::bed::Inner;
+use super::job::Job;
+use super::machine::{Machine, Vm};
+use super::run::{Output, Run};
+
+/// A guest. Killed when dropped.
+pub struct Guest {
+    vm: Vm,
+    machine: Machine,
+    // Whatever the guest needs of the bed stays as long as the guest.
+    bed: Arc<Inner>,
+}
+
+impl Guest {
+    #[track_caller]
+    pub(super) fn start(bed: &Arc<Inner>, vm: Vm) -> Guest {
+        let machine = bed.start(&vm);
+        Guest { vm, machine, bed: Arc::clone(bed) }
+    }
+
+    /// Waits until it takes commands.
+    #[track_caller]
+    pub(super) fn wait_ready(&self) {
+        self.machine.wait_boots(1);
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.vm.name
+    }
+
+    /// Its address on the network of the guests.
+    pub fn ip(&self) -> String {
+        self.vm.ip()
+    }
+
+    /// Runs a command and waits for its end.
+    #[track_caller]
+    pub fn run(&self, run: impl Into<Run>) -> Output {
+        self.spawn(run).wait()
+    }
+
+    /// Runs a command that must succeed: its standard output.
+    #[track_caller]
+    pub fn ok(&self, run: impl Into<Run>) -> String {
+        self.run(run).ok()
+    }
+
+    /// Starts a command.
+    pub fn spawn(&self, run: impl Into<Run>) -> Job {
+        Job::start(&self.machine.channel, run.into())
+    }
+
+    /// What it has written to its console.
+    pub fn console(&self) -> String {
+        let path = self.bed.logs.path(&format!("{}.console.log", self.vm.name));
+        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+    }
+
+    /// Process id of its QEMU.
+    pub fn pid(&self) -> u32 {
+        self.machine.program.pid()
+    }
+
+    /// Runs a command of QEMU's machine protocol without arguments.
+    #[track_caller]
+    pub fn qmp(&self, command: &str) -> Value {
+        self.qmp_with(command, &json!({}))
+    }
+
+    /// Runs a command of QEMU's machine protocol.
+    #[track_caller]
+    pub fn qmp_with(&self, command: &str, arguments: &Value) -> Value {
+        let answer = self.try_qmp(command, arguments);
+        answer.unwrap_or_else(|error| panic!("{}: {command} {arguments}: {error}", self.vm.name))
+    }
+
+    /// Runs a command of QEMU's machine protocol that may be refused.
+    ///
+    /// # Errors
+    /// QEMU's reason.
+    pub fn try_qmp(&self, command: &str, arguments: &Value) -> Result<Value, String> {
+        let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        qmp.command(command, arguments)
+    }
+
+    /// Waits for an event of QEMU that has not been asked for yet: its data.
+    #[track_caller]
+    pub fn qmp_event(&self, name: &str, limit: Duration) -> Value {
+        let mut qmp = self.machine.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        match qmp.event(name, limit) {
+            Ok(Some(data)) => data,
+            Ok(None) => panic!("{}: no {name} within {limit:?}", self.vm.name),
+            Err(error) => panic!("{}: waiting for {name}: {error}", self.vm.name),
+        }
+    }
+
+    /// Stops its processors.
+    #[track_caller]
+    pub fn pause(&self) {
+        self.qmp("stop");
+    }
+
+    /// Lets them go on.
+    #[track_caller]
+    pub fn resume(&self) {
+        self.qmp("cont");
+    }
+
+    /// Whether its processors run.
+    #[track_caller]
+    pub fn running(&self) -> bool {
+        self.qmp("query-status")["running"] == true
+    }
+
+    /// Resets it as the button does, and waits until it takes commands again. Its commands end as
+    /// [`End::Gone`](super::End::Gone).
+    #[track_caller]
+    pub fn reset(&self) {
+        self.rebooting(|| {
+            self.qmp("system_reset");
+        });
+    }
+
+    /// Waits until it takes commands again after something in `cause` made it boot.
+    #[track_caller]
+    pub fn rebooting<T>(&self, cause: impl FnOnce() -> T) -> T {
+        let before = self.machine.channel.boots();
+        let result = cause();
+        self.machine.wait_boots(before + 1);
+        result
+    }
+
+    /// Kills QEMU, and waits until it is gone. Commands end as [`End::Gone`](super::End::Gone).
+    pub fn kill(&self) {
+        self.machine.program.kill();
+    }
+
+    /// Closes the control channel, so that the guest powers off, and waits for QEMU's end.
+    #[track_caller]
+    pub fn power_off(&self) -> ExitStatus {
+        self.machine.channel.close();
+        self.wait_exit()
+    }
+
+    /// Waits until QEMU has ended by itself.
+    #[track_caller]
+    pub fn wait_exit(&self) -> ExitStatus {
+        self.machine.program.wait(Duration::from_secs(60))
+    }
+
+    /// Whether QEMU runs and the guest can be talked to.
+    pub fn is_alive(&self) -> bool {
+        self.machine.program.ended().is_none() && !self.machine.channel.closed()
+    }
+
+    /// Kills it if it still runs, and boots it again under a new QEMU on the same sockets.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.kill();
+        self.machine = self.bed.start(&self.vm);
+        self.wait_ready();
+    }
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "guest {}", self.vm.name)
+    }
+}

@@ -1,0 +1,145 @@
+//! A command that runs in a guest.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::run::{End, Output, Run};
+use super::wire::Ask;
+
+const SIGKILL: i32 = 9;
+
+/// A running command. Killed when dropped.
+pub struct Job {
+    channel: Arc<Channel>,
+    id: u64,
+    what: String,
+    limit: Duration,
+    // Bytes of output that `line` has handed out.
+    seen: usize,
+}
+
+impl Job {
+    pub(super) fn start(channel: &Arc<Channel>, run: Run) -> Job {
+        let what = format!("{}: {run}", channel.guest());
+        let id = channel.enter();
+        channel.ask(id, Ask::Run(run.start));
+        Job { channel: Arc::clone(channel), id, what, limit: run.limit, seen: 0 }
+    }
+
+    /// What it has written and how it has ended, so far.
+    fn report(&self) -> String {
+        self.channel.look(self.id, |known| {
+            let Output { out, err, .. } = self.output(&known.out, &known.err, End::Gone);
+            format!("{:?}\n-- out\n{}\n-- err\n{}", known.end, out.trim_end(), err.trim_end())
+        })
+    }
+
+    fn output(&self, out: &str, err: &str, end: End) -> Output {
+        Output { out: out.to_owned(), err: err.to_owned(), end, what: self.what.clone() }
+    }
+
+    /// The next line of its standard output.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let seen = self.seen;
+        let line = self.channel.wait(self.id, self.limit, |known| {
+            let rest = &known.out[seen..];
+            match rest.split_once('\n') {
+                Some((line, _)) => Some(Some(line.to_owned())),
+                None => known.end.map(|_| None),
+            }
+        });
+        match line {
+            Some(Some(line)) => {
+                self.seen += line.len() + 1;
+                line
+            }
+            Some(None) => panic!("{} has ended: {}", self.what, self.report()),
+            None => panic!("no line from {} within {:?}: {}", self.what, self.limit, self.report()),
+        }
+    }
+
+    /// Waits until `text` is in its standard output or error.
+    #[track_caller]
+    pub fn wait_for(&self, text: &str) {
+        let found = self.channel.wait(self.id, self.limit, |known| {
+            let found = known.out.contains(text) || known.err.contains(text);
+            if found { Some(true) } else { known.end.map(|_| false) }
+        });
+        if found != Some(true) {
+            panic!("{} does not say {text:?}: {}", self.what, self.report());
+        }
+    }
+
+    /// Its standard output so far.
+    pub fn out(&self) -> String {
+        self.channel.look(self.id, |known| known.out.clone())
+    }
+
+    /// Its standard error so far.
+    pub fn err(&self) -> String {
+        self.channel.look(self.id, |known| known.err.clone())
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<End> {
+        self.channel.look(self.id, |known| known.end)
+    }
+
+    /// Waits until it has ended.
+    #[track_caller]
+    pub fn wait(&self) -> Output {
+        self.wait_within(self.limit)
+    }
+
+    /// Waits until it has ended, for at most `limit`.
+    #[track_caller]
+    pub fn wait_within(&self, limit: Duration) -> Output {
+        let done = self.channel.wait(self.id, limit, |known| {
+            known.end.map(|end| self.output(&known.out, &known.err, end))
+        });
+        done.unwrap_or_else(|| {
+            panic!("{} has not ended within {limit:?}: {}", self.what, self.report())
+        })
+    }
+
+    /// Sends it, and what it started, a signal.
+    pub fn signal(&self, signal: i32) {
+        self.channel.ask(self.id, Ask::Kill { kill: signal });
+    }
+
+    /// Kills it, and waits until it is gone. How long that took.
+    #[track_caller]
+    pub fn kill(&self) -> Duration {
+        let start = Instant::now();
+        self.signal(SIGKILL);
+        self.wait();
+        start.elapsed()
+    }
+
+    /// Gives it more standard input. Only for [`Run::open_stdin`].
+    pub fn feed(&self, text: &str) {
+        self.channel.ask(self.id, Ask::Feed { feed: text.to_owned() });
+    }
+
+    /// Ends its standard input. Only for [`Run::open_stdin`].
+    pub fn close_stdin(&self) {
+        self.channel.ask(self.id, Ask::Eof { eof: true });
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.channel.leave(self.id).end.is_none() {
+            self.signal(SIGKILL);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What guests and daemon of a test wrote: kept when it fails.
+
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use super::places;
+
+/// `target/vm/<test>/`.
+#[derive(Debug)]
+pub(super) struct Logs {
+    dir: PathBuf,
+}
+
+impl Logs {
+    /// An empty directory for a test.
+    pub(super) fn new(test: &str) -> Logs {
+        let name: String = test
+            .replace("::", ".")
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' })
+            .collect();
+        let dir = places::logs().join(name);
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        Logs { dir }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Opens one for appending: a second life of a guest writes after the first.
+    pub(super) fn open(&self, name: &str) -> File {
+        OpenOptions::new().create(true).append(true).open(self.path(name)).unwrap()
+    }
+}
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("logs are in {}", self.dir.display());
+            for (name, lines) in [("console.log", 15), ("qemu.log", 15), ("daemon.log", 15)] {
+                show(&self.dir, name, lines);
+            }
+        } else if std::env::var_os("SMC_VM_KEEP").is_none() {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// Prints the end of all logs with names that end like this.
+fn show(dir: &Path, name: &str, lines: usize) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let text = fs::read(entry.path()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        if file.ends_with(name) && !text.trim().is_empty() {
+            eprintln!("-- end of {file}");
+            let all: Vec<&str> = text.lines().collect();
+            for line in &all[all.len().saturating_sub(lines)..] {
+                eprintln!("   {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! One guest's QEMU: what it is made of, and the run of it.
+
+use std::ffi::OsStr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vhost_device_ism::management::AddGuest;
+
+use super::channel::Channel;
+use super::child::Program;
+use super::logs::Logs;
+use super::places::{self, Built};
+use super::qmp::Qmp;
+
+/// How long a guest may take to boot: some seconds where nothing else runs.
+pub(super) const BOOT: Duration = Duration::from_secs(120);
+
+/// A guest to be started. By default it has one device on the daemon's first fabric, 512 MiB, one
+/// processor and, if it is started together with others, a network.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    pub(super) name: String,
+    pub(super) ports: Vec<AddGuest>,
+    pub(super) net: Option<Net>,
+    stock: bool,
+    mem: Option<String>,
+    cpus: Option<u32>,
+    append: Vec<String>,
+    vsock: Option<PathBuf>,
+    qemu: Vec<String>,
+}
+
+/// What a guest's network card is plugged into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Net {
+    None,
+    /// A cable to one other guest; the first end, which must be there before the other.
+    PairA,
+    PairB,
+    /// One Ethernet for all guests of the bed.
+    Lan,
+}
+
+impl Vm {
+    /// A guest called `name`: a single letter, which is its address: `a` is 10.0.0.1.
+    pub fn named(name: &str) -> Vm {
+        let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
+        Vm {
+            name: name.to_owned(),
+            ports: vec![port],
+            net: None,
+            stock: false,
+            mem: None,
+            cpus: None,
+            append: Vec::new(),
+            vsock: None,
+            qemu: Vec::new(),
+        }
+    }
+
+    /// With another device, the second of which is the port `a-2` of the daemon.
+    pub fn another_ism(mut self) -> Vm {
+        let name = format!("{}-{}", self.name, self.ports.len() + 1);
+        self.ports.push(AddGuest { name: Some(name), ..AddGuest::default() });
+        self
+    }
+
+    /// Without an ISM device.
+    pub fn no_ism(mut self) -> Vm {
+        self.ports.clear();
+        self
+    }
+
+    /// With a say in the daemon's port of its last device.
+    pub fn port(mut self, tune: impl FnOnce(&mut AddGuest)) -> Vm {
+        if let Some(port) = self.ports.last_mut() {
+            tune(port);
+        }
+        self
+    }
+
+    /// With its last device on another fabric, four hexadecimal digits.
+    pub fn fabric(self, chid: &str) -> Vm {
+        self.port(|port| port.chid = Some(chid.to_owned()))
+    }
+
+    /// On the Ethernet that all such guests of a bed share.
+    pub fn lan(mut self) -> Vm {
+        self.net = Some(Net::Lan);
+        self
+    }
+
+    /// Without a network.
+    pub fn no_net(mut self) -> Vm {
+        self.net = Some(Net::None);
+        self
+    }
+
+    /// Under QEMU without this project's patches. The launch script knows no ISM device for it, so
+    /// it comes without; [`Vm::qemu`] adds what the test is about.
+    pub fn stock(mut self) -> Vm {
+        self.stock = true;
+        self.no_ism()
+    }
+
+    /// With that much memory, as QEMU writes it: `1G`.
+    pub fn mem(mut self, size: &str) -> Vm {
+        self.mem = Some(size.to_owned());
+        self
+    }
+
+    /// With so many processors.
+    pub fn cpus(mut self, n: u32) -> Vm {
+        self.cpus = Some(n);
+        self
+    }
+
+    /// With words on the kernel's command line. `tests/vm/init` knows some.
+    pub fn append(mut self, words: &str) -> Vm {
+        self.append.push(words.to_owned());
+        self
+    }
+
+    /// With a vsock device, whose back end listens at this socket.
+    pub fn vsock(mut self, socket: impl Into<PathBuf>) -> Vm {
+        self.vsock = Some(socket.into());
+        self
+    }
+
+    /// With further arguments for QEMU.
+    pub fn qemu<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Vm {
+        self.qemu.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Its address.
+    pub(super) fn ip(&self) -> String {
+        let n = match self.name.as_bytes() {
+            [letter @ b'a'..=b'z'] => letter - b'a' + 1,
+            _ => panic!("{:?} is not a name for a guest: expected one letter, a to z", self.name),
+        };
+        format!("10.0.0.{n}")
+    }
+}
+
+/// A running QEMU.
+#[derive(Debug)]
+pub(super) struct Machine {
+    name: String,
+    pub(super) program: Program,
+    pub(super) channel: Arc<Channel>,
+    pub(super) qmp: Mutex<Qmp>,
+}
+
+/// Where the sockets of a guest are.
+#[derive(Debug)]
+pub(super) struct Wires<'a> {
+    /// The bed's directory.
+    pub(super) dir: &'a Path,
+    /// The daemon's sockets of its devices.
+    pub(super) ism: Vec<PathBuf>,
+    /// UDP port of the Ethernet.
+    pub(super) lan: u16,
+}
+
+impl Machine {
+    /// Starts QEMU and connects to its sockets. The guest boots meanwhile.
+    #[track_caller]
+    pub(super) fn start(vm: &Vm, wires: &Wires<'_>, logs: &Logs) -> Machine {
+        let name = &vm.name;
+        let at = |kind: &str| wires.dir.join(format!("{name}.{kind}"));
+        let (control, qmp) = (at("control"), at("qmp"));
+        for stale in [&control, &qmp] {
+            let _ = std::fs::remove_file(stale);
+        }
+        let mut args: Vec<String> = vec![text(&places::run_script()), "--name".into(), name.into()];
+        let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
+        for socket in &wires.ism {
+            option("--ism", text(socket));
+        }
+        let cable = wires.dir.join("net");
+        match vm.net {
+            None | Some(Net::None) => {}
+            Some(Net::PairA) => option("--net", format!("pair-a:{}", text(&cable))),
+            Some(Net::PairB) => option("--net", format!("pair-b:{}", text(&cable))),
+            Some(Net::Lan) => option("--net", format!("lan:{}", wires.lan)),
+        }
+        if let Some(socket) = &vm.vsock {
+            option("--vsock", text(socket));
+        }
+        option("--control", text(&control));
+        option("--qmp", text(&qmp));
+        option("--console", text(&logs.path(&format!("{name}.console.log"))));
+        if !vm.append.is_empty() {
+            option("--append", vm.append.join(" "));
+        }
+        if !vm.qemu.is_empty() {
+            args.push("--".into());
+            args.extend(vm.qemu.iter().cloned());
+        }
+        let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
+        let (kernel, initrd) = (Built::Kernel.path(), Built::Initrd.path());
+        let cpus = vm.cpus.map(|n| n.to_string());
+        let mut env: Vec<(&str, &OsStr)> =
+            vec![("QEMU", qemu.as_ref()), ("KERNEL", kernel.as_ref()), ("INITRD", initrd.as_ref())];
+        env.extend(vm.mem.as_ref().map(|mem| ("MEM", mem.as_ref())));
+        env.extend(cpus.as_ref().map(|cpus| ("CPUS", cpus.as_ref())));
+
+        let program = Program::start(name, &args, &env, &logs.open(&format!("{name}.qemu.log")));
+        let control = connect(name, &program, &control);
+        let qmp = Qmp::new(connect(name, &program, &qmp));
+        let qmp = qmp.unwrap_or_else(|error| panic!("{name}: QMP: {error}"));
+        if vm.net == Some(Net::PairA) {
+            let start = Instant::now();
+            while !cable.exists() {
+                alive(name, &program);
+                assert!(start.elapsed() < BOOT, "{name} has not opened its network");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let channel = Channel::new(name, control, logs.open(&format!("{name}.control.log")));
+        Machine { name: name.clone(), program, channel, qmp: Mutex::new(qmp) }
+    }
+
+    /// Waits until the guest has booted `boots` times.
+    #[track_caller]
+    pub(super) fn wait_boots(&self, boots: u32) {
+        if !self.channel.wait_boots(boots, BOOT) {
+            alive(&self.name, &self.program);
+            panic!("{} has not booted within {BOOT:?}", self.name);
+        }
+    }
+}
+
+#[track_caller]
+fn alive(name: &str, program: &Program) {
+    if let Some(status) = program.ended() {
+        panic!("QEMU of {name} has ended: {status}");
+    }
+}
+
+#[track_caller]
+fn connect(name: &str, program: &Program, path: &Path) -> UnixStream {
+    let start = Instant::now();
+    loop {
+        if let Ok(socket) = UnixStream::connect(path) {
+            return socket;
+        }
+        alive(name, program);
+        assert!(start.elapsed() < BOOT, "QEMU of {name} has not opened {}", path.display());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap_or_else(|| panic!("{}: not UTF-8", path.display())).to_owned()
+}

@@ -1,0 +1,40 @@
+//! The VM test bed: guests under QEMU that share a daemon of their own, and commands that run in
+//! them.
+//!
+//! ```no_run
+//! use smc_tests::vm::Bed;
+//!
+//! let bed = Bed::new();
+//! let [a, b] = bed.pair();
+//! let server = a.spawn(["smc", "listen", "-v", "--device", "pci", "5000"]);
+//! let client = b.run("echo hello | smc connect --device pci 10.0.0.1 5000");
+//! assert_eq!(client.code(), 0);
+//! assert_eq!(server.wait().out, "hello\n");
+//! ```
+//!
+//! Every wait has a deadline, so a guest that hangs ends its test with a panic that says what was
+//! waited for. What guests and daemon wrote is in `target/vm/<test>/`, and stays there when the
+//! test fails. Whatever a test started ends with it, even if the test's process is killed.
+//!
+//! `cargo xtask vm` builds what is needed (kernel, QEMU, initramfs, daemon) and names it to the tests
+//! by the environment variables that `places` lists.
+
+mod bed;
+mod channel;
+mod child;
+pub mod control;
+mod guest;
+mod job;
+pub mod leash;
+mod logs;
+mod machine;
+mod places;
+mod qmp;
+mod run;
+mod wire;
+
+pub use bed::Bed;
+pub use guest::Guest;
+pub use job::Job;
+pub use machine::Vm;
+pub use run::{End, Output, Run};

@@ -1,0 +1,69 @@
+//! Where what the bed needs is. `cargo xtask vm` sets the variables.
+
+use std::path::{Path, PathBuf};
+
+/// What `cargo xtask vm` built, by the name of its variable.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Built {
+    /// `KERNEL`: a bzImage.
+    Kernel,
+    /// `INITRD`: the guests' initramfs.
+    Initrd,
+    /// `QEMU`: with this project's patches.
+    Qemu,
+    /// `QEMU_STOCK`: the same release without.
+    QemuStock,
+    /// `DAEMON`: `vhost-device-ism`.
+    Daemon,
+}
+
+impl Built {
+    fn variable(self) -> &'static str {
+        match self {
+            Built::Kernel => "KERNEL",
+            Built::Initrd => "INITRD",
+            Built::Qemu => "QEMU",
+            Built::QemuStock => "QEMU_STOCK",
+            Built::Daemon => "DAEMON",
+        }
+    }
+
+    /// Its path.
+    #[track_caller]
+    pub(super) fn path(self) -> PathBuf {
+        let variable = self.variable();
+        let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
+            panic!(
+                "{variable} is not set. `cargo xtask vm` runs these tests; to run them by hand: \
+                 export $(cargo xtask vm build)"
+            );
+        };
+        assert!(path.exists(), "{variable}={} does not exist", path.display());
+        path
+    }
+}
+
+/// The script that starts one guest.
+pub(super) fn run_script() -> PathBuf {
+    if let Some(p) = std::env::var_os("SMC_VM_RUN") {
+        return p.into();
+    }
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../qemu/run.sh")
+}
+
+/// `smc-test-peer` beside the test executable.
+#[track_caller]
+pub(super) fn test_peer() -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    // target/release/deps/vm-0123 or target/release/examples/vm-demo
+    let found = this.ancestors().map(|dir| dir.join("smc-test-peer")).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("no smc-test-peer near {}", this.display()))
+}
+
+/// The directory `vm` in Cargo's target directory.
+#[track_caller]
+pub(super) fn logs() -> PathBuf {
+    let peer = test_peer();
+    let target = peer.ancestors().nth(2).unwrap();
+    target.join("vm")
+}

@@ -1,0 +1,5 @@
+//! Guests under QEMU, with the driver inside them. `cargo xtask vm` runs these tests; see
+//! `smc_tests::vm` for what they can ask for.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+
+mod boots;

@@ -1,0 +1,112 @@
+//! The archive format of an initramfs: cpio "newc"
+//! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+
+use std::collections::BTreeMap;
+
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+
+/// Files of a system to be, by path without a leading slash.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    entries: BTreeMap<String, (u32, Vec<u8>)>,
+}
+
+impl Tree {
+    /// Adds a directory, and those above it.
+    pub(crate) fn directory(&mut self, path: &str) {
+        let path = path.trim_matches('/');
+        for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
+            if end > 0 {
+                let entry = self.entries.entry(path[..end].to_owned());
+                entry.or_insert((DIRECTORY, Vec::new()));
+            }
+        }
+    }
+
+    /// Adds a file that may be executed.
+    pub(crate) fn file(&mut self, path: &str, bytes: Vec<u8>) {
+        self.add(path, PROGRAM, bytes);
+    }
+
+    /// Adds a symbolic link.
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
+        self.add(path, LINK, target.as_bytes().to_vec());
+    }
+
+    fn add(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
+        let path = path.trim_matches('/');
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.directory(parent);
+        }
+        self.entries.insert(path.to_owned(), (mode, bytes));
+    }
+
+    /// Whether something is there.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.entries.contains_key(path.trim_matches('/'))
+    }
+
+    /// The archive. The same tree gives the same bytes.
+    pub(crate) fn archive(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (number, (path, (mode, bytes))) in (1..).zip(&self.entries) {
+            entry(&mut out, number, path, *mode, bytes);
+        }
+        entry(&mut out, 0, "TRAILER!!!", 0, &[]);
+        out
+    }
+}
+
+fn entry(out: &mut Vec<u8>, number: usize, path: &str, mode: u32, bytes: &[u8]) {
+    let links = if mode == DIRECTORY { 2 } else { 1 };
+    let (size, name_size) = (bytes.len(), path.len() + 1);
+    out.extend_from_slice(b"070701");
+    // inode, mode, uid, gid, links, mtime, size, device and rdevice (major, minor), name, checksum
+    for field in [number, mode as usize, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0] {
+        out.extend_from_slice(format!("{field:08x}").as_bytes());
+    }
+    out.extend_from_slice(path.as_bytes());
+    out.push(0);
+    pad(out);
+    out.extend_from_slice(bytes);
+    pad(out);
+}
+
+fn pad(out: &mut Vec<u8>) {
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_a_header_a_name_and_its_bytes() {
+        let mut tree = Tree::default();
+        tree.file("/init", b"hello".to_vec());
+        let archive = tree.archive();
+        let field = |n: usize| std::str::from_utf8(&archive[6 + 8 * n..14 + 8 * n]).unwrap();
+        assert_eq!(&archive[..6], b"070701");
+        let fields = [(0, "00000001"), (1, "000081ed"), (4, "00000001"), (6, "00000005")];
+        for (n, value) in fields.into_iter().chain([(11, "00000005"), (12, "00000000")]) {
+            assert_eq!(field(n), value, "field {n}");
+        }
+        // 110 bytes of header; the name with its end makes 115, padded to 116.
+        assert_eq!(&archive[110..124], b"init\0\0hello\0\0\0");
+        assert!(archive[124..].starts_with(b"070701") && archive.ends_with(b"TRAILER!!!\0\0\0\0"));
+        assert_eq!(archive.len() % 4, 0);
+    }
+
+    #[test]
+    fn parents_come_before_their_children() {
+        let mut tree = Tree::default();
+        tree.link("bin/sh", "busybox");
+        tree.file("/lib/x/y/libc.so", Vec::new());
+        tree.directory("/proc/");
+        let paths: Vec<&str> = tree.entries.keys().map(String::as_str).collect();
+        assert_eq!(paths, ["bin", "bin/sh", "lib", "lib/x", "lib/x/y", "lib/x/y/libc.so", "proc"]);
+        assert!(tree.has("/lib/x") && !tree.has("/lib/z"));
+    }
+}

@@ -1,0 +1,119 @@
+//! The guests' initramfs: busybox, this repository's programs, and the libraries they name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use sha2::{Digest, Sha256};
+
+use crate::cpio::Tree;
+use crate::tool::{self, ToolError, at};
+
+/// What goes into an image.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// A statically linked busybox.
+    pub(crate) busybox: PathBuf,
+    /// The script that is the first process.
+    pub(crate) init: PathBuf,
+    /// Programs by the name they get in `/bin`.
+    pub(crate) programs: Vec<(&'static str, PathBuf)>,
+}
+
+/// Finds a busybox that needs no libraries.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn busybox() -> Result<PathBuf, ToolError> {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let mut found = std::env::split_paths(&places).map(|dir| dir.join("busybox"));
+    found
+        .find(|path| path.is_file() && libraries(path).is_ok_and(|needed| needed.is_empty()))
+        .ok_or(ToolError::Missing("busybox-static"))
+}
+
+/// Writes the image into `dir` unless it is there; its path. Images of other contents go.
+///
+/// # Errors
+/// Something cannot be read, or the image not be written.
+pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolError> {
+    let mut hash = Sha256::new();
+    // The writer is part of what the result depends on.
+    hash.update(include_bytes!("image.rs"));
+    hash.update(include_bytes!("cpio.rs"));
+    let programs = contents.programs.iter().map(|(_, path)| path);
+    for path in [&contents.busybox, &contents.init].into_iter().chain(programs) {
+        hash.update(Sha256::digest(fs::read(path).map_err(at(path))?));
+    }
+    let hash: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let image = dir.join(format!("initrd-{hash}.cpio"));
+    if image.is_file() {
+        return Ok(image);
+    }
+    eprintln!("xtask: writes {}", image.display());
+    fs::create_dir_all(dir).map_err(at(dir))?;
+    for old in fs::read_dir(dir).map_err(at(dir))?.flatten() {
+        if old.file_name().to_string_lossy().starts_with("initrd-") {
+            let _ = fs::remove_file(old.path());
+        }
+    }
+    let new = image.with_extension("new");
+    fs::write(&new, tree(contents)?.archive()).map_err(at(&new))?;
+    fs::rename(&new, &image).map_err(at(&image))?;
+    Ok(image)
+}
+
+fn tree(contents: &Contents) -> Result<Tree, ToolError> {
+    let mut tree = Tree::default();
+    for directory in ["dev", "etc", "proc", "run", "sys", "tmp"] {
+        tree.directory(directory);
+    }
+    let read = |path: &Path| fs::read(path).map_err(at(path));
+    tree.file("init", read(&contents.init)?);
+    tree.file("bin/busybox", read(&contents.busybox)?);
+    let mut list = Command::new(&contents.busybox);
+    list.arg("--list");
+    for applet in tool::output(list)?.lines().filter(|name| *name != "busybox") {
+        tree.link(&format!("bin/{applet}"), "busybox");
+    }
+    for (name, program) in &contents.programs {
+        for library in libraries(program)? {
+            if !tree.has(&library) {
+                tree.file(&library, read(Path::new(&library))?);
+            }
+        }
+        tree.file(&format!("bin/{name}"), stripped(program)?);
+    }
+    tree.file("etc/passwd", b"root:x:0:0:root:/tmp:/bin/sh\n".to_vec());
+    tree.file("etc/group", b"root:x:0:\n".to_vec());
+    let mut hosts = "127.0.0.1 localhost\n".to_owned();
+    for (number, letter) in (1..).zip('a'..='z') {
+        hosts += &format!("10.0.0.{number} {letter}\n");
+    }
+    tree.file("etc/hosts", hosts.into_bytes());
+    Ok(tree)
+}
+
+/// Paths of the shared libraries that a program needs, with its interpreter.
+fn libraries(program: &Path) -> Result<Vec<String>, ToolError> {
+    let mut ldd = Command::new("ldd");
+    let output = ldd.arg(program).stdin(Stdio::null()).output();
+    let output = output.map_err(|source| ToolError::Start { program: "ldd".to_owned(), source })?;
+    // It fails for a program that is linked statically, and says so.
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = text.lines().flat_map(|line| line.split_whitespace().find(|w| w.starts_with('/')));
+    Ok(words.map(ToOwned::to_owned).collect())
+}
+
+/// A program without its symbols: an image is loaded into each guest's memory whole.
+fn stripped(program: &Path) -> Result<Vec<u8>, ToolError> {
+    let copy = std::env::temp_dir().join(format!("xtask-strip-{}", std::process::id()));
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(&copy).arg(program);
+    let bytes = match tool::status(strip) {
+        Ok(status) if status.success() => fs::read(&copy).map_err(at(&copy)),
+        _ => fs::read(program).map_err(at(program)),
+    };
+    let _ = fs::remove_file(&copy);
+    bytes
+}

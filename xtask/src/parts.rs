@@ -1,0 +1,127 @@
+//! What virtual machines are made of. Kernel and QEMU are built once and kept outside of the
+//! repository, by the hash of what they are built from; programs are cargo's business.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::image::{self, Contents};
+use crate::tool::{self, ToolError};
+
+/// Packages whose programs the guests or the tests run.
+const PACKAGES: [&str; 6] = ["-p", "vhost-device-ism", "-p", "smc-cli", "-p", "smc-tests"];
+const FEATURES: [&str; 2] = ["--features", "smc-tests/vm"];
+
+/// Paths of everything.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initrd: PathBuf,
+    pub(crate) qemu: PathBuf,
+    pub(crate) qemu_stock: PathBuf,
+    pub(crate) daemon: PathBuf,
+    /// The executable of the tests.
+    pub(crate) tests: PathBuf,
+}
+
+impl Parts {
+    /// What the tests are told in their environment.
+    pub(crate) fn variables(&self) -> [(&'static str, &Path); 5] {
+        [
+            ("KERNEL", &self.kernel),
+            ("INITRD", &self.initrd),
+            ("QEMU", &self.qemu),
+            ("QEMU_STOCK", &self.qemu_stock),
+            ("DAEMON", &self.daemon),
+        ]
+    }
+}
+
+/// Builds what is not there. Kernel and QEMU can be given by `KERNEL`, `QEMU`, `QEMU_STOCK`.
+///
+/// # Errors
+/// A package is missing, or something does not build; its output has been shown.
+pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
+    let busybox = match image::busybox() {
+        Err(ToolError::Missing(package)) if install || tool::is_true("CI") => {
+            install_package(package)?;
+            image::busybox()?
+        }
+        found => found?,
+    };
+    let install: &[&str] = if install { &["--install-deps"] } else { &[] };
+    let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
+    let qemu = given_or("QEMU", &root.join("qemu/build.sh"), install)?;
+    let stock_args = [&["--stock"], install].concat();
+    let qemu_stock = given_or("QEMU_STOCK", &root.join("qemu/build.sh"), &stock_args)?;
+
+    eprintln!("xtask: builds the programs (some minutes the first time)");
+    let programs = cargo(root, &["build", "--bins"])?;
+    let tests = cargo(root, &["test", "--no-run", "--test", "vm", "--test", "conformance"])?;
+    let daemon = find(&programs, "vhost-device-ism")?;
+    let vm = find(&tests, "vm")?;
+    let contents = Contents {
+        busybox,
+        init: root.join("tests/vm/init"),
+        programs: vec![
+            ("smc", find(&programs, "smc")?),
+            ("smc-test-peer", find(&programs, "smc-test-peer")?),
+            ("conformance", find(&tests, "conformance")?),
+        ],
+    };
+    // <target>/release/vhost-device-ism
+    let target = daemon.ancestors().nth(2).unwrap_or(root);
+    let initrd = image::write(&contents, &target.join("vm"))?;
+    Ok(Parts { kernel, initrd, qemu, qemu_stock, daemon, tests: vm })
+}
+
+/// The executable of an example of the tests.
+///
+/// # Errors
+/// It does not build.
+pub(crate) fn example(root: &Path, name: &str) -> Result<PathBuf, ToolError> {
+    find(&cargo(root, &["build", "--example", name])?, name)
+}
+
+fn install_package(package: &'static str) -> Result<(), ToolError> {
+    eprintln!("xtask: installs {package}");
+    for args in [&["update", "-q"][..], &["install", "-y", "-q", package]] {
+        let mut apt = Command::new("apt-get");
+        apt.args(args).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null());
+        if !tool::status(apt)?.success() {
+            return Err(ToolError::Missing(package));
+        }
+    }
+    Ok(())
+}
+
+fn given_or(variable: &str, script: &Path, args: &[&str]) -> Result<PathBuf, ToolError> {
+    match std::env::var_os(variable) {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => tool::last_line(script, args),
+    }
+}
+
+/// Runs cargo; the executables it made, by name of their target.
+fn cargo(root: &Path, args: &[&str]) -> Result<Vec<(String, PathBuf)>, ToolError> {
+    let cargo = std::env::var_os("CARGO").ok_or(ToolError::NotCargo("CARGO"))?;
+    let mut command = Command::new(cargo);
+    command.current_dir(root).args(args).args(PACKAGES).args(FEATURES);
+    command.args(["--release", "--message-format=json-render-diagnostics"]);
+    let text = tool::output(command)?;
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let executable = |message: Value| {
+        let name = message["target"]["name"].as_str()?.to_owned();
+        Some((name, PathBuf::from(message["executable"].as_str()?)))
+    };
+    Ok(messages.filter_map(executable).collect())
+}
+
+fn find(made: &[(String, PathBuf)], name: &str) -> Result<PathBuf, ToolError> {
+    let found = made.iter().find(|(target, _)| target == name);
+    found.map(|(_, path)| path.clone()).ok_or_else(|| ToolError::Answer {
+        program: "cargo".to_owned(),
+        what: format!("has built no {name}"),
+    })
+}

@@ -1,0 +1,105 @@
+//! `cargo xtask vm`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Instant;
+
+use clap::Subcommand;
+
+use crate::parts::{self, Parts};
+use crate::tool::{self, ToolError};
+
+pub(crate) const LONG_ABOUT: &str = "\
+Run the tests that need virtual machines, after building what they need.
+
+The first run builds a kernel (about 5 minutes on two processors), QEMU (about 5) and this
+repository's programs; kernel and QEMU are kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism.
+Nothing needs root or KVM; ACCEL=kvm uses KVM.";
+
+pub(crate) const AFTER: &str = "\
+What a failed test leaves (consoles, logs, transcripts) is in target/vm/<test>/.
+
+To run the tests by hand:
+  export $(cargo xtask vm build)
+  cargo test --release -p smc-tests --features vm --test vm -- boots::";
+
+/// Options of `cargo xtask vm`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
+
+    /// Run only tests whose name contains this; repeat it for more.
+    #[arg(long, value_name = "FILTER")]
+    only: Vec<String>,
+
+    /// Keep the logs of tests that succeed, too.
+    #[arg(long)]
+    keep: bool,
+
+    /// Install missing Debian packages, as root. CI=true says the same.
+    #[arg(long, global = true)]
+    install_deps: bool,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum What {
+    /// Only build, and print where everything is.
+    Build,
+    /// Show two virtual machines that meet over shared memory.
+    Demo,
+    /// Measure SMC next to TCP between two virtual machines.
+    Perf,
+}
+
+/// Runs the chore.
+///
+/// # Errors
+/// Something does not build or cannot be started. That tests fail is an exit code.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
+    let root = root()?;
+    let start = Instant::now();
+    let parts = parts::build(&root, args.install_deps)?;
+    eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
+    let status = match args.what {
+        Some(What::Build) => {
+            for (name, path) in parts.variables() {
+                println!("{name}={}", path.display());
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(What::Demo) => example(&root, &parts, "vm-demo")?,
+        Some(What::Perf) => example(&root, &parts, "vm-perf")?,
+        None => {
+            let mut command = with(&parts, &parts.tests);
+            // Where cargo runs the tests of this package.
+            command.current_dir(root.join("tests"));
+            // A test waits for its turn where guests are. The second of two threads is already
+            // waiting then.
+            command.args(&args.only).args(["--test-threads=2", "--show-output"]);
+            if args.keep {
+                command.env("SMC_VM_KEEP", "1");
+            }
+            tool::status(command)?
+        }
+    };
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn root() -> Result<PathBuf, ToolError> {
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let root = xtask.as_deref().and_then(Path::parent).map(Path::to_owned);
+    root.ok_or(ToolError::NotCargo("CARGO_MANIFEST_DIR"))
+}
+
+fn example(root: &Path, parts: &Parts, name: &str) -> Result<ExitStatus, ToolError> {
+    let program = parts::example(root, name)?;
+    tool::status(with(parts, &program))
+}
+
+fn with(parts: &Parts, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.envs(parts.variables());
+    command
+}
