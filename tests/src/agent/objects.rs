@@ -12,8 +12,8 @@ use guest_driver::{DeviceAddress, SmcListener, SmcStream, Stack};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{lock, open};
 use super::wire::{Call, Counts, Failure, How, Nature, Op};
+use super::{lock, open};
 use crate::watch::patience;
 
 /// Of one test.

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! and the same with `far::moves`, `far::fallback` and `far::turned` (which has the server and the
-//! client the other way round). `SMC_TEST_SLOW=20` is for machines that are that much slower.
+//! client the other way round). `SMC_TEST_SLOW=5` gives five times as much time, for emulated machines.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 /// A test per name, fabric and place. A name is a function that takes a `&Site` with two ports.

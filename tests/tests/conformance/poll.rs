@@ -367,7 +367,11 @@ fn a_poller_sees_end_and_room(site: &Site) {
     assert!(ready.len() == 1 && ready[0].key == 7 && ready[0].writable);
     let sent = stuff(&client);
     poller.wait(&mut ready, 64, Some(Duration::from_millis(50))).unwrap();
-    assert!(ready.is_empty(), "{ready:?}");
+    if site.is_smc() {
+        // TCP's buffers grow when one does not look.
+        assert!(ready.is_empty(), "{ready:?}");
+    }
+    ready.clear();
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(50));
