@@ -84,6 +84,38 @@ pub(crate) fn example(root: &Path, name: &str) -> Result<PathBuf, ToolError> {
     find(&cargo(root, &["build", "--example", name])?, name)
 }
 
+/// The back end of virtio sockets, to be measured with: `VSOCK_DAEMON`, or that of the rust-vmm project
+/// from crates.io, kept in the cache. None, aloud, if it cannot be had.
+///
+/// # Errors
+/// There is no place for a cache.
+pub(crate) fn vsock() -> Result<Option<PathBuf>, ToolError> {
+    const NAME: &str = "vhost-device-vsock";
+    const VERSION: &str = "0.3.0";
+    if let Some(path) = std::env::var_os("VSOCK_DAEMON") {
+        return Ok(Some(path.into()));
+    }
+    let cache = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
+        (Some(cache), _) => PathBuf::from(cache),
+        (None, Some(home)) => Path::new(&home).join(".cache"),
+        (None, None) => return Err(ToolError::NotCargo("HOME")),
+    };
+    let root = cache.join("vhost-device-ism").join(format!("{NAME}-{VERSION}"));
+    let program = root.join("bin").join(NAME);
+    if program.is_file() {
+        return Ok(Some(program));
+    }
+    eprintln!("xtask: installs {NAME} {VERSION} from crates.io (a minute or two, once)");
+    let mut install = Command::new(std::env::var_os("CARGO").ok_or(ToolError::NotCargo("CARGO"))?);
+    install.args(["install", "--quiet", "--locked", "--version", VERSION, "--root"]);
+    install.arg(&root).arg(NAME).stdout(Stdio::null());
+    if tool::status(install)?.success() {
+        return Ok(Some(program));
+    }
+    eprintln!("xtask: no {NAME}: virtio sockets are not measured");
+    Ok(None)
+}
+
 fn install_package(package: &'static str) -> Result<(), ToolError> {
     eprintln!("xtask: installs {package}");
     for args in [&["update", "-q"][..], &["install", "-y", "-q", package]] {

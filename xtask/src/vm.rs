@@ -1,7 +1,7 @@
 //! `cargo xtask vm`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use clap::Subcommand;
@@ -43,14 +43,18 @@ pub(crate) struct Args {
     install_deps: bool,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum What {
     /// Only build, and print where everything is.
     Build,
     /// Show two virtual machines that meet over shared memory.
     Demo,
-    /// Measure SMC next to TCP between two virtual machines.
-    Perf,
+    /// Measure SMC next to TCP, and virtio sockets if possible, between two virtual machines.
+    Perf {
+        /// Further arguments of "smc perf --to", such as "bulk --runs 3 --json".
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 /// Runs the chore.
@@ -62,15 +66,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let start = Instant::now();
     let parts = parts::build(&root, args.install_deps)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
-    let status = match args.what {
+    let status = match &args.what {
         Some(What::Build) => {
             for (name, path) in parts.variables() {
                 println!("{name}={}", path.display());
             }
             return Ok(ExitCode::SUCCESS);
         }
-        Some(What::Demo) => example(&root, &parts, "vm-demo")?,
-        Some(What::Perf) => example(&root, &parts, "vm-perf")?,
+        Some(What::Demo) => tool::status(with(&parts, &parts::example(&root, "vm-demo")?))?,
+        Some(What::Perf { args }) => {
+            let mut command = with(&parts, &parts::example(&root, "vm-perf")?);
+            command.envs(parts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
+            tool::status(command)?
+        }
         None => {
             let mut command = with(&parts, &parts.tests);
             // Where cargo runs the tests of this package.
@@ -91,11 +99,6 @@ fn root() -> Result<PathBuf, ToolError> {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let root = xtask.as_deref().and_then(Path::parent).map(Path::to_owned);
     root.ok_or(ToolError::NotCargo("CARGO_MANIFEST_DIR"))
-}
-
-fn example(root: &Path, parts: &Parts, name: &str) -> Result<ExitStatus, ToolError> {
-    let program = parts::example(root, name)?;
-    tool::status(with(parts, &program))
 }
 
 fn with(parts: &Parts, program: &Path) -> Command {

@@ -13,7 +13,7 @@ use super::child::Program;
 use super::guest::Guest;
 use super::logs::Logs;
 use super::machine::{Machine, Net, Vm, Wires};
-use super::places::Built;
+use super::places::{self, Built};
 use crate::bench::Dir;
 use crate::watch::eventually;
 
@@ -48,7 +48,10 @@ impl Bed {
     #[track_caller]
     pub fn with(daemon_args: &[&str]) -> Bed {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let test = thread::current().name().unwrap_or("unnamed").to_owned();
+        let test = match thread::current().name() {
+            None | Some("main") => places::program(),
+            Some(test) => test.to_owned(),
+        };
         let bed = Bed {
             inner: Arc::new(Inner {
                 daemon: Mutex::default(),
@@ -113,6 +116,12 @@ impl Bed {
     pub fn port(&self, name: &str) -> PathBuf {
         let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
         self.inner.add_port(port)
+    }
+
+    /// Starts another program on the host, whose output becomes `NAME.log`.
+    #[track_caller]
+    pub fn program<S: AsRef<OsStr>>(&self, name: &str, command: &[S]) -> Program {
+        Program::start(name, command, &[], &self.inner.logs.open(&format!("{name}.log")))
     }
 
     /// Process id of the daemon.

@@ -1,4 +1,4 @@
-//! Programs on the host: QEMU and the daemon.
+//! Programs on the host: QEMU, the daemon, and what tests add.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::places;
 
-/// A running program. Killed when dropped, and when this process ends in whatever way.
+/// A running program on the host. Killed when dropped, and when this process ends in whatever way.
 #[derive(Debug)]
-pub(super) struct Program {
+pub struct Program {
     name: String,
     pid: u32,
     child: Mutex<Child>,
@@ -40,17 +40,19 @@ impl Program {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// How it ended, if it has.
-    pub(super) fn ended(&self) -> Option<ExitStatus> {
+    #[track_caller]
+    pub fn ended(&self) -> Option<ExitStatus> {
         self.child().try_wait().unwrap()
     }
 
     /// SIGKILL, and waits until it is gone.
-    pub(super) fn kill(&self) {
+    pub fn kill(&self) {
         let mut child = self.child();
         let _ = child.kill();
         let _ = child.wait();
@@ -58,7 +60,7 @@ impl Program {
 
     /// Waits until it has ended by itself.
     #[track_caller]
-    pub(super) fn wait(&self, limit: Duration) -> ExitStatus {
+    pub fn wait(&self, limit: Duration) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.ended() {

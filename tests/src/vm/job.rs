@@ -43,6 +43,13 @@ impl Job {
     /// The next line of its standard output.
     #[track_caller]
     pub fn line(&mut self) -> String {
+        let line = self.next_line();
+        line.unwrap_or_else(|| panic!("{} has ended: {}", self.what, self.report()))
+    }
+
+    /// The next line of its standard output, or none if it has ended.
+    #[track_caller]
+    pub fn next_line(&mut self) -> Option<String> {
         let seen = self.seen;
         let line = self.channel.wait(self.id, self.limit, |known| {
             let rest = &known.out[seen..];
@@ -51,14 +58,11 @@ impl Job {
                 None => known.end.map(|_| None),
             }
         });
-        match line {
-            Some(Some(line)) => {
-                self.seen += line.len() + 1;
-                line
-            }
-            Some(None) => panic!("{} has ended: {}", self.what, self.report()),
-            None => panic!("no line from {} within {:?}: {}", self.what, self.limit, self.report()),
-        }
+        let Some(line) = line else {
+            panic!("no line from {} within {:?}: {}", self.what, self.limit, self.report())
+        };
+        self.seen += line.as_ref().map_or(0, |line| line.len() + 1);
+        line
     }
 
     /// Waits until `text` is in its standard output or error.

@@ -26,6 +26,7 @@ pub struct Vm {
     pub(super) ports: Vec<AddGuest>,
     pub(super) net: Option<Net>,
     stock: bool,
+    unpluggable: bool,
     mem: Option<String>,
     cpus: Option<u32>,
     append: Vec<String>,
@@ -53,6 +54,7 @@ impl Vm {
             ports: vec![port],
             net: None,
             stock: false,
+            unpluggable: false,
             mem: None,
             cpus: None,
             append: Vec::new(),
@@ -96,6 +98,12 @@ impl Vm {
     /// Without a network.
     pub fn no_net(mut self) -> Vm {
         self.net = Some(Net::None);
+        self
+    }
+
+    /// With its ISM devices where QEMU's `device_del` can unplug them: `plug0`, `plug1` and so on.
+    pub fn unpluggable(mut self) -> Vm {
+        self.unpluggable = true;
         self
     }
 
@@ -176,9 +184,10 @@ impl Machine {
         for stale in [&control, &qmp] {
             let _ = std::fs::remove_file(stale);
         }
-        let mut args: Vec<String> = vec![text(&places::run_script()), "--name".into(), name.into()];
+        let mut args: Vec<String> = vec![text(&places::run_script()), "--reboot".into()];
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
-        for socket in &wires.ism {
+        option("--name", name.clone());
+        for socket in wires.ism.iter().filter(|_| !vm.unpluggable) {
             option("--ism", text(socket));
         }
         let cable = wires.dir.join("net");
@@ -197,9 +206,10 @@ impl Machine {
         if !vm.append.is_empty() {
             option("--append", vm.append.join(" "));
         }
-        if !vm.qemu.is_empty() {
-            args.push("--".into());
-            args.extend(vm.qemu.iter().cloned());
+        args.push("--".into());
+        args.extend(vm.qemu.iter().cloned());
+        for (n, socket) in wires.ism.iter().enumerate().filter(|_| vm.unpluggable) {
+            args.extend(in_root_port(n, &text(socket)));
         }
         let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
         let (kernel, initrd) = (Built::Kernel.path(), Built::Initrd.path());
@@ -253,6 +263,18 @@ fn connect(name: &str, program: &Program, path: &Path) -> UnixStream {
         assert!(start.elapsed() < BOOT, "QEMU of {name} has not opened {}", path.display());
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// QEMU's arguments for a device that can be unplugged: the root complex itself cannot do that.
+fn in_root_port(n: usize, socket: &str) -> [String; 6] {
+    [
+        "-chardev".into(),
+        format!("socket,id=plug-socket{n},path={socket},reconnect-ms=200"),
+        "-device".into(),
+        format!("pcie-root-port,id=plug-port{n},chassis={n},slot={n},pref64-reserve=128G"),
+        "-device".into(),
+        format!("vhost-user-ism-pci,id=plug{n},bus=plug-port{n},chardev=plug-socket{n},romfile="),
+    ]
 }
 
 fn text(path: &Path) -> String {

@@ -34,6 +34,7 @@ mod run;
 mod wire;
 
 pub use bed::Bed;
+pub use child::Program;
 pub use guest::Guest;
 pub use job::Job;
 pub use machine::Vm;

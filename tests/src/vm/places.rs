@@ -45,10 +45,13 @@ impl Built {
 
 /// The script that starts one guest.
 pub(super) fn run_script() -> PathBuf {
-    if let Some(p) = std::env::var_os("SMC_VM_RUN") {
-        return p.into();
-    }
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../qemu/run.sh")
+}
+
+/// What this program is called.
+pub(super) fn program() -> String {
+    let this = std::env::current_exe().unwrap();
+    this.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// `smc-test-peer` beside the test executable.

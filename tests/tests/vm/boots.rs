@@ -102,3 +102,28 @@ fn the_daemon_can_be_killed_and_started_again() {
     smc_tests::eventually("QEMU connects again", || bed.counters("a").connected);
     guest.ok(["true"]);
 }
+
+#[test]
+fn three_guests_share_an_ethernet() {
+    let bed = Bed::new();
+    let guests = bed.boot(["a", "b", "c"].map(|name| Vm::named(name).no_ism()));
+    for from in &guests {
+        for to in &guests {
+            from.ok(format!("ping -c 1 -W 20 {}", to.ip()));
+        }
+    }
+}
+
+#[test]
+fn a_device_can_be_unplugged() {
+    let bed = Bed::new();
+    let [guest] = bed.boot([Vm::named("a").another_ism().unpluggable()]);
+    let count = || guest.ok("cat /sys/bus/pci/devices/*/device | grep -c 0x106c; true");
+    assert_eq!(count(), "2\n");
+    assert!(bed.counters("a").connected && bed.counters("a-2").connected);
+    guest.qmp_with("device_del", &serde_json::json!({"id": "plug1"}));
+    guest.qmp_event("DEVICE_DELETED", Duration::from_secs(30));
+    assert_eq!(count(), "1\n");
+    smc_tests::eventually("the daemon sees it go", || !bed.counters("a-2").connected);
+    assert!(bed.counters("a").connected);
+}
