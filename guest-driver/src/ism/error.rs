@@ -44,6 +44,16 @@ pub enum IsmError {
         /// Largest DMB, bytes.
         max: u32,
     },
+    /// A DMB in guest memory lies in more places than one REGISTER can name.
+    #[error("a DMB of {len} bytes lies in {pieces} pieces of guest memory, more than {max}")]
+    Pieces {
+        /// The length, bytes.
+        len: u32,
+        /// Pieces that are contiguous for the device.
+        pieces: usize,
+        /// Most pieces.
+        max: usize,
+    },
     /// All numbers for DMBs are in use.
     #[error("all {max} DMBs are in use")]
     NoIndex {

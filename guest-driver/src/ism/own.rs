@@ -15,6 +15,10 @@ use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::sys::{OutOfBounds, SharedSlice, lock};
 use crate::transport::GuestMem;
 
+/// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge pages
+/// are 16.
+const MOST_PIECES: usize = 28;
+
 #[derive(Debug)]
 enum Backing {
     Window(Placed),
@@ -232,16 +236,25 @@ fn in_guest_memory(
     if align != 0 && !mem.gpa().is_multiple_of(align) {
         return Err(super::config_error("dmb_align", align));
     }
+    let pieces = mem.pieces();
+    let max = usize::from(device.config().max_sg.get()).clamp(1, MOST_PIECES);
+    if pieces.len() > max {
+        return Err(IsmError::Pieces { len, pieces: pieces.len(), max });
+    }
+    let entries: Vec<u8> = pieces
+        .iter()
+        .map(|(gpa, len)| SgEntry { gpa: (*gpa).into(), len: (*len).into(), reserved: 0.into() })
+        .flat_map(|entry| entry.as_bytes().to_vec())
+        .collect();
     let request = RegisterRequest {
         user_gid: user,
         len: len.into(),
         backing: BACKING_GUEST.into(),
         wait_group: wait_group.into(),
-        nsg: 1.into(),
+        nsg: (pieces.len() as u32).into(),
         ..RegisterRequest::new_zeroed()
     };
-    let entry = SgEntry { gpa: mem.gpa().into(), len: len.into(), reserved: 0.into() };
-    let (index, reply) = with_index(device, request, entry.as_bytes())?;
+    let (index, reply) = with_index(device, request, &entries)?;
     Ok(OwnDmb {
         device: Arc::clone(device),
         token: Token(reply.token.get()),
@@ -262,16 +275,9 @@ fn with_index(
         indices.take().ok_or(IsmError::NoIndex { max: indices.max() })?
     };
     request.idx = index.into();
-    let mut body = [0u8; size_of::<RegisterRequest>() + size_of::<SgEntry>()];
-    let (head, tail) = body.split_at_mut(size_of::<RegisterRequest>());
-    head.copy_from_slice(request.as_bytes());
-    let used = size_of::<RegisterRequest>() + entries.len();
-    for (to, from) in tail.iter_mut().zip(entries) {
-        *to = *from;
-    }
+    let body = [request.as_bytes(), entries].concat();
     let mut reply = RegisterReply::new_zeroed();
-    let body = body.get(..used).unwrap_or(&body);
-    match device.command(Op::Register, body, reply.as_mut_bytes()) {
+    match device.command(Op::Register, &body, reply.as_mut_bytes()) {
         Ok(()) => Ok((index, reply)),
         Err(error) => {
             // A device that did not answer may hold the number; it is gone anyway.

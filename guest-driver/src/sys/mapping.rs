@@ -42,6 +42,44 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
+    /// Maps `len` bytes at `offset` of `fd`, shared, readable and writable. For files that have
+    /// the range for as long as they are open: parts of a device.
+    ///
+    /// # Errors
+    /// What mmap says (the offset is no multiple of the page size).
+    pub fn from_fd_at(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<SharedMem>> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)? };
+        Self::own(start.cast(), len)
+    }
+
+    /// Zeroed memory in pages of 2 MiB that stays where it is, also when this process forks; `len`
+    /// is a multiple of 2 MiB.
+    ///
+    /// # Errors
+    /// What mmap says (not as many huge pages are free).
+    pub(super) fn huge(len: usize) -> io::Result<Arc<SharedMem>> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags)? };
+        Self::own(start.cast(), len)
+    }
+
+    /// Puts private zero pages in the place of what is mapped, so that the file behind it can be
+    /// closed while views of it still exist: their loads and stores do no harm then.
+    ///
+    /// # Errors
+    /// What mmap says; everything is as before then.
+    pub fn retire(&self) -> io::Result<()> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is ours, and it stays readable and writable for views of it.
+        unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.len, prot, flags)? };
+        Ok(())
+    }
+
     /// Private zeroed memory that behaves like shared memory.
     ///
     /// # Errors
@@ -190,6 +228,17 @@ impl Reservation {
         fd: BorrowedFd<'_>,
         fd_offset: u64,
     ) -> Result<(), MapError> {
+        self.place(offset, len, fd, fd_offset, |needed| check_sealed(fd, needed))
+    }
+
+    fn place(
+        &self,
+        offset: u64,
+        len: u64,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+        check: impl FnOnce(u64) -> io::Result<()>,
+    ) -> Result<(), MapError> {
         let step = STEP;
         let end = offset.checked_add(len).filter(|end| *end <= self.size());
         let aligned = [offset, len, fd_offset].iter().all(|value| value.is_multiple_of(step));
@@ -197,7 +246,7 @@ impl Reservation {
             return Err(MapError::Range { offset, len, size: self.size(), step });
         };
         let needed = fd_offset.saturating_add(len);
-        check_sealed(fd, needed).map_err(|source| MapError::Unsealed { needed, source })?;
+        check(needed).map_err(|source| MapError::Unsealed { needed, source })?;
 
         let mut mapped = lock(&self.mapped);
         let at = mapped.partition_point(|(start, _)| *start < offset);
@@ -245,6 +294,49 @@ impl Reservation {
         }
         .map_err(|error| MapError::Mmap(error.into()))?;
         mapped.remove(at);
+        Ok(())
+    }
+
+    /// Like [`map`](Self::map), for a device's own file, which needs no seals.
+    ///
+    /// # Errors
+    /// See [`MapError`]; the window is unchanged then.
+    pub fn map_device(
+        &self,
+        offset: u64,
+        len: u64,
+        fd: BorrowedFd<'_>,
+        fd_offset: u64,
+    ) -> Result<(), MapError> {
+        self.place(offset, len, fd, fd_offset, |_| Ok(()))
+    }
+
+    /// A view of a range that live mappings cover without a gap; `None` otherwise.
+    pub fn slice_across(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        let end = offset.checked_add(len)?;
+        let mapped = lock(&self.mapped);
+        let first = mapped.partition_point(|(start, _)| *start <= offset).checked_sub(1)?;
+        let mut covered = offset;
+        for (start, size) in mapped.get(first..)? {
+            if covered >= end {
+                break;
+            }
+            if *start > covered {
+                return None;
+            }
+            covered = covered.max(start + size);
+        }
+        (covered >= end).then(|| self.mem.slice(offset as usize, len as usize).ok()).flatten()
+    }
+
+    /// Ends all mappings at once: zero pages take the place of the whole window, for good.
+    ///
+    /// # Errors
+    /// What mmap says; everything is as before then.
+    pub fn retire(&self) -> io::Result<()> {
+        let mut mapped = lock(&self.mapped);
+        self.mem.retire()?;
+        mapped.clear();
         Ok(())
     }
 

@@ -2,21 +2,28 @@
 //!
 //! Everything above this module sees safe types: memory shared with an untrusted peer
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
-//! are waited for ([`EventFd`], [`wait`]), and the driver side of a virtqueue ([`Ring`]).
+//! are waited for ([`EventFd`], [`wait`]), the driver side of a virtqueue ([`Ring`]), and what it
+//! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`].
 
+mod dma;
 mod event;
 mod mapping;
 mod memfd;
+mod registers;
 mod ring;
 mod shared;
+mod vfio;
 
+pub use dma::{DmaError, DmaMemory};
 pub use event::{EventFd, Interest, Readiness, duplicate, shut_down, wait};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
+pub use registers::Registers;
 #[cfg(test)]
 pub(crate) use ring::device::Device as RingDevice;
 pub use ring::{Completion, Ring, RingAddresses, RingError, Span};
 pub use shared::{OutOfBounds, SharedSlice};
+pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

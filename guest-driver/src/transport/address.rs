@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{Transport, TransportError, vhost_user};
+use super::{Transport, TransportError, pci, vhost_user};
 
 /// A device, as a user names it.
 ///
@@ -39,9 +39,8 @@ impl DeviceAddress {
     ) -> Result<Arc<dyn Transport>, TransportError> {
         match self {
             DeviceAddress::Socket(path) => vhost_user::connect(path, move_queues, guest_memory),
-            DeviceAddress::Pci(_) | DeviceAddress::AnyPci => {
-                Err(TransportError::Missing("PCI devices"))
-            }
+            DeviceAddress::Pci(address) => Ok(pci::open(*address, move_queues, guest_memory)?),
+            DeviceAddress::AnyPci => Ok(pci::open_any(move_queues, guest_memory)?),
         }
     }
 }

@@ -1,4 +1,8 @@
-//! Memory that the device can reach: one sealed file, handed out in blocks.
+//! Memory that the device can reach, handed out in blocks.
+//!
+//! For a daemon it is one sealed file, and bus addresses are those of this process. For a PCI
+//! device it is pinned memory whose every 2 MiB lie somewhere else on the bus; blocks up to that
+//! size are in one piece, larger ones are a list of pieces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use super::TransportError;
-use crate::sys::{SharedMem, SharedSlice, lock, sealed_memfd};
+use crate::sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, Span, lock, sealed_memfd};
 
 /// Smallest block, bytes.
 const MIN_BLOCK: usize = 4096;
@@ -16,11 +20,13 @@ const BASE_ALIGN: usize = 2 << 20;
 /// A pool of memory that the device can reach. Pages are only used when they are touched.
 #[derive(Debug)]
 pub struct GuestPool {
-    file: OwnedFd,
-    // All of the file, as the device maps it.
+    file: Option<OwnedFd>,
+    // All of the memory; of a file, as the device maps it.
     whole: SharedSlice,
     // From the first multiple of `BASE_ALIGN` on: what is handed out.
     usable: SharedSlice,
+    // Bus addresses of each `BASE_ALIGN` bytes of `usable`; none: as in this process.
+    bus: Option<Vec<u64>>,
     free: Mutex<Buddy>,
 }
 
@@ -43,17 +49,49 @@ impl GuestPool {
         let skip = whole.address().next_multiple_of(BASE_ALIGN) - whole.address();
         let usable = mem.slice(skip, size).map_err(invalid)?;
         let free = Mutex::new(Buddy::new(size));
-        Ok(Arc::new(GuestPool { file, whole, usable, free }))
+        Ok(Arc::new(GuestPool { file: Some(file), whole, usable, bus: None, free }))
     }
 
-    /// All of the memory, with addresses of this process; bus addresses are the same.
+    /// A pool of pinned memory, as a PCI device needs it.
+    pub fn pinned(memory: DmaMemory) -> Arc<GuestPool> {
+        let (slice, bus) = memory.into_parts();
+        let free = Mutex::new(Buddy::new(slice.len()));
+        Arc::new(GuestPool {
+            file: None,
+            whole: slice.clone(),
+            usable: slice,
+            bus: Some(bus),
+            free,
+        })
+    }
+
+    /// All of the memory, with addresses of this process.
     pub fn whole(&self) -> &SharedSlice {
         &self.whole
     }
 
-    /// The file, to be told to the device.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// The file, to be told to the device; pinned memory has none.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Bytes of the pool.
+    pub fn size(&self) -> usize {
+        self.usable.len()
+    }
+
+    /// Bus address of a byte of `usable`, and how many bytes are contiguous from there.
+    #[inline]
+    fn bus(&self, offset: usize) -> (u64, usize) {
+        match &self.bus {
+            None => ((self.usable.address() + offset) as u64, usize::MAX),
+            Some(pieces) => match pieces.get(offset / BASE_ALIGN) {
+                Some(start) => {
+                    (start + (offset % BASE_ALIGN) as u64, BASE_ALIGN - offset % BASE_ALIGN)
+                }
+                None => (0, 0),
+            },
+        }
     }
 
     /// Zeroed memory of `len` bytes, aligned to `len` rounded up to a power of two (from 4 KiB to
@@ -74,14 +112,14 @@ impl GuestPool {
         Ok(GuestMem { slice, offset, block, pool: Arc::clone(self), leak: false })
     }
 
-    /// Like [`alloc`](Self::alloc), for as long as the pool lives.
+    /// Like [`alloc`](Self::alloc), for as long as the pool lives; with the bus address.
     ///
     /// # Errors
     /// The pool is used up.
-    pub fn permanent(self: &Arc<Self>, len: usize) -> Result<SharedSlice, TransportError> {
+    pub fn permanent(self: &Arc<Self>, len: usize) -> Result<(SharedSlice, u64), TransportError> {
         let mut mem = self.alloc(len)?;
         mem.leak();
-        Ok(mem.slice().clone())
+        Ok((mem.slice().clone(), mem.gpa()))
     }
 
     /// Bytes handed out, in whole blocks.
@@ -103,7 +141,48 @@ pub struct GuestMem {
 impl GuestMem {
     /// Bus address of the first byte.
     pub fn gpa(&self) -> u64 {
-        self.slice.address() as u64
+        self.pool.bus(self.offset).0
+    }
+
+    /// A part that is contiguous on the bus, as a buffer for a ring.
+    ///
+    /// # Errors
+    /// The part does not lie in the memory, or crosses a multiple of 2 MiB of pinned memory.
+    #[inline]
+    pub fn span(&self, at: usize, len: usize) -> Result<Span, OutOfBounds> {
+        let whole = self.slice.len();
+        let refused = OutOfBounds { offset: at, len, size: whole };
+        if at > whole || len > whole - at {
+            return Err(refused);
+        }
+        let (gpa, contiguous) = self.pool.bus(self.offset + at);
+        match u32::try_from(len) {
+            Ok(short) if len <= contiguous => {
+                Ok(Span { address: self.slice.address() + at, gpa, len: short })
+            }
+            _ => Err(refused),
+        }
+    }
+
+    /// The memory as the bus sees it: address and length of each contiguous piece.
+    pub fn pieces(&self) -> Vec<(u64, u32)> {
+        let mut pieces: Vec<(u64, u32)> = Vec::new();
+        let mut at = 0;
+        while at < self.slice.len() {
+            let (gpa, contiguous) = self.pool.bus(self.offset + at);
+            // 2 GiB at most: a multiple of every block's size that a length of 32 bits can have.
+            let len = contiguous.min(self.slice.len() - at).clamp(1, 1 << 31);
+            match pieces.last_mut() {
+                Some((start, have))
+                    if *start + u64::from(*have) == gpa && (*have as usize) + len <= 1 << 31 =>
+                {
+                    *have += len as u32;
+                }
+                _ => pieces.push((gpa, len as u32)),
+            }
+            at += len;
+        }
+        pieces
     }
 
     /// The memory.
@@ -138,10 +217,15 @@ struct Buddy {
 
 impl Buddy {
     fn new(size: usize) -> Buddy {
-        let top = order(size);
-        let mut free = vec![BTreeSet::new(); top + 1];
-        if let Some(blocks) = free.get_mut(top) {
-            blocks.insert(0);
+        let mut free = vec![BTreeSet::new(); order(1 << size.max(MIN_BLOCK).ilog2()) + 1];
+        // The largest blocks first, so that each is aligned to its size.
+        let mut at = 0;
+        while size - at >= MIN_BLOCK {
+            let block = 1usize << (size - at).ilog2();
+            if let Some(blocks) = free.get_mut(order(block)) {
+                blocks.insert(at);
+            }
+            at += block;
         }
         Buddy { size, free, touched: 0, used: 0 }
     }
@@ -214,10 +298,49 @@ mod tests {
         assert!(pool.alloc(1).is_err());
     }
 
+    #[test]
+    fn pinned_memory_is_told_to_the_device_piece_by_piece() {
+        const M2: u64 = 2 << 20;
+        let bus = vec![0x1000_0000, 0x1000_0000 + M2, 0x7000_0000];
+        let pool = GuestPool::pinned(DmaMemory::pretend(bus.clone()));
+        assert_eq!((pool.size(), pool.file().is_none()), (6 << 20, true));
+        let large = pool.alloc(4 << 20).unwrap();
+        assert_eq!(large.pieces(), [(bus[0], 4 << 20)], "neighbours are one piece");
+        let at = large.span(M2 as usize + 4096, 64).unwrap();
+        assert_eq!((at.gpa, at.len), (bus[1] + 4096, 64));
+        assert_eq!(at.address, large.slice().address() + M2 as usize + 4096);
+        assert!(large.span(M2 as usize - 8, 16).is_err(), "not in one piece");
+        assert!(large.span((4 << 20) - 8, 16).is_err(), "beyond the end");
+        let small = pool.alloc(64 << 10).unwrap();
+        assert_eq!(small.gpa(), bus[2]);
+        assert!(pool.alloc(4 << 20).is_err());
+        drop((large, small));
+        assert_eq!(pool.used(), 0);
+        let (_, gpa) = pool.permanent(8192).unwrap();
+        assert_eq!(gpa, bus[2], "the smallest block that fits");
+    }
+
+    #[test]
+    fn scattered_memory_has_a_piece_each_2_mib() {
+        let bus: Vec<u64> = (0..16).map(|n| n << 30).collect();
+        let pool = GuestPool::pinned(DmaMemory::pretend(bus.clone()));
+        let dmb = pool.alloc(32 << 20).unwrap();
+        assert_eq!(dmb.pieces(), bus.iter().map(|gpa| (*gpa, 2 << 20)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_file_is_one_piece() {
+        let pool = GuestPool::new(8 << 20).unwrap();
+        let dmb = pool.alloc(8 << 20).unwrap();
+        assert_eq!(dmb.pieces(), [(dmb.slice().address() as u64, 8 << 20)]);
+    }
+
     proptest! {
         #[test]
-        fn blocks_never_overlap_and_all_come_back(sizes in prop::collection::vec(0usize..6, 1..60)) {
-            let size = 1 << 20;
+        fn blocks_never_overlap_and_all_come_back(
+            sizes in prop::collection::vec(0usize..6, 1..60),
+            size in (8usize..300).prop_map(|pages| pages * MIN_BLOCK),
+        ) {
             let mut buddy = Buddy::new(size);
             let mut live: Vec<(usize, usize)> = Vec::new();
             for (i, order) in sizes.iter().enumerate() {
@@ -238,7 +361,7 @@ mod tests {
                 buddy.free(o, b);
             }
             prop_assert_eq!(buddy.used, 0);
-            prop_assert!(buddy.alloc(size).is_some());
+            prop_assert!(buddy.alloc(1 << size.ilog2()).is_some());
         }
     }
 }

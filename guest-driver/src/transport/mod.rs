@@ -2,7 +2,8 @@
 //!
 //! [`Transport`] is what the driver ([`crate::ism`]) needs of a device, whatever carries it: a
 //! control command with its reply, event records, moves and kicks, a window, and memory that the
-//! device can reach. [`vhost_user`] is the transport of a host process or container.
+//! device can reach. [`vhost_user`] is the transport of a host process or container, [`pci`] that of
+//! a virtual machine.
 //!
 //! A transport fails once and for all: when the device vanishes, breaks a rule of virtio or does
 //! not answer in time, [`Transport::is_gone`] turns true, every call fails, and the event
@@ -27,6 +28,7 @@ mod address;
 pub(crate) mod fake;
 mod health;
 mod memory;
+pub mod pci;
 mod queues;
 pub mod vhost_user;
 
@@ -50,6 +52,17 @@ pub enum TransportError {
         /// What the system said.
         source: io::Error,
     },
+    /// A PCI device cannot be used.
+    #[error("PCI device {address}: {source}")]
+    Pci {
+        /// Where it is.
+        address: PciAddress,
+        /// Why not.
+        source: pci::PciError,
+    },
+    /// No PCI device can be used; which ones were tried, and what came of it.
+    #[error("no free ISM device: {0}")]
+    NoPciDevice(String),
     /// A step of setting the device up failed.
     #[error("setting up the device, {step}: {reason}")]
     Setup {

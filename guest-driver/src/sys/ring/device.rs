@@ -8,6 +8,8 @@ use crate::sys::SharedSlice;
 /// A device that works the other side of a ring by hand.
 pub(crate) struct Device {
     pool: SharedSlice,
+    // Bus address minus address in this process.
+    shift: u64,
     ring: RingAddresses,
     seen: u16,
     used: u16,
@@ -15,13 +17,18 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(pool: SharedSlice, ring: RingAddresses) -> Device {
-        Device { pool, ring, seen: 0, used: 0 }
+        Device { pool, shift: 0, ring, seen: 0, used: 0 }
+    }
+    /// A device on whose bus the pool starts at `gpa`.
+    pub(crate) fn at_bus(pool: SharedSlice, gpa: u64, ring: RingAddresses) -> Device {
+        let shift = gpa.wrapping_sub(pool.address() as u64);
+        Device { pool, shift, ring, seen: 0, used: 0 }
     }
     fn n(&self) -> u64 {
         self.ring.size.into()
     }
     fn at(&self, address: u64) -> usize {
-        address as usize - self.pool.address()
+        address.wrapping_sub(self.shift) as usize - self.pool.address()
     }
     fn u16(&self, address: u64) -> u16 {
         self.pool.atomic_u16(self.at(address)).unwrap().load(Ordering::Acquire)
@@ -68,7 +75,8 @@ impl Device {
                 bytes.resize(start + len as usize, 0);
                 self.pool.copy_out(self.at(gpa), &mut bytes[start..]).unwrap();
             } else {
-                writable = Some(Span { gpa, len });
+                let address = gpa.wrapping_sub(self.shift) as usize;
+                writable = Some(Span { address, gpa, len });
             }
             next = (raw[12] & 1 != 0).then(|| u16::from_le_bytes([raw[14], raw[15]]));
         }

@@ -1,43 +1,59 @@
 //! What `VirtQueue` asks of its surroundings.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::RingAddresses;
+use super::{RingAddresses, Span};
 use crate::sys::SharedSlice;
 
 thread_local! {
     // The memory of the ring that this thread is making: `Hal` has no `self` to keep it in.
-    static RING_MEMORY: RefCell<Option<(SharedSlice, usize)>> = const { RefCell::new(None) };
+    static RING_MEMORY: RefCell<Option<(SharedSlice, u64, usize)>> = const { RefCell::new(None) };
+    // The buffers that this thread is adding to a ring: address in this process, bus address.
+    static BUFFERS: Cell<[(usize, u64); 2]> = const { Cell::new([(0, 0); 2]) };
 }
 
-pub(super) fn with_ring_memory<R>(memory: &SharedSlice, f: impl FnOnce() -> R) -> R {
-    RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), 0)));
+/// Calls `f` with `gpa` as the bus address of `memory`, of which rings are made.
+pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce() -> R) -> R {
+    RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), gpa, 0)));
     let result = f();
     RING_MEMORY.with(|cell| *cell.borrow_mut() = None);
     result
 }
 
-/// Bus address = address in this process; ring memory comes from [`RING_MEMORY`].
+/// Calls `f`, in which these buffers are shared with the device.
+#[inline]
+pub(super) fn with_translation<R>(
+    readable: Option<Span>,
+    writable: Option<Span>,
+    f: impl FnOnce() -> R,
+) -> R {
+    let of = |span: Option<Span>| span.map_or((0, 0), |span| (span.address, span.gpa));
+    BUFFERS.set([of(readable), of(writable)]);
+    f()
+}
+
+/// Bus addresses come from [`BUFFERS`], ring memory from [`RING_MEMORY`].
 pub(super) struct SharedHal;
 
 // SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
 // `Ring::new` was given and that the ring keeps mapped as long as its queue; the other methods
-// only translate addresses, one to one.
+// only translate addresses, as the owner of the buffers said.
 unsafe impl Hal for SharedHal {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         // Address 0 means failure.
         let failed = (0, NonNull::dangling());
         RING_MEMORY.with(|cell| {
             let mut cell = cell.borrow_mut();
-            let Some((memory, next)) = cell.as_mut() else { return failed };
+            let Some((memory, gpa, next)) = cell.as_mut() else { return failed };
             let Ok(part) = memory.slice(*next, pages * PAGE_SIZE) else { return failed };
+            let at = *gpa + *next as u64;
             *next += part.len();
-            (part.address() as u64, part.start())
+            (at, part.start())
         })
     }
 
@@ -52,7 +68,9 @@ unsafe impl Hal for SharedHal {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        buffer.addr().get() as u64
+        let address = buffer.addr().get();
+        let [(readable, gpa), (_, other)] = BUFFERS.get();
+        if address == readable { gpa } else { other }
     }
 
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}

@@ -3,8 +3,8 @@
 //! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes it safe to use
 //! and adds what it lacks:
 //!
-//! - Addresses: bus address = address in this process. The device learns that from the memory
-//!   table, so sharing a buffer needs no lookup and any number of devices fit into one process.
+//! - Addresses: a buffer comes with both its addresses, in this process and on the bus, so sharing
+//!   it needs no lookup and any number of devices fit into one process.
 //! - Completions are checked: an id that is not in flight is an error, never a panic.
 //! - Notifications are decided here by the rule of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with
 //!   the fences it needs; `VirtQueue` itself runs with the feature off and so never touches
@@ -24,7 +24,7 @@ mod hal;
 #[cfg(test)]
 mod tests;
 
-use hal::{AddressCatcher, SharedHal, with_ring_memory};
+use hal::{AddressCatcher, SharedHal, with_ring_memory, with_translation};
 
 /// Where the parts of a ring lie, in bus addresses.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,9 @@ pub struct RingAddresses {
 /// A buffer in memory that the device can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Bus address of the first byte.
+    /// Address of the first byte in this process.
+    pub address: usize,
+    /// Bus address of the first byte; the bytes are contiguous on the bus, too.
     pub gpa: u64,
     /// Length in bytes, not 0.
     pub len: u32,
@@ -69,7 +71,7 @@ pub enum RingError {
         len: usize,
     },
     /// A buffer is empty or not in memory that the device can reach.
-    #[error("a buffer of {} bytes at {:#x} is not in the shared pool", .0.len, .0.gpa)]
+    #[error("a buffer of {} bytes at {:#x} is not in the shared pool", .0.len, .0.address)]
     Buffer(Span),
     /// No descriptor is left for now.
     #[error("the ring is full")]
@@ -118,13 +120,15 @@ impl<const N: usize> Ring<N> {
         driver.next_multiple_of(PAGE_SIZE) + device.next_multiple_of(PAGE_SIZE)
     };
 
-    /// Makes an empty ring in `memory`, for buffers in `pool`, with interrupts suppressed.
+    /// Makes an empty ring in `memory`, which the bus knows by `gpa` and sees in one piece, for
+    /// buffers in `pool`, with interrupts suppressed.
     ///
     /// # Errors
     /// `memory` is too small or not page-aligned.
     pub fn new(
         pool: SharedSlice,
         memory: SharedSlice,
+        gpa: u64,
         event_idx: bool,
     ) -> Result<Ring<N>, RingError> {
         let refused = RingError::Memory { address: memory.address(), len: memory.len() };
@@ -133,14 +137,14 @@ impl<const N: usize> Ring<N> {
         }
         memory.zero(0, Self::MEMORY).map_err(|_| refused)?;
         let mut catcher = AddressCatcher { size: N as u32, caught: None };
-        let queue = with_ring_memory(&memory, || VirtQueue::new(&mut catcher, 0, false, false))
-            .map_err(|_| refused)?;
+        let queue =
+            with_ring_memory(&memory, gpa, || VirtQueue::new(&mut catcher, 0, false, false))
+                .map_err(|_| refused)?;
         let addresses = catcher.caught.ok_or(refused)?;
-        let base = memory.address() as u64;
         let mut ring = Ring {
             queue,
-            available_at: (addresses.available - base) as usize,
-            used_at: (addresses.used - base) as usize,
+            available_at: (addresses.available - gpa) as usize,
+            used_at: (addresses.used - gpa) as usize,
             addresses,
             pool,
             memory,
@@ -193,7 +197,7 @@ impl<const N: usize> Ring<N> {
                 // SAFETY: the buffers lie in the pool, which `self` keeps mapped; the contract of
                 // this method leaves them alone until they are popped, and only their addresses
                 // are used.
-                unsafe { queue.add(inputs, outputs) }
+                with_translation(readable, writable, || unsafe { queue.add(inputs, outputs) })
             })
             .map_err(|_| RingError::Full)?;
         self.added = self.added.wrapping_add(1);
@@ -299,8 +303,7 @@ impl<const N: usize> Ring<N> {
     /// The pool offset of a buffer.
     fn locate(&self, span: Span) -> Result<(usize, usize), RingError> {
         let refused = RingError::Buffer(span);
-        let offset = span.gpa.checked_sub(self.pool.address() as u64).ok_or(refused)?;
-        let offset = usize::try_from(offset).map_err(|_| refused)?;
+        let offset = span.address.checked_sub(self.pool.address()).ok_or(refused)?;
         let len = span.len as usize;
         if len == 0 || offset > self.pool.len() || len > self.pool.len() - offset {
             return Err(refused);

@@ -3,14 +3,17 @@ use super::*;
 use crate::sys::SharedMem;
 
 const N: usize = 8;
+/// Where the bus sees the pool.
+const BUS: u64 = 0x7_0000_0000;
 
 fn pair() -> (Ring<N>, Device, Span) {
     let mem = SharedMem::anonymous(64 << 10).unwrap();
     let pool = mem.slice(0, 64 << 10).unwrap();
     let rings = pool.slice(0, Ring::<N>::MEMORY).unwrap();
-    let ring = Ring::new(pool.clone(), rings, true).unwrap();
-    let span = Span { gpa: pool.address() as u64 + (32 << 10), len: 64 };
-    let device = Device::new(pool, ring.addresses());
+    let ring = Ring::new(pool.clone(), rings, BUS, true).unwrap();
+    let (address, gpa) = (pool.address() + (32 << 10), BUS + (32 << 10));
+    let span = Span { address, gpa, len: 64 };
+    let device = Device::at_bus(pool, BUS, ring.addresses());
     (ring, device, span)
 }
 
@@ -25,6 +28,21 @@ fn chains_go_round_many_times() {
         assert_eq!(ring.pop().unwrap(), Some(Completion { cookie: i, written: 12 }));
     }
     assert_eq!((ring.pop().unwrap(), ring.free()), (None, N));
+}
+
+#[test]
+fn each_buffer_has_its_own_place_on_the_bus() {
+    let (mut ring, mut device, span) = pair();
+    let readable = Span { gpa: BUS + (40 << 10), ..span };
+    let writable = Span { address: span.address + 64, gpa: BUS + (48 << 10), len: 8 };
+    ring.add(Some(readable), Some(writable), 1).unwrap();
+    let head = device.next().unwrap();
+    assert_eq!(device.read(head).1.unwrap().gpa, writable.gpa);
+    device.put(head.into(), 0);
+    ring.pop().unwrap();
+    ring.add(None, Some(readable), 2).unwrap();
+    let head = device.next().unwrap();
+    assert_eq!(device.read(head).1.unwrap().gpa, readable.gpa);
 }
 
 #[test]
@@ -103,8 +121,8 @@ fn buffers_outside_the_pool_are_refused() {
     for bad in [
         Span { len: 0, ..span },
         Span { len: (32 << 10) + 1, ..span },
-        Span { gpa: span.gpa - (33 << 10), len: 8 },
-        Span { gpa: u64::MAX, len: 8 },
+        Span { address: span.address - (33 << 10), len: 8, ..span },
+        Span { address: usize::MAX, len: 8, ..span },
     ] {
         assert_eq!(ring.add(Some(bad), None, 0), Err(RingError::Buffer(bad)));
     }

@@ -11,14 +11,14 @@ use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::Wiring;
-use crate::sys::{Ring, RingAddresses, Span, lock};
+use crate::sys::{Ring, RingAddresses, lock};
 use crate::transport::{CONTROL_TIMEOUT, GuestMem, GuestPool, TransportError};
 
 const ENTRIES: usize = 64;
 /// Commands under way at most: each takes two descriptors.
 const SLOTS: usize = ENTRIES / 2;
-/// Bytes of a slot for the request, and again for the reply.
-const PART: usize = 256;
+/// Bytes of a slot for the request, and again for the reply; a REGISTER may name up to 29 pieces.
+const PART: usize = 512;
 /// How long a wait lasts before the state is looked at anyway.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -51,8 +51,8 @@ impl ControlQueue {
         pool: &Arc<GuestPool>,
         wiring: Wiring,
     ) -> Result<ControlQueue, TransportError> {
-        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let memory = pool.alloc(SLOTS * 2 * PART)?;
         let state = State { ring, slots: [Slot::Free; SLOTS], next_tag: 1, listening: false };
         Ok(ControlQueue {
@@ -99,9 +99,8 @@ impl ControlQueue {
         let memory = self.memory.slice();
         memory.copy_in(at, header.as_bytes())?;
         memory.copy_in(at + size_of::<RequestHeader>(), body)?;
-        let gpa = self.memory.gpa() + at as u64;
-        let request = Span { gpa, len: request_len as u32 };
-        let answer = Span { gpa: gpa + PART as u64, len: reply_len as u32 };
+        let request = self.memory.span(at, request_len)?;
+        let answer = self.memory.span(at + PART, reply_len)?;
         state.ring.add(Some(request), Some(answer), index as u32)?;
         set(&mut state, index, Slot::Posted);
         if state.ring.must_kick() {

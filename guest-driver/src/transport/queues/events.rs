@@ -21,22 +21,21 @@ impl EventQueue {
     /// Makes the queue and gives it all buffers; the device learns of them by
     /// [`start`](Self::start).
     pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, TransportError> {
-        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let buffers = pool.alloc(ENTRIES * EVENT_LEN)?;
         let queue = EventQueue { ring: Mutex::new(ring), buffers, wiring };
         {
             let mut ring = lock(&queue.ring);
             for i in 0..ENTRIES as u32 {
-                ring.add(None, Some(queue.buffer(i)), i)?;
+                ring.add(None, Some(queue.buffer(i)?), i)?;
             }
         }
         Ok(queue)
     }
 
-    fn buffer(&self, i: u32) -> Span {
-        let gpa = self.buffers.gpa() + u64::from(i) * EVENT_LEN as u64;
-        Span { gpa, len: EVENT_LEN as u32 }
+    fn buffer(&self, i: u32) -> Result<Span, TransportError> {
+        Ok(self.buffers.span(i as usize * EVENT_LEN, EVENT_LEN)?)
     }
 
     pub(crate) fn addresses(&self) -> RingAddresses {
@@ -67,7 +66,7 @@ impl EventQueue {
         let written = (done.written as usize).min(EVENT_LEN);
         let (head, _) = record.split_at_mut(written);
         self.buffers.slice().copy_out(done.cookie as usize * EVENT_LEN, head)?;
-        ring.add(None, Some(self.buffer(done.cookie)), done.cookie)?;
+        ring.add(None, Some(self.buffer(done.cookie)?), done.cookie)?;
         if ring.must_kick() {
             self.wiring.kick.notify();
         }

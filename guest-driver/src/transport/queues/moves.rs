@@ -11,7 +11,7 @@ use virtio_ism_abi::{Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::Wiring;
-use crate::sys::{Completion, Ring, RingAddresses, RingError, Span, lock};
+use crate::sys::{Completion, Ring, RingAddresses, RingError, lock};
 use crate::transport::{
     CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, TransportError,
 };
@@ -73,8 +73,8 @@ impl MoveQueue {
         max_move: usize,
         wiring: Wiring,
     ) -> Result<MoveQueue, TransportError> {
-        let rings = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, wiring.event_idx)?;
+        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
+        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let slots = pool.alloc(SLOTS as usize * SLOT)?;
         let state = State {
             ring,
@@ -154,9 +154,8 @@ impl MoveQueue {
         let (mut state, slot) = self.take_slot()?;
         let at = slot as usize * SLOT;
         let len = self.fill(at, path.token(), pieces, total, signal)?;
-        let gpa = self.slots.gpa() + at as u64;
-        let chain = Span { gpa, len: len as u32 };
-        let status = Span { gpa: gpa + (SLOT - STATUS) as u64, len: STATUS as u32 };
+        let chain = self.slots.span(at, len)?;
+        let status = self.slots.span(at + SLOT - STATUS, STATUS)?;
         state.ring.add(Some(chain), Some(status), slot)?;
         if let Some(user) = state.users.get_mut(slot as usize) {
             *user = path.slot();
@@ -263,9 +262,8 @@ impl MoveQueue {
         let Some(chains) = state.kicks.get(at / KICKS) else { return Ok(()) };
         let header = move_header(path.token(), 0, 0, true);
         chains.slice().copy_in(at % KICKS, header.as_bytes())?;
-        let gpa = chains.gpa() + (at % KICKS) as u64;
-        let chain = Span { gpa, len: size_of::<MoveHeader>() as u32 };
-        let status = Span { gpa: gpa + size_of::<MoveHeader>() as u64, len: STATUS as u32 };
+        let chain = chains.span(at % KICKS, size_of::<MoveHeader>())?;
+        let status = chains.span(at % KICKS + size_of::<MoveHeader>(), STATUS)?;
         state.ring.add(Some(chain), Some(status), KICK_COOKIE | path.slot())?;
         if let Some(entry) = state.entries.get_mut(path.slot() as usize) {
             entry.kick = true;

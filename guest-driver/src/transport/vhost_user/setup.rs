@@ -235,12 +235,13 @@ fn wire(
 
 fn tell_memory(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportError> {
     let address = pool.whole().address() as u64;
+    let file = pool.file().ok_or(TransportError::Missing("a file of its memory"))?;
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: address,
         memory_size: pool.whole().len() as u64,
         userspace_addr: address,
         mmap_offset: 0,
-        mmap_handle: pool.file().as_raw_fd(),
+        mmap_handle: file.as_raw_fd(),
     };
     frontend.set_mem_table(&[region]).map_err(step("SET_MEM_TABLE"))?;
     Ok(())

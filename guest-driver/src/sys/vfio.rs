@@ -1,0 +1,320 @@
+//! VFIO without an IOMMU: a PCI function in the hands of this process.
+//!
+//! Numbers and structures are those of `linux/vfio.h`. A group can be open once in a system, which
+//! is what makes a device belong to one process; closing the last descriptor (and mapping) of it
+//! makes the kernel stop and reset the function, also after a crash.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::SharedMem;
+
+const fn request(number: u32) -> u32 {
+    // _IO(';', 100 + number)
+    (';' as u32) << 8 | (100 + number)
+}
+
+const GET_API_VERSION: u32 = request(0);
+const CHECK_EXTENSION: u32 = request(1);
+const SET_IOMMU: u32 = request(2);
+const GROUP_GET_STATUS: u32 = request(3);
+const GROUP_SET_CONTAINER: u32 = request(4);
+const GROUP_GET_DEVICE_FD: u32 = request(6);
+const DEVICE_GET_REGION_INFO: u32 = request(8);
+const DEVICE_GET_IRQ_INFO: u32 = request(9);
+const DEVICE_SET_IRQS: u32 = request(10);
+
+const API_VERSION: i32 = 0;
+const NOIOMMU: i32 = 8;
+const GROUP_VIABLE: u32 = 1;
+const REGION_MMAP: u32 = 1 << 2;
+const IRQ_DATA_NONE: u32 = 1;
+const IRQ_DATA_EVENTFD: u32 = 1 << 2;
+const IRQ_ACTION_TRIGGER: u32 = 1 << 5;
+
+/// Region of the configuration space; regions 0 to 5 are the BARs.
+pub const CONFIG_REGION: u32 = 7;
+/// Most vectors that are set up: 62 move queues, control, events, configuration.
+const MAX_VECTORS: usize = 65;
+
+/// A kind of interrupt of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VfioIrq {
+    /// Message-signalled interrupts, many vectors.
+    MsiX = 2,
+    /// The kernel wants the device back (it is being removed, or unbound).
+    Request = 4,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct GroupStatus {
+    argsz: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct RegionInfo {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    cap_offset: u32,
+    size: u64,
+    offset: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IrqInfo {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    count: u32,
+}
+
+#[repr(C)]
+struct IrqSet {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    start: u32,
+    count: u32,
+    fds: [i32; MAX_VECTORS],
+}
+
+/// Why a function cannot be had.
+#[derive(Debug, Error)]
+pub enum VfioError {
+    /// A step failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("another process uses it")]
+    InUse,
+    /// The kernel speaks another version.
+    #[error("VFIO of version {0}")]
+    Version(i32),
+    /// The kernel has no mode without IOMMU.
+    #[error("the kernel has no VFIO without IOMMU (CONFIG_VFIO_NOIOMMU)")]
+    NoNoIommu,
+    /// Not all devices of the group are bound to VFIO.
+    #[error("its group is not viable: another device of it has a driver of the kernel")]
+    NotViable,
+}
+
+/// Where a region lies in the device's file.
+#[derive(Clone, Copy, Debug)]
+pub struct VfioRegion {
+    /// Bytes; 0 if there is none.
+    pub size: u64,
+    /// Offset in the device's file.
+    pub offset: u64,
+    /// It can be mapped.
+    pub mappable: bool,
+}
+
+/// An open function.
+#[derive(Debug)]
+pub struct VfioDevice {
+    device: File,
+    // The order of closing does not matter, but all three must be open while the device is.
+    _group: File,
+    _container: File,
+}
+
+impl VfioDevice {
+    /// Opens the function `name` (`0000:00:04.0`) of a group without IOMMU.
+    ///
+    /// # Errors
+    /// Another process has it ([`VfioError::InUse`]), or see [`VfioError`].
+    pub fn open(group: &Path, name: &str) -> Result<VfioDevice, VfioError> {
+        let container = open(Path::new("/dev/vfio/vfio"))?;
+        match call(&container, GET_API_VERSION, 0).map_err(failed("VFIO_GET_API_VERSION"))? {
+            API_VERSION => {}
+            other => return Err(VfioError::Version(other)),
+        }
+        let group = open(group)?;
+        let mut status = GroupStatus { argsz: size_of::<GroupStatus>() as u32, flags: 0 };
+        exchange(&group, GROUP_GET_STATUS, &mut status).map_err(failed("VFIO_GROUP_GET_STATUS"))?;
+        if status.flags & GROUP_VIABLE == 0 {
+            return Err(VfioError::NotViable);
+        }
+        let mut raw = container.as_raw_fd();
+        exchange(&group, GROUP_SET_CONTAINER, &mut raw)
+            .map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
+        // Only a container with a group says which modes it has.
+        if call(&container, CHECK_EXTENSION, NOIOMMU).unwrap_or(0) == 0 {
+            return Err(VfioError::NoNoIommu);
+        }
+        call(&container, SET_IOMMU, NOIOMMU).map_err(failed("VFIO_SET_IOMMU"))?;
+        let device = get_device(&group, name)
+            .map_err(failed(&format!("VFIO_GROUP_GET_DEVICE_FD of {name}")))?;
+        Ok(VfioDevice { device, _group: group, _container: container })
+    }
+
+    /// Where a region is.
+    ///
+    /// # Errors
+    /// What the kernel says (there is no such region).
+    pub fn region(&self, index: u32) -> io::Result<VfioRegion> {
+        let argsz = size_of::<RegionInfo>() as u32;
+        let mut info = RegionInfo { argsz, index, ..RegionInfo::default() };
+        exchange(&self.device, DEVICE_GET_REGION_INFO, &mut info)?;
+        Ok(VfioRegion {
+            size: info.size,
+            offset: info.offset,
+            mappable: info.flags & REGION_MMAP != 0,
+        })
+    }
+
+    /// Reads from a region, for those that are not mapped.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn read(&self, region: VfioRegion, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.device.read_exact_at(bytes, region.offset.saturating_add(at))
+    }
+
+    /// Writes to a region, for those that are not mapped.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn write(&self, region: VfioRegion, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.device.write_all_at(bytes, region.offset.saturating_add(at))
+    }
+
+    /// Maps a part of a region; nothing is touched yet.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn map(&self, region: VfioRegion, at: u64, len: usize) -> io::Result<Arc<SharedMem>> {
+        SharedMem::from_fd_at(&self.device, region.offset.saturating_add(at), len)
+    }
+
+    /// How many interrupts of a kind there are.
+    ///
+    /// # Errors
+    /// What the kernel says (there is no such kind).
+    pub fn irqs(&self, kind: VfioIrq) -> io::Result<u32> {
+        let argsz = size_of::<IrqInfo>() as u32;
+        let mut info = IrqInfo { argsz, index: kind as u32, ..IrqInfo::default() };
+        exchange(&self.device, DEVICE_GET_IRQ_INFO, &mut info)?;
+        Ok(info.count)
+    }
+
+    /// Has the interrupts 0.. of a kind signal these eventfds.
+    ///
+    /// # Errors
+    /// What the kernel says; too many.
+    pub fn set_irqs(&self, kind: VfioIrq, events: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut set = irq_set(kind, IRQ_DATA_EVENTFD, events.len());
+        if events.len() > MAX_VECTORS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (place, event) in set.fds.iter_mut().zip(events) {
+            *place = event.as_raw_fd();
+        }
+        exchange(&self.device, DEVICE_SET_IRQS, &mut set).map(drop)
+    }
+
+    /// Ends the interrupts of a kind.
+    pub fn clear_irqs(&self, kind: VfioIrq) {
+        // There is nothing to do about an error, and closing ends them anyway.
+        let mut set = irq_set(kind, IRQ_DATA_NONE, 0);
+        let _ = exchange(&self.device, DEVICE_SET_IRQS, &mut set);
+    }
+}
+
+impl AsFd for VfioDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+fn irq_set(kind: VfioIrq, data: u32, count: usize) -> IrqSet {
+    IrqSet {
+        argsz: size_of::<IrqSet>() as u32,
+        flags: data | IRQ_ACTION_TRIGGER,
+        index: kind as u32,
+        start: 0,
+        count: count as u32,
+        fds: [-1; MAX_VECTORS],
+    }
+}
+
+fn open(path: &Path) -> Result<File, VfioError> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(|source| {
+        if source.raw_os_error() == Some(libc::EBUSY) {
+            VfioError::InUse
+        } else {
+            VfioError::System { what: path.display().to_string(), source }
+        }
+    })
+}
+
+fn failed(what: &str) -> impl FnOnce(io::Error) -> VfioError {
+    let what = what.to_owned();
+    move |source| VfioError::System { what, source }
+}
+
+/// A request whose argument is a number.
+fn call(file: &File, request: u32, argument: i32) -> io::Result<i32> {
+    // SAFETY: the requests that take a number (`GET_API_VERSION`, `CHECK_EXTENSION`, `SET_IOMMU`)
+    // touch no memory of this process.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), request.into(), libc::c_long::from(argument)) })
+}
+
+/// A request whose argument is a structure that the kernel reads, and may fill.
+fn exchange<T>(file: &File, request: u32, argument: &mut T) -> io::Result<i32> {
+    // SAFETY: every caller passes the structure that belongs to the request, whose size it states
+    // in `argsz` where the request has one; it is borrowed for the call and all bit patterns are
+    // values of its fields.
+    check(unsafe {
+        libc::ioctl(file.as_raw_fd(), request.into(), std::ptr::from_mut(argument).cast::<u8>())
+    })
+}
+
+fn get_device(group: &File, name: &str) -> io::Result<File> {
+    let name = CString::new(name)?;
+    // SAFETY: `name` is a terminated string that lives for the call and is only read.
+    let raw = check(unsafe {
+        libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr())
+    })?;
+    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) }.into())
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_structures_have_the_numbers_of_the_kernel_s_header() {
+        assert_eq!((GET_API_VERSION, DEVICE_SET_IRQS), (0x3b64, 0x3b6e));
+        assert_eq!(size_of::<RegionInfo>(), 32);
+        assert_eq!(size_of::<IrqSet>(), 20 + 4 * MAX_VECTORS);
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error() {
+        let error = VfioDevice::open(Path::new("/dev/vfio/noiommu-none"), "0000:00:04.0");
+        assert!(matches!(error, Err(VfioError::System { .. })));
+    }
+}

@@ -1,0 +1,195 @@
+//! The virtio-ism functions of this machine, and which driver has each.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{PciAddress, PciError};
+
+/// Where the kernel lists PCI functions.
+pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
+/// Virtio id of ISM devices.
+const VIRTIO_ID_ISM: u16 = 44;
+/// Vendor of virtio devices.
+const VENDOR: u16 = 0x1af4;
+/// Device ids of modern virtio devices start at 0x1040.
+const DEVICE: u16 = 0x1040 + VIRTIO_ID_ISM;
+
+/// Which driver of the kernel has a function, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// `vfio-pci`, in this group without IOMMU.
+    Vfio(u32),
+    /// `vfio-pci`, in this group behind an IOMMU.
+    VfioIommu(u32),
+    /// `vfio-pci`, without a group.
+    VfioNoGroup,
+    /// `uio_pci_generic`, as this number.
+    Uio(u32),
+    /// Another driver, or one that is not ready.
+    Other(String),
+    /// None.
+    Unbound,
+}
+
+/// A virtio-ism function.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// Where it is.
+    pub address: PciAddress,
+    /// Which driver has it.
+    pub binding: Binding,
+}
+
+/// All virtio-ism functions, in the order of their addresses.
+///
+/// # Errors
+/// The kernel has PCI but does not list it.
+pub fn functions() -> Result<Vec<Function>, io::Error> {
+    functions_in(Path::new(DEVICES))
+}
+
+fn functions_in(devices: &Path) -> Result<Vec<Function>, io::Error> {
+    let entries = match fs::read_dir(devices) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // A function can vanish between the list and the look.
+        if ids(&entry.path()).is_ok_and(|ids| ids == (VENDOR, DEVICE)) {
+            found.push(Function { address, binding: binding(&entry.path()) });
+        }
+    }
+    found.sort_by_key(|function| function.address);
+    Ok(found)
+}
+
+/// The function at an address.
+pub(super) fn function(address: PciAddress) -> Result<Function, PciError> {
+    let path = directory(address);
+    let (vendor, device) = ids(&path).map_err(|_| PciError::Absent)?;
+    if (vendor, device) != (VENDOR, DEVICE) {
+        return Err(PciError::OtherDevice { vendor, device });
+    }
+    Ok(Function { address, binding: binding(&path) })
+}
+
+/// Where the kernel shows a function.
+pub(super) fn directory(address: PciAddress) -> PathBuf {
+    Path::new(DEVICES).join(address.to_string())
+}
+
+fn ids(function: &Path) -> io::Result<(u16, u16)> {
+    let read = |name: &str| -> io::Result<u16> {
+        let text = fs::read_to_string(function.join(name))?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16)
+            .map_err(|_| io::ErrorKind::InvalidData.into())
+    };
+    Ok((read("vendor")?, read("device")?))
+}
+
+fn link_name(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+fn binding(function: &Path) -> Binding {
+    let Some(driver) = link_name(&function.join("driver")) else { return Binding::Unbound };
+    match driver.as_str() {
+        "vfio-pci" => {
+            let group = link_name(&function.join("iommu_group")).and_then(|n| n.parse().ok());
+            let Some(group) = group else { return Binding::VfioNoGroup };
+            let kind = fs::read_to_string(function.join("iommu_group/name"));
+            match kind {
+                Ok(name) if name.trim() == "vfio-noiommu" => Binding::Vfio(group),
+                _ => Binding::VfioIommu(group),
+            }
+        }
+        "uio_pci_generic" => match uio_number(&function.join("uio")) {
+            Some(number) => Binding::Uio(number),
+            None => Binding::Other(driver),
+        },
+        _ => Binding::Other(driver),
+    }
+}
+
+fn uio_number(directory: &Path) -> Option<u32> {
+    let entries = fs::read_dir(directory).ok()?;
+    entries
+        .flatten()
+        .find_map(|entry| entry.file_name().to_str()?.strip_prefix("uio")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A directory like `/sys/bus/pci/devices`, removed when dropped.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Tree {
+            let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Tree(path)
+        }
+        fn add(&self, address: &str, device: &str) -> PathBuf {
+            let path = self.0.join(address);
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("vendor"), "0x1af4\n").unwrap();
+            fs::write(path.join("device"), device).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn only_ism_functions_are_listed_with_what_has_them() {
+        let tree = Tree::new("discover");
+        tree.add("0000:00:02.0", "0x1041\n");
+        let unbound = tree.add("0000:00:09.0", "0x106c\n");
+        let virtio = tree.add("0000:00:03.0", "0x106c\n");
+        symlink("../drivers/virtio-pci", virtio.join("driver")).unwrap();
+        let vfio = tree.add("0000:00:04.0", "0x106c\n");
+        symlink("../drivers/vfio-pci", vfio.join("driver")).unwrap();
+        let group = tree.0.join("7");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("name"), "vfio-noiommu\n").unwrap();
+        symlink(&group, vfio.join("iommu_group")).unwrap();
+        let uio = tree.add("0000:00:05.0", "0x106c\n");
+        symlink("../drivers/uio_pci_generic", uio.join("driver")).unwrap();
+        fs::create_dir_all(uio.join("uio/uio3")).unwrap();
+        let found = functions_in(&tree.0).unwrap();
+        let bindings: Vec<_> = found.into_iter().map(|f| (f.address.device, f.binding)).collect();
+        assert_eq!(
+            bindings,
+            [
+                (3, Binding::Other("virtio-pci".into())),
+                (4, Binding::Vfio(7)),
+                (5, Binding::Uio(3)),
+                (9, Binding::Unbound),
+            ]
+        );
+        fs::remove_file(group.join("name")).unwrap();
+        assert_eq!(binding(&vfio), Binding::VfioIommu(7));
+        fs::remove_file(vfio.join("iommu_group")).unwrap();
+        assert_eq!(binding(&vfio), Binding::VfioNoGroup);
+        drop(unbound);
+    }
+
+    #[test]
+    fn a_machine_without_pci_has_none() {
+        assert!(functions_in(Path::new("/nonexistent")).unwrap().is_empty());
+    }
+}

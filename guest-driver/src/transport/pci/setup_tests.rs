@@ -1,0 +1,39 @@
+//! Negotiation with a pretended device.
+
+use virtio_ism_abi::config::CONFIG_LEN;
+
+use super::super::common::tests::{Mock, Space};
+use super::*;
+
+fn space() -> Space {
+    Space::new([0; CONFIG_LEN])
+}
+
+#[test]
+fn negotiation_goes_through_the_states_of_virtio_in_order() {
+    let device = Mock::new(|inner| inner.status = 0x0f);
+    let agreed = negotiate(&device, &space(), true).unwrap();
+    assert_eq!(agreed.features, Features::MOVE | Features::WINDOW);
+    assert!(agreed.event_idx);
+    assert_eq!(device.inner().history, [0, 1, 3, 11]);
+    assert_eq!(device.inner().accepted, [1 << 29 | 3, 1]);
+}
+
+#[test]
+fn a_device_without_a_region_is_not_asked_for_a_window() {
+    let device = Mock::new(|inner| inner.features |= 1 << 50);
+    let agreed = negotiate(&device, &space(), false).unwrap();
+    assert_eq!(agreed.features, Features::MOVE);
+    assert_eq!(device.inner().accepted, [1 << 29 | 1, 1], "nothing unknown is accepted");
+}
+
+#[test]
+fn legacy_absent_and_broken_devices_are_refused() {
+    let refusal = |change: fn(&mut super::super::common::tests::Inner)| {
+        negotiate(&Mock::new(change), &space(), true).map(drop).unwrap_err()
+    };
+    assert!(matches!(refusal(|inner| inner.features = 3), PciError::Features { .. }));
+    assert!(matches!(refusal(|inner| inner.absent = true), PciError::Absent));
+    assert!(matches!(refusal(|inner| inner.needs_reset = true), PciError::NeedsReset));
+    assert!(matches!(refusal(|inner| inner.restless = true), PciError::Unstable));
+}

@@ -1,0 +1,221 @@
+//! The thread of a PCI device: hears what no queue says, and ends the device.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::common::{Common, status};
+use super::function::Function;
+use super::window::Window;
+use super::{Interrupts, PciError};
+use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
+use crate::transport::health::Health;
+
+/// How often the device is looked at if nothing happens. One register read; it notices a device
+/// that was pulled out without a word.
+const LOOK: Duration = Duration::from_secs(1);
+/// Bit of the interrupt status: a queue.
+const ISR_QUEUE: u8 = 1;
+/// Number of the event queue.
+const EVENTS: usize = 1;
+
+/// Everything that holds the function. Dropping it resets the device and lets go.
+pub(super) struct Device {
+    pub(super) function: Function,
+    pub(super) common: Common<Registers>,
+    pub(super) isr: Registers,
+    pub(super) maps: Vec<Arc<SharedMem>>,
+    pub(super) window: Option<Arc<Window>>,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // First of all the device stops using our memory.
+        if let Err(error) = self.common.reset() {
+            tracing::warn!(%error, "the device was not reset");
+        }
+        self.function.disable();
+        self.function.clear_interrupts();
+        if let Some(window) = &self.window {
+            window.retire();
+        }
+        for mem in &self.maps {
+            if let Err(error) = mem.retire() {
+                tracing::error!(%error, "registers cannot be unmapped");
+            }
+        }
+    }
+}
+
+/// Vector of each queue, and how many vectors are used. Vector 0 is for configuration changes;
+/// queues that get none of their own share it. The event queue comes first: sleepers wait for it.
+pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
+    let mut order: Vec<usize> = (0..queues).collect();
+    if queues > EVENTS {
+        order.swap(0, EVENTS);
+    }
+    let mut plan = vec![0; queues];
+    let mut used = 1;
+    for queue in order {
+        if used < vectors
+            && let Some(vector) = plan.get_mut(queue)
+        {
+            *vector = used;
+            used += 1;
+        }
+    }
+    (plan, used)
+}
+
+/// What the thread listens to.
+pub(super) struct Watch {
+    /// The device failed, or is to be closed.
+    pub(super) stop: Arc<EventFd>,
+    /// Vector 0.
+    pub(super) config: Arc<EventFd>,
+    /// The kernel wants the function back.
+    pub(super) request: Arc<EventFd>,
+    /// Queues without a vector of their own.
+    pub(super) shared: Vec<Arc<EventFd>>,
+    pub(super) health: Arc<Health>,
+}
+
+impl Watch {
+    /// Wires the interrupts of a device whose queues have these eventfds, and says which vector
+    /// each queue has (none: INTx).
+    pub(super) fn wire(
+        function: &Function,
+        interrupts: Interrupts,
+        calls: &[Arc<EventFd>],
+        health: &Arc<Health>,
+    ) -> Result<(Watch, Vec<Option<u16>>), PciError> {
+        let event = || {
+            let event = EventFd::new();
+            event
+                .map(Arc::new)
+                .map_err(|source| PciError::System { what: "eventfd".into(), source })
+        };
+        let (stop, config, request) = (event()?, event()?, event()?);
+        health.wake_with(&stop);
+        function.set_request(request.as_fd())?;
+        let mut watch = Watch { stop, config, request, shared: Vec::new(), health: health.clone() };
+        let Interrupts::MsiX { vectors } = interrupts else {
+            watch.shared = calls.to_vec();
+            return Ok((watch, vec![None; calls.len()]));
+        };
+        if vectors == 0 {
+            return Err(PciError::NoInterrupts);
+        }
+        let (plan, used) = plan(vectors, calls.len());
+        let mut events = vec![watch.config.clone(); usize::from(used)];
+        for (call, vector) in calls.iter().zip(&plan) {
+            match events.get_mut(usize::from(*vector)) {
+                Some(event) if *vector != 0 => *event = call.clone(),
+                _ => watch.shared.push(call.clone()),
+            }
+        }
+        let events: Vec<BorrowedFd<'_>> = events.iter().map(|event| event.as_fd()).collect();
+        function.set_vectors(&events)?;
+        Ok((watch, plan.into_iter().map(Some).collect()))
+    }
+
+    /// Starts the thread, which owns the device from now on.
+    pub(super) fn start(self, device: Device) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name("ism-pci".into()).spawn(move || self.run(device))
+    }
+
+    fn run(&self, device: Device) {
+        while !self.health.is_gone() {
+            if let Err(why) = self.round(&device) {
+                self.health.fail(&why);
+            }
+        }
+        drop(device);
+    }
+
+    /// Waits once; what is wrong with the device is the error.
+    fn round(&self, device: &Device) -> Result<(), String> {
+        let intx = device.function.intx();
+        let interrupt = intx.unwrap_or(self.config.as_fd());
+        let watched = [
+            (self.stop.as_fd(), Interest::Read),
+            (self.request.as_fd(), Interest::Read),
+            (interrupt, Interest::Read),
+        ];
+        let [_, request, interrupt] =
+            wait(watched, Some(LOOK)).map_err(|error| format!("poll: {error}"))?;
+        if request.readable {
+            return Err("the device is being removed".into());
+        }
+        if interrupt.readable || interrupt.hang_up {
+            if intx.is_some() {
+                self.take_intx(device)?;
+            } else {
+                self.config.clear();
+                self.wake_shared();
+            }
+        }
+        look(device.common.status())
+    }
+
+    fn take_intx(&self, device: &Device) -> Result<(), String> {
+        let gone = |error| format!("the interrupt line is gone: {error}");
+        device.function.take_intx().map_err(gone)?;
+        // Reading it lowers the line.
+        let why = device.isr.read_u8(0).unwrap_or(0);
+        if why & ISR_QUEUE != 0 {
+            self.wake_shared();
+        }
+        device.function.unmask_intx().map_err(gone)
+    }
+
+    fn wake_shared(&self) {
+        for call in &self.shared {
+            call.signal();
+        }
+    }
+}
+
+/// What a status says about the device.
+fn look(status: u8) -> Result<(), String> {
+    match status {
+        status::NO_DEVICE => Err("the device is not on its bus any more".into()),
+        bits if bits & status::NEEDS_RESET != 0 => Err("the device asks for a reset".into()),
+        bits if bits & status::DRIVER_OK == 0 => Err("the device was reset".into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_queue_has_a_vector_of_its_own_if_there_are_enough() {
+        assert_eq!(plan(5, 4), (vec![2, 1, 3, 4], 5));
+        assert_eq!(plan(9, 3), (vec![2, 1, 3], 4));
+    }
+
+    #[test]
+    fn with_few_vectors_the_event_queue_keeps_its_own_and_others_share_the_first() {
+        assert_eq!(plan(1, 3), (vec![0, 0, 0], 1));
+        assert_eq!(plan(2, 3), (vec![0, 1, 0], 2));
+        assert_eq!(plan(3, 4), (vec![2, 1, 0, 0], 3));
+    }
+
+    #[test]
+    fn a_status_that_ends_the_device_is_told_from_one_that_does_not() {
+        use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK, NEEDS_RESET, NO_DEVICE};
+        let running = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
+        assert!(look(running).is_ok());
+        for (status, why) in [
+            (NO_DEVICE, "not on its bus"),
+            (running | NEEDS_RESET, "asks for a reset"),
+            (0, "was reset"),
+        ] {
+            assert!(look(status).unwrap_err().contains(why), "{status:#x}");
+        }
+    }
+}

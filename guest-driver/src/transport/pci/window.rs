@@ -1,0 +1,88 @@
+//! The window: a part of a BAR that the device fills with slabs.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+
+use super::PciError;
+use super::caps::Place;
+use super::function::Function;
+use crate::sys::{MapError, Reservation, SharedMem, SharedSlice, lock};
+
+/// What is mapped at a time of a window that is mapped part by part, bytes: the alignment of slabs.
+const PART: u64 = 2 << 20;
+
+pub(super) enum Window {
+    /// Mapped whole; the kernel makes page tables as it is touched.
+    Whole { mem: Arc<SharedMem>, offset: usize, len: usize },
+    /// Mapped as slabs come, since the kernel makes page tables at once.
+    Parts { parts: Reservation, file: Mutex<Option<File>>, offset: u64 },
+}
+
+impl Window {
+    pub(super) fn map(function: &Function, place: Place) -> Result<Window, PciError> {
+        let Ok(len) = usize::try_from(place.len) else {
+            return Err(PciError::NotMappable { bar: place.bar });
+        };
+        if function.maps_eagerly() {
+            let parts = Reservation::new(place.len).map_err(|source| PciError::System {
+                what: "address space for the window".into(),
+                source,
+            })?;
+            let file = Mutex::new(Some(function.bar_file(place.bar)?));
+            return Ok(Window::Parts { parts, file, offset: place.offset });
+        }
+        let (mem, offset) = function.map(place)?;
+        Ok(Window::Whole { mem, offset, len })
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Window::Whole { len, .. } => *len as u64,
+            Window::Parts { parts, .. } => parts.size(),
+        }
+    }
+
+    /// A view of a part.
+    pub(super) fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.size())?;
+        match self {
+            Window::Whole { mem, offset: start, .. } => {
+                mem.slice(start.checked_add(offset as usize)?, len as usize).ok()
+            }
+            Window::Parts { parts, file, offset: start } => {
+                let file = lock(file);
+                let file = file.as_ref()?;
+                let first = offset / PART;
+                let last = end.div_ceil(PART);
+                for part in first..last {
+                    let at = part * PART;
+                    let size = PART.min(parts.size() - at);
+                    match parts.map_device(at, size, file.as_fd(), start + at) {
+                        // Neighbours stay; an overlap is this very part.
+                        Ok(()) | Err(MapError::Overlap { .. }) => {}
+                        Err(error) => {
+                            tracing::warn!(%error, "a part of the window cannot be mapped");
+                            return None;
+                        }
+                    }
+                }
+                parts.slice_across(offset, len)
+            }
+        }
+    }
+
+    /// Lets go of the BAR: views read zeros from now on.
+    pub(super) fn retire(&self) {
+        let result = match self {
+            Window::Whole { mem, .. } => mem.retire(),
+            Window::Parts { parts, file, .. } => {
+                *lock(file) = None;
+                parts.retire()
+            }
+        };
+        if let Err(error) = result {
+            tracing::error!(%error, "the window cannot be unmapped");
+        }
+    }
+}
