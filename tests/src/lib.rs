@@ -14,6 +14,7 @@ pub mod hostile;
 pub mod leaks;
 pub mod raw;
 pub mod rogue;
+pub mod talk;
 pub mod vm;
 pub mod watch;
 

@@ -5,6 +5,8 @@
 //! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
+//! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
+//! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
@@ -13,7 +15,7 @@
 //! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
 //! ```
 //!
-//! It ends when its standard input does; as `agent` only if told so, the last two not.
+//! It ends when its standard input does; as `agent` only if told so, from `serve` on by itself.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 use std::ffi::OsString;
@@ -72,6 +74,11 @@ fn work(args: &[&str]) {
             let _stream = connect(device, address);
             std::thread::park();
         }
+        ["serve", device, address] => smc_tests::talk::serve(device, address, say),
+        ["talk", device, address] => {
+            smc_tests::talk::talk(device, address, say);
+            std::process::exit(0);
+        }
         ["rogue", ref args @ ..] => {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
@@ -94,7 +101,8 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    if args.first() != Some(&"agent") || args.last() == Some(&"while-stdin") {
+    let own_end = matches!(args.first(), Some(&("agent" | "serve" | "talk" | "rogue")));
+    if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             std::process::exit(0);

@@ -3,3 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 mod boots;
+mod conformance;
+mod ends;
+mod fabrics;
+mod faults;
+mod isolation;
+mod lifecycle;

@@ -1,0 +1,81 @@
+//! A server and a client in two guests, for tests that do something to the machines below.
+
+use std::time::Duration;
+
+use smc_tests::eventually;
+use smc_tests::vm::{Guest, Job, Run};
+
+/// Port of the server.
+pub(crate) const PORT: &str = "5000";
+
+/// A server that echoes, see `smc_tests::talk`.
+#[track_caller]
+pub(crate) fn serve(guest: &Guest) -> Job {
+    let address = format!("0.0.0.0:{PORT}");
+    let mut server = guest.spawn(["smc-test-peer", "serve", "pci", &address]);
+    let first = server.line();
+    assert!(first.starts_with("listens as "), "{first}");
+    server
+}
+
+/// A client that does what it is told.
+pub(crate) struct Client(Job);
+
+impl Client {
+    /// In a guest; its server is in the other one.
+    #[track_caller]
+    pub(crate) fn new(guest: &Guest, server: &Guest) -> Client {
+        Client::on("pci", guest, server)
+    }
+
+    /// On a device of the guest.
+    #[track_caller]
+    pub(crate) fn on(device: &str, guest: &Guest, server: &Guest) -> Client {
+        let address = format!("{}:{PORT}", server.ip());
+        let run = Run::from(["smc-test-peer", "talk", device, &address]);
+        Client(guest.spawn(run.open_stdin().within(Duration::from_secs(90))))
+    }
+
+    /// Gives an order and returns the answer.
+    #[track_caller]
+    pub(crate) fn tell(&mut self, order: &str) -> String {
+        self.0.feed(&format!("{order}\n"));
+        self.0.line()
+    }
+
+    /// The next line, of a job in the background.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        self.0.line()
+    }
+
+    /// A new connection, which must be SMC.
+    #[track_caller]
+    pub(crate) fn connect(&mut self) {
+        assert_eq!(self.tell("connect"), "connected smc");
+        self.ping();
+    }
+
+    /// A new connection, as soon as it is SMC.
+    #[track_caller]
+    pub(crate) fn connect_eventually(&mut self) {
+        eventually("a new connection is SMC", || self.tell("connect") == "connected smc");
+        self.ping();
+    }
+
+    /// Bytes go to the server and back.
+    #[track_caller]
+    pub(crate) fn ping(&mut self) {
+        assert_eq!(self.tell("ping"), "pong");
+    }
+
+    /// The connection fails in the background: after how many milliseconds without bytes.
+    #[track_caller]
+    pub(crate) fn failed_after(&mut self) -> u64 {
+        let said = self.line();
+        assert!(said.starts_with("failed Connection"), "{said}");
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "ms").unwrap();
+        words[at - 1].parse().unwrap()
+    }
+}

@@ -1,0 +1,67 @@
+//! Who is on which fabric, and how many.
+
+use std::thread;
+
+use smc_tests::vm::{Bed, Vm};
+
+use crate::ends::{Client, PORT, serve};
+
+#[test]
+fn guests_of_two_fabrics_reach_each_other_by_tcp_only() {
+    let bed = Bed::new();
+    let other = |name| Vm::named(name).fabric("ff01");
+    let [a, b, c, d] = bed.boot([Vm::named("a"), Vm::named("b"), other("c"), other("d")]);
+    let _servers = [serve(&a), serve(&c)];
+    Client::new(&b, &a).connect();
+    Client::new(&d, &c).connect();
+    for (guest, server) in [(&b, &c), (&d, &a)] {
+        let mut client = Client::new(guest, server);
+        assert_eq!(client.tell("connect"), "connected tcp");
+        client.ping();
+    }
+    bed.assert_faultless();
+}
+
+#[test]
+fn each_process_of_a_guest_takes_a_free_device() {
+    let bed = Bed::new();
+    let [a, b] = bed.boot([Vm::named("a").another_ism(), Vm::named("b")]);
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    // The second device of the same guest, and the server of the first: the window leads back.
+    let mut second = Client::new(&a, &a);
+    second.connect();
+    assert_ne!(second.tell("gid"), client.tell("gid"));
+    let devices = a.ok(["smc", "devices", "--json"]);
+    assert_eq!(devices.matches("\"in_use\":true").count(), 2, "{devices}");
+    let third = a.run(["smc", "connect", "--device", "pci", &b.ip(), PORT]);
+    assert_ne!(third.code(), 0);
+    println!("{}", third.err);
+    assert!(third.err.contains("in use") || third.err.contains("busy"), "{third}");
+    bed.assert_faultless();
+}
+
+#[test]
+fn sixteen_guests_talk_in_a_circle() {
+    const NAMES: [&str; 16] =
+        ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
+    let bed = Bed::new();
+    let guests = bed.boot(NAMES.map(|name| Vm::named(name).mem("192M")));
+    // A device belongs to one process: every second guest serves its two neighbours.
+    let _servers: Vec<_> = guests.iter().step_by(2).map(serve).collect();
+    thread::scope(|scope| {
+        for n in (1..guests.len()).step_by(2) {
+            let guests = &guests;
+            scope.spawn(move || {
+                for server in [n - 1, (n + 1) % guests.len()] {
+                    Client::new(&guests[n], &guests[server]).connect();
+                }
+            });
+        }
+    });
+    let daemon = std::fs::read_to_string(format!("/proc/{}/status", bed.daemon_pid())).unwrap();
+    let resident = daemon.lines().filter(|line| line.starts_with("Rss"));
+    println!("the daemon of sixteen guests: {}", resident.collect::<Vec<_>>().join(", "));
+    bed.assert_faultless();
+}

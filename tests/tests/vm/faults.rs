@@ -1,0 +1,180 @@
+//! Guests that die or misbehave: their peers hear of it, and nobody else notices.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smc_tests::eventually;
+use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
+
+use crate::ends::{Client, PORT, serve};
+
+/// How soon the survivor of a connection must hear of its end.
+const SOON: Duration = Duration::from_secs(1);
+
+fn rogue(guest: &Guest, words: &[&str]) -> Job {
+    let words = ["smc-test-peer", "rogue"].iter().chain(words).map(ToString::to_string);
+    guest.spawn(Run::new(words).within(Duration::from_secs(120)))
+}
+
+/// The middle of a transfer in which one of two guests ends.
+#[track_caller]
+fn in_mid_transfer(end: impl Fn(&Guest), dies: usize) {
+    let bed = Bed::new();
+    let mut guests = bed.pair();
+    let mut server = serve(&guests[0]);
+    let mut client = Client::new(&guests[1], &guests[0]);
+    client.connect();
+    assert_eq!(server.line(), "0 accepted smc");
+    assert_eq!(client.tell("stream"), "streams");
+    thread::sleep(Duration::from_millis(500));
+    let start = Instant::now();
+    end(&guests[dies]);
+    if dies == 0 {
+        client.failed_after();
+    } else {
+        let said = server.line();
+        assert!(said.starts_with("0 ended Connection"), "{said}");
+    }
+    println!("the survivor heard after {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    // The survivor's program goes on with whoever comes.
+    guests[dies].restart();
+    if dies == 0 {
+        let _server = serve(&guests[0]);
+        client.connect();
+    } else {
+        Client::new(&guests[1], &guests[0]).connect();
+    }
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_server_whose_vm_is_killed_in_mid_transfer_is_missed_at_once() {
+    in_mid_transfer(Guest::kill, 0);
+}
+
+#[test]
+fn a_client_whose_vm_is_killed_in_mid_transfer_is_missed_at_once() {
+    in_mid_transfer(Guest::kill, 1);
+}
+
+#[test]
+fn a_guest_that_panics_is_missed_at_once() {
+    in_mid_transfer(
+        |guest| {
+            guest.spawn("echo c > /proc/sysrq-trigger").wait();
+        },
+        0,
+    );
+}
+
+#[test]
+fn random_bytes_over_rings_and_window_harm_nobody_else() {
+    let bed = Bed::with(&["--window-size", "256M"]);
+    let [a, b, c] = bed.boot(["a", "b", "c"].map(Vm::named));
+    let mut server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    assert_eq!(server.line(), "0 accepted smc");
+
+    let mut smear = rogue(&c, &["smear", "pci", &format!("{}:{PORT}", a.ip())]);
+    assert_eq!(smear.line(), "connected");
+    assert_eq!(server.line(), "1 accepted smc");
+    client.ping();
+    // Its own connection ends, as it must; which error it is depends on the bytes.
+    let end = server.line();
+    println!("{end}");
+    assert!(end.starts_with("1 ended"), "{end}");
+    client.ping();
+    smear.kill();
+
+    let mut scribble = rogue(&c, &["scribble", "pci", "10"]);
+    let said = thread::scope(|scope| {
+        let said = scope.spawn(|| scribble.line());
+        while !said.is_finished() {
+            client.ping();
+        }
+        said.join().unwrap()
+    });
+    println!("{said}; the daemon says {:?}", bed.counters("c").faults);
+    client.connect();
+    for innocent in ["a", "b"] {
+        assert!(bed.counters(innocent).faults.is_empty(), "{:?}", bed.list());
+    }
+    // It can join again as if nothing had been.
+    Client::new(&c, &a).connect();
+}
+
+#[test]
+fn a_guest_that_takes_no_events_costs_its_peers_nothing() {
+    let bed = Bed::new();
+    let [a, b, c, d] = bed.boot(["a", "b", "c", "d"].map(|name| Vm::named(name).mem("256M")));
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    let mut flicker = rogue(&c, &["flicker", "pci", "6000", "15"]);
+    assert_eq!(flicker.line(), "6000");
+    let mut deaf = rogue(&d, &["deaf", "pci", &format!("{}:6000", c.ip())]);
+    println!("{}", deaf.line());
+    let said = thread::scope(|scope| {
+        let said = scope.spawn(|| flicker.line());
+        while !said.is_finished() {
+            client.ping();
+        }
+        said.join().unwrap()
+    });
+    println!("{said}\n{}", deaf.line());
+    client.connect();
+    bed.assert_faultless();
+}
+
+/// Bytes per second of a transfer between two guests.
+#[track_caller]
+fn throughput(guest: &Guest, server: &Guest) -> f64 {
+    let to = format!("{}:7000", server.ip());
+    let json = guest.ok([
+        "smc",
+        "perf",
+        "--device",
+        "pci",
+        "--to",
+        &to,
+        "bulk",
+        "--json",
+        "--runs",
+        "3",
+        "--seconds",
+        "2",
+    ]);
+    let lines = json.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let rate = lines.filter_map(|line: serde_json::Value| line["smc"].as_f64()).next();
+    rate.unwrap_or_else(|| panic!("no rate in {json}"))
+}
+
+#[test]
+fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput() {
+    let bed = Bed::new();
+    let [a, b, c] = bed.boot(["a", "b", "c"].map(Vm::named));
+    let _server = a.spawn(["smc", "perf", "--device", "pci", "--serve", "7000"]);
+    eventually("the server listens", || b.run(format!("nc -z {} 7000", a.ip())).code() == 0);
+    let gid = bed.counters("a").gid.unwrap();
+    // What is compared is the daemon's doing: the third guest is as busy with itself meanwhile, and
+    // there may be fewer processors than guests.
+    let busy = c.spawn("while true; do :; done");
+    let quiet = throughput(&b, &a);
+    busy.kill();
+    let mut churn = rogue(&c, &["churn", "pci", &gid, "3600"]);
+    println!("{}", churn.line());
+    let before = bed.counters("c").commands;
+    let disturbed = throughput(&b, &a);
+    let commands = bed.counters("c").commands - before;
+    let again = c.spawn("true");
+    drop((churn, again));
+    println!(
+        "{quiet:.0} MiB/s beside a busy guest, {disturbed:.0} MiB/s beside one that sent the \
+         daemon {commands} commands: {:.2}",
+        disturbed / quiet
+    );
+    assert!(commands > 1000, "{commands}");
+    assert!(disturbed >= 0.7 * quiet, "{disturbed} of {quiet}");
+}

@@ -1,0 +1,163 @@
+//! What happens to machines happens to devices: pause, reboot, crash, unplugging, more memory.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use smc_tests::eventually;
+use smc_tests::vm::{Bed, Vm};
+
+use crate::ends::{Client, serve};
+
+/// How soon the survivor of a connection must hear of its end.
+const SOON: Duration = Duration::from_secs(1);
+
+#[test]
+fn connections_outlive_a_pause() {
+    let bed = Bed::new();
+    let [a, b] = bed.pair();
+    let mut server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    assert_eq!(server.line(), "0 accepted smc");
+    let gid = client.tell("gid");
+    for guest in [&a, &b] {
+        guest.pause();
+        // The daemon sees the rings of a paused guest stopped.
+        thread::sleep(Duration::from_millis(1500));
+        guest.resume();
+        client.ping();
+    }
+    assert_eq!(client.tell("gid"), gid);
+    assert_eq!(bed.counters("b").connections, 1);
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_reboot_ends_connections_at_once_and_the_guest_comes_back() {
+    let bed = Bed::new();
+    let [a, b] = bed.pair();
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    assert_eq!(client.tell("wait"), "waits");
+    let start = Instant::now();
+    a.rebooting(|| {
+        a.qmp("system_reset");
+        client.failed_after();
+        let took = start.elapsed();
+        println!("the peer of a guest that reboots heard after {took:?}");
+        assert!(took < SOON, "{took:?}");
+    });
+    let _server = serve(&a);
+    client.connect();
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_driver_that_is_killed_leaves_the_fabric_and_its_device_can_be_used_again() {
+    let bed = Bed::new();
+    let [a, b] = bed.pair();
+    let server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    assert_eq!(client.tell("stream"), "streams");
+    let start = Instant::now();
+    server.kill();
+    client.failed_after();
+    println!("the peer of a killed driver heard after {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    let _server = serve(&a);
+    client.connect();
+    bed.assert_faultless();
+}
+
+#[test]
+fn a_killed_daemon_resets_connections_within_a_second_and_new_ones_work() {
+    let bed = Bed::new();
+    let [a, b] = bed.pair();
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    for background in ["stream", "wait"] {
+        client.connect_eventually();
+        let gid = client.tell("gid");
+        client.tell(background);
+        let start = Instant::now();
+        bed.kill_daemon();
+        let silent = client.failed_after();
+        println!("{background}: heard after {:?} ({silent} ms by the guest)", start.elapsed());
+        assert!(start.elapsed() < SOON, "{background}: {:?}", start.elapsed());
+        // Meanwhile it is TCP.
+        assert_eq!(client.tell("connect"), "connected tcp");
+        client.ping();
+        bed.start_daemon();
+        client.connect_eventually();
+        assert_ne!(client.tell("gid"), gid, "a GID never comes back");
+    }
+}
+
+#[test]
+fn a_guest_with_connections_cannot_be_migrated_and_is_told_why() {
+    let bed = Bed::new();
+    let guest = bed.guest("a");
+    let refused = guest.try_qmp("migrate", &json!({ "uri": "exec:cat > /dev/null" })).unwrap_err();
+    println!("{refused}");
+    assert!(refused.contains("vhost-user-ism"), "{refused}");
+}
+
+#[test]
+fn more_memory_changes_nothing_for_connections() {
+    let bed = Bed::new();
+    let hotplug = |name| Vm::named(name).mem("512M,slots=4,maxmem=2G");
+    let [a, b] = bed.boot([hotplug("a"), hotplug("b")]);
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    for n in 0..3 {
+        // Each makes QEMU send the memory table again, to all its back ends.
+        let (file, dimm) = (format!("file{n}"), format!("dimm{n}"));
+        let size = 128 << 20;
+        let object = json!({ "qom-type": "memory-backend-memfd", "id": file, "size": size,
+                             "share": true });
+        for guest in [&a, &b] {
+            guest.qmp_with("object-add", &object);
+            let device = json!({ "driver": "pc-dimm", "id": dimm, "memdev": file });
+            guest.qmp_with("device_add", &device);
+        }
+        client.ping();
+        client.connect();
+    }
+    bed.assert_faultless();
+}
+
+#[test]
+fn an_unplugged_device_ends_its_connections_and_nothing_else() {
+    let bed = Bed::new();
+    let socket = bed.port("hot");
+    let hot = Vm::named("b").no_ism().qemu([
+        "-device".to_owned(),
+        "pcie-root-port,id=slot,chassis=1,slot=1".to_owned(),
+        "-chardev".to_owned(),
+        format!("socket,id=hot,path={},reconnect-ms=200", socket.display()),
+        "-device".to_owned(),
+        "vhost-user-ism-pci,id=hot-ism,bus=slot,chardev=hot,romfile=".to_owned(),
+    ]);
+    let [a, b] = bed.boot([Vm::named("a"), hot]);
+    let _server = serve(&a);
+    let mut client = Client::new(&b, &a);
+    client.connect();
+    client.tell("wait");
+    b.qmp_with("device_del", &json!({ "id": "hot-ism" }));
+    client.failed_after();
+    b.qmp_event("DEVICE_DELETED", Duration::from_secs(30));
+    assert_eq!(client.tell("connect"), "connected tcp");
+    client.ping();
+    eventually("the daemon sees it go", || !bed.counters("hot").connected);
+    let again = json!({ "driver": "vhost-user-ism-pci", "id": "hot-ism", "bus": "slot",
+                        "chardev": "hot", "romfile": "" });
+    b.qmp_with("device_add", &again);
+    eventually("the new device can be bound", || {
+        b.run(["smc", "devices", "--bind"]).out.contains("vfio")
+    });
+    client.connect_eventually();
+}
