@@ -124,6 +124,8 @@ fn a_device_can_be_unplugged() {
     guest.qmp_with("device_del", &serde_json::json!({"id": "plug1"}));
     guest.qmp_event("DEVICE_DELETED", Duration::from_secs(30));
     assert_eq!(count(), "1\n");
+    // The socket belongs to the machine and not to the device.
+    guest.qmp_with("chardev-remove", &serde_json::json!({"id": "plug-socket1"}));
     smc_tests::eventually("the daemon sees it go", || !bed.counters("a-2").connected);
     assert!(bed.counters("a").connected);
 }
