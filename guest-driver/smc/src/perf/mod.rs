@@ -58,7 +58,8 @@ Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" stays
 \"smc perf --to HOST:PORT\" on the other asks it for one run after the other. Each end has a device of
 its own. The measures are bulk, rtt_spin, rtt_sleep, rate_100b, short_conn (these are the suite) and
 echo_200, over SMC-D, TCP on the network between the two, and virtio sockets if --vsock names the
-server's CID. With bulk come kicks and wakes: how often, per MiB, the drivers of both ends called
+server's CID (in writes of 3.5 KiB at most, since what carries them between guests loses longer
+packets). With bulk come kicks and wakes: how often, per MiB, the drivers of both ends called
 their devices (in a guest, exits), and the devices woke them (interrupts). The table tells how the
 bytes of SMC travelled. Servers of runs listen on ports that the system chooses.";
 

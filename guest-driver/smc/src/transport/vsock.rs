@@ -1,5 +1,6 @@
 //! Virtio sockets: streams between virtual machines and their host, or between siblings where the
-//! host's device carries them (`vhost-device-vsock`).
+//! host's device carries them (`vhost-device-vsock`). A guest needs nothing special for siblings,
+//! unless it is itself a host of guests.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -22,8 +23,26 @@ pub(crate) struct Vsock {
     pub(crate) cid: u32,
 }
 
+/// The CID of every host; larger ones are those of guests.
+const HOST_CID: u32 = 2;
+/// Most bytes that a write takes at once if the peer is a guest. Between siblings,
+/// `vhost-device-vsock` hands packets over as they are, and the receive buffers of a Linux guest hold
+/// 3732 bytes after the header: of a longer packet the rest is lost, and the connection stalls.
+const PIECE: usize = 3584;
+
 /// A connection.
-pub(crate) struct VsockStream(Socket);
+pub(crate) struct VsockStream {
+    socket: Socket,
+    /// Most bytes of a write.
+    piece: usize,
+}
+
+impl VsockStream {
+    fn new(socket: Socket, peer: &SockAddr) -> VsockStream {
+        let guest = peer.as_vsock_address().is_some_and(|(cid, _)| cid > HOST_CID);
+        VsockStream { socket, piece: if guest { PIECE } else { usize::MAX } }
+    }
+}
 
 fn bind(cid: u32) -> io::Result<Socket> {
     let socket = Socket::new(Domain::VSOCK, Type::STREAM, None)?;
@@ -57,14 +76,15 @@ impl Transport for Vsock {
     }
 
     fn accept(&self, listener: &Socket) -> io::Result<VsockStream> {
-        Ok(VsockStream(listener.accept()?.0))
+        let (socket, peer) = listener.accept()?;
+        Ok(VsockStream::new(socket, &peer))
     }
 
     fn connect(&self, address: &str) -> io::Result<VsockStream> {
         let address = parse(address).ok_or(io::ErrorKind::InvalidInput)?;
         let socket = Socket::new(Domain::VSOCK, Type::STREAM, None)?;
         socket.connect(&address)?;
-        Ok(VsockStream(socket))
+        Ok(VsockStream::new(socket, &address))
     }
 
     fn poll(&self) -> io::Result<Epoll> {
@@ -74,13 +94,13 @@ impl Transport for Vsock {
 
 impl Read for VsockStream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buf)
+        self.socket.read(buf)
     }
 }
 
 impl Write for VsockStream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.0.write(buf)
+        self.socket.write(buf.get(..self.piece).unwrap_or(buf))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -90,13 +110,13 @@ impl Write for VsockStream {
 
 impl AsFd for VsockStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
 impl Stream for VsockStream {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.0.set_nonblocking(nonblocking)
+        self.socket.set_nonblocking(nonblocking)
     }
 
     fn send_at_once(&self) -> io::Result<()> {
@@ -104,6 +124,27 @@ impl Stream for VsockStream {
     }
 
     fn finish(&self) -> io::Result<()> {
-        self.0.shutdown(Shutdown::Write)
+        self.socket.shutdown(Shutdown::Write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn siblings_get_packets_that_fit_into_their_buffers() {
+        for (cid, piece) in [(1, usize::MAX), (2, usize::MAX), (3, PIECE), (4_000_000, PIECE)] {
+            let (socket, _) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+            assert_eq!(VsockStream::new(socket, &SockAddr::vsock(cid, 1)).piece, piece, "{cid}");
+        }
+        let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        let mut stream = VsockStream::new(near, &SockAddr::vsock(3, 1));
+        assert_eq!(stream.write(&[7; 4096]).unwrap(), PIECE);
+        assert_eq!(stream.write(&[7; 100]).unwrap(), 100);
+        stream.finish().unwrap();
+        let mut got = Vec::new();
+        (&far).read_to_end(&mut got).unwrap();
+        assert_eq!(got.len(), PIECE + 100);
     }
 }

@@ -12,20 +12,23 @@ use crate::support::{Fabric, Running, eventually, is_alive, text};
 const KEYS: [&str; 9] =
     ["measure", "unit", "runs", "path", "smc", "tcp", "vsock", "ratio", "vsock_ratio"];
 
-/// A server on the fabric's first device, and where it listens.
+/// A server on the fabric's first device, and where it is reached.
 fn serve(fabric: &Fabric) -> (Running, String) {
-    let mut command = fabric.smc(&["perf", "--serve", "127.0.0.1:0"]);
+    serve_on(fabric, "127.0.0.1:0")
+}
+
+fn serve_on(fabric: &Fabric, address: &str) -> (Running, String) {
+    let mut command = fabric.smc(&["perf", "--serve", address]);
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut server = Running(command.spawn().unwrap());
     let mut log = BufReader::new(server.0.stderr.take().unwrap());
     let mut line = String::new();
     log.read_line(&mut line).unwrap();
-    let address =
-        line.strip_prefix("serving measurements on ").and_then(|rest| rest.split_once(','));
-    let address = address.unwrap_or_else(|| panic!("{line}")).0.to_owned();
+    let port = line.split(',').next().and_then(|start| start.rsplit(':').next());
+    let port: u16 = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{line}"));
     // Nobody is interested in the rest, but it must not be the end of the server.
     std::thread::spawn(move || log.lines().for_each(drop));
-    (server, address)
+    (server, format!("127.0.0.1:{port}"))
 }
 
 /// A measurement on the second device.
@@ -119,7 +122,8 @@ fn two_ends_measure_the_suite_and_tell_what_carried_it() {
 #[test]
 fn a_table_names_fabric_and_gids_and_a_plot_is_drawn() {
     let fabric = Fabric::start("far-table");
-    let (_server, address) = serve(&fabric);
+    // On every address, of IPv6 too.
+    let (_server, address) = serve_on(&fabric, "0");
     let plot = std::env::temp_dir().join(format!("smc-far-{}.svg", std::process::id()));
     let file = plot.display().to_string();
     let output = measure(&fabric, &address, &["bulk", "rtt", "--plot", &file]);
