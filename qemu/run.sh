@@ -58,7 +58,8 @@ while [ $# -gt 0 ]; do
         --net) net+=("$2") ;;
         --ip) ip=$2 ;;
         --vsock)
-            socket_chardev vsock "$2" reconnect-ms=200
+            # With reconnect-ms it would not be connected yet when the device wants it.
+            socket_chardev vsock "$2" server=off
             devices+=(-device "vhost-user-vsock-pci,chardev=vsock,romfile=") ;;
         --control)
             socket_chardev control "$2" server=on,wait=off
