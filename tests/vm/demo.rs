@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use smc_tests::vm::{Bed, Guest, Run};
+use smc_tests::vm::{Bed, Guest, Run, Vm};
 
 /// MiB that are sent.
-const SIZE: u32 = 64;
+const SIZE: u32 = 256;
 
 fn main() {
     println!("1. A fabric");
@@ -15,7 +15,7 @@ fn main() {
 
     println!("2. Two virtual machines");
     let start = Instant::now();
-    let [a, b] = bed.pair();
+    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).mem("1G")));
     for guest in [&a, &b] {
         let port = bed.counters(guest.name());
         println!(
@@ -37,7 +37,7 @@ fn main() {
     println!("4. A connection: TCP first, three messages, then memory");
     let (smc, said) = transfer(
         [&a, &b],
-        "smc listen -v --device pci 5000",
+        Run::from("smc listen -v --device pci 5000 > /tmp/copy"),
         &format!("smc connect -v --device pci {} 5000", a.ip()),
     );
     println!("   a$ smc listen -v --device pci 5000 > copy");
@@ -46,7 +46,9 @@ fn main() {
     show(&said[1]);
 
     println!("5. The same data over TCP and virtio-net");
-    let (tcp, _) = transfer([&a, &b], "nc -l -p 5001", &format!("nc {} 5001", a.ip()));
+    // With an end of input the server would close its half, on which its client stops sending.
+    let server = Run::from("nc -l -p 5001 > /tmp/copy").open_stdin();
+    let (tcp, _) = transfer([&a, &b], server, &format!("nc {} 5001", a.ip()));
     let rate = |time: Duration| f64::from(SIZE) / time.as_secs_f64();
     println!("   SMC-D {:6.0} MiB/s", rate(smc));
     println!("   TCP   {:6.0} MiB/s, programs' start and handshake included", rate(tcp));
@@ -64,9 +66,9 @@ fn main() {
 
 /// Sends made-up data from the second guest to the first; the time it took, and what the programs
 /// said.
-fn transfer([to, from]: [&Guest; 2], server: &str, client: &str) -> (Duration, [String; 2]) {
-    from.ok(format!("[ -e /tmp/data ] || head -c {SIZE}M /dev/urandom > /tmp/data"));
-    let server = to.spawn(format!("{server} > /tmp/copy"));
+fn transfer([to, from]: [&Guest; 2], server: Run, client: &str) -> (Duration, [String; 2]) {
+    from.ok(format!("[ -e /tmp/data ] || head -c {SIZE}m /dev/urandom > /tmp/data"));
+    let server = to.spawn(server);
     // A port that nobody listens on yet refuses the client.
     smc_tests::eventually("the server listens", || {
         to.run("netstat -ltn | grep -q ':500[01] '").code() == 0
@@ -74,6 +76,7 @@ fn transfer([to, from]: [&Guest; 2], server: &str, client: &str) -> (Duration, [
     let start = Instant::now();
     let sent = from.run(Run::from(format!("{client} < /tmp/data")));
     let took = start.elapsed();
+    server.close_stdin();
     let received = server.wait();
     assert!(sent.code() == 0 && received.code() == 0, "{sent}\n{received}");
     let sums = [to.ok("sha256sum < /tmp/copy"), from.ok("sha256sum < /tmp/data")];

@@ -6,6 +6,9 @@ use std::thread;
 
 use super::places;
 
+/// Lines of a log that are printed when a test fails.
+const SHOWN: usize = 15;
+
 /// `target/vm/<test>/`.
 #[derive(Debug)]
 pub(super) struct Logs {
@@ -40,25 +43,23 @@ impl Drop for Logs {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("logs are in {}", self.dir.display());
-            for (name, lines) in [("console.log", 15), ("qemu.log", 15), ("daemon.log", 15)] {
-                show(&self.dir, name, lines);
-            }
+            show(&self.dir);
         } else if std::env::var_os("SMC_VM_KEEP").is_none() {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
 }
 
-/// Prints the end of all logs with names that end like this.
-fn show(dir: &Path, name: &str, lines: usize) {
+/// Prints the end of all logs, except the transcripts: what failed has said that already.
+fn show(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
         let text = fs::read(entry.path()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        if file.ends_with(name) && !text.trim().is_empty() {
+        if !file.ends_with("control.log") && !text.trim().is_empty() {
             eprintln!("-- end of {file}");
             let all: Vec<&str> = text.lines().collect();
-            for line in &all[all.len().saturating_sub(lines)..] {
+            for line in &all[all.len().saturating_sub(SHOWN)..] {
                 eprintln!("   {line}");
             }
         }
