@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::{decode, demo, fabric, perf, pipe, rig, stat};
+use crate::{decode, demo, devices, fabric, perf, pipe, rig, stat};
 
 const LONG_ABOUT: &str = "\
 Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
@@ -54,6 +54,9 @@ enum Command {
     /// Show what a daemon counts.
     #[command(long_about = stat::LONG_ABOUT)]
     Stat(stat::StatArgs),
+    /// List the virtio-ism PCI devices of this machine, or hand them to programs.
+    #[command(long_about = devices::LONG_ABOUT)]
+    Devices(devices::DevicesArgs),
     /// Run the daemon that emulates virtio-ism devices.
     #[command(about = "Run the daemon that emulates virtio-ism devices",
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
@@ -102,6 +105,7 @@ pub(crate) fn main() -> ExitCode {
             decode::run(args).map(|()| ExitCode::SUCCESS).map_err(CliError::from)
         }
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Fabric(args) => fabric::run(&args),
         Command::Keeper { task } => return rig::keep(&task),
         Command::Daemon { args } => return rig::daemon(args),

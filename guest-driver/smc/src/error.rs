@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use guest_driver::DeviceAddress;
 use thiserror::Error;
 
 /// Why a command failed.
@@ -108,6 +109,10 @@ pub(crate) enum CliError {
     Plot(String),
 }
 
+fn is_pci(device: &std::path::Path) -> bool {
+    !matches!(DeviceAddress::from(device), DeviceAddress::Socket(_))
+}
+
 impl CliError {
     /// For `map_err`: an [`CliError::Io`] that names what was tried.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> CliError {
@@ -123,6 +128,10 @@ impl CliError {
     /// What to do about it, if there is something to be said.
     pub(crate) fn hint(&self) -> Option<String> {
         let hint = match self {
+            CliError::Device { device, .. } if is_pci(device) => "\"smc devices\" lists the PCI \
+                devices of this machine and what is wrong with each, \"smc devices --bind\" hands \
+                them to programs."
+                .into(),
             CliError::Device { device, .. } if !device.exists() => format!(
                 "No daemon listens there. Start one with \"smc fabric\" (it prints its sockets), or \
                  with \"smc fabric --socket-path {}\"; or name another socket with --device or \

@@ -4,6 +4,7 @@
 mod cli;
 mod decode;
 mod demo;
+mod devices;
 mod error;
 mod fabric;
 mod helper;

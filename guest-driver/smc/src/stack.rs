@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use guest_driver::transport::pci;
 use guest_driver::{Config, DataPath, Stack};
 use smc_core::wire::ids::Eid;
 
@@ -15,11 +16,13 @@ use crate::places;
 /// Which device to use, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StackArgs {
-    /// Socket of the virtio-ism device, as the daemon listens on it.
+    /// The virtio-ism device: a socket, as the daemon listens on it, or a PCI device of this virtual
+    /// machine, by its address (0000:00:04.0) or "pci" for any that is free.
     ///
     /// The default is one of the two devices that "smc fabric" makes without options: a.sock for
-    /// servers and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID.
-    #[arg(long, value_name = "SOCKET", env = "SMC_DEVICE")]
+    /// servers and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. Where there is no
+    /// such socket but a PCI device ("smc devices" lists them), it is "pci".
+    #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE")]
     pub(crate) device: Option<PathBuf>,
 
     /// User EID (enterprise id); repeat it for more. Both ends need one in common
@@ -71,7 +74,7 @@ impl StackArgs {
     /// # Errors
     /// A wrong EID; a device that cannot be opened.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
-        let device = self.device.clone().unwrap_or_else(|| places::socket(name));
+        let device = self.device.clone().unwrap_or_else(|| default_device(name));
         let mut config = Config::new(&device);
         for name in &self.eids {
             let eid = Eid::new(name)
@@ -83,6 +86,14 @@ impl StackArgs {
         config.path = self.path.into();
         open(config, &device)
     }
+}
+
+/// The device if nobody says otherwise: the socket called `name` of "smc fabric", or in a virtual
+/// machine any PCI device.
+pub(crate) fn default_device(name: &str) -> PathBuf {
+    let socket = places::socket(name);
+    let has_pci = || pci::functions().is_ok_and(|found| !found.is_empty());
+    if !socket.exists() && has_pci() { "pci".into() } else { socket }
 }
 
 /// Opens a stack on one device. A device that is in use lets us wait, which is said.

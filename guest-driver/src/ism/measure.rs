@@ -9,29 +9,69 @@ use std::time::Instant;
 
 use crate::sys::{OutOfBounds, SharedSlice};
 
-/// A window slower than this (bytes per second) is worse than letting the device copy.
-pub(super) const SLOWEST_WINDOW: u64 = 500 << 20;
+/// A window slower than this (bytes per second, stores and loads together) is worse than letting
+/// the device copy.
+pub const SLOWEST_WINDOW: u64 = 500 << 20;
 
 /// Bytes that one pass stores and loads, at most.
 const PASS: usize = 16 << 10;
+/// Bytes of a pass that is to say more than whether the window is cached: what no cache line keeps
+/// from being counted as memory, and too little to matter to anybody else.
+const LONG_PASS: usize = 1 << 20;
 /// Passes; the best counts, since the scheduler may disturb any of them.
 const PASSES: u32 = 8;
 
-/// Speed of storing zeros and loading them again, in bytes per second. `slice` is zero afterwards
-/// where it was touched.
-pub(super) fn rate(slice: &SharedSlice) -> Result<u64, OutOfBounds> {
-    let len = slice.len().min(PASS);
+/// How fast a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSpeed {
+    /// Stores, bytes per second.
+    pub store: u64,
+    /// Loads, bytes per second.
+    pub load: u64,
+}
+
+impl WindowSpeed {
+    /// Bytes per second of a byte's way in and out, each counted.
+    pub fn rate(self) -> u64 {
+        let (store, load) = (u128::from(self.store), u128::from(self.load));
+        u64::try_from(2 * store * load / (store + load).max(1)).unwrap_or(u64::MAX)
+    }
+
+    /// Whether stores into the window beat copies by the device.
+    pub fn is_fast(self) -> bool {
+        self.rate() >= SLOWEST_WINDOW
+    }
+}
+
+/// Speed of storing zeros and loading them again. `slice` is zero afterwards where it was touched.
+pub(super) fn speed(slice: &SharedSlice) -> Result<WindowSpeed, OutOfBounds> {
+    measure(slice, PASS)
+}
+
+/// Like [`speed`], over more memory.
+pub(super) fn long_speed(slice: &SharedSlice) -> Result<WindowSpeed, OutOfBounds> {
+    measure(slice, LONG_PASS)
+}
+
+fn measure(slice: &SharedSlice, pass: usize) -> Result<WindowSpeed, OutOfBounds> {
+    let len = slice.len().min(pass);
     let source = vec![0u8; len];
     let mut target = vec![0u8; len];
-    let mut best = u64::MAX;
+    let (mut store, mut load) = (u64::MAX, u64::MAX);
     for _ in 0..PASSES {
         let start = Instant::now();
         slice.copy_in(0, black_box(&source))?;
+        store = store.min(nanoseconds(start));
+        let start = Instant::now();
         slice.copy_out(0, black_box(&mut target))?;
-        let took = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        best = best.min(took.max(1));
+        load = load.min(nanoseconds(start));
     }
-    Ok((2 * len as u64).saturating_mul(1_000_000_000) / best)
+    let per_second = |took| (len as u64).saturating_mul(1_000_000_000) / took;
+    Ok(WindowSpeed { store: per_second(store), load: per_second(load) })
+}
+
+fn nanoseconds(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -42,7 +82,16 @@ mod tests {
     #[test]
     fn ordinary_memory_is_fast_enough() {
         let mem = SharedMem::anonymous(PASS).unwrap();
-        let rate = rate(&mem.slice(0, PASS).unwrap()).unwrap();
-        assert!(rate > SLOWEST_WINDOW, "{rate} B/s");
+        let speed = speed(&mem.slice(0, PASS).unwrap()).unwrap();
+        assert!(speed.is_fast(), "{speed:?}");
+    }
+
+    #[test]
+    fn slow_loads_make_a_slow_window_however_fast_stores_are() {
+        // Uncached, write-combined: stores are fast, loads are not.
+        assert!(!WindowSpeed { store: 10 << 30, load: 100 << 20 }.is_fast());
+        assert!(!WindowSpeed { store: 200 << 20, load: 200 << 20 }.is_fast());
+        assert!(WindowSpeed { store: 3 << 30, load: 2 << 30 }.is_fast());
+        assert_eq!(WindowSpeed { store: 0, load: 0 }.rate(), 0);
     }
 }

@@ -39,6 +39,7 @@ mod slabs;
 mod tests;
 
 pub use error::{DeliverError, IsmError};
+pub use measure::{SLOWEST_WINDOW, WindowSpeed};
 pub use options::{OpenOptions, Prefer};
 pub use own::OwnDmb;
 pub use peer::PeerDmb;
@@ -168,6 +169,17 @@ impl IsmDevice {
     /// window, or if the window is known to be ordinary memory.
     pub fn window_rate(&self) -> Option<u64> {
         self.window_rate.get().copied()
+    }
+
+    /// Measures stores into and loads from the window, in memory that nobody else sees.
+    ///
+    /// # Errors
+    /// There is no window, the device has no room in it, or is gone.
+    pub fn measure_window(self: &Arc<Self>) -> Result<WindowSpeed, IsmError> {
+        if !self.features().contains(Features::WINDOW) || self.transport.window_size() == 0 {
+            return Err(TransportError::Missing("a window").into());
+        }
+        own::measure_window(self)
     }
 
     /// Records of unknown types that were ignored.

@@ -10,6 +10,7 @@ use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::{Gid, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::measure::WindowSpeed;
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::sys::{OutOfBounds, SharedSlice, lock};
@@ -165,12 +166,18 @@ pub(super) fn register(
     if device.wants_window() {
         match in_window(device, user, len, wait_group) {
             Ok(dmb) if device.must_measure() => {
-                let rate =
-                    *device.window_rate.get_or_init(|| measure::rate(dmb.memory()).unwrap_or(0));
-                tracing::debug!(rate, "window measured");
+                let rate = *device
+                    .window_rate
+                    .get_or_init(|| measure::speed(dmb.memory()).map_or(0, |speed| speed.rate()));
+                let gigabytes = rate as f64 / 1e9;
                 if device.wants_window() {
+                    tracing::info!("data path: window, measured at {gigabytes:.2} GB/s");
                     return Ok(dmb);
                 }
+                let least = measure::SLOWEST_WINDOW as f64 / 1e9;
+                tracing::info!(
+                    "data path: moves, since the window is slow: {gigabytes:.3} GB/s of {least:.2}"
+                );
             }
             Ok(dmb) => return Ok(dmb),
             // One of the sides cannot map, or not any more.
@@ -182,6 +189,19 @@ pub(super) fn register(
         }
     }
     in_guest_memory(device, user, len, wait_group)
+}
+
+/// Measures a window DMB of the device's own.
+pub(super) fn measure_window(device: &Arc<IsmDevice>) -> Result<WindowSpeed, IsmError> {
+    let (min, max) = (device.config().dmb_min.get(), device.config().dmb_max.get());
+    let dmb = in_window(device, device.gid(), max.min(1 << 20).max(min), 0)?;
+    let speed = measure::long_speed(dmb.memory());
+    // Nobody will want this slab again.
+    drop(dmb);
+    if let Err(error) = device.release_idle_slabs() {
+        tracing::debug!(%error, "the measured slab stays mapped");
+    }
+    Ok(speed?)
 }
 
 fn in_window(

@@ -102,7 +102,7 @@ pub enum VfioError {
         source: io::Error,
     },
     /// Another process has it.
-    #[error("another process uses it")]
+    #[error("it is in use by another process")]
     InUse,
     /// The kernel speaks another version.
     #[error("VFIO of version {0}")]

@@ -43,7 +43,7 @@ pub enum PciError {
     #[error("it is bound to vfio-pci but has no group: is {VFIO_NODE} there?")]
     NoGroup,
     /// Another process uses it.
-    #[error("another process uses it")]
+    #[error("it is in use by another process")]
     InUse,
     /// VFIO.
     #[error("VFIO: {0}")]
@@ -80,6 +80,9 @@ pub enum PciError {
     /// The device broke down while it was set up.
     #[error("the device asks for a reset while it is set up (is its daemon running?)")]
     NeedsReset,
+    /// The function does not answer memory accesses.
+    #[error("it is switched off")]
+    Off,
     /// A queue is too small.
     #[error("queue {queue} has room for {max} entries instead of {needed}")]
     QueueSize {

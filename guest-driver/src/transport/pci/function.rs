@@ -3,7 +3,9 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ const VFIO: &str = "/dev/vfio";
 
 pub(super) enum Function {
     Vfio { device: VfioDevice, config: VfioRegion },
-    Uio { interrupts: File, config: File, directory: PathBuf },
+    Uio { interrupts: File, config: File, directory: PathBuf, _claim: Option<UnixListener> },
 }
 
 impl Function {
@@ -55,13 +57,15 @@ impl Function {
         let node = format!("/dev/uio{number}");
         let interrupts = open(Path::new(&node))?;
         // UIO lets anybody in; who uses this library agrees on one at a time.
-        match flock(&interrupts, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+        let claim = match flock(&interrupts, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => None,
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PciError::InUse),
+            // A kernel without file locks.
+            Err(rustix::io::Errno::NOSYS) => Some(claim(address)?),
             Err(error) => return Err(system(&node)(error.into())),
-        }
+        };
         let config = open(&directory.join("config"))?;
-        Ok(Function::Uio { interrupts, config, directory })
+        Ok(Function::Uio { interrupts, config, directory, _claim: claim })
     }
 
     /// Where its interrupts come from.
@@ -123,25 +127,19 @@ impl Function {
 
     /// Maps a place; the second value is where it starts in the mapping.
     pub(super) fn map(&self, place: Place) -> Result<(Arc<SharedMem>, usize), PciError> {
-        let refused = PciError::NotMappable { bar: place.bar };
-        let page = rustix::param::page_size() as u64;
-        let start = place.offset / page * page;
-        let end = (place.offset + place.len).next_multiple_of(page);
-        let Ok(len) = usize::try_from(end - start) else { return Err(refused) };
-        let mem = match self {
+        match self {
             Function::Vfio { device, .. } => {
+                let refused = PciError::NotMappable { bar: place.bar };
+                let (start, len, at) = in_pages(place)?;
                 let region = device.region(place.bar.into()).map_err(system("BAR"))?;
                 if !region.mappable {
                     return Err(refused);
                 }
-                device.map(region, start, len).map_err(system("mapping a BAR"))?
+                let mem = device.map(region, start, len).map_err(system("mapping a BAR"))?;
+                Ok((mem, at))
             }
-            Function::Uio { .. } => {
-                let file = self.bar_file(place.bar)?;
-                SharedMem::from_fd_at(file, start, len).map_err(system("mapping a BAR"))?
-            }
-        };
-        Ok((mem, (place.offset - start) as usize))
+            Function::Uio { directory, .. } => map_sysfs(directory, place),
+        }
     }
 
     /// Maps a place as registers.
@@ -226,8 +224,40 @@ impl Function {
     }
 }
 
+/// A name that one process can have at a time.
+fn claim(address: PciAddress) -> Result<UnixListener, PciError> {
+    let name = format!("virtio-ism {address}");
+    let bound = SocketAddr::from_abstract_name(&name).and_then(|at| UnixListener::bind_addr(&at));
+    bound.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => PciError::InUse,
+        _ => PciError::System { what: name, source },
+    })
+}
+
+/// The pages of a place: offset of the first, bytes, and where in them the place starts.
+fn in_pages(place: Place) -> Result<(u64, usize, usize), PciError> {
+    let page = rustix::param::page_size() as u64;
+    let start = place.offset / page * page;
+    let end = (place.offset + place.len).next_multiple_of(page);
+    match usize::try_from(end - start) {
+        Ok(len) => Ok((start, len, (place.offset - start) as usize)),
+        Err(_) => Err(PciError::NotMappable { bar: place.bar }),
+    }
+}
+
+/// Maps a place by the files that the kernel shows of a function.
+pub(super) fn map_sysfs(
+    directory: &Path,
+    place: Place,
+) -> Result<(Arc<SharedMem>, usize), PciError> {
+    let (start, len, at) = in_pages(place)?;
+    let file = open(&directory.join(format!("resource{}", place.bar)))?;
+    let mem = SharedMem::from_fd_at(file, start, len).map_err(system("mapping a BAR"))?;
+    Ok((mem, at))
+}
+
 /// Size of a memory BAR from the lines of `resource`: start, end, flags.
-fn bar_of_sysfs(directory: &Path, bar: u8) -> u64 {
+pub(super) fn bar_of_sysfs(directory: &Path, bar: u8) -> u64 {
     let text = std::fs::read_to_string(directory.join("resource")).unwrap_or_default();
     text.lines().nth(bar.into()).map_or(0, bar_of_line)
 }

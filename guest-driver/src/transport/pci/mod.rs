@@ -31,6 +31,7 @@ mod common;
 mod discover;
 mod error;
 mod function;
+mod peek;
 mod setup;
 mod watch;
 mod window;
@@ -38,6 +39,7 @@ mod window;
 pub use caps::CapError;
 pub use discover::{Binding, Function, functions};
 pub use error::PciError;
+pub use peek::peek;
 pub use setup::open;
 
 use window::Window;

@@ -1,0 +1,115 @@
+//! What there is to know about each device.
+
+use std::sync::Arc;
+
+use guest_driver::PciAddress;
+use guest_driver::ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
+use guest_driver::transport::pci::{self, Binding, PciError};
+use guest_driver::transport::{Transport, TransportError};
+use serde::Serialize;
+use virtio_ism_abi::config::{Config, Features};
+
+use crate::error::CliError;
+
+/// Memory for a device that is only looked at, bytes.
+const LITTLE_MEMORY: u64 = 8 << 20;
+
+/// A device as `--json` shows it. What cannot be known is null.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Device {
+    pub(super) address: String,
+    /// The driver of the kernel.
+    pub(super) driver: Option<String>,
+    pub(super) in_use: bool,
+    /// Why it cannot be used now.
+    pub(super) problem: Option<String>,
+    pub(super) chid: Option<String>,
+    pub(super) gid: Option<String>,
+    pub(super) features: Option<Vec<String>>,
+    pub(super) interrupts: Option<String>,
+    /// Bytes.
+    pub(super) window: Option<u64>,
+    /// `window` or `move`.
+    pub(super) path: Option<&'static str>,
+    /// Why that path.
+    pub(super) why: Option<String>,
+    /// Bytes per second.
+    pub(super) store_rate: Option<u64>,
+    /// Bytes per second.
+    pub(super) load_rate: Option<u64>,
+}
+
+/// Looks at every device.
+pub(super) fn all() -> Result<Vec<Device>, CliError> {
+    let found = pci::functions().map_err(CliError::io("cannot list PCI devices"))?;
+    Ok(found.into_iter().map(|function| look(function.address, &function.binding)).collect())
+}
+
+fn look(address: PciAddress, binding: &Binding) -> Device {
+    let mut device = Device {
+        address: address.to_string(),
+        driver: driver(binding).map(Into::into),
+        ..Device::default()
+    };
+    match pci::open(address, 1, LITTLE_MEMORY) {
+        Ok(open) => {
+            device.interrupts = Some(open.interrupts().to_string());
+            measure(&mut device, open);
+        }
+        Err(TransportError::Pci { source, .. }) => {
+            device.in_use = matches!(source, PciError::InUse);
+            device.problem = Some(source.to_string());
+            if let Ok(config) = pci::peek(address) {
+                describe(&mut device, &config);
+            }
+        }
+        Err(error) => device.problem = Some(error.to_string()),
+    }
+    device
+}
+
+pub(super) fn driver(binding: &Binding) -> Option<&str> {
+    match binding {
+        Binding::Vfio(_) | Binding::VfioIommu(_) | Binding::VfioNoGroup => Some("vfio-pci"),
+        Binding::Uio(_) => Some("uio_pci_generic"),
+        Binding::Other(driver) => Some(driver),
+        Binding::Unbound => None,
+    }
+}
+
+fn describe(device: &mut Device, config: &Config) {
+    device.chid = Some(format!("{:04x}", config.chid.get()));
+    device.gid = Some(config.gid.to_string());
+    device.window = Some(config.window_size.get());
+}
+
+fn measure(device: &mut Device, transport: Arc<pci::Pci>) {
+    describe(device, transport.config());
+    device.window = Some(transport.window_size());
+    let features = transport.features();
+    device.features = Some(features.iter_names().map(|(name, _)| name.to_lowercase()).collect());
+    let ism = match IsmDevice::open_on(transport, &OpenOptions::new("pci")) {
+        Ok(ism) => ism,
+        Err(error) => {
+            device.problem = Some(error.to_string());
+            return;
+        }
+    };
+    device.gid = Some(ism.gid().to_string());
+    let (path, why) = if !features.contains(Features::WINDOW) {
+        ("move", "the front end cannot map".into())
+    } else {
+        match ism.measure_window() {
+            Ok(speed) => {
+                (device.store_rate, device.load_rate) = (Some(speed.store), Some(speed.load));
+                let least = SLOWEST_WINDOW >> 20;
+                match speed.is_fast() {
+                    true => ("window", format!("faster than {least} MiB/s")),
+                    false => ("move", format!("the window is slower than {least} MiB/s")),
+                }
+            }
+            Err(error) => ("move", format!("the window cannot be used: {error}")),
+        }
+    };
+    (device.path, device.why) = (Some(path), Some(why));
+}
