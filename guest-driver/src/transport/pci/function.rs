@@ -54,17 +54,17 @@ impl Function {
 
     fn open_uio(address: PciAddress, number: u32) -> Result<Function, PciError> {
         let directory = discover::directory(address);
-        let node = format!("/dev/uio{number}");
-        let interrupts = open(Path::new(&node))?;
-        // UIO lets anybody in; who uses this library agrees on one at a time.
-        let claim = match flock(&interrupts, FlockOperation::NonBlockingLockExclusive) {
+        let config = open(&directory.join("config"))?;
+        // UIO lets anybody in; who uses this library agrees on one at a time. That must be settled
+        // before UIO's own file is opened: closing it stops the function, whoever uses it.
+        let claim = match flock(&config, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => None,
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PciError::InUse),
             // A kernel without file locks.
             Err(rustix::io::Errno::NOSYS) => Some(claim(address)?),
-            Err(error) => return Err(system(&node)(error.into())),
+            Err(error) => return Err(system("locking the configuration space")(error.into())),
         };
-        let config = open(&directory.join("config"))?;
+        let interrupts = open(Path::new(&format!("/dev/uio{number}")))?;
         Ok(Function::Uio { interrupts, config, directory, _claim: claim })
     }
 
