@@ -32,7 +32,7 @@ environment:
   KERNEL, INITRD    what to boot: "cargo xtask vm build" makes both and prints their paths
   QEMU              the binary (default: what qemu/build.sh prints)
   ACCEL             tcg (default) or kvm
-  MEM               memory (default: 512M)
+  MEM               memory (default: 512M); QEMU's options for more may follow: 512M,slots=2,maxmem=1G
   CPUS              processors (default: 1)
   CPU               model (default: host with kvm, else QEMU's)
 END
@@ -128,7 +128,7 @@ arguments=(
     -nodefaults -no-user-config -display none
     -machine "q35,memory-backend=memory" -accel "$accel" -m "$mem" -smp "${CPUS:-1}"
     # vhost-user needs memory that can be shared, and the daemon wants it sealed.
-    -object "memory-backend-memfd,id=memory,size=$mem,share=on"
+    -object "memory-backend-memfd,id=memory,size=${mem%%,*},share=on"
     -kernel "$KERNEL" -initrd "$INITRD"
     -append "console=ttyS0 quiet panic=-1 ism.name=$name${ip:+ ism.ip=$ip}$append"
     -object "rng-random,id=random,filename=/dev/urandom"

@@ -537,6 +537,8 @@ impl mapper::Client for Session {
     fn done(&self, job: Job, answer: Answer) {
         let ok = match &answer {
             Answer::Done => true,
+            // The rule after a reset: the front end has emptied the window itself.
+            Answer::Refused if matches!(job, Job::Stale(_)) => false,
             Answer::Refused => {
                 self.fault(Fault::MapRefused, format_args!("the front end refused a mapping"));
                 false
