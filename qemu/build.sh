@@ -26,7 +26,7 @@ environment:
   XDG_CACHE_HOME  results are kept in vhost-device-ism/ below it (default: ~/.cache)
 
 Results are kept under a hash of the source's name and size, of the patches and of this script. About
-6 minutes on two processors and 1 GB of disk for the time of the build; 40 MB stay.
+6 minutes on two processors and 1 GB of disk for the time of the build; 60 MB stay.
 END
 }
 
