@@ -9,6 +9,7 @@
 //! published range garbles its own data and nothing else. Bytes have no invalid values.
 
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
@@ -73,6 +74,14 @@ impl SharedSlice {
     /// Address of the first byte in this process, for tables that are told to a device.
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
+    }
+
+    /// Puts private zero pages in the place of the whole mapping that this is a view of.
+    ///
+    /// # Errors
+    /// What mmap says; everything is as before then.
+    pub fn retire(&self) -> io::Result<()> {
+        self.owner.retire()
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

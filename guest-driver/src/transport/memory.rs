@@ -75,6 +75,15 @@ impl GuestPool {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
+    /// Gives the memory back to the kernel although parts of it are handed out: these are zeros from
+    /// now on, and no device's any more. Only when the device can no longer reach it.
+    ///
+    /// # Errors
+    /// What the kernel says; everything is as before then.
+    pub fn retire(&self) -> io::Result<()> {
+        self.whole.retire()
+    }
+
     /// Bytes of the pool.
     pub fn size(&self) -> usize {
         self.usable.len()

@@ -62,6 +62,7 @@ pub enum Interrupts {
 impl fmt::Display for Interrupts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Interrupts::MsiX { vectors: 1 } => f.write_str("MSI-X (1 vector)"),
             Interrupts::MsiX { vectors } => write!(f, "MSI-X ({vectors} vectors)"),
             Interrupts::IntX => f.write_str("INTx"),
         }

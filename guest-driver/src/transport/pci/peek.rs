@@ -1,6 +1,7 @@
 //! A look at a device without taking it, for those that another process uses.
 
 use std::fs;
+use std::io;
 
 use virtio_ism_abi::config::Config;
 use zerocopy::FromBytes;
@@ -23,7 +24,11 @@ pub fn peek(address: PciAddress) -> Result<Config, PciError> {
     let path = directory.join("config");
     let bytes = fs::read(&path)
         .map_err(|source| PciError::System { what: path.display().to_string(), source })?;
-    let Some(space) = bytes.first_chunk::<CONFIG_SPACE>() else { return Err(PciError::Absent) };
+    let Some(space) = bytes.first_chunk::<CONFIG_SPACE>() else {
+        // The kernel shows its beginning to everybody.
+        let source = io::ErrorKind::PermissionDenied.into();
+        return Err(PciError::System { what: path.display().to_string(), source });
+    };
     if space.get(4).is_none_or(|command| command & MEMORY == 0) {
         return Err(PciError::Off);
     }

@@ -68,6 +68,7 @@ pub fn open(
         return Err(TransportError::Missing("a move queue"));
     }
     let (pool, huge) = memory(move_queues, guest_memory).map_err(at)?;
+    device.pool = Some(Arc::clone(&pool));
     let health = Health::new();
     let n = FIRST_MOVE_QUEUE + move_queues;
     let calls = (0..n).map(|_| EventFd::new().map(Arc::new)).collect::<Result<Vec<_>, _>>();
@@ -129,7 +130,7 @@ fn map(function: Function, layout: &Layout) -> Result<(Device, Registers, Regist
     let (isr_map, isr) = function.registers(layout.isr)?;
     let (config_map, config) = function.registers(layout.device)?;
     let maps = vec![common_map, notify_map, isr_map, config_map];
-    let device = Device { function, common: Common(common), isr, maps, window: None };
+    let device = Device { function, common: Common(common), isr, maps, window: None, pool: None };
     Ok((device, notify, config))
 }
 

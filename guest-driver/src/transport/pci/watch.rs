@@ -11,11 +11,14 @@ use super::function::Function;
 use super::window::Window;
 use super::{Interrupts, PciError};
 use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
+use crate::transport::GuestPool;
 use crate::transport::health::Health;
 
 /// How often the device is looked at if nothing happens. One register read; it notices a device
 /// that was pulled out without a word.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between the news that the device failed and the end of its memory.
+const GRACE: Duration = Duration::from_millis(50);
 /// Bit of the interrupt status: a queue.
 const ISR_QUEUE: u8 = 1;
 /// Number of the event queue.
@@ -28,6 +31,7 @@ pub(super) struct Device {
     pub(super) isr: Registers,
     pub(super) maps: Vec<Arc<SharedMem>>,
     pub(super) window: Option<Arc<Window>>,
+    pub(super) pool: Option<Arc<GuestPool>>,
 }
 
 impl Drop for Device {
@@ -40,6 +44,10 @@ impl Drop for Device {
         self.function.clear_interrupts();
         if let Some(window) = &self.window {
             window.retire();
+        }
+        // Connections that nobody has closed yet must not keep huge pages from the next life.
+        if let Some(Err(error)) = self.pool.as_ref().map(|pool| pool.retire()) {
+            tracing::warn!(%error, "memory of the device stays in use");
         }
         for mem in &self.maps {
             if let Err(error) = mem.retire() {
@@ -130,6 +138,9 @@ impl Watch {
         while !self.health.is_gone() {
             if let Err(why) = self.round(&device) {
                 self.health.fail(&why);
+                // Whoever uses the device is being woken. Memory that turns to zeros before they
+                // know why would look like a peer that lies.
+                std::thread::sleep(GRACE);
             }
         }
         drop(device);
