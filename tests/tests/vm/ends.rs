@@ -69,6 +69,13 @@ impl Client {
         assert_eq!(self.tell("ping"), "pong");
     }
 
+    /// Ends the program, so that its device is free again.
+    #[track_caller]
+    pub(crate) fn end(self) {
+        self.0.close_stdin();
+        self.0.wait().ok();
+    }
+
     /// The connection fails in the background: after how many milliseconds without bytes.
     #[track_caller]
     pub(crate) fn failed_after(&mut self) -> u64 {

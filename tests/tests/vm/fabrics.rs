@@ -55,7 +55,9 @@ fn sixteen_guests_talk_in_a_circle() {
             let guests = &guests;
             scope.spawn(move || {
                 for server in [n - 1, (n + 1) % guests.len()] {
-                    Client::new(&guests[n], &guests[server]).connect();
+                    let mut client = Client::new(&guests[n], &guests[server]);
+                    client.connect();
+                    client.end();
                 }
             });
         }

@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_tests::eventually;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 use crate::ends::{Client, PORT, serve};
@@ -18,7 +17,7 @@ fn rogue(guest: &Guest, words: &[&str]) -> Job {
 
 /// The middle of a transfer in which one of two guests ends.
 #[track_caller]
-fn in_mid_transfer(end: impl Fn(&Guest), dies: usize) {
+fn in_mid_transfer(end: impl Fn(&Guest), dies: usize, limit: Duration) {
     let bed = Bed::new();
     let mut guests = bed.pair();
     let mut server = serve(&guests[0]);
@@ -36,7 +35,7 @@ fn in_mid_transfer(end: impl Fn(&Guest), dies: usize) {
         assert!(said.starts_with("0 ended Connection"), "{said}");
     }
     println!("the survivor heard after {:?}", start.elapsed());
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(start.elapsed() < limit, "{:?}", start.elapsed());
     // The survivor's program goes on with whoever comes.
     guests[dies].restart();
     if dies == 0 {
@@ -50,21 +49,25 @@ fn in_mid_transfer(end: impl Fn(&Guest), dies: usize) {
 
 #[test]
 fn a_server_whose_vm_is_killed_in_mid_transfer_is_missed_at_once() {
-    in_mid_transfer(Guest::kill, 0);
+    in_mid_transfer(Guest::kill, 0, SOON);
 }
 
 #[test]
 fn a_client_whose_vm_is_killed_in_mid_transfer_is_missed_at_once() {
-    in_mid_transfer(Guest::kill, 1);
+    in_mid_transfer(Guest::kill, 1, SOON);
 }
 
 #[test]
-fn a_guest_that_panics_is_missed_at_once() {
+fn a_guest_that_panics_is_missed_when_it_reboots() {
     in_mid_transfer(
         |guest| {
-            guest.spawn("echo c > /proc/sysrq-trigger").wait();
+            let panic = guest.spawn("echo c > /proc/sysrq-trigger");
+            guest.qmp_event("RESET", Duration::from_secs(30));
+            drop(panic);
         },
         0,
+        // Until then it writes to its console, which is slow where it is emulated.
+        Duration::from_secs(10),
     );
 }
 
@@ -155,8 +158,8 @@ fn throughput(guest: &Guest, server: &Guest) -> f64 {
 fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput() {
     let bed = Bed::new();
     let [a, b, c] = bed.boot(["a", "b", "c"].map(Vm::named));
-    let _server = a.spawn(["smc", "perf", "--device", "pci", "--serve", "7000"]);
-    eventually("the server listens", || b.run(format!("nc -z {} 7000", a.ip())).code() == 0);
+    let server = a.spawn(["smc", "perf", "--device", "pci", "--serve", "7000"]);
+    server.wait_for("serving");
     let gid = bed.counters("a").gid.unwrap();
     // What is compared is the daemon's doing: the third guest is as busy with itself meanwhile, and
     // there may be fewer processors than guests.
