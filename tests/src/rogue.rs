@@ -5,7 +5,8 @@
 //! smc-test-peer rogue scribble DEVICE SECONDS   random bytes over its own rings and buffers
 //! smc-test-peer rogue smear DEVICE ADDRESS      a connection, then random bytes over the window
 //! smc-test-peer rogue look DEVICE               reads the whole window, counts what is not zero
-//! smc-test-peer rogue churn DEVICE GID SECONDS  registers and drops DMBs for a peer
+//! smc-test-peer rogue churn DEVICE GID SECONDS  registers and drops DMBs for a peer; "own": for
+//!                                              another PCI device of this guest
 //! smc-test-peer rogue deaf DEVICE ADDRESS       relates to whoever "flicker" is, hears nothing
 //! smc-test-peer rogue flicker DEVICE PORT N     comes and goes N times, with events for the deaf;
 //!                                              says its port first
@@ -149,7 +150,9 @@ fn look(device: &str, say: fn(&str)) {
 /// Registers and drops DMBs as fast as the device answers.
 fn churn(device: &str, gid: &str, seconds: u64, say: fn(&str)) {
     let device = Device::at(device).unwrap();
-    let user = parse_gid(gid);
+    // The peer of its own: another device of this guest.
+    let other = (gid == "own").then(|| Device::at("pci").unwrap());
+    let user = other.as_ref().map_or_else(|| parse_gid(gid), |other| other.ism.gid());
     say(&format!("churns as {}", device.ism.gid()));
     let (start, mut n, mut refused) = (Instant::now(), 0u32, 0u32);
     while start.elapsed() < Duration::from_secs(seconds) {

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
@@ -163,6 +163,15 @@ impl IsmDevice {
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.transport.is_gone()
+    }
+
+    /// Whether what was read from DMBs before this call was theirs. `false`: the device is gone
+    /// and its memory with it, zeros may have been read instead.
+    #[inline]
+    pub fn has_memory(&self) -> bool {
+        // Orders the reads before the look: memory goes after the device is marked as gone.
+        fence(Ordering::Acquire);
+        !self.transport.is_gone() || self.transport.memory_outlives_device()
     }
 
     /// Speed of a copy into the window in bytes per second; none until the first DMB of the

@@ -507,6 +507,10 @@ impl Transport for FakeTransport {
     fn is_gone(&self) -> bool {
         self.inner.health.is_gone()
     }
+
+    fn memory_outlives_device(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for FakeTransport {

@@ -290,4 +290,8 @@ pub trait Transport: Send + Sync {
 
     /// Whether the device is gone or failed.
     fn is_gone(&self) -> bool;
+
+    /// Whether window and guest memory keep their bytes when the device is gone. Where they do not,
+    /// they read as zeros at some time after [`is_gone`](Self::is_gone) has turned true.
+    fn memory_outlives_device(&self) -> bool;
 }

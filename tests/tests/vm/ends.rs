@@ -80,7 +80,7 @@ impl Client {
     #[track_caller]
     pub(crate) fn failed_after(&mut self) -> u64 {
         let said = self.line();
-        assert!(said.starts_with("failed Connection"), "{said}");
+        assert!(said.starts_with("failed ConnectionReset "), "{said}");
         let words: Vec<&str> = said.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "ms").unwrap();
         words[at - 1].parse().unwrap()

@@ -2,13 +2,18 @@
 
 use std::thread;
 
+use smc_tests::Dir;
 use smc_tests::vm::{Bed, Vm};
 
 use crate::ends::{Client, PORT, serve};
 
 #[test]
 fn guests_of_two_fabrics_reach_each_other_by_tcp_only() {
-    let bed = Bed::new();
+    // A fabric exists if a socket names it.
+    let sockets = Dir::new();
+    let unused =
+        ["ff00", "ff01"].map(|chid| format!("{},chid={chid}", sockets.path().join(chid).display()));
+    let bed = Bed::with(&["--socket-path", &unused[0], "--socket-path", &unused[1]]);
     let other = |name| Vm::named(name).fabric("ff01");
     let [a, b, c, d] = bed.boot([Vm::named("a"), Vm::named("b"), other("c"), other("d")]);
     let _servers = [serve(&a), serve(&c)];

@@ -157,16 +157,15 @@ fn throughput(guest: &Guest, server: &Guest) -> f64 {
 #[test]
 fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput() {
     let bed = Bed::new();
-    let [a, b, c] = bed.boot(["a", "b", "c"].map(Vm::named));
+    let [a, b, c] = bed.boot([Vm::named("a"), Vm::named("b"), Vm::named("c").another_ism()]);
     let server = a.spawn(["smc", "perf", "--device", "pci", "--serve", "7000"]);
     server.wait_for("serving");
-    let gid = bed.counters("a").gid.unwrap();
     // What is compared is the daemon's doing: the third guest is as busy with itself meanwhile, and
     // there may be fewer processors than guests.
     let busy = c.spawn("while true; do :; done");
     let quiet = throughput(&b, &a);
     busy.kill();
-    let mut churn = rogue(&c, &["churn", "pci", &gid, "3600"]);
+    let mut churn = rogue(&c, &["churn", "pci", "own", "3600"]);
     println!("{}", churn.line());
     let before = bed.counters("c").commands;
     let disturbed = throughput(&b, &a);

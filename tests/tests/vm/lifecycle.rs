@@ -4,7 +4,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use smc_tests::eventually;
 use smc_tests::vm::{Bed, Vm};
 
 use crate::ends::{Client, serve};

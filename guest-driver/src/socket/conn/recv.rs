@@ -93,6 +93,7 @@ impl Conn {
         rx.seen = [producer.to_u64(), consumer.to_u64()];
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, consumer.producer_flags) {
             Ok(arrival) => arrival,
+            Err(_) if !self.hub.device().has_memory() => return Err(self.memory_lost()),
             Err(lie) => {
                 tracing::warn!(peer = %self.peer.gid(), %lie, "connection aborted");
                 self.abort_locked(&mut self.tx());
@@ -144,7 +145,14 @@ impl Conn {
             }
             done += room;
         }
-        Ok(done)
+        if self.hub.device().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+    }
+
+    /// The own DMB went with its device: what was just read from it may be anything.
+    #[cold]
+    fn memory_lost(&self) -> io::Error {
+        self.lost_locked(&mut self.tx());
+        self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 
     /// The application has the next `n` bytes.

@@ -108,6 +108,10 @@ impl Conn {
         tx.seen = word;
         let word = ConsumerWord::from_u64(word);
         if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
+            if !self.hub.device().has_memory() {
+                // Not the peer's words; the hub is about to say so.
+                return;
+            }
             tracing::warn!(peer = %self.peer.gid(), %lie, "connection aborted");
             self.abort_locked(tx);
             return;

@@ -216,6 +216,11 @@ impl Transport for Pci {
     fn is_gone(&self) -> bool {
         self.health.is_gone()
     }
+
+    fn memory_outlives_device(&self) -> bool {
+        // The kernel gets the function back at once, see `watch`.
+        false
+    }
 }
 
 impl Drop for Pci {

@@ -125,6 +125,11 @@ impl Transport for VhostUser {
     fn is_gone(&self) -> bool {
         self.health.is_gone()
     }
+
+    fn memory_outlives_device(&self) -> bool {
+        // Memory files, mapped as long as somebody looks at them.
+        true
+    }
 }
 
 impl Drop for VhostUser {
