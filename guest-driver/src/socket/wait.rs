@@ -105,8 +105,11 @@ impl Waiter {
 /// Threads of this process that spin right now.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
-/// Of so many waits with a reduced budget, one spins for the full time.
-const FULL_TRIAL: u32 = 16;
+/// Of so many waits with a reduced budget, one spins for long.
+const TRIAL: u32 = 16;
+/// At most so many times the full budget. With [`TRIAL`] it bounds what trials cost to a sixteenth of
+/// the time that is waited anyway.
+const TRIAL_FACTOR: u32 = 20;
 
 /// How long waits spin before they sleep.
 ///
@@ -115,14 +118,18 @@ const FULL_TRIAL: u32 = 16;
 /// processors, stops burning them. What connections learn is passed on to those that come later.
 ///
 /// Two ends that both look only for moments never meet, although both would answer at once if they
-/// stayed awake. So every now and then a wait spins for the full time: if the other end is merely
-/// asleep, its answer comes within it, and both are back.
+/// stayed awake. So every now and then a wait spins for longer than waits that slept have taken
+/// lately, if that is not out of proportion: if the other end is merely asleep, its answer comes
+/// within that time, and both are back. Waking the other end of a virtual machine takes longer than
+/// the usual time to spin.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
     budget_us: AtomicU32,
     /// Waits that were not over at the first look; shared by all who have the same parent.
     waits: AtomicU32,
+    /// How long the last wait took that had to sleep, microseconds.
+    slept_us: AtomicU32,
     parent: Option<Arc<Spin>>,
 }
 
@@ -131,14 +138,15 @@ impl Spin {
     pub(crate) fn new(max: Duration) -> Spin {
         let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
         let budget_us = AtomicU32::new(max_us);
-        Spin { max_us, budget_us, waits: AtomicU32::new(0), parent: None }
+        let (waits, slept_us) = Default::default();
+        Spin { max_us, budget_us, waits, slept_us, parent: None }
     }
 
     /// One that begins with what `parent` has learned.
     pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
         let budget_us = AtomicU32::new(parent.budget_us.load(Ordering::Relaxed));
-        let (max_us, waits) = (parent.max_us, AtomicU32::new(0));
-        Spin { max_us, budget_us, waits, parent: Some(parent.clone()) }
+        let (waits, slept_us) = Default::default();
+        Spin { max_us: parent.max_us, budget_us, waits, slept_us, parent: Some(parent.clone()) }
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
@@ -155,7 +163,7 @@ impl Spin {
         if SPINNERS.load(Ordering::Relaxed) >= processors().max(2) {
             return false;
         }
-        let limit = if budget < self.max_us && self.tries_in_full() { self.max_us } else { budget };
+        let limit = if budget < self.max_us && self.is_trial() { self.trial() } else { budget };
         let limit = Duration::from_micros(u64::from(limit));
         let start = Instant::now();
         loop {
@@ -175,10 +183,23 @@ impl Spin {
         }
     }
 
-    /// Whether this wait spins for the full time although that has not paid lately.
-    fn tries_in_full(&self) -> bool {
+    /// Notes how long a wait took that had to sleep.
+    pub(crate) fn slept(&self, wait: Duration) {
+        let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
+        self.slept_us.store(wait, Ordering::Relaxed);
+    }
+
+    /// Whether this wait spins for long although that has not paid lately.
+    fn is_trial(&self) -> bool {
         let waits = self.parent.as_ref().map_or(&self.waits, |parent| &parent.waits);
-        waits.fetch_add(1, Ordering::Relaxed) % FULL_TRIAL == FULL_TRIAL - 1
+        waits.fetch_add(1, Ordering::Relaxed) % TRIAL == TRIAL - 1
+    }
+
+    /// How long such a wait spins, microseconds.
+    fn trial(&self) -> u32 {
+        let wanted = self.slept_us.load(Ordering::Relaxed).saturating_mul(3) / 2;
+        let most = self.max_us.saturating_mul(TRIAL_FACTOR);
+        if wanted > most { self.max_us } else { wanted.max(self.max_us) }
     }
 
     #[cold]
@@ -262,11 +283,21 @@ mod tests {
     }
 
     #[test]
-    fn one_wait_of_sixteen_spins_in_full_whichever_connection_waits() {
+    fn one_wait_of_sixteen_is_a_trial_whichever_connection_waits() {
         let parent = Arc::new(Spin::new(Duration::from_micros(50)));
         let spins = [Spin::of(&parent), Spin::of(&parent)];
-        let waits = spins.iter().cycle().take(4 * FULL_TRIAL as usize);
-        assert_eq!(waits.filter(|spin| spin.tries_in_full()).count(), 4);
+        let waits = spins.iter().cycle().take(4 * TRIAL as usize);
+        assert_eq!(waits.filter(|spin| spin.is_trial()).count(), 4);
+    }
+
+    #[test]
+    fn a_trial_outlasts_the_waits_of_late_unless_they_are_out_of_proportion() {
+        let spin = Spin::new(Duration::from_micros(50));
+        assert_eq!(spin.trial(), 50);
+        for (slept, trial) in [(20, 50), (200, 300), (600, 900), (700, 50), (1_000_000, 50)] {
+            spin.slept(Duration::from_micros(slept));
+            assert_eq!(spin.trial(), trial, "after a wait of {slept} us");
+        }
     }
 
     #[test]

@@ -298,10 +298,14 @@ impl Conn {
         if self.spin.until(&mut news) {
             return Ok(());
         }
+        let start = Instant::now();
         let waiter = Waiter::current();
         lock(&self.sleepers).push(waiter.clone());
         self.awaited.fetch_add(1, Ordering::SeqCst);
         let result = self.sleep(&waiter, deadline, &mut news);
+        if result.is_ok() {
+            self.spin.slept(start.elapsed());
+        }
         let mut sleepers = lock(&self.sleepers);
         sleepers.retain(|other| !Arc::ptr_eq(other, &waiter));
         // The last one out takes its "asleep" back; until then a signal costs the peer a kick.
