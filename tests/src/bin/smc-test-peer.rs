@@ -11,6 +11,7 @@
 //! smc-test-peer agent DEVICE ADDRESS [while-stdin]
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
 //!                                       says "listens on ADDRESS"
+//! smc-test-peer probe PCI-ID             drives other devices than ISM, see `smc_tests::vm::probe`
 //! smc-test-peer control PORT            runs what comes over the VM bed's control channel
 //! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
 //! ```
@@ -83,6 +84,10 @@ fn work(args: &[&str]) {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
         }
+        ["probe", id] => {
+            smc_tests::vm::probe::run(id, say);
+            std::process::exit(0);
+        }
         ["agent", device, address, ..] => {
             smc_tests::agent::serve(device, address, |addr| say(&format!("listens on {addr}")))
                 .unwrap();
@@ -101,7 +106,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    let own_end = matches!(args.first(), Some(&("agent" | "serve" | "talk" | "rogue")));
+    let own_end = matches!(args.first(), Some(&("agent" | "serve" | "talk" | "rogue" | "probe")));
     if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());

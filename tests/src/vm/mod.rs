@@ -29,6 +29,7 @@ pub mod leash;
 mod logs;
 mod machine;
 mod places;
+pub mod probe;
 mod qmp;
 mod run;
 mod wire;

@@ -4,8 +4,10 @@
 
 mod boots;
 mod conformance;
+mod devices;
 mod ends;
 mod fabrics;
 mod faults;
 mod isolation;
 mod lifecycle;
+mod stock;
