@@ -10,11 +10,12 @@
 //! status N        reads its status                       status S
 //! peek N OFFSET   8 bytes of its region                  word W
 //! spin N MS       resets and initialises it for so long  resets COUNT
-//! race LOOKS      see below                              missed M, latest T us
+//! race LAST       see below                              missed M, latest T us
 //! ```
 //!
-//! `race` waits until the word at the start of the region is 1, looks at once whether [`slot`] 0
-//! holds [`mark`] 0, says so by the same number in the word after, and goes on with 2 and slot 1.
+//! `race` waits until the word at the start of the region of function 0 is 1, looks at once whether
+//! that [`slot`] holds its [`mark`], says so by the same number in the word after, and goes on with
+//! the next, up to LAST.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::stdin;
@@ -151,27 +152,27 @@ fn functions(id: &str) -> Vec<PathBuf> {
     dirs
 }
 
-fn race(function: &Function, looks: u64) -> (u64, Duration) {
+fn race(function: &Function, last: u64) -> String {
     let region = function.slice();
     let (mut missed, mut latest) = (0, Duration::ZERO);
     let number = region.atomic_u64(0).unwrap();
     let answer = region.atomic_u64(8).unwrap();
-    for look in 0..looks {
-        while number.load(Ordering::Acquire) != look + 1 {
+    for look in 1..=last {
+        let word = region.atomic_u64(slot(look) as usize).unwrap();
+        while number.load(Ordering::Acquire) != look {
             std::hint::spin_loop();
         }
-        let word = region.atomic_u64(slot(look) as usize).unwrap();
+        let start = Instant::now();
         if word.load(Ordering::Acquire) != mark(look) {
             missed += 1;
-            let start = Instant::now();
             while word.load(Ordering::Acquire) != mark(look) {
                 assert!(start.elapsed() < Duration::from_secs(5), "slot {look} never appears");
             }
             latest = latest.max(start.elapsed());
         }
-        answer.store(look + 1, Ordering::Release);
+        answer.store(look, Ordering::Release);
     }
-    (missed, latest)
+    format!("missed {missed}, latest {} us", latest.as_micros())
 }
 
 /// Does what standard input says.
@@ -211,10 +212,7 @@ pub fn run(id: &str, say: fn(&str)) {
                 }
                 format!("resets {count}")
             }
-            ("race", &[looks]) => {
-                let (missed, latest) = race(&functions[0], looks);
-                format!("missed {missed}, latest {} us", latest.as_micros())
-            }
+            ("race", &[last]) => race(&functions[0], last),
             _ => panic!("unknown order: {line}"),
         };
         say(&answer);

@@ -165,16 +165,12 @@ fn patched_lives_with_requests_to_a_stopped_device() {
     assert!(rig.sees(0, 0));
 }
 
-/// Has the guest look at `LOOKS` mappings, each as soon as it is acknowledged; how many it missed.
+/// Has the guest look at mappings, each as soon as it is acknowledged; how often it found nothing.
 #[track_caller]
 fn missed_looks(rig: &mut Rig) -> u64 {
-    const LOOKS: u64 = 400;
+    const LOOKS: u64 = 250;
     rig.start(0);
     let words = rig.probe().map_words();
-    // QEMU's main loop lets others go first, the backend above all: on few processors it would
-    // often be done with what comes after its reply before anybody has read that.
-    let qemu = rustix::process::Pid::from_raw(rig.guest.pid() as i32);
-    rustix::process::setpriority_process(qemu, 19).unwrap();
     rig.driver.feed(&format!("race {LOOKS}\n"));
     rig.probe().race(LOOKS, &words);
     let said = rig.driver.line();
@@ -186,14 +182,14 @@ fn missed_looks(rig: &mut Rig) -> u64 {
 #[test]
 fn stock_acknowledges_mappings_that_the_guest_does_not_see_yet() {
     let mut rig = Rig::new(Flavour::Stock, 1);
-    // It is a race, so it gets more than one chance.
-    assert!((0..5).any(|_| missed_looks(&mut rig) > 0));
+    // Whether a look comes in time is up to the host's scheduler.
+    assert!((0..40).any(|_| missed_looks(&mut rig) > 0));
 }
 
 #[test]
 fn patched_acknowledges_mappings_when_the_guest_sees_them() {
     let mut rig = Rig::new(Flavour::Patched, 1);
-    assert_eq!(missed_looks(&mut rig), 0);
+    assert!((0..8).all(|_| missed_looks(&mut rig) == 0));
 }
 
 /// More than the memory regions of which vhost-user has eight.

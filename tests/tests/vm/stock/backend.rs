@@ -110,7 +110,7 @@ impl Probe {
         answer.recv_timeout(LIMIT).expect("QEMU does not answer")
     }
 
-    /// Maps slots; how long each took from the request to its reply.
+    /// Maps the first slots; how long each took from the request to its reply.
     #[track_caller]
     pub(crate) fn map(&self, n: u64) -> io::Result<Vec<Duration>> {
         self.ask(move |asked| (0..n).map(|n| asked.map(n)).collect())
@@ -131,19 +131,21 @@ impl Probe {
         words
     }
 
-    /// Maps slots and has the guest look at each as soon as the reply is there: see `probe`.
+    /// Maps slot after slot and has the guest look at each as soon as the reply is there, while
+    /// QEMU is kept busy with another request.
     #[track_caller]
-    pub(crate) fn race(&self, looks: u64, words: &Arc<File>) {
+    pub(crate) fn race(&self, last: u64, words: &Arc<File>) {
         let words = Arc::clone(words);
         self.ask(move |asked| {
-            for look in 0..looks {
-                asked.map(look).unwrap();
-                words.write_all_at(&(look + 1).to_le_bytes(), 0).unwrap();
+            for n in 1..=last {
+                asked.map(n).unwrap();
+                words.write_all_at(&n.to_le_bytes(), 0).unwrap();
+                asked.map(last + n).unwrap();
                 let start = Instant::now();
                 let mut seen = [0; 8];
-                while u64::from_le_bytes(seen) != look + 1 {
+                while u64::from_le_bytes(seen) != n {
                     assert!(start.elapsed() < LIMIT, "the guest does not look");
-                    thread::yield_now();
+                    thread::sleep(Duration::from_micros(20));
                     words.read_exact_at(&mut seen, 8).unwrap();
                 }
             }
