@@ -81,20 +81,10 @@ qemu=${QEMU:-$("$here/build.sh")}
 # Firmware -------------------------------------------------------------------------------------------
 
 firmware=()
-need_firmware() {
-    local file=$1 package=$2 directory
-    for directory in "$(dirname "$(readlink -f "$(command -v "$qemu")")")/pc-bios" \
-        /usr/share/seabios /usr/share/qemu /usr/share/qemu-kvm /usr/local/share/qemu \
-        /usr/share/kvm /usr/share/seavgabios /run/current-system/sw/share/qemu; do
-        if [ -f "$directory/$file" ]; then
-            firmware+=(-L "$directory")
-            return
-        fi
-    done
-    die "no $file found; on Debian: apt-get install $package"
-}
-need_firmware bios-256k.bin seabios
-need_firmware linuxboot_dma.bin qemu-system-data
+directories=$("$here/firmware.sh" "$qemu")
+for directory in $directories; do
+    firmware+=(-L "$directory")
+done
 
 # Machine --------------------------------------------------------------------------------------------
 

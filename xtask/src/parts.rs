@@ -13,19 +13,6 @@ use crate::tool::{self, ToolError};
 const PACKAGES: [&str; 6] = ["-p", "vhost-device-ism", "-p", "smc-cli", "-p", "smc-tests"];
 const FEATURES: [&str; 2] = ["--features", "smc-tests/vm"];
 
-/// What QEMU loads besides what it is built from, and the Debian package that has it.
-const FIRMWARE: [(&str, &str); 2] =
-    [("bios-256k.bin", "seabios"), ("linuxboot_dma.bin", "qemu-system-data")];
-/// Where `qemu/run.sh` looks for firmware.
-const FIRMWARE_DIRECTORIES: [&str; 7] = [
-    "/usr/share/seabios",
-    "/usr/share/qemu",
-    "/usr/share/qemu-kvm",
-    "/usr/local/share/qemu",
-    "/usr/share/kvm",
-    "/usr/share/seavgabios",
-    "/run/current-system/sw/share/qemu",
-];
 /// Debian packages of the libraries that QEMU is linked with.
 const LIBRARIES: [&str; 3] = ["libglib2.0-dev", "libpixman-1-dev", "libfdt-dev"];
 
@@ -59,24 +46,22 @@ impl Parts {
 /// # Errors
 /// A package is missing, or something does not build; its output has been shown.
 pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
+    let may_install = install || tool::is_true("CI");
     let busybox = match image::busybox() {
-        Err(ToolError::Missing(package)) if install || tool::is_true("CI") => {
-            install_package(package)?;
+        Err(ToolError::Missing(package)) => {
+            provide(package, may_install)?;
             image::busybox()?
         }
         found => found?,
     };
-    let may_install = install || tool::is_true("CI");
-    for (file, package) in FIRMWARE {
-        if !has_firmware(file) {
-            provide(package, may_install)?;
-        }
-    }
     let install: &[&str] = if install { &["--install-deps"] } else { &[] };
     let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
     let qemu = given_or("QEMU", &root.join("qemu/build.sh"), install)?;
     let stock_args = [&["--stock"], install].concat();
     let qemu_stock = given_or("QEMU_STOCK", &root.join("qemu/build.sh"), &stock_args)?;
+    let mut firmware = Command::new(root.join("qemu/firmware.sh"));
+    firmware.args(install);
+    tool::output(firmware)?;
     // The cache may have outlived what it was built with.
     if !runs(&qemu) {
         for package in LIBRARIES {
@@ -142,10 +127,6 @@ pub(crate) fn vsock() -> Result<Option<PathBuf>, ToolError> {
     }
     eprintln!("xtask: no {NAME}: virtio sockets are not measured");
     Ok(None)
-}
-
-fn has_firmware(file: &str) -> bool {
-    FIRMWARE_DIRECTORIES.iter().any(|directory| Path::new(directory).join(file).is_file())
 }
 
 /// Whether a program starts at all.

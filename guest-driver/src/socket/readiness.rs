@@ -25,7 +25,7 @@ pub(crate) struct Ready {
 
 #[derive(Debug)]
 struct Shown {
-    library: Option<UnixStream>,
+    ours: Option<UnixStream>,
     ready: Ready,
 }
 
@@ -39,13 +39,13 @@ pub(crate) struct Readiness {
 impl Readiness {
     /// A pair that shows "writable".
     pub(crate) fn new() -> std::io::Result<Readiness> {
-        let (library, application) = UnixStream::pair()?;
-        library.set_nonblocking(true)?;
+        let (ours, application) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
         application.set_nonblocking(true)?;
         // The kernel rounds up to its minimum: a few bytes then fill the pair.
         rustix::net::sockopt::set_socket_send_buffer_size(&application, 1)?;
         let ready = Ready { writable: true, ..Ready::default() };
-        let shown = Mutex::new(Shown { library: Some(library), ready });
+        let shown = Mutex::new(Shown { ours: Some(ours), ready });
         Ok(Readiness { application, shown })
     }
 
@@ -60,26 +60,26 @@ impl Readiness {
         if shown.ready == ready {
             return;
         }
-        let Some(library) = &shown.library else { return };
+        let Some(ours) = &shown.ours else { return };
         // A full or empty pair answers WouldBlock, which is the state wanted.
         if ready.hang_up {
-            shown.library = None;
+            shown.ours = None;
             shown.ready = ready;
             return;
         }
         if ready.readable != shown.ready.readable {
             if ready.readable {
-                let _ = (&mut &*library).write(&[1]);
+                let _ = (&mut &*ours).write(&[1]);
             } else if !ready.read_closed {
                 drain(&self.application);
             }
         }
         if ready.read_closed && !shown.ready.read_closed {
-            let _ = library.shutdown(std::net::Shutdown::Write);
+            let _ = ours.shutdown(std::net::Shutdown::Write);
         }
         if ready.writable != shown.ready.writable {
             if ready.writable {
-                drain(library);
+                drain(ours);
             } else {
                 while matches!((&mut &self.application).write(&[0]), Ok(n) if n > 0) {}
             }

@@ -107,8 +107,8 @@ static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
 /// Of so many waits with a reduced budget, one spins for long.
 const TRIAL: u32 = 16;
-/// At most so many times the full budget. With [`TRIAL`] it bounds what trials cost to a sixteenth of
-/// the time that is waited anyway.
+/// At most so many times the full budget. A trial lasts one and a half waits, so with [`TRIAL`] it
+/// costs at most a tenth of the time that is waited anyway.
 const TRIAL_FACTOR: u32 = 20;
 
 /// How long waits spin before they sleep.

@@ -30,6 +30,7 @@ mod health;
 mod memory;
 pub mod pci;
 mod queues;
+mod running;
 pub mod vhost_user;
 
 pub use address::{DeviceAddress, NoPciAddress, PciAddress};

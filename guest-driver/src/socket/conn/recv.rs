@@ -104,6 +104,9 @@ impl Conn {
         if let UrgentNews::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             dmb.memory().copy_out(offset as usize, &mut byte).map_err(io::Error::other)?;
+            if !self.hub.device().has_memory() {
+                return Err(self.memory_lost());
+            }
             rx.receiver.remember_urgent(byte[0]);
         }
         if !consumer.state_flags.is_empty() {

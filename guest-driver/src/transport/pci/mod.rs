@@ -12,18 +12,12 @@
 //! kernel can remove the function at once, and it can be opened again.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use virtio_ism_abi::Token;
-use virtio_ism_abi::command::Op;
-use virtio_ism_abi::config::{Config, Features};
-use virtio_ism_abi::event::EVENT_LEN;
-
-use super::health::Health;
-use super::queues::{Notify, Queues};
-use super::{GuestMem, GuestPool, MovePath, PciAddress, Transport, TransportError};
+use super::queues::Notify;
+use super::running::{Carrier, Running};
+use super::{PciAddress, TransportError};
 use crate::sys::{Registers, SharedSlice};
 
 mod caps;
@@ -90,13 +84,9 @@ pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<Pci>, Transpo
 /// A virtio-pci function that runs.
 pub struct Pci {
     address: PciAddress,
-    config: Config,
-    features: Features,
-    queues: Queues,
-    pool: Arc<GuestPool>,
+    running: Running,
     window: Option<Arc<Window>>,
     interrupts: Interrupts,
-    health: Arc<Health>,
     // Has the function, and lets go of it.
     watcher: Option<JoinHandle<()>>,
 }
@@ -114,7 +104,7 @@ impl Pci {
 
     /// Memory that the device can reach, bytes.
     pub fn guest_memory(&self) -> usize {
-        self.pool.size()
+        self.running.pool.size()
     }
 }
 
@@ -132,68 +122,9 @@ impl Notify for Bell {
     }
 }
 
-impl Transport for Pci {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn features(&self) -> Features {
-        self.features
-    }
-
-    fn control(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, TransportError> {
-        self.queues.control.command(op, body, reply)
-    }
-
-    fn try_event(&self) -> Result<Option<[u8; EVENT_LEN]>, TransportError> {
-        self.queues.events.take()
-    }
-
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.queues.events.fd()
-    }
-
-    fn clear_event_fd(&self) {
-        self.queues.events.clear_fd();
-    }
-
-    fn arm_events(&self) -> bool {
-        self.queues.events.arm()
-    }
-
-    fn suppress_events(&self) {
-        self.queues.events.suppress();
-    }
-
-    fn open_path(&self, token: Token) -> Result<Arc<MovePath>, TransportError> {
-        self.queues.open_path(token)
-    }
-
-    fn close_path(&self, path: &MovePath) {
-        if let Ok(queue) = self.queues.of(path) {
-            queue.close_path(path);
-        }
-    }
-
-    fn max_payload(&self) -> usize {
-        self.queues.max_payload()
-    }
-
-    fn post_move(
-        &self,
-        path: &MovePath,
-        pieces: &[(u32, &[u8])],
-        signal: bool,
-    ) -> Result<(), TransportError> {
-        self.queues.of(path)?.post(path, pieces, signal)
-    }
-
-    fn post_kick(&self, path: &MovePath) -> Result<(), TransportError> {
-        self.queues.of(path)?.kick(path)
-    }
-
-    fn reap(&self) {
-        self.queues.reap();
+impl Carrier for Pci {
+    fn running(&self) -> &Running {
+        &self.running
     }
 
     fn window_size(&self) -> u64 {
@@ -209,14 +140,6 @@ impl Transport for Pci {
         false
     }
 
-    fn alloc_guest(&self, len: usize) -> Result<GuestMem, TransportError> {
-        self.pool.alloc(len)
-    }
-
-    fn is_gone(&self) -> bool {
-        self.health.is_gone()
-    }
-
     fn memory_outlives_device(&self) -> bool {
         // The kernel gets the function back at once, see `watch`.
         false
@@ -225,7 +148,7 @@ impl Transport for Pci {
 
 impl Drop for Pci {
     fn drop(&mut self) {
-        self.health.fail("closed by the driver");
+        self.running.health.fail("closed by the driver");
         // The device is reset when this returns: only then may its memory go.
         if let Some(watcher) = self.watcher.take()
             && watcher.join().is_err()
@@ -239,7 +162,7 @@ impl fmt::Debug for Pci {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pci")
             .field("address", &self.address)
-            .field("features", &self.features)
+            .field("features", &self.running.features)
             .finish_non_exhaustive()
     }
 }

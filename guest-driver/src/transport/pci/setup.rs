@@ -14,6 +14,7 @@ use super::{Bell, Pci, PciAddress, PciError};
 use crate::sys::{DmaMemory, EventFd, Registers};
 use crate::transport::health::Health;
 use crate::transport::queues::{Queues, Wiring};
+use crate::transport::running::Running;
 use crate::transport::{GuestPool, TransportError};
 
 /// virtio: ring indices say when to notify.
@@ -110,17 +111,8 @@ pub fn open(
         "PCI device is set up"
     );
     let watcher = Some(watcher);
-    Ok(Arc::new(Pci {
-        address,
-        config,
-        features,
-        queues,
-        pool,
-        window,
-        interrupts,
-        health,
-        watcher,
-    }))
+    let running = Running { config, features, queues, pool, health };
+    Ok(Arc::new(Pci { address, running, window, interrupts, watcher }))
 }
 
 /// Maps the device's structures; the notification registers and the configuration come apart.

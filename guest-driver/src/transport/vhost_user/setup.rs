@@ -22,6 +22,7 @@ use super::{VhostUser, connect_error};
 use crate::sys::{EventFd, Reservation, RingAddresses};
 use crate::transport::health::Health;
 use crate::transport::queues::{Queues, Wiring};
+use crate::transport::running::Running;
 use crate::transport::{GuestPool, Transport, TransportError};
 
 /// virtio: ring indices say when to notify.
@@ -148,16 +149,8 @@ fn negotiate(
         }
     }
     queues.events.start();
-    Ok(VhostUser {
-        config,
-        features,
-        queues,
-        pool,
-        window,
-        health: Arc::clone(health),
-        frontend,
-        channel: None,
-    })
+    let running = Running { config, features, queues, pool, health: Arc::clone(health) };
+    Ok(VhostUser { running, window, frontend, channel: None })
 }
 
 fn negotiate_protocol(
