@@ -204,7 +204,7 @@ impl SmcListener {
             return Ok(());
         }
         let mut tried = Ok(false);
-        self.stack.spin().until(|| {
+        self.stack.spin().until_asked(|| {
             tried = self.try_once(pending, current);
             // Nothing left to look at counts as an end, too.
             !matches!(tried, Ok(false)) || pending.hot.is_empty()

@@ -93,7 +93,7 @@ impl SmcStream {
             config: &current.config,
             fabrics: &current.fabrics,
             buffer: stack.buffer_len(),
-            spin: &|look| stack.spin().until(look),
+            spin: &|look| stack.spin().until_asked(look),
             deadline,
         };
         match client::propose(&tcp, &terms) {

@@ -111,6 +111,9 @@ const TRIAL: u32 = 16;
 /// costs at most a tenth of the time that is waited anyway.
 const TRIAL_FACTOR: u32 = 20;
 
+/// Looks at shared memory between two at the clock.
+const LOOKS: u32 = 32;
+
 /// How long waits spin before they sleep.
 ///
 /// The budget adapts: a wait that ends while spinning restores it, one that has to sleep after all
@@ -150,7 +153,17 @@ impl Spin {
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
-    pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
+    pub(crate) fn until(&self, changed: impl FnMut() -> bool) -> bool {
+        self.until_within(LOOKS, changed)
+    }
+
+    /// As [`Spin::until`] where each look is a system call.
+    pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
+        self.until_within(1, changed)
+    }
+
+    /// Spins, with so many looks between two at the clock.
+    fn until_within(&self, looks: u32, mut changed: impl FnMut() -> bool) -> bool {
         if changed() {
             return true;
         }
@@ -167,7 +180,7 @@ impl Spin {
         let limit = Duration::from_micros(u64::from(limit));
         let start = Instant::now();
         loop {
-            for _ in 0..32 {
+            for _ in 0..looks {
                 if changed() {
                     if budget != self.max_us {
                         self.succeeded();
