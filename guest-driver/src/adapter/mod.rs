@@ -8,7 +8,7 @@ mod tcp;
 
 pub(crate) use fabric::{Fabric, Fabrics};
 pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
-pub(crate) use tcp::reset;
+pub(crate) use tcp::{acknowledge_lazily, connect, reset};
 
 use smc_core::handshake::{DeclineCode, Established, FallbackReason};
 use thiserror::Error;

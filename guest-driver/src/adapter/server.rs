@@ -70,15 +70,16 @@ impl Handshake {
     ) -> Result<Option<Outcome>, Broken> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Detect => match detect(tcp)? {
-                    Guess::No => return Ok(Some(plain())),
-                    Guess::NeedMore => {
+                Stage::Detect => match detect(tcp, &mut [0u8; 8])? {
+                    (Guess::No, _) => return Ok(Some(plain())),
+                    (Guess::NeedMore, _) => {
                         self.stage = Stage::Detect;
                         return Ok(None);
                     }
-                    Guess::Yes => {
+                    (Guess::Yes, prefix) => {
                         let awaiting = AwaitProposal::new(terms.config.clone(), Tick(0));
-                        let reader = awaiting.reader();
+                        let mut reader = awaiting.reader();
+                        reader.peeked(prefix)?;
                         self.deadline = Instant::now() + terms.patience;
                         self.stage = Stage::Proposal(awaiting, reader);
                     }
@@ -133,14 +134,16 @@ fn plain() -> Outcome {
     Outcome::Tcp(FallbackReason::PeerNotSmc.into())
 }
 
-/// Looks at the first bytes without taking them.
-fn detect(tcp: &TcpStream) -> Result<Guess, Broken> {
-    let mut prefix = [0u8; 8];
-    Ok(match peek(tcp, &mut prefix)? {
-        None => Guess::NeedMore,
+/// Looks at the first bytes without taking them; what they say, and those that are there.
+fn detect<'a>(tcp: &TcpStream, bytes: &'a mut [u8; 8]) -> Result<(Guess, &'a [u8]), Broken> {
+    Ok(match peek(tcp, bytes)? {
+        None => (Guess::NeedMore, &[]),
         // The client closed without a word: an ordinary connection.
-        Some(0) => Guess::No,
-        Some(n) => looks_like_opening(prefix.get(..n).unwrap_or_default()),
+        Some(0) => (Guess::No, &[]),
+        Some(n) => {
+            let prefix = bytes.get(..n).unwrap_or_default();
+            (looks_like_opening(prefix), prefix)
+        }
     })
 }
 

@@ -1,11 +1,12 @@
 //! TCP as the handshake uses it.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags, sockopt};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use smc_core::handshake::ClcReader;
 
 /// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
@@ -67,6 +68,32 @@ fn wait(tcp: &TcpStream, flags: rustix::event::PollFlags, timeout: Duration) -> 
     match rustix::event::poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects, with lazy acknowledgements from the start.
+pub(crate) fn connect(addr: &SocketAddr) -> io::Result<TcpStream> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    acknowledge_lazily(&socket, true);
+    match net::connect(&socket, addr) {
+        Ok(()) => return Ok(socket.into()),
+        // It goes on by itself.
+        Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
+    while rustix::event::poll(&mut fds, None) == Err(Errno::INTR) {}
+    sockopt::socket_error(&socket)??;
+    Ok(socket.into())
+}
+
+/// Whether acknowledgements wait a moment for something to ride on. In a handshake each message
+/// answers the one before, so that those of their own are packets for nothing. For ordinary TCP
+/// the kernel shall decide.
+pub(crate) fn acknowledge_lazily(socket: impl AsFd, lazily: bool) {
+    if let Err(error) = sockopt::set_tcp_quickack(socket, !lazily) {
+        tracing::debug!(%error, "TCP_QUICKACK");
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use super::stream::{SmcStream, break_off};
 use super::{Stack, stack::Current};
-use crate::adapter::{Broken, Outcome, server};
+use crate::adapter::{self, Broken, Outcome, server};
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
@@ -83,6 +83,8 @@ impl SmcListener {
     /// No descriptors are left.
     pub fn new(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
         tcp.set_nonblocking(true)?;
+        // Accepted sockets inherit it.
+        adapter::acknowledge_lazily(&tcp, true);
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;

@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::conn::Conn;
 use super::{Facts, Stack};
-use crate::adapter::{Broken, Fallback, Link, Outcome, client};
+use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -49,8 +49,14 @@ impl SmcStream {
     /// # Errors
     /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
-        let tcp = TcpStream::connect(addr)?;
-        Self::upgrade(stack, tcp, None)
+        let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
+        for addr in addr.to_socket_addrs()? {
+            result = adapter::connect(&addr);
+            if result.is_ok() {
+                break;
+            }
+        }
+        Self::upgrade(stack, result?, None)
     }
 
     /// As [`SmcStream::connect`] to one address, with a time limit for everything.
@@ -64,6 +70,7 @@ impl SmcStream {
     ) -> io::Result<SmcStream> {
         let deadline = Instant::now() + timeout;
         let tcp = TcpStream::connect_timeout(addr, timeout)?;
+        adapter::acknowledge_lazily(&tcp, true);
         Self::upgrade(stack, tcp, Some(deadline))
     }
 
@@ -111,7 +118,7 @@ impl SmcStream {
     pub(super) fn of_link(stack: &Arc<Stack>, tcp: TcpStream, link: Link) -> io::Result<SmcStream> {
         let current = stack.current();
         let Some(hub) = current.hub(&link.fabric) else {
-            crate::adapter::reset(tcp);
+            adapter::reset(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
         let config = stack.config();
@@ -127,6 +134,9 @@ impl SmcStream {
         why: Fallback,
     ) -> io::Result<SmcStream> {
         stack.count_tcp();
+        if why != Fallback::Asked {
+            adapter::acknowledge_lazily(&tcp, false);
+        }
         tracing::debug!(%why, "connection is TCP");
         Ok(Self::new(stack, Kind::Tcp(tcp, why)))
     }
@@ -498,7 +508,7 @@ fn duration(micros: &AtomicU64) -> Option<Duration> {
 pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
     match broken {
         Broken::Handshake(error) if error.is_timeout() => drop(tcp),
-        _ => crate::adapter::reset(tcp),
+        _ => adapter::reset(tcp),
     }
 }
 

@@ -58,6 +58,19 @@ impl ClcReader {
         ClcReader { awaited, buffer: vec![0; HEADER_LEN], filled: 0, length: None }
     }
 
+    /// Takes note of the stream's first bytes, which were peeked and are still to be read: they tell
+    /// the length, so that header and rest can be read at once. Of use before anything was read.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`filled`](ClcReader::filled) for these bytes.
+    pub fn peeked(&mut self, prefix: &[u8]) -> Result<(), HandshakeError> {
+        if self.filled == 0 && self.length.is_none() {
+            self.learn(judge(prefix, self.awaited)?);
+        }
+        Ok(())
+    }
+
     /// Where the next bytes of the stream go; its length is how many may be read. Empty once the
     /// message is complete.
     pub fn space(&mut self) -> &mut [u8] {
@@ -78,12 +91,16 @@ impl ClcReader {
         self.filled = self.filled.saturating_add(n).min(self.buffer.len());
         if self.length.is_none() {
             let prefix = self.buffer.get(..self.filled).unwrap_or_default();
-            self.length = judge(prefix, self.awaited)?;
-            if let Some(length) = self.length {
-                self.buffer.resize(length, 0);
-            }
+            self.learn(judge(prefix, self.awaited)?);
         }
         Ok(())
+    }
+
+    fn learn(&mut self, length: Option<usize>) {
+        self.length = length;
+        if let Some(length) = length {
+            self.buffer.resize(length, 0);
+        }
     }
 
     /// The whole message once all of it is here.
@@ -187,6 +204,31 @@ mod tests {
             let error = read_all(Awaited::Accept, &decline()[..cut], 8).unwrap_err();
             assert_eq!(error, HandshakeError::Closed { awaited: Awaited::Accept, received: cut });
         }
+    }
+
+    #[test]
+    fn a_peeked_header_makes_room_for_the_whole_message_and_no_more() {
+        for cut in 0..8 {
+            let mut reader = ClcReader::new(Awaited::Proposal);
+            reader.peeked(&decline()[..cut]).unwrap();
+            assert_eq!(reader.space().len(), 8);
+        }
+        let mut reader = ClcReader::new(Awaited::Proposal);
+        reader.peeked(&decline()[..8]).unwrap();
+        assert!(reader.message().is_none());
+        reader.space().copy_from_slice(&decline());
+        reader.filled(20).unwrap();
+        assert!(reader.message().is_none());
+        assert_eq!(reader.space().len(), 8);
+        reader.filled(8).unwrap();
+        assert_eq!(reader.message(), Some(&decline()[..]));
+    }
+
+    #[test]
+    fn a_peeked_header_is_judged_as_a_read_one_is() {
+        let header = [0xe2, 0xd4, 0xc3, 0xd9, Kind::Accept.code(), 0, 78, 0x21];
+        let error = ClcReader::new(Awaited::Proposal).peeked(&header).unwrap_err();
+        assert_eq!(error, read_all(Awaited::Proposal, &header, 8).unwrap_err());
     }
 
     #[test]
