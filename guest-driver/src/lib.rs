@@ -11,7 +11,7 @@ mod adapter;
 pub mod socket;
 
 pub use socket::{
-    Config, DataPath, Facts, Fallback, Interest, Poller, Readied, SmcDFacts, SmcListener,
-    SmcStream, Stack, Totals,
+    Config, DataPath, Facts, Fallback, Interest, Poller, Readied, Rnics, SmcDFacts, SmcListener,
+    SmcRFacts, SmcROptions, SmcStream, Stack, Totals,
 };
 pub use transport::{DeviceAddress, PciAddress};

@@ -2,8 +2,14 @@
 
 pub(crate) mod client;
 pub(crate) mod fabric;
+#[allow(dead_code, reason = "not all of it is in use yet")]
+pub(crate) mod facts;
 pub(crate) mod peer;
+#[allow(dead_code, reason = "not all of it is in use yet")]
+pub(crate) mod rdma;
 pub(crate) mod server;
+#[allow(dead_code, reason = "not all of it is in use yet")]
+pub(crate) mod source;
 mod tcp;
 
 pub(crate) use fabric::{Fabric, Fabrics};

@@ -14,6 +14,8 @@ pub mod tokio;
 mod wait;
 
 pub use crate::adapter::Fallback;
+pub use crate::adapter::facts::{GroupFacts, LinkFacts, RnicFacts, SmcRFacts, gid as show_gid};
+pub use crate::adapter::rdma::{NoRdma, Rnics, SmcROptions};
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use facts::{Facts, SmcDFacts};
 pub use listener::SmcListener;

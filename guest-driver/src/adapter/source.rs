@@ -1,0 +1,93 @@
+//! Where wake-ups come from: a virtio-ism device, or the RNICs of a process.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use virtio_ism_abi::event::Event;
+
+use crate::ism::IsmDevice;
+
+/// What a source has to tell.
+#[derive(Clone, Debug)]
+pub(crate) enum News {
+    /// A record of a virtio-ism device.
+    Ism(Event),
+    /// The peer's words in the element with this key (see [`Source::must_be_polled`]) are new.
+    Element(u32),
+    /// The connection of this element cannot go on.
+    ElementLost(u32),
+    /// [`Source::next_timer`] may be sooner than it was.
+    Timers,
+}
+
+/// One source of wake-ups, to which the threads of a hub listen. All calls may come from any
+/// thread.
+pub(crate) trait Source: Send + Sync {
+    /// Becomes readable (edge triggered) when there is something to poll after
+    /// [`arm_interrupts`](Source::arm_interrupts) said `true`.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+
+    /// Asks for an edge at the next event. `false`: something is there already, poll instead of
+    /// waiting.
+    #[must_use = "false means: poll, do not wait"]
+    fn arm_interrupts(&self) -> bool;
+
+    /// Asks for no more edges.
+    fn suppress_interrupts(&self);
+
+    /// Hands over what has happened, oldest first; how many. Returns 0 at once if another thread is
+    /// at it. `handle` may call into connections, never into this source's own locks.
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize;
+
+    /// Nothing works any more, for good.
+    fn is_gone(&self) -> bool;
+
+    /// Whether what was read from own buffers before this call was theirs; `false`: the memory went
+    /// away and zeros may have been read instead.
+    fn has_memory(&self) -> bool;
+
+    /// The peers' words are in memory only after [`poll_events`](Source::poll_events): who spins has
+    /// to poll, too, and peers have to be answered although no caller waits.
+    fn must_be_polled(&self) -> bool {
+        false
+    }
+
+    /// Whether there is anybody to be answered. Only asked of sources that must be polled: their
+    /// background thread listens for as long as this is true.
+    fn has_peers(&self) -> bool {
+        false
+    }
+
+    /// Does what is due by now and tells when to call again; `None`: when [`News::Timers`] says so.
+    fn on_timer(&self, _now: Instant) -> Option<Instant> {
+        None
+    }
+}
+
+impl Source for IsmDevice {
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        IsmDevice::event_fd(self)
+    }
+
+    fn arm_interrupts(&self) -> bool {
+        IsmDevice::arm_interrupts(self)
+    }
+
+    fn suppress_interrupts(&self) {
+        IsmDevice::suppress_interrupts(self);
+    }
+
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize {
+        // An error means that the device is gone, which is asked for apart.
+        IsmDevice::poll_events(self, &mut |event| handle(News::Ism(event))).unwrap_or(0)
+    }
+
+    fn is_gone(&self) -> bool {
+        IsmDevice::is_gone(self)
+    }
+
+    #[inline]
+    fn has_memory(&self) -> bool {
+        IsmDevice::has_memory(self)
+    }
+}
