@@ -2,6 +2,12 @@
 //!
 //! For now nothing but the shape that the rooms above work with: there is no RDMA.
 
+mod outbound;
+mod slots;
+mod spans;
+mod tokens;
+mod words;
+
 use std::convert::Infallible;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,0 +1,117 @@
+//! Random numbers and the table of alert tokens.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Random bytes of the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0u8; N];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+/// A random number of 24 bits: the first packet sequence number of a queue pair.
+pub(crate) fn random_psn() -> io::Result<u32> {
+    Ok(u32::from_ne_bytes(random()?) & 0x00ff_ffff)
+}
+
+/// Tokens are random, so they need not be scattered further.
+#[derive(Default)]
+pub(crate) struct Plain(u64);
+
+impl Hasher for Plain {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, token: u32) {
+        // Both ends of the result are used, by different parts of the table.
+        self.0 = u64::from(token) << 32 | u64::from(token);
+    }
+}
+
+type Map<T> = HashMap<u32, Arc<T>, BuildHasherDefault<Plain>>;
+
+/// What connections of one link group are called by their peer (CDC-4): random, so that one who
+/// sees a token cannot guess another, and never zero.
+#[derive(Debug)]
+pub(crate) struct Tokens<T> {
+    map: RwLock<Map<T>>,
+}
+
+impl<T> Default for Tokens<T> {
+    fn default() -> Self {
+        Tokens { map: RwLock::default() }
+    }
+}
+
+impl<T> Tokens<T> {
+    /// Enters what `make` makes of a fresh token.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn insert(&self, make: impl FnOnce(u32) -> Arc<T>) -> io::Result<Arc<T>> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let token = u32::from_ne_bytes(random()?);
+            if token != 0 && !map.contains_key(&token) {
+                let value = make(token);
+                map.insert(token, value.clone());
+                return Ok(value);
+            }
+        }
+    }
+
+    /// Whose token it is.
+    #[inline]
+    pub(crate) fn get(&self, token: u32) -> Option<Arc<T>> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).get(&token).cloned()
+    }
+
+    /// The token is nobody's any more.
+    pub(crate) fn remove(&self, token: u32) -> Option<Arc<T>> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner).remove(&token)
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_found_until_they_are_removed_and_are_never_zero() {
+        let tokens = Tokens::default();
+        let given: Vec<_> =
+            (0..200).map(|_| *tokens.insert(|token| Arc::new(token)).unwrap()).collect();
+        assert!(given.iter().all(|token| *token != 0));
+        assert_eq!(tokens.len(), 200);
+        assert_eq!(tokens.get(given[7]).as_deref(), Some(&given[7]));
+        tokens.remove(given[7]);
+        assert!(tokens.get(given[7]).is_none());
+        assert_eq!(tokens.all().len(), 199);
+    }
+
+    #[test]
+    fn a_token_that_nobody_has_is_not_found() {
+        let tokens = Tokens::<u32>::default();
+        assert!(tokens.get(0).is_none() && tokens.get(1).is_none());
+    }
+}

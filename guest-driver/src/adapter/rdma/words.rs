@@ -1,0 +1,172 @@
+//! The two words in which a connection reads what its peer says.
+//!
+//! On SMC-D the peer stores them into the DMB. Here they are this process's own memory, and whoever
+//! takes a CDC message from the completion queue stores them: producer word first, as a peer on
+//! SMC-D would. A reader never sees one word of one message next to the other word of another one,
+//! so urgent marks stay with their cursors even if messages were left out in between.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use smc_core::connection::{Order, Sequence};
+use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
+
+/// What became of a CDC message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// The words say what it said.
+    Stored,
+    /// Sent before one that was processed: discarded (CDC-7).
+    Overtaken,
+    /// A failover validation (CDC-35): the peer names the last message that it knows to have
+    /// arrived, and it has.
+    Validated,
+    /// As `Validated`, but it has not: data was lost, and the connection must be reset.
+    Missing,
+}
+
+/// The words and the sequence number of the message they are from.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    /// Odd while the words are being stored.
+    version: AtomicU32,
+    words: [AtomicU64; 2],
+    sequence: Mutex<Sequence>,
+}
+
+impl Words {
+    /// Both words, of one message.
+    #[inline]
+    pub(crate) fn load(&self) -> [u64; 2] {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            // Acquire: partners of the Release stores in `store`. Who sees a word sees the bytes it
+            // announces, which the adapter wrote before the completion.
+            let words =
+                [self.words[0].load(Ordering::Acquire), self.words[1].load(Ordering::Acquire)];
+            if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
+                return words;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Takes a message. Messages of one connection may be taken by several threads, and over two
+    /// links: their sequence numbers decide.
+    pub(crate) fn take(&self, cdc: &Cdc) -> Received {
+        // The number is valid after every statement, so a panic elsewhere changes nothing.
+        let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
+            return match sequence.has_seen(cdc.sequence) {
+                true => Received::Validated,
+                false => Received::Missing,
+            };
+        }
+        // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).
+        if sequence.judge(cdc.sequence) == Order::Old {
+            return Received::Overtaken;
+        }
+        self.store(words_of(cdc));
+        Received::Stored
+    }
+
+    /// Only under the lock of the sequence number.
+    fn store(&self, [producer, consumer]: [u64; 2]) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        self.words[0].store(producer, Ordering::Release);
+        self.words[1].store(consumer, Ordering::Release);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+}
+
+/// The message as the two words of a control block.
+fn words_of(cdc: &Cdc) -> [u64; 2] {
+    let producer = ProducerWord { cursor: cdc.producer };
+    let consumer = ConsumerWord {
+        cursor: cdc.consumer,
+        producer_flags: cdc.producer_flags,
+        state_flags: cdc.state_flags,
+    };
+    [producer.to_u64(), consumer.to_u64()]
+}
+
+/// The message that says what two words say.
+#[inline]
+pub(crate) fn cdc_of([producer, consumer]: [u64; 2], sequence: u16, token: u32) -> Cdc {
+    let consumer = ConsumerWord::from_u64(consumer);
+    Cdc {
+        sequence,
+        token,
+        producer: ProducerWord::from_u64(producer).cursor,
+        consumer: consumer.cursor,
+        producer_flags: consumer.producer_flags,
+        state_flags: consumer.state_flags,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smc_core::wire::Cursor;
+    use smc_core::wire::cdc::StateFlags;
+
+    fn message(sequence: u16, count: u32) -> Cdc {
+        Cdc {
+            sequence,
+            token: 1,
+            producer: Cursor::new(0, count),
+            consumer: Cursor::new(2, count + 1),
+            producer_flags: ProducerFlags::BLOCKED,
+            state_flags: StateFlags::SENDING_DONE,
+        }
+    }
+
+    #[test]
+    fn a_message_and_its_words_are_the_same() {
+        let words = Words::default();
+        assert_eq!(words.take(&message(1, 7)), Received::Stored);
+        assert_eq!(cdc_of(words.load(), 1, 1), message(1, 7));
+    }
+
+    #[test]
+    fn an_overtaken_message_is_discarded_and_a_repeated_one_is_taken() {
+        let words = Words::default();
+        assert_eq!(words.take(&message(5, 50)), Received::Stored);
+        assert_eq!(words.take(&message(4, 40)), Received::Overtaken);
+        assert_eq!(words.take(&message(5, 50)), Received::Stored);
+        assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
+    }
+
+    #[test]
+    fn a_failover_validation_moves_no_cursor() {
+        let words = Words::default();
+        assert_eq!(words.take(&message(5, 50)), Received::Stored);
+        let validation =
+            |sequence| Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(sequence, 99) };
+        assert_eq!(words.take(&validation(5)), Received::Validated);
+        assert_eq!(words.take(&validation(6)), Received::Missing);
+        assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
+        assert_eq!(words.take(&message(6, 60)), Received::Stored);
+    }
+
+    #[test]
+    fn no_reader_sees_the_words_of_two_messages() {
+        let words = Words::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 1..20_000u16 {
+                    words.take(&message(i, u32::from(i)));
+                }
+            });
+            let mut last = 0;
+            while last < 19_999 {
+                let cdc = cdc_of(words.load(), 0, 0);
+                if cdc.consumer.count != 0 {
+                    assert_eq!(cdc.producer.count + 1, cdc.consumer.count);
+                }
+                last = cdc.producer.count;
+            }
+        });
+    }
+}
