@@ -11,13 +11,16 @@
 //! | [`wire`] | how bytes look: CLC, LLC, CDC, ids, cursors; strict parsing with an error per way of being wrong |
 //! | [`handshake`] | CLC as it happens: one struct per awaited message, pure negotiation, the decline table |
 //! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
+//! | [`link_group`] | LLC as it happens: links, keys of buffers, failover, the life of a link group of SMC-R |
 //! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
 //!
-//! Arrows point up this table: `handshake` and `connection` use `wire` and not each other.
+//! Arrows point up this table: `handshake`, `connection` and `link_group` use `wire`; of each other `link_group` alone uses
+//! something, the time of `handshake`.
 #![forbid(unsafe_code)]
 
 pub mod connection;
 pub mod handshake;
+pub mod link_group;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod wire;

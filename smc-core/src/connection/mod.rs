@@ -29,6 +29,7 @@
 
 pub mod close;
 pub mod control;
+pub mod failover;
 mod receiver;
 mod ring;
 pub mod sender;

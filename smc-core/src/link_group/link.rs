@@ -1,0 +1,187 @@
+//! One link and its states.
+
+use crate::handshake::Instant;
+use crate::wire::llc::DeleteReason;
+
+use super::{Receipt, RemoteEnd, Rnic};
+use crate::wire::ids::{Psn, Qpn};
+
+/// The group's own name of a link; never given twice in a group, other than the link's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkKey(pub(super) u32);
+
+impl LinkKey {
+    /// The first link of every group.
+    pub const FIRST: LinkKey = LinkKey(0);
+
+    /// The number, for display.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// Where a link stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LinkState {
+    /// The caller makes a queue pair.
+    Preparing,
+    /// Add Link is under way; the queue pair exists.
+    Adding,
+    /// Connected; Confirm Link has not passed (LLC-10).
+    Confirming,
+    /// In use.
+    Active,
+    /// Works, but is to be deleted: no new connection.
+    Leaving,
+    /// Does not work; the peer may not know yet.
+    Failed,
+    /// Both ends agree that it goes; the last message about it is on its way.
+    Deleting,
+    /// No longer there.
+    Gone,
+}
+
+impl LinkState {
+    /// Every state.
+    pub const ALL: [LinkState; 8] = [
+        LinkState::Preparing,
+        LinkState::Adding,
+        LinkState::Confirming,
+        LinkState::Active,
+        LinkState::Leaving,
+        LinkState::Failed,
+        LinkState::Deleting,
+        LinkState::Gone,
+    ];
+
+    /// The state after an event, or `None` if the event has no meaning in this one.
+    pub const fn next(self, event: LinkEvent) -> Option<LinkState> {
+        use LinkEvent as E;
+        use LinkState as S;
+        match (self, event) {
+            (S::Preparing, E::Prepared) => Some(S::Adding),
+            (S::Preparing | S::Adding, E::Connected) => Some(S::Confirming),
+            (S::Confirming, E::Confirmed) => Some(S::Active),
+            (S::Active, E::DeleteWanted) => Some(S::Leaving),
+            (S::Preparing | S::Adding | S::Confirming | S::Active | S::Leaving, E::Failed) => {
+                Some(S::Failed)
+            }
+            (
+                S::Adding | S::Confirming | S::Active | S::Leaving | S::Failed,
+                E::DeletionAgreed,
+            ) => Some(S::Deleting),
+            (S::Gone, _) => None,
+            (_, E::Destroyed) => Some(S::Gone),
+            _ => None,
+        }
+    }
+
+    /// Whether messages of others than the link itself may be sent on it.
+    pub const fn carries(self) -> bool {
+        matches!(self, LinkState::Active | LinkState::Leaving)
+    }
+}
+
+/// What can happen to a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkEvent {
+    /// Its queue pair exists.
+    Prepared,
+    /// Its queue pair knows that of the peer.
+    Connected,
+    /// Confirm Link and its reply have passed.
+    Confirmed,
+    /// It is to be deleted while it still works.
+    DeleteWanted,
+    /// It does not work.
+    Failed,
+    /// Delete Link has passed.
+    DeletionAgreed,
+    /// Its queue pair is freed.
+    Destroyed,
+}
+
+impl LinkEvent {
+    /// Every event.
+    pub const ALL: [LinkEvent; 7] = [
+        LinkEvent::Prepared,
+        LinkEvent::Connected,
+        LinkEvent::Confirmed,
+        LinkEvent::DeleteWanted,
+        LinkEvent::Failed,
+        LinkEvent::DeletionAgreed,
+        LinkEvent::Destroyed,
+    ];
+}
+
+/// How redundant a group is (LG-7 to LG-12, LG-54).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Topology {
+    /// No link yet, or no more.
+    None,
+    /// One link.
+    Single,
+    /// Links share no RNIC.
+    Symmetric,
+    /// Two links meet at one RNIC of this end.
+    AsymmetricLocal,
+    /// Two links meet at one RNIC of the peer.
+    AsymmetricPeer,
+}
+
+/// Test Link of one link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) data: [u8; 16],
+    pub(super) until: Instant,
+}
+
+/// A wish that a link be deleted, which waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) reason: DeleteReason,
+    pub(super) orderly: bool,
+}
+
+/// A client's Delete Link that the server has not answered by its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) over: LinkKey,
+    pub(super) until: Instant,
+}
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The group's name of it.
+    pub key: LinkKey,
+    /// Where it stands.
+    pub state: LinkState,
+    /// Number that both ends know it by; 0 as long as the server has not told.
+    pub number: u8,
+    /// Own number of it, for display (LLC-16).
+    pub user_id: u32,
+    /// The peer's number of it, for display.
+    pub peer_user_id: u32,
+    /// Own RNIC.
+    pub rnic: Rnic,
+    /// Own queue pair; 0 while it is being made.
+    pub qpn: Qpn,
+    /// Own first packet sequence number.
+    pub psn: Psn,
+    /// Peer's end, once known.
+    pub remote: Option<RemoteEnd>,
+    /// Whether it shares an RNIC with a link that was there before (LG-9).
+    pub asymmetric: bool,
+    /// Connections that send over it.
+    pub connections: u32,
+    /// When something was last received on it.
+    pub heard: Instant,
+    pub(super) probe: Option<Probe>,
+    pub(super) wish: Option<Wish>,
+    pub(super) asked: Option<Asked>,
+    /// Of the last message about a link that is being deleted, and when it is destroyed anyway.
+    pub(super) farewell: Option<(Receipt, Instant)>,
+    /// Anomalies in a row.
+    pub(super) odd: u32,
+}

@@ -1,0 +1,141 @@
+//! Own RMBs and those of the peer: which key they have on which link (LG-59).
+
+use thiserror::Error;
+
+use crate::handshake::Instant;
+use crate::wire::ids::Rkey;
+
+use super::{LinkKey, Region};
+
+/// Most RMBs of one peer in one group (LG-52).
+pub const MAX_RMBS: usize = 255;
+
+/// The caller's number of an own RMB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RmbId(pub u32);
+
+/// The group's number of an RMB of the peer; never given twice in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerRmbId(pub(super) u32);
+
+/// What is wrong with a call about an RMB or a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum UseError {
+    /// The peer may not be told of more RMBs (LG-52).
+    #[error("group has {MAX_RMBS} RMBs")]
+    TooManyRmbs,
+    /// The RMB is part of the group already.
+    #[error("RMB {0:?} is known")]
+    KnownRmb(RmbId),
+    /// A link that needs a key of the RMB has none in the call.
+    #[error("no key for link {0:?}")]
+    KeyMissing(LinkKey),
+    /// No such link, or not active.
+    #[error("link {0:?} is not usable")]
+    NoLink(LinkKey),
+    /// As many connections as were agreed on (LG-53).
+    #[error("group has {0} connections")]
+    Full(u32),
+    /// The group is over.
+    #[error("group is over")]
+    Over,
+}
+
+/// Where an own RMB stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RmbState {
+    /// The peer does not know it, or not each of its keys.
+    Unconfirmed,
+    /// The peer knows its key on each link.
+    Confirmed,
+    /// To be deleted.
+    Unwanted,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rmb {
+    pub(super) id: RmbId,
+    pub(super) state: RmbState,
+    /// Whether the caller has been told that it is confirmed.
+    pub(super) told: bool,
+    /// Key on each link that has a queue pair, and whether the peer knows it.
+    pub(super) keys: Vec<(LinkKey, Region, bool)>,
+    /// Link that the connection wants to use (LLC-52).
+    pub(super) on: Option<LinkKey>,
+    /// Refusals so far.
+    pub(super) refused: u32,
+    /// Not before this.
+    pub(super) not_before: Option<Instant>,
+}
+
+impl Rmb {
+    pub(super) fn on(&self, link: LinkKey) -> Option<Region> {
+        self.keys.iter().find(|(key, ..)| *key == link).map(|(_, region, _)| *region)
+    }
+}
+
+/// The peer's RMBs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PeerRmbs {
+    rmbs: Vec<(PeerRmbId, Vec<(LinkKey, Region)>)>,
+    next: u32,
+}
+
+impl PeerRmbs {
+    /// The RMB that has `rkey` on `link`.
+    pub(super) fn find(&self, link: LinkKey, rkey: Rkey) -> Option<PeerRmbId> {
+        let has = |keys: &[(LinkKey, Region)]| {
+            keys.iter().any(|(key, region)| *key == link && region.rkey == rkey)
+        };
+        self.rmbs.iter().find(|(_, keys)| has(keys)).map(|(id, _)| *id)
+    }
+
+    /// Where to write on a link.
+    pub(super) fn on(&self, id: PeerRmbId, link: LinkKey) -> Option<Region> {
+        let (_, keys) = self.rmbs.iter().find(|(have, _)| *have == id)?;
+        keys.iter().find(|(key, _)| *key == link).map(|(_, region)| *region)
+    }
+
+    /// Takes a key of a link: of the RMB that has it already, or of a new one.
+    pub(super) fn learn(&mut self, link: LinkKey, region: Region) -> Option<PeerRmbId> {
+        if let Some(id) = self.find(link, region.rkey) {
+            self.set(id, link, region);
+            return Some(id);
+        }
+        if self.rmbs.len() >= MAX_RMBS {
+            return None;
+        }
+        let id = PeerRmbId(self.next);
+        self.next = self.next.wrapping_add(1);
+        self.rmbs.push((id, vec![(link, region)]));
+        Some(id)
+    }
+
+    /// Sets the key of an RMB on a link; a key that another RMB had there is taken from it.
+    pub(super) fn set(&mut self, id: PeerRmbId, link: LinkKey, region: Region) {
+        for (have, keys) in &mut self.rmbs {
+            keys.retain(|(key, old)| {
+                *key != link || (*have != id && old.rkey != region.rkey)
+            });
+            if *have == id {
+                keys.push((link, region));
+            }
+        }
+        self.rmbs.retain(|(_, keys)| !keys.is_empty());
+    }
+
+    pub(super) fn remove(&mut self, id: PeerRmbId) {
+        self.rmbs.retain(|(have, _)| *have != id);
+    }
+
+    pub(super) fn forget_link(&mut self, link: LinkKey) {
+        for (_, keys) in &mut self.rmbs {
+            keys.retain(|(key, _)| *key != link);
+        }
+        self.rmbs.retain(|(_, keys)| !keys.is_empty());
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rmbs.len()
+    }
+}
