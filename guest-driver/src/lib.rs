@@ -2,10 +2,13 @@
 //!
 //! From the ground up: [`sys`] is what the driver asks of the operating system and has its only
 //! `unsafe`, [`transport`] are the ways to reach a device, [`ism`] is the driver: control
-//! commands, events, own and peer DMBs.
+//! commands, events, own and peer DMBs. Beside them, [`verbs`] is what RDMA asks of the operating
+//! system, `unsafe` included.
 pub mod ism;
+pub mod rendezvous;
 pub mod sys;
 pub mod transport;
+pub mod verbs;
 
 mod adapter;
 pub mod socket;

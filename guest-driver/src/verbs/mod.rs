@@ -1,0 +1,109 @@
+//! RDMA verbs: what `libibverbs.so.1` offers, as safe types.
+//!
+//! The library is opened when it is first asked for, so that a program runs where there is none:
+//! "no RDMA here" is an ordinary answer ([`NoRdma`]) of [`devices`].
+//!
+//! From the ground up: [`Context`] is an open RNIC with its ports, GIDs and asynchronous events,
+//! [`Pd`] a protection domain, [`Memory`] and [`Mr`] are memory and its registration, [`Channel`]
+//! and [`Cq`] tell what is complete, [`Qp`] is a reliable connected queue pair whose state is part
+//! of its type. Each holds what it needs to exist, so they can be dropped in any order.
+//!
+//! What is not here on purpose: keys for all memory (a key is always that of one [`Memory`]),
+//! RDMA reads and atomics, and writes with immediate data, which make a Linux peer parse a receive
+//! buffer it has already seen.
+//!
+//! Everything can be used from several threads at once; the library locks where it must.
+//!
+//! After a fork the child must not use, and need not close, any of these objects (the descriptors
+//! are close-on-exec). The parent is not disturbed by a fork: registered memory is shared memory,
+//! whose pages do not move away from under the device, and for the library's own queues its
+//! fork support is switched on where the kernel does not do that by itself.
+
+mod completion;
+mod context;
+mod device;
+mod ffi;
+mod gid;
+mod library;
+mod memory;
+mod queue_pair;
+mod work;
+
+pub use completion::{Channel, Completed, Completion, Cq, CqId, WcStatus};
+pub use context::{AsyncEvent, Context, DeviceLimits, PortInfo, PortState};
+pub use device::{DeviceInfo, devices};
+pub use gid::{GidEntry, GidKind, NetDevice};
+pub use memory::{Access, Memory, Mr, Pd, Sge};
+pub use queue_pair::{
+    Hops, Init, Qp, QpCaps, QpNumber, QpState, ReadyToReceive, ReadyToSend, Receives, RemoteEnd,
+    Reset,
+};
+pub use work::{MAX_BATCH, Payload, PostError, Recv, Work};
+
+use std::io;
+use std::path::PathBuf;
+
+use smc_core::wire::ids::Mtu;
+use thiserror::Error;
+
+/// Why there is no RDMA here. None of these is a fault.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoRdma {
+    /// The library is not installed, or too old; what the loader says.
+    #[error("no RDMA library: {0}")]
+    Library(String),
+    /// The library is there, an RNIC is not.
+    #[error("no RDMA device")]
+    Device,
+    /// There are RNICs, and this process may use none of them; the device file of the first.
+    #[error("no permission to use {}", .0.display())]
+    Permission(PathBuf),
+}
+
+/// What went wrong with a call.
+#[derive(Debug, Error)]
+pub enum VerbsError {
+    /// There is no RDMA here (any more).
+    #[error(transparent)]
+    NoRdma(#[from] NoRdma),
+    /// The device of this name is gone.
+    #[error("RDMA device {0} is gone")]
+    Gone(String),
+    /// A call failed.
+    #[error("{call}: {source}")]
+    Call {
+        /// The function of the library.
+        call: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Memory could not be pinned: RLIMIT_MEMLOCK counts it, or the machine is out of memory.
+    #[error("{len} bytes cannot be registered (see RLIMIT_MEMLOCK): {source}")]
+    Pin {
+        /// Bytes to be registered.
+        len: usize,
+        /// What the library said.
+        source: io::Error,
+    },
+    /// Memory of this length cannot be made.
+    #[error("{len} bytes of memory: {source}")]
+    Memory {
+        /// Bytes wanted.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The MTU has a reserved code (CLC-29).
+    #[error("MTU code {}", .0.code())]
+    Mtu(Mtu),
+}
+
+impl VerbsError {
+    fn call(call: &'static str, code: std::ffi::c_int) -> VerbsError {
+        VerbsError::Call { call, source: library::error_of(code) }
+    }
+
+    fn last(call: &'static str) -> VerbsError {
+        VerbsError::Call { call, source: io::Error::last_os_error() }
+    }
+}

@@ -1,0 +1,451 @@
+//! Reliable connected queue pairs, whose state is part of their type.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
+
+use super::work::{check_inline, post_receives, post_sends};
+use super::{Cq, Pd, PostError, Recv, VerbsError, Work, ffi};
+
+/// Bytes that a CDC or LLC message has (CDC-2, LLC-1): the least worth asking for inline.
+const MESSAGE: u32 = 44;
+
+// What Linux gives its queue pairs, which a peer may rely on.
+/// Time after which an unanswered packet is sent again: code of 134 ms.
+const TIMEOUT: u8 = 15;
+/// How often.
+const RETRIES: u8 = 7;
+/// How often a peer without a receive is asked again: for ever.
+const RNR_RETRIES: u8 = 7;
+/// What a peer that finds no receive here waits: code of 80 us.
+const MIN_RNR_TIMER: u8 = 5;
+/// RDMA reads in flight; there are none, and devices want one at least.
+const READS: u8 = 1;
+
+/// The queue pair was made.
+#[derive(Debug)]
+pub enum Reset {}
+/// It has a port, and takes receives.
+#[derive(Debug)]
+pub enum Init {}
+/// It knows its peer, and takes what comes.
+#[derive(Debug)]
+pub enum ReadyToReceive {}
+/// It sends.
+#[derive(Debug)]
+pub enum ReadyToSend {}
+
+/// States in which receives can be posted.
+pub trait Receives: sealed::State {}
+impl Receives for Init {}
+impl Receives for ReadyToReceive {}
+impl Receives for ReadyToSend {}
+
+mod sealed {
+    pub trait State {}
+    impl State for super::Reset {}
+    impl State for super::Init {}
+    impl State for super::ReadyToReceive {}
+    impl State for super::ReadyToSend {}
+}
+
+/// The state that the device has a queue pair in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpState {
+    /// As the type says, or short of it.
+    Alive,
+    /// Every request is flushed.
+    Error,
+}
+
+/// The number of a queue pair, in 24 bits.
+pub type QpNumber = Qpn;
+
+/// How much a queue pair has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Send requests, those without completion included.
+    pub send_requests: u32,
+    /// Receive requests.
+    pub receive_requests: u32,
+    /// Bytes that can be sent inline. What a device grants may be more; if it has not as much,
+    /// 44 are asked for, then none.
+    pub inline: u32,
+}
+
+/// How far away the peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hops {
+    /// On the same link: hop limit 1.
+    Direct,
+    /// Behind routers (SMC-Rv2): hop limit 64.
+    Routed,
+}
+
+impl Hops {
+    fn limit(self) -> u8 {
+        match self {
+            Hops::Direct => 1,
+            Hops::Routed => 64,
+        }
+    }
+}
+
+/// What a queue pair has to know to receive from its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteEnd {
+    /// GID of the peer. The kernel finds the Ethernet address that belongs to it (and waits for
+    /// that: up to about a second).
+    pub gid: Gid,
+    /// Queue pair of the peer.
+    pub qp_num: Qpn,
+    /// Packet sequence number that the peer starts with.
+    pub psn: Psn,
+    /// The smaller of both ends' MTUs.
+    pub mtu: Mtu,
+    /// Own entry of the GID table.
+    pub sgid_index: u8,
+    /// How far away it is.
+    pub hops: Hops,
+}
+
+/// A reliable connected queue pair in the state `S` (or in the error state, which it enters by
+/// itself: [`state`](Qp::state)).
+///
+/// Its work requests take no memory from the heap, and one system call at most per batch, which
+/// is none on devices whose doorbell is mapped.
+pub struct Qp<S> {
+    inner: Inner,
+    port: u8,
+    state: PhantomData<fn() -> S>,
+}
+
+struct Inner {
+    raw: NonNull<ffi::Qp>,
+    post_send: ffi::PostSend,
+    post_recv: ffi::PostRecv,
+    qp_num: Qpn,
+    caps: QpCaps,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    pd: Arc<Pd>,
+}
+
+// SAFETY: the library allows calls with one queue pair from all threads.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Qp<Reset> {
+    /// A new queue pair whose requests and receives are told complete by these queues.
+    ///
+    /// # Errors
+    /// What the library says (more room than the device has).
+    pub fn new(
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        caps: QpCaps,
+    ) -> Result<Qp<Reset>, VerbsError> {
+        let same = |cq: &Arc<Cq>| Arc::ptr_eq(cq.context(), pd.context());
+        if !same(send_cq) || !same(recv_cq) {
+            return Err(VerbsError::call("ibv_create_qp", libc::EINVAL));
+        }
+        let mut wanted = [caps.inline, MESSAGE.min(caps.inline), 0].into_iter();
+        let inner = loop {
+            let inline = wanted.next().unwrap_or(0);
+            match Inner::new(pd, send_cq, recv_cq, QpCaps { inline, ..caps }) {
+                Err(VerbsError::Call { source, .. })
+                    if inline != 0 && source.raw_os_error() != Some(libc::EPERM) =>
+                {
+                    tracing::debug!(inline, %source, "a queue pair was refused");
+                }
+                other => break other?,
+            }
+        };
+        Ok(Qp { inner, port: 0, state: PhantomData })
+    }
+
+    /// Gives it a port, with write access for its peer.
+    ///
+    /// # Errors
+    /// What the library says; the queue pair is gone then.
+    pub fn init(mut self, port: u8) -> Result<Qp<Init>, VerbsError> {
+        let mut attr = ffi::QpAttr {
+            qp_state: ffi::QPS_INIT,
+            pkey_index: 0,
+            port_num: port,
+            qp_access_flags: (ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE).cast_unsigned(),
+            ..ffi::QpAttr::default()
+        };
+        let mask = ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;
+        self.inner.modify(&mut attr, mask)?;
+        self.port = port;
+        Ok(self.into_state())
+    }
+}
+
+impl Qp<Init> {
+    /// Tells it its peer. Post receives before.
+    ///
+    /// May wait for the network up to about a second: until the kernel knows the Ethernet address
+    /// of the peer.
+    ///
+    /// # Errors
+    /// [`VerbsError::Mtu`], or what the library says (no route to the peer); the queue pair is
+    /// gone then.
+    pub fn ready_to_receive(self, remote: &RemoteEnd) -> Result<Qp<ReadyToReceive>, VerbsError> {
+        if remote.mtu.bytes().is_err() {
+            return Err(VerbsError::Mtu(remote.mtu));
+        }
+        let mut attr = rtr_attributes(remote, self.port);
+        let mask = ffi::QP_AV
+            | ffi::QP_PATH_MTU
+            | ffi::QP_DEST_QPN
+            | ffi::QP_RQ_PSN
+            | ffi::QP_MAX_DEST_RD_ATOMIC
+            | ffi::QP_MIN_RNR_TIMER;
+        self.inner.modify(&mut attr, mask)?;
+        Ok(self.into_state())
+    }
+}
+
+fn rtr_attributes(remote: &RemoteEnd, port: u8) -> ffi::QpAttr {
+    let mut attr = ffi::QpAttr {
+        qp_state: ffi::QPS_RTR,
+        path_mtu: u32::from(remote.mtu.code()),
+        dest_qp_num: remote.qp_num.get(),
+        rq_psn: remote.psn.get(),
+        max_dest_rd_atomic: READS,
+        min_rnr_timer: MIN_RNR_TIMER,
+        ..ffi::QpAttr::default()
+    };
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = port;
+    attr.ah_attr.grh = ffi::GlobalRoute {
+        dgid: ffi::GidBytes(remote.gid.0),
+        flow_label: 0,
+        sgid_index: remote.sgid_index,
+        hop_limit: remote.hops.limit(),
+        traffic_class: 0,
+    };
+    attr
+}
+
+impl Qp<ReadyToReceive> {
+    /// Lets it send, starting with packet `psn`, which is what the peer was told.
+    ///
+    /// # Errors
+    /// What the library says; the queue pair is gone then.
+    pub fn ready_to_send(self, psn: Psn) -> Result<Qp<ReadyToSend>, VerbsError> {
+        let mut attr = ffi::QpAttr {
+            qp_state: ffi::QPS_RTS,
+            sq_psn: psn.get(),
+            timeout: TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            max_rd_atomic: READS,
+            ..ffi::QpAttr::default()
+        };
+        let mask = ffi::QP_SQ_PSN
+            | ffi::QP_TIMEOUT
+            | ffi::QP_RETRY_CNT
+            | ffi::QP_RNR_RETRY
+            | ffi::QP_MAX_QP_RD_ATOMIC;
+        self.inner.modify(&mut attr, mask)?;
+        Ok(self.into_state())
+    }
+}
+
+impl Qp<ReadyToSend> {
+    /// Posts a batch, in order, with one doorbell per [`MAX_BATCH`](super::MAX_BATCH) requests.
+    ///
+    /// In the error state requests are taken, and complete as flushed.
+    ///
+    /// # Errors
+    /// See [`PostError`], which says how many were posted.
+    #[inline]
+    pub fn post_send(&self, batch: &[Work<'_>]) -> Result<(), PostError> {
+        check_inline(batch, self.max_inline())?;
+        let inner = &self.inner;
+        post_sends(batch, |first, bad| {
+            // SAFETY: the queue pair lives; `first` is a chain whose requests, lists and inline
+            // bytes outlive the call, which copies what it needs. Memory that is not copied is
+            // named by keys, and so either registered or refused by the device.
+            unsafe { (inner.post_send)(inner.raw.as_ptr(), first, bad) }
+        })
+    }
+}
+
+impl<S: Receives> Qp<S> {
+    /// Posts buffers for what comes, in order.
+    ///
+    /// # Errors
+    /// See [`PostError`], which says how many were posted.
+    pub fn post_recv(&self, batch: &[Recv]) -> Result<(), PostError> {
+        let inner = &self.inner;
+        post_receives(batch, |first, bad| {
+            // SAFETY: the queue pair lives; `first` is a chain that outlives the call, which
+            // copies it. The buffers are named by keys, and so either registered or refused.
+            unsafe { (inner.post_recv)(inner.raw.as_ptr(), first, bad) }
+        })
+    }
+}
+
+impl<S: sealed::State> Qp<S> {
+    fn into_state<T>(self) -> Qp<T> {
+        Qp { inner: self.inner, port: self.port, state: PhantomData }
+    }
+
+    /// Its number, for the peer.
+    pub fn qp_num(&self) -> Qpn {
+        self.inner.qp_num
+    }
+
+    /// What was granted.
+    pub fn caps(&self) -> QpCaps {
+        self.inner.caps
+    }
+
+    /// Bytes that can be sent inline.
+    #[inline]
+    pub fn max_inline(&self) -> usize {
+        self.inner.caps.inline as usize
+    }
+
+    /// The queue that tells its sends complete.
+    pub fn send_cq(&self) -> &Arc<Cq> {
+        &self.inner.send_cq
+    }
+
+    /// The queue that tells its receives complete.
+    pub fn recv_cq(&self) -> &Arc<Cq> {
+        &self.inner.recv_cq
+    }
+
+    /// The domain of the memory it can use.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.inner.pd
+    }
+
+    /// Puts it into the error state: what was posted, and what will be, completes as flushed.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn fail(&self) -> Result<(), VerbsError> {
+        let mut attr = ffi::QpAttr { qp_state: ffi::QPS_ERR, ..ffi::QpAttr::default() };
+        self.inner.modify(&mut attr, 0)
+    }
+
+    /// Whether it is in the error state. A system call.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn state(&self) -> Result<QpState, VerbsError> {
+        let mut attr = ffi::QpAttr::default();
+        let mut init = Inner::no_attributes();
+        // SAFETY: the queue pair lives; the two structures are where the answer is put.
+        let code = unsafe {
+            (self.inner.pd.context().functions().ibv_query_qp)(
+                self.inner.raw.as_ptr(),
+                &raw mut attr,
+                ffi::QP_STATE,
+                &raw mut init,
+            )
+        };
+        match (code, attr.qp_state) {
+            // 5 is SQE, in which a send has failed and nothing more is sent.
+            (0, ffi::QPS_ERR | 5) => Ok(QpState::Error),
+            (0, _) => Ok(QpState::Alive),
+            (code, _) => Err(VerbsError::call("ibv_query_qp", code)),
+        }
+    }
+}
+
+impl Inner {
+    fn no_attributes() -> ffi::QpInitAttr {
+        ffi::QpInitAttr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: std::ptr::null_mut(),
+            recv_cq: std::ptr::null_mut(),
+            srq: std::ptr::null_mut(),
+            cap: ffi::QpCap::default(),
+            qp_type: ffi::QPT_RC,
+            sq_sig_all: 0,
+        }
+    }
+
+    fn new(
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        caps: QpCaps,
+    ) -> Result<Inner, VerbsError> {
+        let functions = pd.context().functions();
+        let mut init = ffi::QpInitAttr {
+            send_cq: send_cq.raw(),
+            recv_cq: recv_cq.raw(),
+            cap: ffi::QpCap {
+                max_send_wr: caps.send_requests,
+                max_recv_wr: caps.receive_requests,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: caps.inline,
+            },
+            ..Self::no_attributes()
+        };
+        // SAFETY: domain and queues live, and are of one device.
+        let raw = unsafe { (functions.ibv_create_qp)(pd.raw(), &raw mut init) };
+        let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_qp"))?;
+        // SAFETY: the library made both; it filled the table when the device was opened.
+        let (ops, qp_num) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().qp_num) };
+        let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
+            // SAFETY: made above, and goes once.
+            unsafe { (functions.ibv_destroy_qp)(raw.as_ptr()) };
+            return Err(VerbsError::call("ibv_create_qp", libc::EOPNOTSUPP));
+        };
+        Ok(Inner {
+            raw,
+            post_send,
+            post_recv,
+            qp_num: Qpn::new(qp_num),
+            caps: QpCaps {
+                send_requests: init.cap.max_send_wr,
+                receive_requests: init.cap.max_recv_wr,
+                inline: init.cap.max_inline_data,
+            },
+            send_cq: Arc::clone(send_cq),
+            recv_cq: Arc::clone(recv_cq),
+            pd: Arc::clone(pd),
+        })
+    }
+
+    fn modify(&self, attr: &mut ffi::QpAttr, mask: i32) -> Result<(), VerbsError> {
+        let functions = self.pd.context().functions();
+        // SAFETY: the queue pair lives; `attr` has what the mask says.
+        let code =
+            unsafe { (functions.ibv_modify_qp)(self.raw.as_ptr(), attr, mask | ffi::QP_STATE) };
+        if code == 0 { Ok(()) } else { Err(VerbsError::call("ibv_modify_qp", code)) }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: the library made it, and it goes once; what it uses goes after this.
+        let code = unsafe { (self.pd.context().functions().ibv_destroy_qp)(self.raw.as_ptr()) };
+        if code != 0 {
+            tracing::debug!(code, "a queue pair was not destroyed");
+        }
+    }
+}
+
+impl<S> fmt::Debug for Qp<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Qp");
+        out.field("qp_num", &self.inner.qp_num).field("caps", &self.inner.caps);
+        out.finish_non_exhaustive()
+    }
+}
