@@ -11,7 +11,7 @@ use smc_core::handshake::{
 use virtio_ism_abi::Gid;
 
 use super::tcp::{fill, send, wait_readable};
-use super::{Broken, Fabrics, Link, Outcome};
+use super::{Broken, Fabrics, Link, LinkD, Outcome};
 use crate::ism::IsmError;
 
 /// How this client shakes hands.
@@ -57,6 +57,8 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     let known = |chid, gid| terms.fabrics.terms(chid, gid);
     match await_accept.handle(message, known) {
         ClientStep::Offered(accepted) => confirm(tcp, terms, accepted),
+        // Not offered, as the configuration has no SMC-R in use.
+        ClientStep::OfferedR(accepted) => give_up(tcp, accepted.decline(DeclineReason::NoRnic)),
         ClientStep::Decline(decline) => give_up(tcp, decline),
         ClientStep::PeerDeclined(peer) => {
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
@@ -89,7 +91,8 @@ fn confirm(tcp: &TcpStream, terms: &Terms<'_>, accepted: Accepted) -> Result<Out
         return Err(error.into());
     }
     peer.established(established.terms, established.peer_link);
-    Ok(Outcome::Smc(Box::new(Link { fabric: fabric.clone(), peer, own, theirs, established })))
+    let link = LinkD { fabric: fabric.clone(), peer, own, theirs, established };
+    Ok(Outcome::Smc(Link::D(Box::new(link))))
 }
 
 fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {

@@ -2,18 +2,33 @@
 
 use std::sync::Arc;
 
-use super::config::{Config, IsmDevice};
+use super::client_r::AcceptedR;
+use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline};
 use super::error::{Awaited, HandshakeError};
-use super::negotiate::{Agreed, Candidate, Refusal, Terms, check_accept, offer};
+use super::negotiate::{
+    Agreed, Candidate, Offer, Refusal, Terms, check_accept, check_accept_r, check_accept_v1, offer,
+};
 use super::outcome::{
     AfterDecline, Answer, Dmbe, Established, PeerHost, Received, SendDecline, dmbe_of, kind_of,
-    parse,
+    message_r, parse, widen,
 };
 use super::reader::ClcReader;
+use super::route::Route;
+use super::smcr::{KnownLink, PeerLink};
 use super::time::Instant;
 use crate::wire::clc::{Message, SmcdV2, Version};
 use crate::wire::ids::{Chid, Eid, Gid, LinkId};
+
+/// Begins a handshake on which nothing is known of the TCP connection's route, so that only
+/// SMC-Dv2 can be offered; see [`start_on`].
+///
+/// # Errors
+///
+/// As [`start_on`].
+pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
+    start_on(config, Route::default(), now)
+}
 
 /// Begins a handshake: the Proposal to send, and what waits for its answer (CLC-1, CLC-9).
 ///
@@ -22,12 +37,16 @@ use crate::wire::ids::{Chid, Eid, Gid, LinkId};
 /// If there is nothing to offer. The Decline in the error replaces the Proposal when the server
 /// expects one, that is, when both ends announced SMC in TCP option 254 (CLC-51); otherwise the
 /// connection simply goes on as TCP and the message is dropped.
-pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
-    match offer(&config) {
-        Ok((proposal, offered)) => {
+pub fn start_on(
+    config: Arc<Config>,
+    route: Route,
+    now: Instant,
+) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
+    match offer(&config, &route) {
+        Ok(offer) => {
             let deadline = now.after(config.wait);
-            let bytes = Message::Proposal(proposal).emit();
-            Ok((AwaitAccept { config, offered, deadline }, bytes))
+            let bytes = Message::Proposal(offer.proposal).emit();
+            Ok((AwaitAccept { config, route, offer, deadline }, bytes))
         }
         Err(reason) => Err(SendDecline::opening(&config, reason)),
     }
@@ -37,15 +56,23 @@ pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>)
 #[derive(Clone, Debug)]
 pub struct AwaitAccept {
     config: Arc<Config>,
-    offered: Vec<IsmDevice>,
+    route: Route,
+    offer: Offer,
     deadline: Instant,
 }
 
 /// What the server's answer asks of the caller.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one lives at a time, for as long as a handshake step"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientStep {
-    /// The server accepts: bring a DMB and confirm, or decline.
+    /// The server accepts with SMC-D: bring a DMB and confirm, or decline.
     Offered(Accepted),
+    /// The server accepts with SMC-R, which was offered: bring a link and an element, and confirm,
+    /// or decline.
+    OfferedR(AcceptedR),
     /// Send this Decline, then go on as TCP.
     Decline(SendDecline),
     /// The server declined: go on as TCP.
@@ -72,7 +99,8 @@ impl AwaitAccept {
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }
 
-    /// Takes the server's answer, a whole message.
+    /// Takes the server's answer, a whole message, at a client that keeps no link groups of SMC-R:
+    /// every contact over SMC-R has to be the first.
     ///
     /// `known` tells the terms agreed earlier with a peer of this CHID and GID; it is asked if the
     /// server says that this is not the first contact.
@@ -81,28 +109,74 @@ impl AwaitAccept {
         message: &[u8],
         known: impl FnOnce(Chid, Gid) -> Option<Terms>,
     ) -> ClientStep {
-        let decline = |reason| {
-            let message =
-                SendDecline::plain(&self.config, Version::V2, reason, AfterDecline::FallBack);
-            ClientStep::Decline(message)
+        self.handle_with(message, known, |_| KnownLink::NoGroup)
+    }
+
+    /// Takes the server's answer, a whole message.
+    ///
+    /// If the server says that this is not the first contact, `known` is asked for the terms agreed
+    /// earlier with an SMC-D peer of this CHID and GID, or `known_link` for what there is of the
+    /// link that an SMC-R peer names.
+    pub fn handle_with(
+        self,
+        message: &[u8],
+        known: impl FnOnce(Chid, Gid) -> Option<Terms>,
+        known_link: impl FnOnce(&PeerLink) -> KnownLink,
+    ) -> ClientStep {
+        let AwaitAccept { config, route, offer, .. } = self;
+        let decline = |version, reason| {
+            let then = AfterDecline::FallBack;
+            ClientStep::Decline(SendDecline::plain(&config, version, reason, then))
         };
-        let parsed = match parse(message, Awaited::Accept, &self.config.tolerance.sizes) {
+        let parsed = match parse(message, Awaited::Accept, &config.tolerance.sizes) {
             Ok(parsed) => parsed,
             Err(Received::Decline(peer)) => return ClientStep::PeerDeclined(peer),
-            Err(Received::Reserved(reason)) => return decline(reason),
+            Err(Received::Reserved(reason)) => return decline(stated_version(message), reason),
             Err(Received::Fail(error)) => return ClientStep::Fail(error),
         };
-        let Message::AcceptD2(accept) = parsed else {
-            // Only SMC-Dv2 was offered (CLCV2-89).
-            let reason =
-                kind_of(&parsed).map_or(DeclineReason::Internal, DeclineReason::NotOffered);
-            return decline(reason);
+        let not_offered = kind_of(&parsed).filter(|kind| !offer.has(*kind));
+        if let Some(kind) = not_offered {
+            return decline(stated_version(message), DeclineReason::NotOffered(kind));
+        }
+        let (version, judged) = match &parsed {
+            Message::AcceptD2(accept) => {
+                let judged = check_accept(&config, &offer.devices, accept, known);
+                (Version::V2, judged.map(|agreed| (agreed, *accept)))
+            }
+            Message::AcceptD1(accept) => {
+                let judged = check_accept_v1(offer.ism_v1, accept, known).map_err(Refusal::Decline);
+                let wide = |agreed: Agreed| (agreed, widen(accept, agreed.devices.chid));
+                (Version::V1, judged.map(wide))
+            }
+            other => {
+                let Some(accept) = message_r(other) else {
+                    return decline(Version::V2, DeclineReason::Internal);
+                };
+                let version = accept.version;
+                return match check_accept_r(&config, &route, &offer, &accept, known_link) {
+                    Ok(terms) => {
+                        ClientStep::OfferedR(AcceptedR::new(config, route, &offer, accept, terms))
+                    }
+                    Err(Refusal::Decline(reason)) => decline(version, reason),
+                    Err(Refusal::Fail(error)) => ClientStep::Fail(error),
+                };
+            }
         };
-        match check_accept(&self.config, &self.offered, &accept, known) {
-            Ok(agreed) => ClientStep::Offered(Accepted { config: self.config, accept, agreed }),
-            Err(Refusal::Decline(reason)) => decline(reason),
+        match judged {
+            Ok((agreed, accept)) => {
+                ClientStep::Offered(Accepted { config, version, accept, agreed })
+            }
+            Err(Refusal::Decline(reason)) => decline(version, reason),
             Err(Refusal::Fail(error)) => ClientStep::Fail(error),
         }
+    }
+}
+
+/// The version of a message that cannot be used: the answer is of the same (CLCV2-1).
+fn stated_version(message: &[u8]) -> Version {
+    match message.get(7) {
+        Some(byte) if byte >> 4 == 1 => Version::V1,
+        _ => Version::V2,
     }
 }
 
@@ -112,11 +186,17 @@ impl AwaitAccept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accepted {
     config: Arc<Config>,
+    version: Version,
     accept: SmcdV2,
     agreed: Agreed,
 }
 
 impl Accepted {
+    /// Version of SMC-D that the server chose.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
     /// The fabric, the own GID on it and the server's.
     pub fn devices(&self) -> Candidate {
         self.agreed.devices
@@ -127,7 +207,7 @@ impl Accepted {
         dmbe_of(&self.accept)
     }
 
-    /// The EID the server chose.
+    /// The EID the server chose; [`Eid::ZERO`] in version 1.
     pub fn eid(&self) -> Eid {
         self.agreed.eid
     }
@@ -148,28 +228,32 @@ impl Accepted {
         self.accept.link_id
     }
 
-    /// The server's host; at first contact only.
+    /// The server's host; at first contact of version 2 only.
     pub fn peer_host(&self) -> Option<PeerHost> {
-        self.accept.first_contact.as_ref().map(PeerHost::from)
+        let extension = self.accept.first_contact.as_ref();
+        extension.filter(|_| self.version == Version::V2).map(PeerHost::from)
     }
 
     /// Agrees: the bytes of Confirm to send. The own receive element is ready for the peer before
     /// this, because the server may write as soon as it has read Confirm (CLC-42, CLC-44).
     ///
-    /// Confirm repeats CHID, EID, first-contact flag and release of Accept and carries the common
-    /// features (CLCV2-44, CLCV2-61, CLCV2-64, CLCV2-86).
+    /// Confirm repeats CHID, EID, first-contact flag, release and vendor options of Accept and
+    /// carries the common features (CLCV2-17, CLCV2-44, CLCV2-61, CLCV2-64, CLCV2-86).
     pub fn confirm(self, own: Dmbe, link: LinkId) -> (Established, Vec<u8>) {
         let first_contact = self.first_contact();
         let answer = Answer {
             config: &self.config,
+            version: self.version,
             devices: self.agreed.devices,
             eid: self.agreed.eid,
             own,
             link,
             first_contact: first_contact.then_some(self.agreed.terms),
+            vendor: self.accept.first_contact.map_or([0; 4], |extension| extension.vendor),
         };
-        let bytes = Message::ConfirmD2(answer.message()).emit();
+        let bytes = answer.confirm().emit();
         let established = Established {
+            version: self.version,
             devices: self.agreed.devices,
             eid: self.agreed.eid,
             first_contact,
@@ -186,6 +270,6 @@ impl Accepted {
     /// Declines instead, for a reason that came up here: no DMB, no memory, a peer that has
     /// meanwhile been forgotten ([`DeclineReason::OutOfSync`]).
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
-        SendDecline::plain(&self.config, Version::V2, reason, AfterDecline::FallBack)
+        SendDecline::plain(&self.config, self.version, reason, AfterDecline::FallBack)
     }
 }

@@ -2,8 +2,10 @@
 
 use core::time::Duration;
 
-use crate::wire::clc::Limits;
-use crate::wire::ids::{Chid, Eid, Features, Gid, Hostname, OsType, PeerId, Release};
+use super::decline::SmcKind;
+use super::route::Route;
+use crate::wire::clc::{Limits, VendorOffer};
+use crate::wire::ids::{Chid, Eid, Features, Gid, Hostname, LinkLimits, OsType, PeerId, Release};
 
 /// How long one message is awaited unless configured otherwise; the value Linux uses (ERR-7).
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(6);
@@ -26,6 +28,47 @@ impl IsmDevice {
     /// Entries of the GID/CHID array this device takes (EISM-11, EISM-12).
     pub const fn entries(self) -> usize {
         if self.chid.is_emulated() { 2 } else { 1 }
+    }
+}
+
+bitflags::bitflags! {
+    /// The types of SMC that a host offers as a client and takes as a server (CLCV2-88).
+    ///
+    /// A host without any version 2 type is a version 1 host: it sends the Proposal of RFC 7609.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Kinds: u8 {
+        /// SMC-D version 2.
+        const SMCD_V2 = 1;
+        /// SMC-D version 1; needs a platform ISM device.
+        const SMCD_V1 = 2;
+        /// SMC-R version 2.
+        const SMCR_V2 = 4;
+        /// SMC-R version 1; needs a [peer id](Config::peer_id).
+        const SMCR_V1 = 8;
+    }
+}
+
+impl Kinds {
+    /// Whether a type is among them.
+    pub const fn has(self, kind: SmcKind) -> bool {
+        self.contains(match kind {
+            SmcKind::SmcdV2 => Kinds::SMCD_V2,
+            SmcKind::SmcdV1 => Kinds::SMCD_V1,
+            SmcKind::SmcrV2 => Kinds::SMCR_V2,
+            SmcKind::SmcrV1 => Kinds::SMCR_V1,
+        })
+    }
+
+    /// Whether there is a type of version 2.
+    pub(super) const fn has_v2(self) -> bool {
+        self.intersects(Kinds::SMCD_V2.union(Kinds::SMCR_V2))
+    }
+}
+
+impl Default for Kinds {
+    /// SMC-Dv2 alone.
+    fn default() -> Kinds {
+        Kinds::SMCD_V2
     }
 }
 
@@ -59,10 +102,12 @@ impl Tolerance {
 /// What both roles of a host bring to every handshake.
 ///
 /// Shared by all handshakes of a process; a change of configuration makes a new one. Offering
-/// commits nothing (CLC-11), and every Proposal of a configuration is the same (CLC-9).
+/// commits nothing (CLC-11), and every Proposal of a configuration is the same for TCP connections
+/// of one [`Route`](super::Route) (CLC-9).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Stack instance: random per process, never zero, so that a restart is seen (CLC-7, CLC-8).
+    /// Stack instance: random per process and the MAC of an adapter, never zero, so that a restart
+    /// is seen (CLC-7, CLC-8); see [`PeerId::new`]. SMC-Rv1 is neither offered nor taken without.
     pub peer_id: PeerId,
     /// Host name for the first contact extension (CLCV2-51).
     pub hostname: Hostname,
@@ -80,6 +125,14 @@ pub struct Config {
     pub seid: Option<Eid>,
     /// ISM devices in order of preference, emulated and platform ones mixed (EISM-17, EISM-26).
     pub devices: Vec<IsmDevice>,
+    /// The types of SMC in use; SMC-Dv2 alone unless configured otherwise.
+    pub kinds: Kinds,
+    /// Connections (16 to 255) and links (1 or 2) that a link group of SMC-R may have at this host
+    /// (CLCV2-22, CLCV2-23); values out of range are moved into it.
+    pub limits: LinkLimits,
+    /// Vendor options offered as a client (CLCV2-13). What the server answers is told by
+    /// [`PeerHost::vendor`](super::PeerHost::vendor) and repeated in Confirm (CLCV2-17).
+    pub vendor: Option<VendorOffer>,
     /// How long each message is awaited (ERR-7).
     pub wait: Duration,
     /// How strict this host is with its peers.
@@ -98,6 +151,9 @@ impl Config {
             ueids: Vec::new(),
             seid: None,
             devices: Vec::new(),
+            kinds: Kinds::default(),
+            limits: LinkLimits { max_conns: 255, max_links: 2 },
+            vendor: None,
             wait: DEFAULT_WAIT,
             tolerance: Tolerance::default(),
         }
@@ -130,10 +186,15 @@ impl Config {
 
     /// The devices a client offers: in order, as many as the array has room for. One that does not
     /// fit is left out whole, never by half (EISM-12, EISM-30, EISM-32).
-    pub(super) fn offered_devices(&self) -> Vec<IsmDevice> {
+    ///
+    /// The `associated` device has a field of its own and so needs no room (CLCV2-11).
+    pub(super) fn offered_devices(&self, associated: Option<IsmDevice>) -> Vec<IsmDevice> {
         let mut room = MAX_OFFERED;
         let mut offered = self.usable_devices();
         offered.retain(|device| {
+            if associated.is_some_and(|associated| associated.chid == device.chid) {
+                return false;
+            }
             let fits = device.entries() <= room;
             if fits {
                 room -= device.entries();
@@ -141,6 +202,16 @@ impl Config {
             fits
         });
         offered
+    }
+
+    /// The limits of a link group on a route: those configured and the adapter's, moved into the
+    /// range (CLCV2-22, CLCV2-23, D-12).
+    pub(super) fn limits_on(&self, route: &Route) -> LinkLimits {
+        let possible = route.rnic.map_or(u8::MAX, |rnic| rnic.max_links);
+        LinkLimits {
+            max_conns: self.limits.max_conns.max(16),
+            max_links: self.limits.max_links.min(possible).clamp(1, 2),
+        }
     }
 
     /// The system EID; all zero means "none" on the wire, so it means that here too (CLCV2-30).
@@ -169,7 +240,7 @@ mod tests {
     }
 
     fn offered(config: &Config) -> Vec<u16> {
-        config.offered_devices().iter().map(|device| device.chid.0).collect()
+        config.offered_devices(None).iter().map(|device| device.chid.0).collect()
     }
 
     #[test]

@@ -13,7 +13,7 @@ use core::fmt;
 
 use super::code::DeclineCode;
 use crate::wire::clc::{Decline, TypeReasons};
-use crate::wire::ids::{Chid, Features, OsType, Release};
+use crate::wire::ids::{Chid, Features, Gid, OsType, Qpn, Release};
 
 /// One of the four types of SMC a Proposal can offer (CLCV2-2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +72,49 @@ pub enum DeclineReason {
     /// No EID is known at both ends (EID-8).
     #[error("no common EID: configure the same --eid on both ends")]
     NoCommonEid,
+    /// No user EID is known at both ends, which SMC-R needs (EID-8, CLCV2-26).
+    #[error("no common user EID, which SMC-R needs: configure the same --eid on both ends")]
+    NoCommonUeid,
+    /// No RDMA adapter here goes with the connection, or it lacks a GID for this version.
+    #[error("no RDMA adapter with a suitable GID for this connection here")]
+    NoRnic,
+    /// No platform ISM device goes with the connection, which SMC-Dv1 needs.
+    #[error("no ISM device for SMC-D version 1 on this connection")]
+    NoAssociatedIsm,
+    /// The ends are not in one IP subnet, which version 1 needs (CLC-17, CLC-18).
+    #[error("the ends are not in one IP subnet")]
+    DifferentSubnet,
+    /// The peer's RoCEv2 address is not of the IP family of the TCP connection (CLCV2-20,
+    /// CLCV2-68).
+    #[error("the peer's RoCE address {0} is not of the IP family of the connection")]
+    GidFamily(Gid),
+    /// The peer's RDMA address has no IP route from here (CLCV2-35).
+    #[error("no route to the peer's RoCE address {0}")]
+    NoRoute(Gid),
+    /// The peer says that a router is between, but there is none (CLCV2-54).
+    #[error("the peer says that a router is on the RDMA path, but there is none")]
+    NotIndirect,
+    /// Subsequent contact with a known peer, but on a link that is not known here.
+    #[error("the server named the link of queue pair {}, which is not known here", .0.get())]
+    UnknownLink(Qpn),
+    /// The link group has no link that works.
+    #[error("the link group has no active link")]
+    NoActiveLink,
+    /// A queue pair could not be brought into service.
+    #[error("the queue pair could not be brought into service")]
+    LinkNotReady,
+    /// No CONFIRM LINK came over the first link (ERR-2, ERR-14).
+    #[error("no CONFIRM LINK came over the new link")]
+    ConfirmLinkTimeout,
+    /// No ADD LINK came, or no answer to it, at first contact.
+    #[error("no ADD LINK came over the new link")]
+    AddLinkTimeout,
+    /// The peer uses eye catchers in its buffer elements, and this end does not.
+    #[error("the peer uses eye catchers in its buffer elements")]
+    RmbEyeCatcher,
+    /// There is no room for another remote key.
+    #[error("no room for another remote key of the peer")]
+    TooManyRkeys,
     /// No offered CHID is that of a local device (EISM-29).
     #[error("no common CHID: both ends must be on one fabric of one host")]
     NoCommonChid,
@@ -168,6 +211,20 @@ impl DeclineReason {
             | DeclineReason::UnpairedChid(_)
             | DeclineReason::EmulatedNotShared(_)
             | DeclineReason::ForeignLoopback => DeclineCode::NoSmcdV2Device,
+            // Linux: none of both kinds of device will do.
+            DeclineReason::NoCommonUeid => DeclineCode::NoSmcDevice,
+            DeclineReason::NoRnic | DeclineReason::GidFamily(_) => DeclineCode::NoSmcrDevice,
+            DeclineReason::NoAssociatedIsm => DeclineCode::NoSmcdDevice,
+            DeclineReason::DifferentSubnet => DeclineCode::DifferentPrefix,
+            DeclineReason::NoRoute(_) => DeclineCode::NoRoute,
+            DeclineReason::NotIndirect => DeclineCode::NotIndirect,
+            DeclineReason::UnknownLink(_) => DeclineCode::NoServerLink,
+            DeclineReason::NoActiveLink => DeclineCode::NoActiveLink,
+            DeclineReason::LinkNotReady => DeclineCode::LinkNotReady,
+            DeclineReason::ConfirmLinkTimeout => DeclineCode::ConfirmLinkTimeout,
+            DeclineReason::AddLinkTimeout => DeclineCode::AddLinkTimeout,
+            DeclineReason::RmbEyeCatcher => DeclineCode::RmbEyeCatcher,
+            DeclineReason::TooManyRkeys => DeclineCode::RTokenTable,
             DeclineReason::NotOffered(_) => DeclineCode::ModeUnsupported,
             DeclineReason::OutOfSync => DeclineCode::OutOfSync,
             DeclineReason::Release { .. } | DeclineReason::Features { .. } => {
@@ -268,6 +325,20 @@ mod tests {
             (DeclineReason::NoEidConfigured, 0x0303_0008),
             (DeclineReason::NoEidOffered, 0x0303_0008),
             (DeclineReason::NoCommonEid, 0x0303_0001),
+            (DeclineReason::NoCommonUeid, 0x0303_0000),
+            (DeclineReason::NoRnic, 0x0303_0002),
+            (DeclineReason::GidFamily(Gid([3; 16])), 0x0303_0002),
+            (DeclineReason::NoAssociatedIsm, 0x0303_0001),
+            (DeclineReason::DifferentSubnet, 0x0307_0000),
+            (DeclineReason::NoRoute(Gid([3; 16])), 0x030e_0000),
+            (DeclineReason::NotIndirect, 0x030f_0000),
+            (DeclineReason::UnknownLink(Qpn::new(17)), 0x030b_0000),
+            (DeclineReason::NoActiveLink, 0x030a_0000),
+            (DeclineReason::LinkNotReady, 0x0999_0002),
+            (DeclineReason::ConfirmLinkTimeout, 0x0201_0000),
+            (DeclineReason::AddLinkTimeout, 0x0202_0000),
+            (DeclineReason::RmbEyeCatcher, 0x0305_0000),
+            (DeclineReason::TooManyRkeys, 0x0999_0001),
             (DeclineReason::NoCommonChid, 0x0303_0007),
             (DeclineReason::Unreachable, 0x0303_0007),
             (DeclineReason::UnpairedChid(Chid(0xff01)), 0x0303_0007),

@@ -4,9 +4,10 @@ use core::fmt;
 
 use thiserror::Error;
 
+use super::decline::DeclineReason;
 use crate::wire::WireError;
 use crate::wire::clc::Kind;
-use crate::wire::ids::{Chid, Eid, Gid};
+use crate::wire::ids::{Chid, Eid, Gid, Mac, Qpn};
 
 /// The message a side waits for; a Decline may come in its place (CLC-51).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +18,9 @@ pub enum Awaited {
     Accept,
     /// The server waits for the client's Confirm.
     Confirm,
+    /// Nothing more is due; but while the first link of SMC-R comes up, either end watches for a
+    /// Decline (ERR-46).
+    Decline,
 }
 
 impl Awaited {
@@ -26,6 +30,7 @@ impl Awaited {
             Awaited::Proposal => Kind::Proposal,
             Awaited::Accept => Kind::Accept,
             Awaited::Confirm => Kind::Confirm,
+            Awaited::Decline => Kind::Decline,
         }
     }
 }
@@ -113,6 +118,26 @@ pub enum HandshakeError {
         /// The flag of Confirm.
         got: bool,
     },
+    /// Confirm of a subsequent contact names no active link of the group (CLC-46, CLC-64).
+    #[error("Confirm names queue pair {} of GID {gid}, which is no link of the group", qpn.get())]
+    ConfirmLink {
+        /// The GID of Confirm.
+        gid: Gid,
+        /// The queue pair of Confirm.
+        qpn: Qpn,
+    },
+    /// Confirm comes from another MAC than was proposed, on a direct link (CLCV2-55).
+    #[error("Confirm comes from MAC {got}, {proposed} was proposed")]
+    ConfirmMac {
+        /// The MAC of the Proposal.
+        proposed: Mac,
+        /// The MAC of Confirm.
+        got: Mac,
+    },
+    /// Something to decline, but no Decline is allowed any more: the answer of a subsequent contact
+    /// over SMC-R (CLC-53).
+    #[error("too late to decline: {0}")]
+    TooLate(DeclineReason),
     /// Confirm is of another type or version of SMC than Accept (CLCV2-1).
     #[error("Confirm is not of the SMC type of Accept")]
     ConfirmType,

@@ -48,6 +48,7 @@
 //! ```
 
 mod client;
+mod client_r;
 mod code;
 mod config;
 mod decline;
@@ -55,16 +56,23 @@ mod error;
 pub mod negotiate;
 mod outcome;
 mod reader;
+mod route;
 mod server;
+mod server_r;
+mod smcr;
 mod time;
 
-pub use client::{Accepted, AwaitAccept, ClientStep, start};
+pub use client::{Accepted, AwaitAccept, ClientStep, start, start_on};
+pub use client_r::AcceptedR;
 pub use code::DeclineCode;
-pub use config::{Config, DEFAULT_WAIT, IsmDevice, MAX_OFFERED, Tolerance, Unpaired};
+pub use config::{Config, DEFAULT_WAIT, IsmDevice, Kinds, MAX_OFFERED, Tolerance, Unpaired};
 pub use decline::{DeclineReason, FallbackReason, PeerDecline, SmcKind};
 pub use error::{Awaited, HandshakeError};
 pub use negotiate::{Candidate, Terms};
 pub use outcome::{AfterDecline, Dmbe, Established, PeerHost, SendDecline, late_decline};
 pub use reader::ClcReader;
-pub use server::{AwaitConfirm, AwaitProposal, ConfirmStep, Selection, ServerStep};
+pub use route::{IpSubnet, Rnic, Route};
+pub use server::{AwaitConfirm, AwaitProposal, Choice, ConfirmStep, Selection, ServerStep};
+pub use server_r::{AwaitConfirmR, ConfirmStepR};
+pub use smcr::{EstablishedR, KnownLink, LinkEnd, PeerLink, PeerRnic, Role, TermsR};
 pub use time::Instant;

@@ -3,10 +3,12 @@
 use super::config::Config;
 use super::decline::{DeclineReason, FallbackReason, PeerDecline, SmcKind};
 use super::error::{Awaited, HandshakeError};
-use super::negotiate::{Candidate, Refusals, Terms};
+use super::negotiate::{Candidate, MessageR, Refusals, Terms};
 use crate::wire::WireError;
-use crate::wire::clc::{Decline, Diagnosis, Fce, Limits, Message, SmcdV2, TypeReasons, Version};
-use crate::wire::ids::{DmbToken, Eid, Hostname, LinkId, OsType, SizeCode};
+use crate::wire::clc::{
+    Decline, Diagnosis, Fce, Limits, Message, SmcdV1, SmcdV2, TypeReasons, Version,
+};
+use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, Hostname, LinkId, OsType, SizeCode};
 
 /// An element of a DMB, as it is told to the one who will write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,22 +29,26 @@ pub struct PeerHost {
     pub os: OsType,
     /// Host name; [`Hostname::text`] is `None` for one that is not a name (CLCV2-52).
     pub hostname: Hostname,
+    /// Answer to the vendor options that were offered; zero without one (CLCV2-15, CLCV2-16).
+    pub vendor: [u8; 4],
 }
 
 impl From<&Fce> for PeerHost {
     fn from(fce: &Fce) -> PeerHost {
-        PeerHost { os: fce.os, hostname: fce.hostname }
+        PeerHost { os: fce.os, hostname: fce.hostname, vendor: fce.vendor }
     }
 }
 
-/// The handshake is complete and this connection is SMC.
+/// The handshake is complete and this connection is SMC-D.
 ///
 /// The client may write at once; the server may write as soon as it has this (CLC-41, CLC-44).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Established {
+    /// Version of SMC-D.
+    pub version: Version,
     /// The fabric and the two GIDs; `local` is this side's.
     pub devices: Candidate,
-    /// The EID both belong to.
+    /// The EID both belong to; [`Eid::ZERO`] in version 1, which has none.
     pub eid: Eid,
     /// A new logical link: remember `terms` for this peer. Otherwise they are those remembered
     /// (CLCV2-48, CLCV2-50).
@@ -91,7 +97,8 @@ impl SendDecline {
     /// What a client sends in place of its Proposal when it does not want SMC on a connection on
     /// which both ends announced it: local policy, IPsec, an option SMC lacks (CLC-51, ERR-1).
     pub fn opening(config: &Config, reason: DeclineReason) -> SendDecline {
-        Self::plain(config, Version::V2, reason, AfterDecline::FallBack)
+        let version = if config.kinds.has_v2() { Version::V2 } else { Version::V1 };
+        Self::plain(config, version, reason, AfterDecline::FallBack)
     }
 
     /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).
@@ -131,8 +138,11 @@ impl SendDecline {
 
 /// Whether bytes that arrive on TCP after the client's Confirm are a late Decline.
 ///
-/// A server may send one when Confirm does not satisfy it (CLCV2-60, D-16). The client may have
-/// written by then, so the connection is not TCP now but broken (CLC-63); the value says why.
+/// A server may send one when Confirm does not satisfy it (CLCV2-60, D-16). A client of SMC-D, or
+/// of SMC-R at a subsequent contact, may have written by then, so the connection is not TCP now but
+/// broken (CLC-63); the value says why. At first contact of SMC-R either end may send one until the
+/// first link is confirmed, and then TCP carries the data (ERR-2, ERR-46); it is read with a
+/// [`ClcReader`](super::ClcReader) for [`Awaited::Decline`], so that no data is taken.
 pub fn late_decline(bytes: &[u8]) -> Option<PeerDecline> {
     match Message::parse(bytes) {
         Ok(Message::Decline(decline)) => Some(PeerDecline::from(&decline)),
@@ -181,20 +191,46 @@ pub(super) fn dmbe_of(message: &SmcdV2) -> Dmbe {
     Dmbe { token: message.token, index: message.index, size: message.size }
 }
 
+/// A version 1 message in the form of version 2, with the fields it lacks from `fabric` and the
+/// device; the extension is there if the flag is.
+pub(super) fn widen(message: &SmcdV1, fabric: Chid) -> SmcdV2 {
+    let SmcdV1 { first_contact, gid, token, index, size, link_id } = *message;
+    SmcdV2 {
+        gid: Gid::from_parts(gid, GidV1::NONE),
+        token,
+        index,
+        size,
+        link_id,
+        chid: fabric,
+        eid: Eid::ZERO,
+        first_contact: first_contact.then(Fce::default),
+    }
+}
+
+/// A message of version 2 cut down to what version 1 says.
+fn narrow(message: &SmcdV2) -> SmcdV1 {
+    let SmcdV2 { gid, token, index, size, link_id, .. } = *message;
+    let first_contact = message.first_contact.is_some();
+    SmcdV1 { first_contact, gid: gid.part1(), token, index, size, link_id }
+}
+
 /// An Accept or Confirm of this side.
 pub(super) struct Answer<'a> {
     pub(super) config: &'a Config,
+    pub(super) version: Version,
     pub(super) devices: Candidate,
     pub(super) eid: Eid,
     pub(super) own: Dmbe,
     pub(super) link: LinkId,
     /// Release and features to state, at first contact only (CLCV2-44).
     pub(super) first_contact: Option<Terms>,
+    /// Vendor options to state: zero in Accept, what Accept said in Confirm (CLCV2-15, CLCV2-17).
+    pub(super) vendor: [u8; 4],
 }
 
 impl Answer<'_> {
-    /// The message. All fields of the extension are filled, vendor options are zero (CLCV2-40,
-    /// CLCV2-42, CLCV2-47, CLCV2-15).
+    /// The message in the form of version 2. All fields of the extension are filled (CLCV2-40,
+    /// CLCV2-42, CLCV2-47).
     pub(super) fn message(&self) -> SmcdV2 {
         SmcdV2 {
             gid: self.devices.local,
@@ -209,8 +245,45 @@ impl Answer<'_> {
                 release: terms.release,
                 hostname: self.config.hostname,
                 features: terms.features,
-                vendor: [0; 4],
+                vendor: self.vendor,
             }),
         }
+    }
+
+    /// As the server's message.
+    pub(super) fn accept(&self) -> Message {
+        match self.version {
+            Version::V1 => Message::AcceptD1(narrow(&self.message())),
+            Version::V2 => Message::AcceptD2(self.message()),
+        }
+    }
+
+    /// As the client's message.
+    pub(super) fn confirm(&self) -> Message {
+        match self.version {
+            Version::V1 => Message::ConfirmD1(narrow(&self.message())),
+            Version::V2 => Message::ConfirmD2(self.message()),
+        }
+    }
+}
+
+/// An Accept or Confirm of SMC-R in the form both versions have; `None` for other messages.
+pub(super) fn message_r(message: &Message) -> Option<MessageR> {
+    match message {
+        Message::AcceptR1(v1) | Message::ConfirmR1(v1) => Some(MessageR {
+            version: Version::V1,
+            link: v1.link,
+            eid: None,
+            first_contact: v1.first_contact,
+            extension: None,
+        }),
+        Message::AcceptR2(v2) | Message::ConfirmR2(v2) => Some(MessageR {
+            version: Version::V2,
+            link: v2.link,
+            eid: Some(v2.eid),
+            first_contact: v2.first_contact.is_some(),
+            extension: v2.first_contact,
+        }),
+        _ => None,
     }
 }

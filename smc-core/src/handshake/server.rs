@@ -3,30 +3,34 @@
 use std::sync::Arc;
 
 use super::config::Config;
-use super::decline::{DeclineReason, PeerDecline};
+use super::decline::{DeclineReason, PeerDecline, SmcKind};
 use super::error::{Awaited, HandshakeError};
 use super::negotiate::{
-    Candidate, Evaluation, Refusal, Refusals, SmcdMatch, Terms, check_confirm, evaluate,
+    Candidate, Evaluation, Refusal, Refusals, SmcrMatch, Terms, check_confirm, evaluate, kind_r,
 };
 use super::outcome::{
-    AfterDecline, Answer, Dmbe, Established, PeerHost, Received, SendDecline, dmbe_of, parse,
+    AfterDecline, Answer, Dmbe, Established, PeerHost, Received, SendDecline, dmbe_of, parse, widen,
 };
 use super::reader::ClcReader;
+use super::route::Route;
+use super::server_r::{self, AwaitConfirmR};
+use super::smcr::{LinkEnd, PeerRnic, TermsR};
 use super::time::Instant;
-use crate::wire::clc::{Message, SmcdV2, Version};
+use crate::wire::clc::{Message, Proposal, SmcdV2, VendorOffer, Version};
 use crate::wire::ids::{Eid, LinkId};
 
 /// The server waits for the first message.
 #[derive(Clone, Debug)]
 pub struct AwaitProposal {
     config: Arc<Config>,
+    route: Route,
     deadline: Instant,
 }
 
 /// What the client's first message asks of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerStep {
-    /// SMC-D is possible: find the device that reaches the client and accept, or decline.
+    /// SMC is possible: find the device or adapter that reaches the client and accept, or decline.
     Eligible(Selection),
     /// Send this Decline, then go on as TCP.
     Decline(SendDecline),
@@ -37,10 +41,17 @@ pub enum ServerStep {
 }
 
 impl AwaitProposal {
-    /// Begins to wait, once TCP is connected.
+    /// Begins to wait, once TCP is connected. Without a [route](AwaitProposal::on) only SMC-Dv2 is
+    /// possible.
     pub fn new(config: Arc<Config>, now: Instant) -> AwaitProposal {
         let deadline = now.after(config.wait);
-        AwaitProposal { config, deadline }
+        AwaitProposal { config, route: Route::default(), deadline }
+    }
+
+    /// Says what this end has for the connection; of use before the Proposal is
+    /// [handled](AwaitProposal::handle).
+    pub fn on(self, route: Route) -> AwaitProposal {
+        AwaitProposal { route, ..self }
     }
 
     /// A reader for the awaited message.
@@ -77,54 +88,130 @@ impl AwaitProposal {
             let (awaited, got) = (Awaited::Proposal, parsed.kind());
             return ServerStep::Fail(HandshakeError::OutOfTurn { awaited, got });
         };
-        let Evaluation { smcd_v2, refusals } = evaluate(&config, &proposal);
-        match smcd_v2 {
-            Some(found) => ServerStep::Eligible(Selection { config, found, refusals }),
-            // The answer is of the client's version, so that a version 1 client can read it
-            // (CLC-6).
-            None => {
-                ServerStep::Decline(SendDecline::of_proposal(&config, proposal.version, &refusals))
-            }
+        Selection::new(config, self.route, &proposal)
+    }
+}
+
+/// One way to accept a Proposal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// SMC-D of this version, with this pair of devices: [`Selection::accept`].
+    D(Version, Candidate),
+    /// SMC-R of the version that [`PeerRnic::version`] says, with this adapter of the client:
+    /// [`Selection::accept_r`].
+    R(PeerRnic),
+}
+
+impl Choice {
+    /// The type of SMC.
+    pub const fn kind(&self) -> SmcKind {
+        match self {
+            Choice::D(Version::V2, _) => SmcKind::SmcdV2,
+            Choice::D(Version::V1, _) => SmcKind::SmcdV1,
+            Choice::R(rnic) => kind_r(rnic.version()),
         }
     }
 }
 
-/// A Proposal that SMC-D can serve; nothing is promised yet.
+/// A Proposal that can be served; nothing is promised yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     config: Arc<Config>,
-    found: SmcdMatch,
-    refusals: Refusals,
+    route: Route,
+    version: Version,
+    vendor: Option<VendorOffer>,
+    candidates: Vec<Candidate>,
+    found: Evaluation,
 }
 
 impl Selection {
-    /// Pairs of devices, best first; at least one. Take the first whose local device reaches `peer`
-    /// and gives a DMB.
+    fn new(config: Arc<Config>, route: Route, proposal: &Proposal) -> ServerStep {
+        let found = evaluate(&config, &route, proposal);
+        // The answer is of the client's version, so that a version 1 client can read it (CLC-6).
+        let version = proposal.version;
+        if !SmcKind::PREFERENCE.into_iter().any(|kind| found.has(kind)) {
+            let decline = SendDecline::of_proposal(&config, version, &found.refusals);
+            return ServerStep::Decline(decline);
+        }
+        let mut candidates = Vec::new();
+        if let Some(found) = &found.smcd_v2 {
+            candidates.clone_from(&found.candidates);
+        }
+        // The same pair in both versions is one candidate: what fails in one fails in the other.
+        candidates.extend(found.smcd_v1.filter(|pair| !candidates.contains(pair)));
+        let vendor = proposal.v2.and_then(|v2| v2.vendor);
+        ServerStep::Eligible(Selection { config, route, version, vendor, candidates, found })
+    }
+
+    /// Everything that is possible, best first; at least one. Take the first that turns out to
+    /// work: whose device or adapter reaches the client and has memory (CLCV2-32, CLCV2-35).
+    pub fn choices(&self) -> impl Iterator<Item = Choice> + '_ {
+        let d = self.candidates.iter().map(|pair| Choice::D(self.version_of(pair), *pair));
+        let r = [self.found.smcr_v2, self.found.smcr_v1];
+        d.chain(r.into_iter().flatten().map(|found| Choice::R(found.peer)))
+    }
+
+    /// The choices of SMC-D: pairs of devices, best first; none if only SMC-R is possible. Take the
+    /// first whose local device reaches `peer` and gives a DMB.
     pub fn candidates(&self) -> &[Candidate] {
-        &self.found.candidates
+        &self.candidates
     }
 
-    /// The EID that will be used.
+    /// Pairs that are possible in version 2 are used in version 2.
+    fn version_of(&self, pair: &Candidate) -> Version {
+        let v2 = self.found.smcd_v2.as_ref();
+        match v2.is_some_and(|found| found.candidates.contains(pair)) {
+            true => Version::V2,
+            false => Version::V1,
+        }
+    }
+
+    /// The EID that will be used for SMC-Dv2, or else for SMC-Rv2; [`Eid::ZERO`] if only version 1
+    /// is possible.
     pub fn eid(&self) -> Eid {
-        self.found.eid
+        let r = self.found.smcr_v2.and_then(|found| found.eid);
+        self.found.smcd_v2.as_ref().map(|found| found.eid).or(r).unwrap_or_default()
     }
 
-    /// Release and features that a first contact will agree on.
+    /// Release and features that a first contact over SMC-D will agree on.
     pub fn terms(&self) -> Terms {
-        self.found.terms
+        self.found.smcd_v2.as_ref().map_or(Terms::V1, |found| found.terms)
+    }
+
+    /// What a first contact over SMC-R of a version will agree on; `None` if that is not possible.
+    pub fn terms_r(&self, version: Version) -> Option<TermsR> {
+        self.smcr(version).map(|found| found.terms)
+    }
+
+    fn smcr(&self, version: Version) -> Option<SmcrMatch> {
+        match version {
+            Version::V1 => self.found.smcr_v1,
+            Version::V2 => self.found.smcr_v2,
+        }
+    }
+
+    /// What this end has for the connection.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Vendor options of the client, which this host does not answer (CLCV2-15).
+    pub fn vendor(&self) -> Option<VendorOffer> {
+        self.vendor
     }
 
     /// Why the other types that were offered are not used.
     pub fn refusals(&self) -> &Refusals {
-        &self.refusals
+        &self.found.refusals
     }
 
     /// Accepts with one of the [`candidates`](Selection::candidates): the bytes to send, and what
     /// waits for Confirm.
     ///
     /// `known` are the terms agreed earlier with this peer (CHID and GID); without them this is a
-    /// first contact, with flag and extension (CLCV2-44, CLCV2-49). The own element is completely
-    /// ready before this: the client may write as soon as it has confirmed (CLC-32, CLC-41).
+    /// first contact, with flag and, in version 2, extension (CLCV2-44, CLCV2-49). The own element
+    /// is completely ready before this: the client may write as soon as it has confirmed (CLC-32,
+    /// CLC-41).
     ///
     /// Accept states the server's own features, not only the common ones (CLCV2-61, EISM-1).
     pub fn accept(
@@ -135,8 +222,12 @@ impl Selection {
         link: LinkId,
         now: Instant,
     ) -> (AwaitConfirm, Vec<u8>) {
+        let version = self.version_of(&devices);
+        let (agreed, eid) = match version {
+            Version::V2 => (self.terms(), self.eid()),
+            Version::V1 => (Terms::V1, Eid::ZERO),
+        };
         let config = self.config;
-        let agreed = self.found.terms;
         let stated = Terms {
             release: agreed.release,
             features: match agreed.release.has_v2_1_fields() {
@@ -144,28 +235,61 @@ impl Selection {
                 false => agreed.features,
             },
         };
-        let eid = self.found.eid;
         let first_contact = known.is_none().then_some(stated);
-        let answer = Answer { config: &config, devices, eid, own, link, first_contact };
-        let accept = answer.message();
-        let bytes = Message::AcceptD2(accept).emit();
+        let vendor = [0; 4];
+        let answer =
+            Answer { config: &config, version, devices, eid, own, link, first_contact, vendor };
+        let (accept, bytes) = (answer.message(), answer.accept().emit());
         let deadline = now.after(config.wait);
         let terms = known.unwrap_or(agreed);
-        (AwaitConfirm { config, accept, devices, terms, deadline }, bytes)
+        (AwaitConfirm { config, version, accept, devices, terms, deadline }, bytes)
+    }
+
+    /// Accepts with SMC-R of a `version` that is among the [`choices`](Selection::choices): the
+    /// bytes to send, and what waits for Confirm. `None` if it is not among them.
+    ///
+    /// `known` are the terms of the link group that will carry the connection; without one this is
+    /// a first contact (CLC-20, CLC-26). `own` is the end of the link that the server would use,
+    /// which at a subsequent contact is one of that group; its element is known to the client and
+    /// ready before this, because the client may write as soon as it has confirmed (CLC-21, CLC-32,
+    /// CLC-48).
+    pub fn accept_r(
+        self,
+        version: Version,
+        known: Option<TermsR>,
+        own: LinkEnd,
+        now: Instant,
+    ) -> Option<(AwaitConfirmR, Vec<u8>)> {
+        let found = self.smcr(version)?;
+        let deadline = now.after(self.config.wait);
+        Some(server_r::accept(self.config, found, known, own, deadline))
+    }
+
+    /// Notes why a choice came to nothing, for the [Decline](Selection::decline) that follows if
+    /// the others do so as well.
+    pub fn refuse(&mut self, kind: SmcKind, reason: DeclineReason) {
+        self.found.refusals.set(kind, reason);
     }
 
     /// Declines instead, for a reason that came up here: no device reaches the client
-    /// ([`DeclineReason::Unreachable`]), no DMB, local policy.
-    pub fn decline(mut self, reason: DeclineReason) -> SendDecline {
-        self.refusals.smcd_v2 = Some(reason);
-        SendDecline::of_proposal(&self.config, Version::V2, &self.refusals)
+    /// ([`DeclineReason::Unreachable`]), no DMB, no route, local policy. It is the reason for every
+    /// type that was possible and of which nothing was [noted](Selection::refuse) (CLCV2-79).
+    pub fn decline(self, reason: DeclineReason) -> SendDecline {
+        let mut refusals = self.found.refusals;
+        for kind in SmcKind::PREFERENCE {
+            if self.found.has(kind) && refusals.of(kind).is_none() {
+                refusals.set(kind, reason);
+            }
+        }
+        SendDecline::of_proposal(&self.config, self.version, &refusals)
     }
 }
 
-/// The server has sent its Accept.
+/// The server has sent an Accept of SMC-D.
 #[derive(Clone, Debug)]
 pub struct AwaitConfirm {
     config: Arc<Config>,
+    version: Version,
     accept: SmcdV2,
     devices: Candidate,
     terms: Terms,
@@ -210,7 +334,7 @@ impl AwaitConfirm {
     pub fn handle(self, message: &[u8]) -> ConfirmStep {
         let late = |reason| {
             let decline =
-                SendDecline::plain(&self.config, Version::V2, reason, AfterDecline::Break);
+                SendDecline::plain(&self.config, self.version, reason, AfterDecline::Break);
             ConfirmStep::Decline(decline)
         };
         let parsed = match parse(message, Awaited::Confirm, &self.config.tolerance.sizes) {
@@ -219,11 +343,18 @@ impl AwaitConfirm {
             Err(Received::Reserved(reason)) => return late(reason),
             Err(Received::Fail(error)) => return ConfirmStep::Fail(error),
         };
-        let Message::ConfirmD2(confirm) = parsed else {
-            return ConfirmStep::Fail(HandshakeError::ConfirmType);
+        let confirm = match (self.version, &parsed) {
+            (Version::V2, Message::ConfirmD2(confirm)) => *confirm,
+            // What version 1 does not say is as in Accept; its flag is not looked at.
+            (Version::V1, Message::ConfirmD1(confirm)) => SmcdV2 {
+                first_contact: self.accept.first_contact,
+                ..widen(confirm, self.accept.chid)
+            },
+            _ => return ConfirmStep::Fail(HandshakeError::ConfirmType),
         };
         match check_confirm(&self.accept, self.devices.peer, self.terms, &confirm) {
             Ok(()) => ConfirmStep::Established(Established {
+                version: self.version,
                 devices: self.devices,
                 eid: self.accept.eid,
                 first_contact: self.accept.first_contact.is_some(),
@@ -232,7 +363,10 @@ impl AwaitConfirm {
                 peer: dmbe_of(&confirm),
                 own_link: self.accept.link_id,
                 peer_link: confirm.link_id,
-                peer_host: confirm.first_contact.as_ref().map(PeerHost::from),
+                peer_host: match self.version {
+                    Version::V1 => None,
+                    Version::V2 => confirm.first_contact.as_ref().map(PeerHost::from),
+                },
             }),
             Err(Refusal::Decline(reason)) => late(reason),
             Err(Refusal::Fail(error)) => ConfirmStep::Fail(error),

@@ -67,6 +67,7 @@ impl Scene {
                 assert!(accepted.terms().release <= Release::V2_1);
                 End::GoesOn
             }
+            ClientStep::OfferedR(_) => panic!("SMC-R was not offered"),
             ClientStep::Decline(_) => End::Declined,
             ClientStep::PeerDeclined(_) => End::PeerDeclined,
             ClientStep::Fail(error) => End::Fail(error),

@@ -56,6 +56,7 @@ fuzz_target!(|input: Input| {
             assert_eq!(decline.then, AfterDecline::FallBack);
             assert!(matches!(Message::parse(&decline.message), Ok(Message::Decline(_))));
         }
+        ClientStep::OfferedR(_) => panic!("SMC-R was not offered"),
         ClientStep::PeerDeclined(_) | ClientStep::Fail(_) => {}
     }
 });

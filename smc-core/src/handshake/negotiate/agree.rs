@@ -3,10 +3,10 @@
 use super::select::may_use;
 use super::{Candidate, Terms};
 use crate::handshake::config::{Config, IsmDevice};
-use crate::handshake::decline::DeclineReason;
+use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::error::HandshakeError;
-use crate::wire::clc::SmcdV2;
-use crate::wire::ids::{Chid, Eid, Gid};
+use crate::wire::clc::{SmcdV1, SmcdV2};
+use crate::wire::ids::{Chid, Eid, Gid, GidV1};
 
 /// A message that is well formed but cannot be agreed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl From<HandshakeError> for Refusal {
 pub struct Agreed {
     /// The two devices, seen from the client: `local` is its own.
     pub devices: Candidate,
-    /// The EID.
+    /// The EID; zero in version 1.
     pub eid: Eid,
     /// Release and features: new ones at first contact, else those that were known.
     pub terms: Terms,
@@ -79,6 +79,30 @@ pub fn check_accept(
     may_use(accept.chid, device.gid, accept.gid, terms)?;
     let devices = Candidate { chid: device.chid, local: device.gid, peer: accept.gid };
     Ok(Agreed { devices, eid, terms })
+}
+
+/// What a client thinks of an SMC-Dv1 Accept, given the device it `offered` for that. There is
+/// neither EID nor extension; the rest is as in [`check_accept`].
+///
+/// # Errors
+///
+/// The reason to decline.
+pub fn check_accept_v1(
+    offered: Option<IsmDevice>,
+    accept: &SmcdV1,
+    known: impl FnOnce(Chid, Gid) -> Option<Terms>,
+) -> Result<Agreed, DeclineReason> {
+    let device = offered.ok_or(DeclineReason::NotOffered(SmcKind::SmcdV1))?;
+    let peer = Gid::from_parts(accept.gid, GidV1::NONE);
+    let terms = match accept.first_contact {
+        true => Terms::V1,
+        false => known(device.chid, peer).ok_or(DeclineReason::OutOfSync)?,
+    };
+    if peer.is_none() {
+        return Err(DeclineReason::Unreachable);
+    }
+    let devices = Candidate { chid: device.chid, local: device.gid, peer };
+    Ok(Agreed { devices, eid: Eid::ZERO, terms })
 }
 
 /// Whether a client's SMC-Dv2 Confirm repeats what the server's `accept` said and `peer` proposed.

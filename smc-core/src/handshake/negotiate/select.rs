@@ -1,8 +1,10 @@
 //! The server's side: which of the offered types can be used, and how.
 
 use super::Terms;
+use super::select_route::{SmcrMatch, common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
 use crate::handshake::config::{Config, IsmDevice, Unpaired};
 use crate::handshake::decline::{DeclineReason, SmcKind};
+use crate::handshake::route::Route;
 use crate::wire::WireError;
 use crate::wire::clc::{Diagnosis, IsmOffer, OfferV2, Proposal, TypeReasons};
 use crate::wire::ids::{Chid, Eid, Features, Gid, Release};
@@ -53,6 +55,21 @@ impl Refusals {
         }
     }
 
+    /// Notes why a type is not used.
+    pub fn set(&mut self, kind: SmcKind, reason: DeclineReason) {
+        *match kind {
+            SmcKind::SmcdV2 => &mut self.smcd_v2,
+            SmcKind::SmcdV1 => &mut self.smcd_v1,
+            SmcKind::SmcrV2 => &mut self.smcr_v2,
+            SmcKind::SmcrV1 => &mut self.smcr_v1,
+        } = Some(reason);
+    }
+
+    /// What was found, or a note why not.
+    fn keep<T>(&mut self, kind: SmcKind, found: Result<T, DeclineReason>) -> Option<T> {
+        found.map_err(|reason| self.set(kind, reason)).ok()
+    }
+
     /// The diagnosis of the whole Proposal: types are dismissed from the least to the most
     /// preferred one, so the last reason is that of the best type offered (CLCV2-80).
     pub fn last(&self) -> DeclineReason {
@@ -76,40 +93,68 @@ impl Refusals {
     }
 }
 
-/// What a server makes of a Proposal.
+/// What a server makes of a Proposal: the types that are possible, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     /// SMC-D version 2, the first choice (CLCV2-32), if it is possible.
     pub smcd_v2: Option<SmcdMatch>,
+    /// SMC-D version 1.
+    pub smcd_v1: Option<Candidate>,
+    /// SMC-R version 2.
+    pub smcr_v2: Option<SmcrMatch>,
+    /// SMC-R version 1.
+    pub smcr_v1: Option<SmcrMatch>,
     /// What stands in the way of each other type that was offered.
     pub refusals: Refusals,
 }
 
-/// Judges every type a Proposal offers (CLC-20, CLCV2-32, CLCV2-88).
-///
-/// SMC-D version 2 is the only type this host has; the other three are refused as not configured,
-/// which ends the handshake only if nothing else was offered. A GID or subnet of a type that is not
-/// offered is not looked at (CLCV2-5, CLCV2-9), nor are subnets for version 2 (CLCV2-34), vendor
-/// options (CLCV2-15) and link limits (CLCV2-25). Nothing is refused for carrying a v2.1 feature
-/// (CLCV2-39).
-pub fn evaluate(config: &Config, proposal: &Proposal) -> Evaluation {
-    let mut refusals = Refusals::default();
-    let refuse = |kind| Some(DeclineReason::NotConfigured(kind));
-    if let Some(v1) = &proposal.v1 {
-        refusals.smcr_v1 = refuse(SmcKind::SmcrV1).filter(|_| v1.types.has_r());
-        refusals.smcd_v1 = refuse(SmcKind::SmcdV1).filter(|_| v1.types.has_d());
-    }
-    let mut smcd_v2 = None;
-    if let Some(v2) = &proposal.v2 {
-        refusals.smcr_v2 = refuse(SmcKind::SmcrV2).filter(|_| v2.types.has_r());
-        if v2.types.has_d() {
-            match match_smcd_v2(config, proposal, v2) {
-                Ok(found) => smcd_v2 = Some(found),
-                Err(reason) => refusals.smcd_v2 = Some(reason),
-            }
+impl Evaluation {
+    /// Whether a type is possible.
+    pub fn has(&self, kind: SmcKind) -> bool {
+        match kind {
+            SmcKind::SmcdV2 => self.smcd_v2.is_some(),
+            SmcKind::SmcdV1 => self.smcd_v1.is_some(),
+            SmcKind::SmcrV2 => self.smcr_v2.is_some(),
+            SmcKind::SmcrV1 => self.smcr_v1.is_some(),
         }
     }
-    Evaluation { smcd_v2, refusals }
+}
+
+/// Judges every type a Proposal offers (CLC-20, CLCV2-32, CLCV2-88), on a TCP connection of this
+/// `route`.
+///
+/// One that is not possible stands in the way of no other (CLCV2-33). A GID or subnet of a type
+/// that is not offered is not looked at (CLCV2-5, CLCV2-9), nor are subnets for version 2
+/// (CLCV2-34), vendor options (CLCV2-15) and, without SMC-Rv2, link limits (CLCV2-25). Nothing is
+/// refused for carrying a v2.1 feature (CLCV2-39).
+pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluation {
+    let mut refusals = Refusals::default();
+    let (v1, v2) = (proposal.v1.as_ref(), proposal.v2.as_ref());
+    let offered = |kind| match kind {
+        SmcKind::SmcdV2 => v2.is_some_and(|v2| v2.types.has_d()),
+        SmcKind::SmcdV1 => v1.is_some_and(|v1| v1.types.has_d()),
+        SmcKind::SmcrV2 => v2.is_some_and(|v2| v2.types.has_r()),
+        SmcKind::SmcrV1 => v1.is_some_and(|v1| v1.types.has_r()),
+    };
+    let v1 = |kind| v1.filter(|_| offered(kind));
+    let v2 = |kind| v2.filter(|_| offered(kind));
+    let smcd_v2 = v2(SmcKind::SmcdV2).and_then(|v2| {
+        let found = match_smcd_v2(config, proposal, v2);
+        refusals.keep(SmcKind::SmcdV2, found)
+    });
+    let smcd_v1 = v1(SmcKind::SmcdV1).and_then(|v1| {
+        let found = match_smcd_v1(config, route, proposal, v1);
+        refusals.keep(SmcKind::SmcdV1, found)
+    });
+    let smcr_v2 = v2(SmcKind::SmcrV2).and_then(|v2| {
+        let found = match_smcr_v2(config, route, proposal, v2);
+        refusals.keep(SmcKind::SmcrV2, found)
+    });
+    let smcr_v1 = v1(SmcKind::SmcrV1).and_then(|v1| {
+        let found = match_smcr_v1(config, route, proposal, v1);
+        refusals.keep(SmcKind::SmcrV1, found)
+    });
+    Evaluation { smcd_v2, smcd_v1, smcr_v2, smcr_v1, refusals }
 }
 
 /// Judges an offer of SMC-D version 2, in the order in which Linux does.
@@ -118,6 +163,9 @@ fn match_smcd_v2(
     proposal: &Proposal,
     v2: &OfferV2,
 ) -> Result<SmcdMatch, DeclineReason> {
+    if !config.kinds.has(SmcKind::SmcdV2) {
+        return Err(DeclineReason::NotConfigured(SmcKind::SmcdV2));
+    }
     let devices = config.usable_devices();
     if devices.is_empty() {
         return Err(DeclineReason::NoIsmDevice);
@@ -133,7 +181,7 @@ fn match_smcd_v2(
 
 /// The lower release, never above the known ones, and the features common to both ends
 /// (CLCV2-36 to CLCV2-38, CLCV2-61, EISM-3).
-fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
+pub(super) fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
     let release: Release = config.stated_release().min(v2.release);
     let features = if release.has_v2_1_fields() {
         config.stated_features() & v2.features
@@ -155,11 +203,7 @@ fn common_eid(config: &Config, v2: &OfferV2) -> Result<Eid, DeclineReason> {
     if let Some(seid) = own.filter(|seid| v2.smcd.seid == Some(*seid)) {
         return Ok(seid);
     }
-    v2.eids
-        .iter()
-        .find(|eid| **eid != Eid::ZERO && config.ueids.contains(eid))
-        .copied()
-        .ok_or(DeclineReason::NoCommonEid)
+    common_ueid(config, v2).ok_or(DeclineReason::NoCommonEid)
 }
 
 /// Pairs the client's devices with local ones of the same CHID.

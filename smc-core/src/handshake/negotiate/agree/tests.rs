@@ -46,7 +46,7 @@ fn accept() -> SmcdV2 {
 }
 
 fn check(config: &Config, accept: &SmcdV2, known: Option<Terms>) -> Result<Agreed, Refusal> {
-    let offered = config.offered_devices();
+    let offered = config.offered_devices(None);
     check_accept(config, &offered, accept, |chid, gid| {
         assert_eq!((chid, gid), (accept.chid, accept.gid));
         known

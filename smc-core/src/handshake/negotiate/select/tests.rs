@@ -70,11 +70,11 @@ fn change(change: impl FnOnce(&mut OfferV2)) -> Proposal {
 }
 
 fn matched(config: &Config, proposal: &Proposal) -> SmcdMatch {
-    evaluate(config, proposal).smcd_v2.unwrap()
+    evaluate(config, &Route::default(), proposal).smcd_v2.unwrap()
 }
 
 fn refused(config: &Config, proposal: &Proposal) -> DeclineReason {
-    let Evaluation { smcd_v2, refusals } = evaluate(config, proposal);
+    let Evaluation { smcd_v2, refusals, .. } = evaluate(config, &Route::default(), proposal);
     assert_eq!(smcd_v2, None);
     refusals.smcd_v2.unwrap()
 }
@@ -365,12 +365,13 @@ fn every_combination_of_types_gets_a_reason_per_type() {
                 None => offer.v2 = None,
             }
             let has_d2 = v2.is_some_and(|types| types.has_d());
-            let accepted = evaluate(&server(), &offer);
+            let accepted = evaluate(&server(), &Route::default(), &offer);
             assert_eq!(accepted.smcd_v2.is_some(), has_d2, "SMC-Dv2 goes before the others");
 
             let mut foreign = server();
             foreign.ueids = eids(&["OTHER"]);
-            let Evaluation { smcd_v2, refusals } = evaluate(&foreign, &offer);
+            let Evaluation { smcd_v2, refusals, .. } =
+                evaluate(&foreign, &Route::default(), &offer);
             assert_eq!(smcd_v2, None);
             let reasons = refusals.type_reasons();
             let expect = |offered: bool, code: u32| Diagnosis(if offered { code } else { 0 });

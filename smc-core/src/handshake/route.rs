@@ -1,0 +1,154 @@
+//! What depends on the TCP connection: the interface it uses, and the devices that go with it.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::config::IsmDevice;
+use crate::wire::List;
+use crate::wire::clc::{IpPrefix, MAX_ENTRIES, Subnet};
+use crate::wire::ids::{Gid, Mac, Mtu};
+
+/// A subnet of a local interface: the part of an address that all its hosts share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IpSubnet {
+    network: IpAddr,
+    bits: u8,
+}
+
+impl IpSubnet {
+    /// The subnet of an interface's `address` with `bits` significant bits; the host part is cut
+    /// off (wire errata A-1). `None` if the address has fewer bits than that.
+    pub fn new(address: IpAddr, bits: u8) -> Option<IpSubnet> {
+        let bits32 = u32::from(bits);
+        let network = match address {
+            IpAddr::V4(address) => {
+                let host = 32_u32.checked_sub(bits32)?;
+                let mask = u32::MAX.checked_shl(host).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
+            }
+            IpAddr::V6(address) => {
+                let host = 128_u32.checked_sub(bits32)?;
+                let mask = u128::MAX.checked_shl(host).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+            }
+        };
+        Some(IpSubnet { network, bits })
+    }
+
+    /// Its lowest address.
+    pub const fn network(&self) -> IpAddr {
+        self.network
+    }
+
+    /// How many leading bits all its addresses share.
+    pub const fn bits(&self) -> u8 {
+        self.bits
+    }
+
+    /// Link-local prefixes are those of every link, so they prove nothing and are not proposed.
+    fn is_link_local(&self) -> bool {
+        matches!(self.network, IpAddr::V6(network) if network.segments()[0] & 0xffc0 == 0xfe80)
+    }
+}
+
+/// An RDMA network adapter that can carry a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rnic {
+    /// Its Ethernet address (CLCV2-12).
+    pub mac: Mac,
+    /// The largest MTU its port can use now.
+    pub mtu: Mtu,
+    /// Its GID for SMC-Rv1: of type RoCEv1, on the VLAN of the TCP connection (SEC-1); or whatever
+    /// two hosts that only talk to each other agree to use in its place. `None`: no version 1.
+    pub gid_v1: Option<Gid>,
+    /// Its RoCEv2 address, of the IP family of the TCP connection (CLCV2-20); an IPv4 address is
+    /// best in its mapped form, which is the one Linux compares with (wire errata A-18). `None`: no
+    /// version 2.
+    pub gid_v2: Option<Gid>,
+    /// Links that a group can have: 1 if no second adapter or port could take over, else 2.
+    pub max_links: u8,
+}
+
+/// What this host has for one TCP connection. The default has nothing: then only SMC-Dv2 is
+/// possible, because it does not depend on the IP network (CLCV2-34).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The TCP connection is one of IPv6; an IPv4-mapped address counts as IPv4.
+    pub ipv6: bool,
+    /// Subnets of the interface that the connection uses, both families mixed: what version 1 is
+    /// proposed with and judged by (CLC-10, CLC-17, CLC-18). The first of IPv4 is the one proposed,
+    /// so it has to hold this end's address.
+    pub subnets: Vec<IpSubnet>,
+    /// The platform ISM device that goes with the interface, for SMC-Dv1; it also serves SMC-Dv2
+    /// if it is among [`Config::devices`](super::Config::devices) (CLCV2-91). An emulated device is
+    /// not used for it (EISM-5).
+    pub ism: Option<IsmDevice>,
+    /// The RDMA adapter that goes with the interface, for SMC-R.
+    pub rnic: Option<Rnic>,
+}
+
+impl Route {
+    /// The adapter and its address for SMC-Rv2, if that has the IP family of the connection
+    /// (CLCV2-20, CLCV2-68).
+    pub(super) fn rnic_v2(&self) -> Option<(Rnic, Gid)> {
+        let rnic = self.rnic?;
+        let gid = rnic.gid_v2.filter(|gid| self.fits_family(*gid))?;
+        Some((rnic, gid))
+    }
+
+    /// The adapter and its GID for SMC-Rv1.
+    pub(super) fn rnic_v1(&self) -> Option<(Rnic, Gid)> {
+        let rnic = self.rnic?;
+        let gid = rnic.gid_v1.filter(|gid| !gid.is_none())?;
+        Some((rnic, gid))
+    }
+
+    /// The ISM device for SMC-Dv1.
+    pub(super) fn ism_v1(&self) -> Option<IsmDevice> {
+        self.ism.filter(|ism| !ism.chid.is_emulated() && !ism.gid.part1().is_none())
+    }
+
+    /// Whether an address is of the IP family of the TCP connection, and an address at all.
+    pub(super) fn fits_family(&self, gid: Gid) -> bool {
+        !gid.is_none() && gid.to_ipv4().is_none() == self.ipv6
+    }
+
+    /// The subnet that a Proposal of version 1 carries (CLC-15, CLC-16).
+    pub(super) fn proposed_subnet(&self) -> Option<Subnet> {
+        if !self.ipv6 {
+            return self.subnets.iter().find_map(|subnet| match subnet.network {
+                IpAddr::V4(network) => {
+                    Some(Subnet::V4 { network: network.octets(), bits: subnet.bits })
+                }
+                IpAddr::V6(_) => None,
+            });
+        }
+        let mut prefixes: List<IpPrefix, MAX_ENTRIES> = List::new();
+        for subnet in self.subnets.iter().filter(|subnet| !subnet.is_link_local()) {
+            if let IpAddr::V6(network) = subnet.network {
+                let prefix = IpPrefix { address: network.octets(), bits: subnet.bits };
+                // A ninth one has no room, and one in common is enough.
+                if prefixes.push(prefix).is_err() {
+                    break;
+                }
+            }
+        }
+        (!prefixes.is_empty()).then_some(Subnet::V6(prefixes))
+    }
+
+    /// Whether the interface is in the subnet of a Proposal, or in one of its prefixes: number and
+    /// length are the same (CLC-17, CLC-18, SEC-2).
+    pub(super) fn shares(&self, proposed: &Subnet) -> bool {
+        match proposed {
+            Subnet::V4 { network, bits } => self.has(IpAddr::V4(Ipv4Addr::from(*network)), *bits),
+            Subnet::V6(prefixes) => prefixes
+                .iter()
+                .any(|prefix| self.has(IpAddr::V6(Ipv6Addr::from(prefix.address)), prefix.bits)),
+        }
+    }
+
+    fn has(&self, address: IpAddr, bits: u8) -> bool {
+        let local = |subnet: &&IpSubnet| !subnet.is_link_local();
+        let subnet = IpSubnet { network: address, bits };
+        self.subnets.iter().filter(local).any(|own| *own == subnet)
+    }
+}

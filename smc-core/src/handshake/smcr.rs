@@ -1,0 +1,267 @@
+//! What SMC-R handshakes are about: the ends of a link, the terms of a link group, and the keys by
+//! which a caller finds in its tables what it already has.
+//!
+//! Whether contact is the first is the caller's knowledge, because it keeps the link groups: a
+//! server looks for the client's [`PeerRnic`] before it accepts, a client for the server's
+//! [`PeerLink`] when it is told that the contact is a subsequent one (CLC-20, CLC-33).
+
+use super::config::Config;
+use super::decline::DeclineReason;
+use super::outcome::{AfterDecline, PeerHost, SendDecline};
+use crate::wire::clc::Message;
+use crate::wire::clc::{Fce, GidList, SmcrFce, SmcrLink, SmcrV1, SmcrV2, Version};
+use crate::wire::ids::{
+    Eid, Features, Gid, LinkLimits, Mac, Mtu, PeerId, Psn, Qpn, Release, Rkey, SizeCode,
+};
+
+/// Which side of a link group this host is on; a group has one role for its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It proposed.
+    Client,
+    /// It accepted.
+    Server,
+}
+
+/// An adapter of a peer, as the peer's Proposal or Accept names it: a server's key to its link
+/// groups, with the role and, in version 1, the VLAN (CLC-19; Linux looks for the same).
+///
+/// The values compare by what identifies the adapter: the MAC counts in version 1 only, and an IPv4
+/// address is the same in both of its forms (CLCV2-21). A peer id of zero, as in the Proposals of a
+/// Linux that does not offer SMC-Rv1, only equals itself, so that the GID decides (CLCV2-96).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerRnic {
+    version: Version,
+    peer_id: PeerId,
+    gid: Gid,
+    mac: Mac,
+}
+
+impl PeerRnic {
+    /// The adapter with these addresses.
+    pub fn new(version: Version, peer_id: PeerId, gid: Gid, mac: Mac) -> PeerRnic {
+        match version {
+            Version::V1 => PeerRnic { version, peer_id, gid, mac },
+            Version::V2 => {
+                let gid = gid.to_ipv4().map_or(gid, Gid::from_ipv4);
+                PeerRnic { version, peer_id, gid, mac: Mac::NONE }
+            }
+        }
+    }
+
+    /// Version of SMC-R.
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The stack instance; zero if it did not tell.
+    pub const fn peer_id(&self) -> PeerId {
+        self.peer_id
+    }
+
+    /// The address; IPv4 in its mapped form.
+    pub const fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    /// The Ethernet address; zero in version 2.
+    pub const fn mac(&self) -> Mac {
+        self.mac
+    }
+}
+
+/// A peer's end of a link: a client's key to its links (CLC-33).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerLink {
+    /// The adapter.
+    pub rnic: PeerRnic,
+    /// The queue pair.
+    pub qpn: Qpn,
+}
+
+impl PeerLink {
+    pub(super) fn of(version: Version, link: &SmcrLink) -> PeerLink {
+        let rnic = PeerRnic::new(version, link.peer_id, link.gid, link.mac);
+        PeerLink { rnic, qpn: link.qpn }
+    }
+}
+
+/// What a client has of the link that a subsequent contact names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownLink {
+    /// No link group with this peer: the ends are out of sync (CLC-35, ERR-6).
+    NoGroup,
+    /// A link group with this peer, but no such link in it.
+    NoLink,
+    /// The link, and what holds for its group.
+    Link(TermsR),
+}
+
+/// What holds for a link group of SMC-R for its life (CLCV2-50).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TermsR {
+    /// Version of SMC-R.
+    pub version: Version,
+    /// The lower of the two releases; v2.0 in version 1, where it says nothing (CLCV2-36).
+    pub release: Release,
+    /// The features that both ends announced; none in version 1 (CLCV2-61).
+    pub features: Features,
+    /// Connections and links of the group. From v2.1 on these are the final values of Accept
+    /// (CLCV2-57, CLCV2-58); before, they are this end's own, and LLC agrees on the links.
+    pub limits: LinkLimits,
+}
+
+/// This host's end of a link, and the element in which it receives: what Accept or Confirm say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkEnd {
+    /// Address of the adapter. At first contact a client's is the proposed one, whatever stands
+    /// here, because that is what a server connects to.
+    pub gid: Gid,
+    /// Ethernet address of the adapter; of a client at first contact as for `gid`.
+    pub mac: Mac,
+    /// Queue pair.
+    pub qpn: Qpn,
+    /// First packet sequence number this end sends with (CLC-31).
+    pub psn: Psn,
+    /// The largest MTU this end can use; of meaning at first contact only (CLC-28).
+    pub mtu: Mtu,
+    /// Remote key of the RMB, valid on this link.
+    pub rkey: Rkey,
+    /// Virtual address of the start of the RMB.
+    pub address: u64,
+    /// Element of the RMB, from 1.
+    pub index: u8,
+    /// Alert token: what the peer puts into CDC messages for this connection.
+    pub token: u32,
+    /// Size of an element.
+    pub size: SizeCode,
+    /// No router is on the way to the peer; of meaning in version 2 at first contact (CLCV2-54).
+    pub direct: bool,
+}
+
+impl LinkEnd {
+    /// With the fields in the order of the message.
+    pub(super) fn link(&self, peer_id: PeerId) -> SmcrLink {
+        let LinkEnd { gid, mac, qpn, psn, mtu, rkey, address, index, token, size, .. } = *self;
+        // An index of zero names no element and is refused by every receiver.
+        let index = index.max(1);
+        SmcrLink { peer_id, gid, mac, qpn, rkey, index, token, size, mtu, address, psn }
+    }
+}
+
+/// The smaller of two MTUs; one that is out of range counts as the other (CLC-27, CLCV2-90).
+pub(super) fn common_mtu(a: Mtu, b: Mtu) -> Mtu {
+    match (a.bytes(), b.bytes()) {
+        (Ok(one), Ok(other)) if one <= other => a,
+        (Ok(_), Err(_)) => a,
+        _ => b,
+    }
+}
+
+/// The handshake is complete and this connection is SMC-R.
+///
+/// At first contact the link still has to be confirmed by LLC before data may flow, and until then
+/// the connection may become TCP after all: see [`EstablishedR::decline`] and
+/// [`late_decline`](super::late_decline) (ERR-2, ERR-46). At a subsequent contact data may flow at
+/// once and there is no way back (ERR-4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EstablishedR {
+    /// This side.
+    pub role: Role,
+    /// Version, release, features and limits of the link group.
+    pub terms: TermsR,
+    /// A new link group, of which this is the first link.
+    pub first_contact: bool,
+    /// The EID both belong to; `None` in version 1.
+    pub eid: Option<Eid>,
+    /// What this side said of itself. [`SmcrLink::mtu`] of a Confirm is the common one already.
+    pub own: SmcrLink,
+    /// What the peer said of itself: where to write, and at first contact what to connect to.
+    pub peer: SmcrLink,
+    /// The peer as its first message named it: under this a server keeps the link group. Of a
+    /// client, the server as Accept named it.
+    pub peer_rnic: PeerRnic,
+    /// The MTU that both ends use; at first contact only.
+    pub mtu: Mtu,
+    /// What this side said of routers on the way.
+    pub direct: bool,
+    /// What the peer said; as `direct` in version 1 and at a subsequent contact.
+    pub peer_direct: bool,
+    /// The client's addresses, the active one first, as a server got them at first contact of
+    /// version 2: candidates for further links (CLCV2-70 to CLCV2-75).
+    pub peer_gids: Option<GidList>,
+    /// The peer's host; at first contact of version 2 only.
+    pub peer_host: Option<PeerHost>,
+}
+
+impl EstablishedR {
+    /// The peer's end of the link, as [`KnownLink`] is looked up by.
+    pub fn peer_link(&self) -> PeerLink {
+        PeerLink { rnic: self.peer_rnic, qpn: self.peer.qpn }
+    }
+
+    /// The Decline that a failure while LLC confirms the first link is answered by (ERR-2, ERR-15,
+    /// ERR-16, ERR-35): TCP carries the data then, because nothing else has. At a subsequent
+    /// contact there is no such Decline; the connection has to be broken (CLC-53, ERR-5).
+    pub fn decline(&self, config: &Config, reason: DeclineReason) -> Option<SendDecline> {
+        let version = self.terms.version;
+        self.first_contact
+            .then(|| SendDecline::plain(config, version, reason, AfterDecline::FallBack))
+    }
+}
+
+/// An Accept or Confirm of this side.
+pub(super) struct AnswerR<'a> {
+    pub(super) config: &'a Config,
+    pub(super) link: SmcrLink,
+    /// Version, and at first contact what the extension states.
+    pub(super) terms: TermsR,
+    pub(super) first_contact: bool,
+    pub(super) eid: Option<Eid>,
+    pub(super) direct: bool,
+    pub(super) vendor: [u8; 4],
+    /// Confirm only (CLCV2-70).
+    pub(super) gids: Option<GidList>,
+}
+
+impl AnswerR<'_> {
+    fn v1(&self) -> SmcrV1 {
+        SmcrV1 { first_contact: self.first_contact, link: self.link }
+    }
+
+    fn v2(&self) -> SmcrV2 {
+        let terms = self.terms;
+        let v2_1 = terms.release.has_v2_1_fields();
+        let first_contact = self.first_contact.then(|| SmcrFce {
+            common: Fce {
+                os: self.config.os,
+                release: terms.release,
+                hostname: self.config.hostname,
+                features: terms.features,
+                vendor: if v2_1 { self.vendor } else { [0; 4] },
+            },
+            direct: self.direct,
+            limits: if v2_1 { terms.limits } else { LinkLimits::NONE },
+            gids: self.gids,
+        });
+        let eid = self.eid.unwrap_or_default();
+        // What this end knows of SMC-D it has told nobody and can be asked by nobody (CLCV2-69).
+        SmcrV2 { reason_saved: false, link: self.link, eid, first_contact }
+    }
+
+    /// As the server's message.
+    pub(super) fn accept(&self) -> Message {
+        match self.terms.version {
+            Version::V1 => Message::AcceptR1(self.v1()),
+            Version::V2 => Message::AcceptR2(self.v2()),
+        }
+    }
+
+    /// As the client's message.
+    pub(super) fn confirm(&self) -> Message {
+        match self.terms.version {
+            Version::V1 => Message::ConfirmR1(self.v1()),
+            Version::V2 => Message::ConfirmR2(self.v2()),
+        }
+    }
+}
