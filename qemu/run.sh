@@ -14,12 +14,14 @@ Starts one guest and becomes its QEMU, so that the guest's process id is the cal
   --ism SOCKET      an ISM device, whose other end is vhost-device-ism at this Unix socket; may be
                     repeated. Starting waits for the socket, and a lost connection is made again.
   --queues N        virtqueues of each ISM device (default: 4)
-  --net pair-a:SOCKET   a network of two guests: this end listens at the Unix socket
+  --net pair-a:SOCKET   a network of two guests: this end listens at the Unix socket. --net may be
+                    repeated for eth1 and so on, whose address is 10.0.1.N.
   --net pair-b:SOCKET   the other end
   --net lan:PORT    a network of all guests of this host that name the same UDP port (multicast on
                     the loopback interface)
   --net tap:IF      a tap interface that exists
-  --ip ADDRESS/LEN  address of the network interface (default: 10.0.0.N/24, N from the name: a is 1)
+  --ip ADDRESS/LEN  address of the first network interface (default: 10.0.0.N/24, N from the name: a
+                    is 1)
   --vsock SOCKET    a vsock device, whose other end is vhost-device-vsock at this Unix socket
   --control SOCKET  a virtio-serial port named "control", to be found at this Unix socket
   --qmp SOCKET      QEMU's machine protocol at this Unix socket
@@ -73,7 +75,6 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [ -n "$name" ] || die "--name is missing; see --help"
-[ ${#net[@]} -le 1 ] || die "one --net is enough"
 [ -f "${KERNEL:-}" ] || die "KERNEL is not set to a file; \"cargo xtask vm build\" makes one"
 [ -f "${INITRD:-}" ] || die "INITRD is not set to a file; \"cargo xtask vm build\" makes one"
 qemu=${QEMU:-$("$here/build.sh")}
@@ -132,19 +133,21 @@ else
     arguments+=(-serial mon:stdio)
 fi
 
-if [ ${#net[@]} -gt 0 ]; then
-    where=${net[0]#*:}
-    case ${net[0]} in
+for i in "${!net[@]}"; do
+    where=${net[i]#*:}
+    case ${net[i]} in
         pair-a:?*) netdev=stream,server=on,addr.type=unix,addr.path=$where ;;
         pair-b:?*) netdev=stream,server=off,addr.type=unix,addr.path=$where,reconnect-ms=200 ;;
         lan:?*) netdev=dgram,remote.type=inet,remote.host=230.0.0.1,remote.port=$where
             netdev+=,local.type=inet,local.host=127.0.0.1,local.port=0 ;;
         tap:?*) netdev=tap,ifname=$where,script=no,downscript=no ;;
-        *) die "--net ${net[0]} is none of pair-a:SOCKET, pair-b:SOCKET, lan:PORT, tap:IF" ;;
+        *) die "--net ${net[i]} is none of pair-a:SOCKET, pair-b:SOCKET, lan:PORT, tap:IF" ;;
     esac
-    mac=52:54:00:$(printf %s "$name" | sha256sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
-    arguments+=(-netdev "${netdev/,/,id=net,}" -device "virtio-net-pci,netdev=net,mac=$mac,romfile=")
-fi
+    id=net mac=$name
+    [ "$i" = 0 ] || id=net$i mac=$name-$i
+    mac=52:54:00:$(printf %s "$mac" | sha256sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
+    arguments+=(-netdev "${netdev/,/,id=$id,}" -device "virtio-net-pci,netdev=$id,mac=$mac,romfile=")
+done
 
 for i in "${!ism[@]}"; do
     socket_chardev "ism$i" "${ism[i]}" reconnect-ms=200

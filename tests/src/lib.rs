@@ -12,6 +12,7 @@ pub mod end;
 pub mod helper;
 pub mod hostile;
 pub mod leaks;
+pub mod linux;
 pub mod raw;
 pub mod rogue;
 pub mod talk;

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Builds the guests' kernel once and prints the path of its bzImage as the last line.
 #
-#   tests/vm/kernel.sh [--install-deps]
+#   tests/vm/kernel.sh [--v1] [--install-deps]
+#
+# With --v1 that of the same kernel with smc-v1-over-rxe.patch, whose AF_SMC speaks version 1 of SMC-R over
+# soft-RoCE. Both are built together.
 #
 # The source is linux-7.2.12-slim.tar.xz (only what kernel.config compiles) in $VM_SOURCES, by default
 # the directory shared/vm beside this repository; where there is none, the release is downloaded. The
 # result is kept in ${XDG_CACHE_HOME:-~/.cache}/vhost-device-ism/kernel-<hash>/, where the hash is that
-# of the source's name and size, of kernel.config and of this script. --install-deps installs missing
-# Debian packages, as root; so does CI=true.
+# of the source's name and size, of kernel.config, of the patch and of this script. --install-deps installs
+# missing Debian packages, as root; so does CI=true.
 set -euo pipefail
 
 version=7.2.12
@@ -16,16 +19,20 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
 config=$here/kernel.config
+v1_patch=$here/smc-v1-over-rxe.patch
 
 say() { echo "kernel: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 install=${CI:-false}
-case ${1:-} in
-    "") ;;
-    --install-deps) install=true ;;
-    *) die "unknown argument $1; usage: kernel.sh [--install-deps]" ;;
-esac
+wanted=bzImage
+for argument in "$@"; do
+    case $argument in
+        --install-deps) install=true ;;
+        --v1) wanted=bzImage-v1 ;;
+        *) die "unknown argument $argument; usage: kernel.sh [--v1] [--install-deps]" ;;
+    esac
+done
 
 local_archive=${VM_SOURCES:-$repository/../shared/vm}/linux-$version-slim.tar.xz
 if [ -f "$local_archive" ]; then
@@ -33,11 +40,10 @@ if [ -f "$local_archive" ]; then
 else
     source_id=release
 fi
-hash=$({ echo "$version $source_id"; cat "$config" "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+hash=$({ echo "$version $source_id"; cat "$config" "$v1_patch" "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
 out=$cache/kernel-$hash
-image=$out/bzImage
 
-done_already() { [ -f "$image" ] && echo "$image"; }
+done_already() { [ -f "$out/$wanted" ] && echo "$out/$wanted"; }
 done_already && exit
 
 # Packages -------------------------------------------------------------------------------------------
@@ -47,6 +53,7 @@ need() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { echo "#include <$1>" | cc -E - >/dev/null 2>&1 || missing+=("$2"); }
 need cc gcc
 need make make
+need patch patch
 need flex flex
 need bison bison
 need bc bc
@@ -107,12 +114,22 @@ configure >"$log" 2>&1 || { tail -20 "$log" >&2; die "cannot configure"; }
 while read -r option; do
     grep -qx "$option" "$work/out/.config" || die "$option of kernel.config has no effect"
 done < <(grep -E '^CONFIG_[A-Z0-9_]+=(y|[0-9])' "$config")
-KBUILD_BUILD_TIMESTAMP="@0" KBUILD_BUILD_USER=builder KBUILD_BUILD_HOST=localhost \
-    make -j"$(nproc)" O="$work/out" bzImage >>"$log" 2>&1 \
-    || { tail -30 "$log" >&2; die "cannot build"; }
-
+compile() {
+    KBUILD_BUILD_TIMESTAMP="@0" KBUILD_BUILD_USER=builder KBUILD_BUILD_HOST=localhost \
+        make -j"$(nproc)" O="$work/out" bzImage >>"$log" 2>&1 \
+        || { tail -30 "$log" >&2; die "cannot build"; }
+}
 mkdir -p "$out"
+# keep NAME: what was compiled last
+keep() {
+    mv "$work/out/arch/x86/boot/bzImage" "$out/$1.new"
+    mv "$out/$1.new" "$out/$1"
+}
+compile
 cp "$work/out/.config" "$out/config"
-mv "$work/out/arch/x86/boot/bzImage" "$image.new"
-mv "$image.new" "$image"
-echo "$image"
+keep bzImage
+say "builds it with ${v1_patch##*/}"
+patch -p1 --fuzz=0 -i "$v1_patch" >>"$log" || die "cannot apply $v1_patch"
+compile
+keep bzImage-v1
+echo "$out/$wanted"

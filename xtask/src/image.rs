@@ -18,6 +18,46 @@ pub(crate) struct Contents {
     pub(crate) init: PathBuf,
     /// Programs by the name they get in `/bin`.
     pub(crate) programs: Vec<(&'static str, PathBuf)>,
+    /// Other files, by the path they get.
+    pub(crate) files: Vec<(String, PathBuf)>,
+}
+
+/// Where libibverbs looks for what it can drive, by a file per provider.
+const PROVIDERS: &str = "/etc/libibverbs.d";
+
+/// Finds libibverbs and its provider for soft-RoCE, with what they need in turn: paths in the guest, and
+/// here. Programs open them while they run, so no program names them.
+///
+/// # Errors
+/// They are not installed.
+pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
+    let mut ldconfig = Command::new("/sbin/ldconfig");
+    ldconfig.arg("-p");
+    let known = tool::output(ldconfig)?;
+    let paths = known.lines().filter(|line| line.trim_start().starts_with("libibverbs.so.1 "));
+    let library = paths.filter_map(|line| line.split_once(" => ")).map(|(_, path)| path.trim());
+    let library = library.last().ok_or(ToolError::Missing("libibverbs1"))?;
+    let real = fs::canonicalize(library).map_err(at(Path::new(library)))?;
+    let directory = real.parent().unwrap_or(Path::new("/")).join("libibverbs");
+    let missing = ToolError::Missing("ibverbs-providers");
+    let providers = fs::read_dir(&directory).into_iter().flatten().flatten();
+    let mut providers = providers.map(|entry| entry.path());
+    let rxe = |path: &PathBuf| file_name(path).starts_with("librxe-");
+    let provider = providers.find(rxe).ok_or(missing)?;
+    let provider = provider.to_string_lossy().into_owned();
+    let setting = format!("{PROVIDERS}/rxe.driver");
+    if !Path::new(&setting).is_file() {
+        return Err(ToolError::Missing("ibverbs-providers"));
+    }
+    let mut paths = vec![library.to_owned(), provider.clone(), setting];
+    for needs in [library, &provider] {
+        paths.extend(libraries(Path::new(needs))?);
+    }
+    Ok(paths.into_iter().map(|path| (path.clone(), path.into())).collect())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Finds a busybox that needs no libraries.
@@ -42,7 +82,8 @@ pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolErro
     hash.update(include_bytes!("image.rs"));
     hash.update(include_bytes!("cpio.rs"));
     let programs = contents.programs.iter().map(|(_, path)| path);
-    for path in [&contents.busybox, &contents.init].into_iter().chain(programs) {
+    let files = contents.files.iter().map(|(_, path)| path);
+    for path in [&contents.busybox, &contents.init].into_iter().chain(programs).chain(files) {
         hash.update(Sha256::digest(fs::read(path).map_err(at(path))?));
     }
     let hash: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -83,6 +124,11 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
             }
         }
         tree.file(&format!("bin/{name}"), stripped(program)?);
+    }
+    for (path, file) in &contents.files {
+        if !tree.has(path) {
+            tree.file(path, read(file)?);
+        }
     }
     tree.file("etc/passwd", b"root:x:0:0:root:/tmp:/bin/sh\n".to_vec());
     tree.file("etc/group", b"root:x:0:\n".to_vec());

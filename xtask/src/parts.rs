@@ -20,6 +20,8 @@ const LIBRARIES: [&str; 3] = ["libglib2.0-dev", "libpixman-1-dev", "libfdt-dev"]
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) kernel: PathBuf,
+    /// Whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
+    pub(crate) kernel_v1: PathBuf,
     pub(crate) initrd: PathBuf,
     pub(crate) qemu: PathBuf,
     pub(crate) qemu_stock: PathBuf,
@@ -30,9 +32,10 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// What the tests are told in their environment.
-    pub(crate) fn variables(&self) -> [(&'static str, &Path); 5] {
+    pub(crate) fn variables(&self) -> [(&'static str, &Path); 6] {
         [
             ("KERNEL", &self.kernel),
+            ("KERNEL_V1", &self.kernel_v1),
             ("INITRD", &self.initrd),
             ("QEMU", &self.qemu),
             ("QEMU_STOCK", &self.qemu_stock),
@@ -41,21 +44,19 @@ impl Parts {
     }
 }
 
-/// Builds what is not there. Kernel and QEMU can be given by `KERNEL`, `QEMU`, `QEMU_STOCK`.
+/// Builds what is not there. Kernel and QEMU can be given by `KERNEL`, `KERNEL_V1`, `QEMU`,
+/// `QEMU_STOCK`.
 ///
 /// # Errors
 /// A package is missing, or something does not build; its output has been shown.
 pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     let may_install = install || tool::is_true("CI");
-    let busybox = match image::busybox() {
-        Err(ToolError::Missing(package)) => {
-            provide(package, may_install)?;
-            image::busybox()?
-        }
-        found => found?,
-    };
+    let busybox = installed(image::busybox, may_install)?;
+    let verbs = installed(image::verbs, may_install)?;
     let install: &[&str] = if install { &["--install-deps"] } else { &[] };
     let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
+    let v1_args = [&["--v1"], install].concat();
+    let kernel_v1 = given_or("KERNEL_V1", &root.join("tests/vm/kernel.sh"), &v1_args)?;
     let qemu = given_or("QEMU", &root.join("qemu/build.sh"), install)?;
     let stock_args = [&["--stock"], install].concat();
     let qemu_stock = given_or("QEMU_STOCK", &root.join("qemu/build.sh"), &stock_args)?;
@@ -82,11 +83,12 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
             ("smc-test-peer", find(&programs, "smc-test-peer")?),
             ("conformance", find(&tests, "conformance")?),
         ],
+        files: verbs,
     };
     // <target>/release/vhost-device-ism
     let target = daemon.ancestors().nth(2).unwrap_or(root);
     let initrd = image::write(&contents, &target.join("vm"))?;
-    Ok(Parts { kernel, initrd, qemu, qemu_stock, daemon, tests: vm })
+    Ok(Parts { kernel, kernel_v1, initrd, qemu, qemu_stock, daemon, tests: vm })
 }
 
 /// The executable of an example of the tests.
@@ -134,6 +136,24 @@ fn runs(program: &Path) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
+}
+
+/// Finds something that packages bring, after installing them one by one if that is allowed.
+fn installed<T>(
+    find: impl Fn() -> Result<T, ToolError>,
+    may_install: bool,
+) -> Result<T, ToolError> {
+    let mut before = None;
+    loop {
+        match find() {
+            // One that did not help is not installed again.
+            Err(ToolError::Missing(package)) if before != Some(package) => {
+                provide(package, may_install)?;
+                before = Some(package);
+            }
+            found => return found,
+        }
+    }
 }
 
 fn provide(package: &'static str, may_install: bool) -> Result<(), ToolError> {

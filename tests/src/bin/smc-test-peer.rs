@@ -12,6 +12,7 @@
 //!                                       the far end of conformance tests, see `smc_tests::agent`:
 //!                                       says "listens on ADDRESS"
 //! smc-test-peer probe PCI-ID             drives other devices than ISM, see `smc_tests::vm::probe`
+//! smc-test-peer rdma add|remove|show ... soft-RoCE adapters, see `smc_tests::linux`
 //! smc-test-peer control PORT            runs what comes over the VM bed's control channel
 //! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
 //! ```
@@ -84,6 +85,10 @@ fn work(args: &[&str]) {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
         }
+        ["rdma", ref args @ ..] => {
+            smc_tests::linux::rdma(args, say);
+            std::process::exit(0);
+        }
         ["probe", id] => {
             smc_tests::vm::probe::run(id, say);
             std::process::exit(0);
@@ -106,7 +111,8 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    let own_end = matches!(args.first(), Some(&("agent" | "serve" | "talk" | "rogue" | "probe")));
+    let own_end = ["agent", "serve", "talk", "rogue", "probe", "rdma"];
+    let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());

@@ -40,7 +40,24 @@ impl Guest {
 
     /// Its address on the network of the guests.
     pub fn ip(&self) -> String {
-        self.vm.ip()
+        self.vm.ip(0)
+    }
+
+    /// Its IPv4 address on the network of an interface: 1 is `eth1`.
+    pub fn ip_on(&self, nic: u32) -> String {
+        self.vm.ip(nic)
+    }
+
+    /// Its IPv6 address on the network of an interface.
+    pub fn ip6_on(&self, nic: u32) -> String {
+        self.vm.ip6(nic)
+    }
+
+    /// Plugs the cable of a network interface in or out.
+    #[track_caller]
+    pub fn set_cable(&self, nic: u32, plugged: bool) {
+        let id = if nic == 0 { "net".to_owned() } else { format!("net{nic}") };
+        self.qmp_with("set_link", &json!({ "name": id, "up": plugged }));
     }
 
     /// Runs a command and waits for its end.

@@ -25,6 +25,10 @@ pub struct Vm {
     pub(super) name: String,
     pub(super) ports: Vec<AddGuest>,
     pub(super) net: Option<Net>,
+    nics: u32,
+    rnics: u32,
+    mtu: Option<u32>,
+    v1: bool,
     stock: bool,
     unpluggable: bool,
     mem: Option<String>,
@@ -53,6 +57,10 @@ impl Vm {
             name: name.to_owned(),
             ports: vec![port],
             net: None,
+            nics: 1,
+            rnics: 0,
+            mtu: None,
+            v1: false,
             stock: false,
             unpluggable: false,
             mem: None,
@@ -101,6 +109,32 @@ impl Vm {
         self
     }
 
+    /// With so many network interfaces, each to a network of its own: `eth1` is 10.0.1.N and fd00:1::N.
+    pub fn nics(mut self, n: u32) -> Vm {
+        self.nics = n.max(self.rnics);
+        self
+    }
+
+    /// With so many RDMA adapters: soft-RoCE on that many network interfaces, `rxe0` on `eth0` and so on.
+    pub fn rnics(mut self, n: u32) -> Vm {
+        self.rnics = n;
+        self.nics = self.nics.max(n);
+        self
+    }
+
+    /// With networks whose packets may have so many bytes. An adapter's own packets are the largest power
+    /// of two below, at most 4096.
+    pub fn mtu(mut self, bytes: u32) -> Vm {
+        self.mtu = Some(bytes);
+        self
+    }
+
+    /// With the kernel whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
+    pub fn v1(mut self) -> Vm {
+        self.v1 = true;
+        self
+    }
+
     /// With its ISM devices where QEMU's `device_del` can unplug them: `plug0`, `plug1` and so on.
     pub fn unpluggable(mut self) -> Vm {
         self.unpluggable = true;
@@ -144,13 +178,21 @@ impl Vm {
         self
     }
 
-    /// Its address.
-    pub(super) fn ip(&self) -> String {
-        let n = match self.name.as_bytes() {
+    /// Its IPv4 address on the network of an interface.
+    pub(super) fn ip(&self, nic: u32) -> String {
+        format!("10.0.{nic}.{}", self.number())
+    }
+
+    /// Its IPv6 address on the network of an interface.
+    pub(super) fn ip6(&self, nic: u32) -> String {
+        format!("fd00:{nic:x}::{:x}", self.number())
+    }
+
+    fn number(&self) -> u8 {
+        match self.name.as_bytes() {
             [letter @ b'a'..=b'z'] => letter - b'a' + 1,
             _ => panic!("{:?} is not a name for a guest: expected one letter, a to z", self.name),
-        };
-        format!("10.0.0.{n}")
+        }
     }
 }
 
@@ -190,11 +232,17 @@ impl Machine {
         for socket in wires.ism.iter().filter(|_| !vm.unpluggable) {
             option("--ism", text(socket));
         }
-        let cable = wires.dir.join("net");
+        let cables: Vec<PathBuf> =
+            (0..vm.nics).map(|n| wires.dir.join(format!("net{n}"))).collect();
         match vm.net {
             None | Some(Net::None) => {}
-            Some(Net::PairA) => option("--net", format!("pair-a:{}", text(&cable))),
-            Some(Net::PairB) => option("--net", format!("pair-b:{}", text(&cable))),
+            Some(Net::PairA) => {
+                cables.iter().for_each(|cable| option("--net", format!("pair-a:{}", text(cable))));
+            }
+            Some(Net::PairB) => {
+                cables.iter().for_each(|cable| option("--net", format!("pair-b:{}", text(cable))));
+            }
+            Some(Net::Lan) if vm.nics > 1 => panic!("{name}: there is only one Ethernet"),
             Some(Net::Lan) => option("--net", format!("lan:{}", wires.lan)),
         }
         if let Some(socket) = &vm.vsock {
@@ -203,8 +251,11 @@ impl Machine {
         option("--control", text(&control));
         option("--qmp", text(&qmp));
         option("--console", text(&logs.path(&format!("{name}.console.log"))));
-        if !vm.append.is_empty() {
-            option("--append", vm.append.join(" "));
+        let mut append = vm.append.clone();
+        append.extend((vm.rnics > 0).then(|| format!("ism.rnics={}", vm.rnics)));
+        append.extend(vm.mtu.map(|mtu| format!("ism.mtu={mtu}")));
+        if !append.is_empty() {
+            option("--append", append.join(" "));
         }
         args.push("--".into());
         args.extend(vm.qemu.iter().cloned());
@@ -212,7 +263,8 @@ impl Machine {
             args.extend(in_root_port(n, &text(socket)));
         }
         let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
-        let (kernel, initrd) = (Built::Kernel.path(), Built::Initrd.path());
+        let kernel = if vm.v1 { Built::KernelV1 } else { Built::Kernel }.path();
+        let initrd = Built::Initrd.path();
         let cpus = vm.cpus.map(|n| n.to_string());
         let mut env: Vec<(&str, &OsStr)> =
             vec![("QEMU", qemu.as_ref()), ("KERNEL", kernel.as_ref()), ("INITRD", initrd.as_ref())];
@@ -225,7 +277,7 @@ impl Machine {
         let qmp = qmp.unwrap_or_else(|error| panic!("{name}: QMP: {error}"));
         if vm.net == Some(Net::PairA) {
             let start = Instant::now();
-            while !cable.exists() {
+            while !cables.iter().all(|cable| cable.exists()) {
                 alive(name, &program);
                 assert!(start.elapsed() < BOOT, "{name} has not opened its network");
                 thread::sleep(Duration::from_millis(5));

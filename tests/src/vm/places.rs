@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 pub(super) enum Built {
     /// `KERNEL`: a bzImage.
     Kernel,
+    /// `KERNEL_V1`: one whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
+    KernelV1,
     /// `INITRD`: the guests' initramfs.
     Initrd,
     /// `QEMU`: with this project's patches.
@@ -21,6 +23,7 @@ impl Built {
     fn variable(self) -> &'static str {
         match self {
             Built::Kernel => "KERNEL",
+            Built::KernelV1 => "KERNEL_V1",
             Built::Initrd => "INITRD",
             Built::Qemu => "QEMU",
             Built::QemuStock => "QEMU_STOCK",

@@ -10,4 +10,5 @@ mod fabrics;
 mod faults;
 mod isolation;
 mod lifecycle;
+mod rdma;
 mod stock;
