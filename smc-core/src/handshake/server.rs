@@ -23,11 +23,14 @@ use crate::wire::ids::{Eid, LinkId};
 #[derive(Clone, Debug)]
 pub struct AwaitProposal {
     config: Arc<Config>,
-    route: Route,
     deadline: Instant,
 }
 
 /// What the client's first message asks of the caller.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one lives at a time, for as long as a handshake step"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerStep {
     /// SMC is possible: find the device or adapter that reaches the client and accept, or decline.
@@ -41,17 +44,10 @@ pub enum ServerStep {
 }
 
 impl AwaitProposal {
-    /// Begins to wait, once TCP is connected. Without a [route](AwaitProposal::on) only SMC-Dv2 is
-    /// possible.
+    /// Begins to wait, once TCP is connected.
     pub fn new(config: Arc<Config>, now: Instant) -> AwaitProposal {
         let deadline = now.after(config.wait);
-        AwaitProposal { config, route: Route::default(), deadline }
-    }
-
-    /// Says what this end has for the connection; of use before the Proposal is
-    /// [handled](AwaitProposal::handle).
-    pub fn on(self, route: Route) -> AwaitProposal {
-        AwaitProposal { route, ..self }
+        AwaitProposal { config, deadline }
     }
 
     /// A reader for the awaited message.
@@ -71,8 +67,15 @@ impl AwaitProposal {
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }
 
-    /// Takes the client's first message, whole.
+    /// Takes the client's first message, whole, if nothing is known of the TCP connection's route,
+    /// so that only SMC-Dv2 is possible.
     pub fn handle(self, message: &[u8]) -> ServerStep {
+        self.handle_on(message, Route::default)
+    }
+
+    /// Takes the client's first message, whole. The `route` is asked for if a type that depends on
+    /// it is offered and in use here.
+    pub fn handle_on(self, message: &[u8], route: impl FnOnce() -> Route) -> ServerStep {
         let config = self.config;
         let parsed = match parse(message, Awaited::Proposal, &config.tolerance.sizes) {
             Ok(parsed) => parsed,
@@ -88,8 +91,22 @@ impl AwaitProposal {
             let (awaited, got) = (Awaited::Proposal, parsed.kind());
             return ServerStep::Fail(HandshakeError::OutOfTurn { awaited, got });
         };
-        Selection::new(config, self.route, &proposal)
+        let route = match needs_route(&config, &proposal) {
+            true => route(),
+            false => Route::default(),
+        };
+        Selection::step(config, route, &proposal)
     }
+}
+
+/// Whether a type other than SMC-Dv2 is offered and in use here.
+fn needs_route(config: &Config, proposal: &Proposal) -> bool {
+    let both = [
+        (SmcKind::SmcdV1, proposal.v1.is_some_and(|v1| v1.types.has_d())),
+        (SmcKind::SmcrV2, proposal.v2.is_some_and(|v2| v2.types.has_r())),
+        (SmcKind::SmcrV1, proposal.v1.is_some_and(|v1| v1.types.has_r())),
+    ];
+    both.into_iter().any(|(kind, offered)| offered && config.kinds.has(kind))
 }
 
 /// One way to accept a Proposal.
@@ -125,7 +142,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    fn new(config: Arc<Config>, route: Route, proposal: &Proposal) -> ServerStep {
+    fn step(config: Arc<Config>, route: Route, proposal: &Proposal) -> ServerStep {
         let found = evaluate(&config, &route, proposal);
         // The answer is of the client's version, so that a version 1 client can read it (CLC-6).
         let version = proposal.version;

@@ -25,6 +25,10 @@ pub struct AwaitConfirmR {
 }
 
 /// What the client's last message asks of the caller.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one lives at a time, for as long as a handshake step"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfirmStepR {
     /// The connection is SMC-R; at first contact once LLC has confirmed the link.

@@ -232,7 +232,7 @@ impl AnswerR<'_> {
     fn v2(&self) -> SmcrV2 {
         let terms = self.terms;
         let v2_1 = terms.release.has_v2_1_fields();
-        let first_contact = self.first_contact.then(|| SmcrFce {
+        let extension = SmcrFce {
             common: Fce {
                 os: self.config.os,
                 release: terms.release,
@@ -243,7 +243,8 @@ impl AnswerR<'_> {
             direct: self.direct,
             limits: if v2_1 { terms.limits } else { LinkLimits::NONE },
             gids: self.gids,
-        });
+        };
+        let first_contact = self.first_contact.then_some(extension);
         let eid = self.eid.unwrap_or_default();
         // What this end knows of SMC-D it has told nobody and can be asked by nobody (CLCV2-69).
         SmcrV2 { reason_saved: false, link: self.link, eid, first_contact }
