@@ -1,0 +1,350 @@
+//! The system call bpf(2), as much of it as a rendezvous needs.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::assembler::Instruction;
+
+/// What a program does for the kernel, and where it hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hook {
+    /// TCP callbacks of the sockets of a cgroup.
+    SockOps,
+    /// setsockopt(2) calls of the processes of a cgroup.
+    SetSockOpt,
+}
+
+impl Hook {
+    /// `enum bpf_prog_type`.
+    fn program_type(self) -> u32 {
+        match self {
+            Hook::SockOps => 13,
+            Hook::SetSockOpt => 25,
+        }
+    }
+
+    /// `enum bpf_attach_type`.
+    fn attach_type(self) -> u32 {
+        match self {
+            Hook::SockOps => 3,
+            Hook::SetSockOpt => 22,
+        }
+    }
+}
+
+/// The kinds of map that are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MapKind {
+    /// A hash table that forgets what was not asked for in a while.
+    LruHash,
+    /// Longest prefix match.
+    PrefixTrie,
+    /// A value in a socket, gone with it; the children of a listener begin with a copy.
+    SocketStorage,
+}
+
+// `enum bpf_cmd`.
+const MAP_CREATE: u32 = 0;
+const MAP_LOOKUP_ELEM: u32 = 1;
+const MAP_UPDATE_ELEM: u32 = 2;
+const PROG_LOAD: u32 = 5;
+const BTF_LOAD: u32 = 18;
+const LINK_CREATE: u32 = 28;
+
+const F_NO_PREALLOC: u32 = 1;
+const F_CLONE: u32 = 1 << 9;
+
+/// `union bpf_attr` up to the last field that is used here, as words.
+#[derive(Default)]
+struct Attributes([u64; 18]);
+
+impl Attributes {
+    /// Sets the four bytes at `offset`.
+    fn set32(&mut self, offset: usize, value: u32) {
+        let Some(word) = self.0.get_mut(offset / 8) else { return };
+        let mut bytes = word.to_ne_bytes();
+        let at = offset % 8;
+        if let Some(place) = bytes.get_mut(at..at + 4) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+        *word = u64::from_ne_bytes(bytes);
+    }
+
+    fn set_fd(&mut self, offset: usize, fd: BorrowedFd<'_>) {
+        self.set32(offset, fd.as_raw_fd().cast_unsigned());
+    }
+
+    fn set64(&mut self, offset: usize, value: u64) {
+        if let Some(word) = self.0.get_mut(offset / 8) {
+            *word = value;
+        }
+    }
+
+    /// Sets a name of at most 15 characters.
+    fn set_name(&mut self, offset: usize, name: &str) {
+        for (at, four) in
+            name.as_bytes().get(..name.len().min(15)).into_iter().flatten().enumerate()
+        {
+            let place = offset + at;
+            let Some(word) = self.0.get_mut(place / 8) else { return };
+            let mut bytes = word.to_ne_bytes();
+            if let Some(byte) = bytes.get_mut(place % 8) {
+                *byte = *four;
+            }
+            *word = u64::from_ne_bytes(bytes);
+        }
+    }
+}
+
+/// Calls the kernel.
+///
+/// # Safety
+/// The addresses in `attributes` are those of memory that is as long as the command wants it, and
+/// that it may read or write as the command does.
+unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
+    let length = size_of_val(&attributes.0);
+    // SAFETY: the attributes live and are `length` bytes long; what their addresses point to is the
+    // caller's promise.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+}
+
+/// Calls the kernel for a command that returns a descriptor.
+///
+/// # Safety
+/// As for [`bpf`].
+unsafe fn bpf_fd(command: u32, attributes: &mut Attributes) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attributes)? };
+    // SAFETY: the kernel has just made this descriptor, close-on-exec, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A map with fixed sizes of key and value.
+#[derive(Debug)]
+pub(super) struct Map<K, V> {
+    fd: OwnedFd,
+    types: std::marker::PhantomData<fn(K) -> V>,
+}
+
+/// Types whose bytes are all theirs: no padding, any bits are a value.
+pub(super) trait Plain:
+    zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable
+{
+}
+
+impl<T: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable> Plain for T {}
+
+impl<K: Plain, V: Plain> Map<K, V> {
+    /// Makes a map of at most `entries` entries. `name`: shown by `bpftool map`.
+    pub(super) fn new(kind: MapKind, entries: u32, name: &str) -> io::Result<Map<K, V>> {
+        let mut attributes = Attributes::default();
+        let (number, flags) = match kind {
+            MapKind::LruHash => (9, 0),
+            MapKind::PrefixTrie => (11, F_NO_PREALLOC),
+            MapKind::SocketStorage => (24, F_NO_PREALLOC | F_CLONE),
+        };
+        attributes.set32(0, number);
+        attributes.set32(4, size_of::<K>() as u32);
+        attributes.set32(8, size_of::<V>() as u32);
+        attributes.set32(12, entries);
+        attributes.set32(16, flags);
+        attributes.set_name(28, name);
+        // A storage is made only with a description of its types.
+        let types = (kind == MapKind::SocketStorage).then(load_u32_btf).transpose()?;
+        if let Some(types) = &types {
+            attributes.set_fd(48, types.as_fd());
+            attributes.set32(52, 1);
+            attributes.set32(56, 1);
+        }
+        // SAFETY: this command follows no addresses.
+        let fd = unsafe { bpf_fd(MAP_CREATE, &mut attributes)? };
+        Ok(Self::of_fd(fd))
+    }
+
+    /// A map that somebody else made with these types.
+    fn of_fd(fd: OwnedFd) -> Map<K, V> {
+        Map { fd, types: std::marker::PhantomData }
+    }
+
+    /// The value of a key.
+    pub(super) fn get(&self, key: &K) -> io::Result<Option<V>> {
+        let mut value = V::new_zeroed();
+        let mut attributes = Attributes::default();
+        attributes.set_fd(0, self.fd.as_fd());
+        attributes.set64(8, std::ptr::from_ref(key).expose_provenance() as u64);
+        attributes.set64(16, std::ptr::from_mut(&mut value).expose_provenance() as u64);
+        // SAFETY: the map was made with keys of the size of K and values of the size of V; any bytes
+        // are a V.
+        match unsafe { bpf(MAP_LOOKUP_ELEM, &mut attributes) } {
+            Ok(_) => Ok(Some(value)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the value of a key.
+    pub(super) fn set(&self, key: &K, value: &V) -> io::Result<()> {
+        let mut attributes = Attributes::default();
+        attributes.set_fd(0, self.fd.as_fd());
+        attributes.set64(8, std::ptr::from_ref(key).expose_provenance() as u64);
+        attributes.set64(16, std::ptr::from_ref(value).expose_provenance() as u64);
+        // SAFETY: the map was made with keys of the size of K and values of the size of V, which the
+        // kernel only reads.
+        unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
+    }
+}
+
+impl<K, V> AsFd for Map<K, V> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Describes the one type "u32" in BPF Type Format.
+fn load_u32_btf() -> io::Result<OwnedFd> {
+    const KIND_INT: u32 = 1 << 24;
+    const STRINGS: &[u8; 8] = b"\0u32\0\0\0\0";
+    let mut blob = Vec::with_capacity(64);
+    // struct btf_header: magic, version, flags, own length, then offset and length of two sections.
+    blob.extend_from_slice(&0xeb9fu16.to_ne_bytes());
+    blob.extend_from_slice(&[1, 0]);
+    for word in [24u32, 0, 16, 16, STRINGS.len() as u32] {
+        blob.extend_from_slice(&word.to_ne_bytes());
+    }
+    // struct btf_type: name (offset of the string), kind, bytes; then: 32 bits from bit 0.
+    for word in [1u32, KIND_INT, 4, 32] {
+        blob.extend_from_slice(&word.to_ne_bytes());
+    }
+    blob.extend_from_slice(STRINGS);
+    let mut attributes = Attributes::default();
+    attributes.set64(0, blob.as_ptr().expose_provenance() as u64);
+    attributes.set32(16, blob.len() as u32);
+    // SAFETY: the address is that of `blob`, with its length, which the kernel only reads.
+    unsafe { bpf_fd(BTF_LOAD, &mut attributes) }
+}
+
+/// Why a program was not loaded.
+#[derive(Debug)]
+pub(super) struct Rejected {
+    pub(super) error: io::Error,
+    /// The last lines of what the verifier said.
+    pub(super) verifier: String,
+}
+
+/// Has the kernel check and translate a program.
+pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<OwnedFd, Rejected> {
+    let load = |log: Option<&mut [u8]>| {
+        let mut attributes = Attributes::default();
+        let license = c"Dual BSD/GPL";
+        attributes.set32(0, hook.program_type());
+        attributes.set32(4, program.len() as u32);
+        attributes.set64(8, program.as_ptr().expose_provenance() as u64);
+        attributes.set64(16, license.as_ptr().expose_provenance() as u64);
+        if let Some(log) = log {
+            attributes.set32(24, 1);
+            attributes.set32(28, log.len() as u32);
+            attributes.set64(32, log.as_mut_ptr().expose_provenance() as u64);
+        }
+        attributes.set_name(48, name);
+        attributes.set32(68, hook.attach_type());
+        // SAFETY: the addresses are those of the program, with its length in instructions, of a
+        // string that ends with a zero, and of a buffer that may be written, with its length.
+        unsafe { bpf_fd(PROG_LOAD, &mut attributes) }
+    };
+    load(None).map_err(|error| {
+        // Once more, now that there is a reason to have it explained.
+        let mut log = vec![0u8; 64 << 10];
+        let _ = load(Some(&mut log));
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<_> = text.trim_end_matches('\0').trim_end().lines().collect();
+        let from = lines.len().saturating_sub(8);
+        let verifier = lines.get(from..).unwrap_or_default().join("; ");
+        Rejected { error, verifier }
+    })
+}
+
+/// Hangs a program into a cgroup beside those that are there, for as long as the returned
+/// descriptor is open.
+pub(super) fn attach(
+    hook: Hook,
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+) -> io::Result<OwnedFd> {
+    let mut attributes = Attributes::default();
+    attributes.set_fd(0, program);
+    attributes.set_fd(4, cgroup);
+    attributes.set32(8, hook.attach_type());
+    // SAFETY: this command follows no addresses.
+    unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
+}
+
+/// Sets a socket option whose value is an `int`.
+pub(super) fn set_socket_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: i32,
+) -> io::Result<()> {
+    // SAFETY: the value lives and has the length that is told.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(&value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the accepted sockets of a listener keep the SYN they began with (TCP_SAVE_SYN).
+pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let mut saves = 0i32;
+    let mut length = size_of_val(&saves) as libc::socklen_t;
+    // SAFETY: both addresses are those of variables that live, the first as long as the second says.
+    let result = unsafe {
+        libc::getsockopt(
+            listener.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_SAVE_SYN,
+            std::ptr::from_mut(&mut saves).cast(),
+            &mut length,
+        )
+    };
+    // The application may keep more than is needed here.
+    if result == 0 && saves != 0 {
+        return Ok(());
+    }
+    set_socket_option(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_lie_where_they_are_put() {
+        let mut attributes = Attributes::default();
+        attributes.set32(0, 0x0403_0201);
+        attributes.set32(4, 0x0807_0605);
+        attributes.set64(8, u64::MAX);
+        attributes.set_name(28, "a_name_longer_than_fifteen");
+        let bytes: Vec<u8> = attributes.0.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(bytes[0..4], 0x0403_0201u32.to_ne_bytes());
+        assert_eq!(bytes[4..8], 0x0807_0605u32.to_ne_bytes());
+        assert_eq!(bytes[8..16], [0xff; 8]);
+        assert_eq!(&bytes[28..44], b"a_name_longer_t\0");
+    }
+
+    #[test]
+    fn an_offset_beyond_the_attributes_changes_nothing() {
+        let mut attributes = Attributes::default();
+        attributes.set32(18 * 8, 1);
+        attributes.set64(18 * 8, 1);
+        attributes.set_name(18 * 8 - 1, "xy");
+        assert_eq!(attributes.0[..17], [0; 17]);
+    }
+}

@@ -1,0 +1,228 @@
+//! How two TCP ends find that both speak SMC: RFC 7609's TCP option.
+//!
+//! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN; a
+//! server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
+//! appendix A.1, OPT-1, OPT-4). Only when both were sent, the handshake of SMC begins; everybody
+//! else never sees a byte of it (OPT-9). That is also how the kernel's AF_SMC finds its peers.
+//!
+//! # Why eBPF
+//!
+//! No socket option of Linux adds or shows an option of a SYN that is sent or of a SYN-ACK that is
+//! received, and AF_SMC sets its own only on sockets of its own. What the kernel does offer is a
+//! callback into eBPF for the TCP sockets of a cgroup, which may reserve room, write an option and
+//! read those of the peer. The two programs are assembled here, instruction by instruction (see
+//! `program.rs`); no compiler is needed, neither when this crate is built nor when it runs.
+//!
+//! # Who gets the option
+//!
+//! Only sockets that were named to [`Rendezvous::want`] and [`Rendezvous::listen`] and that the
+//! [`Policy`] lets through; any other socket of the cgroup is left as it is. A listener answers only
+//! if it was asked (OPT-5), and not where it could not keep the promise: with SYN cookies, with TCP
+//! Fast Open, without room for the option.
+//!
+//! The wish and the answer are kept in the socket itself (a BPF socket storage), are gone with it,
+//! and nobody can take one connection for another. Everything ends with the process: nothing is
+//! pinned. Any number of processes may do this in one cgroup. An established connection costs
+//! nothing; making one costs a few callbacks of less than a microsecond in all, and one system call
+//! to read the answer.
+//!
+//! # What has to be granted
+//!
+//! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
+//! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]; they may be given up afterwards, except
+//! before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. [`Unavailable`] says what is
+//! missing and which command grants it. Listeners that listened before they were named need Linux
+//! 6.12: name them earlier, or use [`Rendezvous::bind`].
+
+mod assembler;
+mod bpf;
+mod cgroup;
+mod program;
+mod unavailable;
+
+pub use unavailable::{Missing, Unavailable};
+
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use bpf::{Hook, Map, MapKind};
+use program::{Maps, mark};
+
+/// Listening ports at most; of more, the ones that were not asked for longest are forgotten.
+const MAX_PORTS: u32 = 4096;
+/// Connections under way at most whose SYN-ACK had no room for the option.
+const MAX_REFUSED: u32 = 1024;
+/// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
+const BACKLOG: i32 = 4096;
+
+/// How a rendezvous is set up. The defaults suit most processes.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// The directory of the cgroup whose sockets take part; that of this process if none is named.
+    /// It may be one above.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// The rendezvous of a process. Sockets made while it lived keep their answers; new ones are plain
+/// TCP when it is dropped.
+#[derive(Debug)]
+pub struct Rendezvous {
+    marks: Map<i32, u32>,
+    ports: Map<Listening, u64>,
+    refused: Map<u64, u64>,
+    cgroup: File,
+    path: PathBuf,
+    /// As long as it is open, the program is called.
+    _link: OwnedFd,
+    late: OnceLock<Result<OwnedFd, i32>>,
+}
+
+/// A port on which somebody listens.
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
+#[repr(C)]
+struct Listening {
+    /// Cookie of the network namespace.
+    netns: u64,
+    port: u32,
+    zero: u32,
+}
+
+impl Rendezvous {
+    /// Has the kernel call the programs for the sockets of a cgroup.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn attach(options: Options) -> Result<Arc<Rendezvous>, Unavailable> {
+        let denied = |what| move |error| Unavailable::of_bpf(what, error);
+        let marks = Map::new(MapKind::SocketStorage, 0, "smc_marks");
+        let marks = marks.map_err(denied("a BPF socket storage"))?;
+        let ports = Map::new(MapKind::LruHash, MAX_PORTS, "smc_ports");
+        let ports = ports.map_err(denied("a BPF hash table"))?;
+        let refused = Map::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
+        let refused = refused.map_err(denied("a BPF hash table"))?;
+        let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
+        let maps = Maps { marks: marks.as_fd(), ports: ports.as_fd(), refused: refused.as_fd() };
+        let code = program::options(&maps).unwrap_or_default();
+        let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
+        let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
+        let link = link.map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM) => Unavailable::Occupied { path: path.clone() },
+            Some(libc::EBADF) => Unavailable::Cgroup { path: path.clone(), error },
+            _ => Unavailable::of_bpf("a BPF link to a cgroup", error),
+        })?;
+        tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
+        let late = OnceLock::new();
+        Ok(Arc::new(Rendezvous { marks, ports, refused, cgroup, path, _link: link, late }))
+    }
+
+    /// The directory of the cgroup whose sockets take part.
+    pub fn cgroup(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    /// Has a socket ask for SMC when it connects to `peer`; to be called before that. `false`: the
+    /// policy says no, and it connects as any other.
+    ///
+    /// # Errors
+    /// The kernel's. The socket then connects as any other.
+    pub fn want(&self, socket: impl AsFd, _peer: &SocketAddr) -> io::Result<bool> {
+        self.mark(socket.as_fd(), mark::WANT)?;
+        Ok(true)
+    }
+
+    /// Has a listener answer clients that ask for SMC. Best called before listen(2). `false`: the
+    /// policy says no.
+    ///
+    /// # Errors
+    /// The socket listens already, and the kernel is older than 6.12 or the process has given up its
+    /// capabilities: `Unsupported`. Others of the kernel. The listener then answers as any other.
+    pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
+        let listener = listener.as_fd();
+        // SYN-ACKs that are sent again, and accepted sockets, look at what was asked for.
+        bpf::save_syn(listener)?;
+        self.mark(listener, mark::ANSWER)?;
+        if sockopt::socket_acceptconn(listener)? {
+            self.take_over(listener)?;
+        }
+        Ok(true)
+    }
+
+    /// Listens as [`TcpListener::bind`] does, and answers clients that ask for SMC.
+    ///
+    /// # Errors
+    /// Those of the system calls, and of [`Rendezvous::listen`].
+    pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
+        let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket =
+            rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, addr)?;
+        self.listen(&socket)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(socket.into())
+    }
+
+    /// Whether both ends of a connection have sent the option, as seen from here.
+    ///
+    /// `None`: not known. The connection is not established, its socket was not named, or (of an
+    /// accepted one) its SYN was not kept. A client must take that for "no", because its server does
+    /// not wait for a Proposal; a server may look at the first bytes.
+    pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
+        let found = self.marks.get(&stream.as_fd().as_raw_fd());
+        let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
+        (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
+    }
+
+    fn mark(&self, socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
+        self.marks.set(&socket.as_raw_fd(), &bit)
+    }
+
+    /// Prepares a listener that listens already: callbacks can be asked for only inside the kernel,
+    /// and setsockopt(2) is a way to get there.
+    fn take_over(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let program = self.late.get_or_init(|| {
+            let maps = Maps {
+                marks: self.marks.as_fd(),
+                ports: self.ports.as_fd(),
+                refused: self.refused.as_fd(),
+            };
+            let code = program::take_listener(&maps).unwrap_or_default();
+            bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
+                tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
+                rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
+            })
+        });
+        let unsupported = |error: io::Error| {
+            let text = format!("a socket that listens already cannot be taken over: {error}");
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        };
+        let program = match program {
+            Ok(program) => program,
+            Err(error) => return Err(unsupported(io::Error::from_raw_os_error(*error))),
+        };
+        // Attached for this call only, so that those of others cost nothing more.
+        let link = bpf::attach(Hook::SetSockOpt, program.as_fd(), self.cgroup.as_fd());
+        let link = link.map_err(unsupported)?;
+        let (level, name) = program::TAKE_LISTENER;
+        let taken = bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0);
+        drop(link);
+        taken.map_err(unsupported)
+    }
+}
+
+fn rejected(rejected: bpf::Rejected) -> Unavailable {
+    match rejected.error.raw_os_error() {
+        // The verifier's refusals; a missing right is told at the first map.
+        Some(libc::EACCES | libc::EINVAL) if !rejected.verifier.is_empty() => {
+            Unavailable::kernel(format!("its verifier: {}", rejected.verifier))
+        }
+        _ => Unavailable::of_bpf("a BPF program for TCP", rejected.error),
+    }
+}

@@ -1,0 +1,509 @@
+//! The two programs that the kernel runs.
+//!
+//! The first is called back by TCP for the sockets of a cgroup. In C it would be:
+//!
+//! ```c
+//! struct listening { __u64 netns; __u32 port; __u32 zero; };
+//! mark: storage in a socket, u32, copied to the children of a listener
+//! ports: LRU table of struct listening -> u32
+//! refused: LRU table of a connection's cookie (u64) -> u32
+//!
+//! int smc_option(struct bpf_sock_ops *s)
+//! {
+//!     __u32 *mark;
+//!     switch (s->op) {
+//!     case BPF_SOCK_OPS_TCP_CONNECT_CB:
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         if (mark && *mark & WANT)
+//!             *mark = WANT | raise(s, *mark);         // be called back for options
+//!         return 1;
+//!     case BPF_SOCK_OPS_TCP_LISTEN_CB:
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         if (mark && *mark & ANSWER) {
+//!             ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }] = 1;
+//!             *mark = ANSWER | raise(s, *mark);
+//!         }
+//!         return 1;
+//!     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
+//!         if (speaks(s) && bpf_reserve_hdr_opt(s, 6, 0) < 0 && s->skb_tcp_flags & ACK)
+//!             refused[bpf_get_socket_cookie(s)] = 1;  // the cookie is the child's, too
+//!         return 1;
+//!     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
+//!         if (speaks(s))
+//!             bpf_store_hdr_opt(s, OPTION, 6, 0);     // the kernel fills up with NOPs
+//!         return 1;
+//!     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         if (mark && *mark & WANT)
+//!             settle(s, mark, found(s, 0) ? KNOWN | PEER : KNOWN);
+//!         return 1;
+//!     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         if (mark && *mark & ANSWER)
+//!             settle(s, mark, the SYN was not saved ? 0
+//!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s)
+//!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
+//!         else if (mark && *mark & WANT)              // both ends connected to each other
+//!             settle(s, mark, KNOWN);
+//!         return 1;
+//!     }
+//!     return 1;
+//! }
+//!
+//! bool speaks(s)
+//! {
+//!     if (!(s->skb_tcp_flags & SYN)) return false;
+//!     if (!(s->skb_tcp_flags & ACK)) {
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         return mark && *mark & WANT;
+//!     }
+//!     // A SYN-ACK; s is not a socket yet, and its listener cannot be seen. A listener that this
+//!     // program has not prepared does not get here, unless another program asks for it.
+//!     return !s->is_fullsock && s->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE
+//!         && ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }]
+//!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s);
+//! }
+//!
+//! // Kind 254, magic, even length from 6: what Linux takes for SMC.
+//! bool found(s, flags)
+//! {
+//!     char option[8] = { 254, 6, 0xe2, 0xd4, 0xc3, 0xd9 };
+//!     int n = bpf_load_hdr_opt(s, option, 8, flags);
+//!     return (n >= 6 || n == -ENOSPC) && !(option[1] & 1);
+//! }
+//!
+//! // Kind 34: data of a SYN would overtake the handshake, so that is plain TCP.
+//! bool fast_open(s);
+//! // Sets WRITE_HDR_OPT_CB_FLAG if nobody has, and says whether it is ours.
+//! __u32 raise(s, mark);
+//! // Stores the mark and clears WRITE_HDR_OPT_CB_FLAG if it is ours.
+//! void settle(s, mark, value);
+//! ```
+//!
+//! The second one takes a listener that listens already: the callback of listen(2) is over, so it
+//! does its work in a setsockopt(2) call that means nothing else.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::assembler::{Assembler, Helper, Instruction, Label, Reg, When, Width};
+
+/// The mark of a socket.
+pub(super) mod mark {
+    /// A client asks for SMC.
+    pub(in super::super) const WANT: u32 = 1;
+    /// A listener answers clients that ask.
+    pub(in super::super) const ANSWER: u32 = 2;
+    /// The three-way handshake is over, and this is known:
+    pub(in super::super) const KNOWN: u32 = 4;
+    /// Both ends have sent the option.
+    pub(in super::super) const PEER: u32 = 8;
+    /// The socket's callback flag is ours to clear.
+    pub(in super::super) const OWNED: u32 = 16;
+}
+
+/// Level and name of the call that takes a listener: nobody's, the letters "SMCR" in EBCDIC.
+pub(super) const TAKE_LISTENER: (u32, u32) = (0x62d4_c3d9, 254);
+
+/// The option, RFC 7609 appendix A.1, as the start of eight bytes.
+const OPTION: [u8; 8] = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9, 0, 0];
+const OPTION_LEN: i32 = 6;
+/// TCP Fast Open, RFC 7413.
+const FAST_OPEN: [u8; 8] = [34, 0, 0, 0, 0, 0, 0, 0];
+
+// `enum`s of linux/bpf.h.
+const OP_CONNECT: i32 = 3;
+const OP_ACTIVE_ESTABLISHED: i32 = 4;
+const OP_PASSIVE_ESTABLISHED: i32 = 5;
+const OP_LISTEN: i32 = 11;
+const OP_OPTIONS_LEN: i32 = 14;
+const OP_WRITE_OPTIONS: i32 = 15;
+const WRITE_OPTIONS: i32 = 1 << 6;
+const SYNACK_COOKIE: i32 = 2;
+const LOAD_SYN: i32 = 1;
+const SOL_TCP: i32 = 6;
+const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
+const TCP_SYN: i32 = 2;
+const TCP_ACK: i32 = 16;
+
+/// Offsets in `struct bpf_sock_ops`.
+mod sock_ops {
+    pub(super) const OP: i16 = 0;
+    pub(super) const ARG0: i16 = 4;
+    pub(super) const LOCAL_PORT: i16 = 68;
+    pub(super) const IS_FULLSOCK: i16 = 72;
+    pub(super) const CALLBACKS: i16 = 84;
+    pub(super) const SK: i16 = 184;
+    pub(super) const TCP_FLAGS: i16 = 212;
+}
+
+/// Offsets in `struct bpf_sockopt`, and that of the port in `struct bpf_sock`.
+mod sockopt {
+    pub(super) const SK: i16 = 0;
+    pub(super) const LEVEL: i16 = 24;
+    pub(super) const OPTNAME: i16 = 28;
+    pub(super) const OPTLEN: i16 = 32;
+    pub(super) const SK_PORT: i16 = 44;
+}
+
+// The stack.
+const AT_OPTION: i16 = -8;
+const AT_LISTENING: i16 = -24;
+const AT_ONE: i16 = -32;
+const AT_COOKIE: i16 = -40;
+const AT_FLAGS: i16 = -48;
+
+/// The maps of the programs.
+pub(super) struct Maps<'a> {
+    pub(super) marks: BorrowedFd<'a>,
+    pub(super) ports: BorrowedFd<'a>,
+    pub(super) refused: BorrowedFd<'a>,
+}
+
+/// The program for [`Hook::SockOps`](super::bpf::Hook::SockOps).
+pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
+    let mut program = Program::new(maps);
+    let (connect, listen) = (program.a.label(), program.a.label());
+    let (length, write) = (program.a.label(), program.a.label());
+    let (active, passive) = (program.a.label(), program.a.label());
+    let settle = program.a.label();
+    let out = program.a.label();
+
+    let a = &mut program.a;
+    a.copy(CONTEXT, Reg::R1);
+    a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::OP);
+    for (op, place) in [
+        (OP_OPTIONS_LEN, length),
+        (OP_WRITE_OPTIONS, write),
+        (OP_CONNECT, connect),
+        (OP_ACTIVE_ESTABLISHED, active),
+        (OP_PASSIVE_ESTABLISHED, passive),
+        (OP_LISTEN, listen),
+    ] {
+        a.jump_if(Reg::R1, When::Equal, op, place);
+    }
+    a.here(out);
+    a.set(Reg::R0, 1);
+    a.exit();
+
+    program.connect(connect, out);
+    program.listen(listen, out);
+    program.write_options(length, write, out);
+    program.active(active, settle, out);
+    program.passive(passive, settle, out);
+    program.settle(settle, out);
+    program.a.finish()
+}
+
+/// The program for [`Hook::SetSockOpt`](super::bpf::Hook::SetSockOpt).
+pub(super) fn take_listener(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
+    let mut program = Program::new(maps);
+    let out = program.a.label();
+    let raised = program.a.label();
+    let (level, name) = TAKE_LISTENER;
+    let a = &mut program.a;
+    a.copy(CONTEXT, Reg::R1);
+    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::LEVEL);
+    a.jump_if(Reg::R1, When::NotEqual, level.cast_signed(), out);
+    a.load(Width::Word, Reg::R1, CONTEXT, sockopt::OPTNAME);
+    a.jump_if(Reg::R1, When::NotEqual, name.cast_signed(), out);
+
+    program.find_mark(sockopt::SK, out);
+    let a = &mut program.a;
+    a.load(Width::Word, VALUE, MARK, 0);
+    a.jump_if(VALUE, When::NoneOf, mark::ANSWER.cast_signed(), out);
+
+    // Nothing but the flags of the socket tells who else wants to be called back.
+    program.socket_flags(Helper::GetSockOpt);
+    let a = &mut program.a;
+    a.jump_if(Reg::R0, When::NotEqual, 0, out);
+    a.load(Width::Word, Reg::R1, Reg::R10, AT_FLAGS);
+    a.jump_if(Reg::R1, When::AnyOf, WRITE_OPTIONS, raised);
+    a.or(Reg::R1, WRITE_OPTIONS);
+    a.store(Width::Word, Reg::R10, AT_FLAGS, Reg::R1);
+    program.socket_flags(Helper::SetSockOpt);
+    let a = &mut program.a;
+    a.jump_if(Reg::R0, When::NotEqual, 0, out);
+    a.or(VALUE, mark::OWNED.cast_signed());
+    a.store(Width::Word, MARK, 0, VALUE);
+
+    a.here(raised);
+    a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
+    a.load(Width::Word, VALUE, Reg::R1, sockopt::SK_PORT);
+    program.listening();
+    program.insert(maps.ports, AT_LISTENING);
+    // The kernel itself has nothing to do any more.
+    let a = &mut program.a;
+    a.set(Reg::R1, -1);
+    a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
+    a.here(out);
+    a.set(Reg::R0, 1);
+    a.exit();
+    program.a.finish()
+}
+
+/// The context, throughout.
+const CONTEXT: Reg = Reg::R6;
+/// The address of the socket's mark, once it is found.
+const MARK: Reg = Reg::R7;
+/// What the mark will be.
+const VALUE: Reg = Reg::R8;
+
+struct Program<'a> {
+    a: Assembler,
+    maps: &'a Maps<'a>,
+}
+
+impl<'a> Program<'a> {
+    fn new(maps: &'a Maps<'a>) -> Program<'a> {
+        Program { a: Assembler::default(), maps }
+    }
+
+    /// `MARK = mark of the socket`, which must be there.
+    fn find_mark(&mut self, sk: i16, none: Label) {
+        let a = &mut self.a;
+        a.load(Width::Double, Reg::R2, CONTEXT, sk);
+        a.jump_if(Reg::R2, When::Equal, 0, none);
+        a.set_map(Reg::R1, self.maps.marks.as_raw_fd());
+        a.set(Reg::R3, 0);
+        a.set(Reg::R4, 0);
+        a.call(Helper::SocketStorage);
+        a.jump_if(Reg::R0, When::Equal, 0, none);
+        a.copy(MARK, Reg::R0);
+    }
+
+    /// The mark of the socket is found and has this bit.
+    fn require(&mut self, bit: u32, otherwise: Label) {
+        self.find_mark(sock_ops::SK, otherwise);
+        self.a.load(Width::Word, Reg::R1, MARK, 0);
+        self.a.jump_if(Reg::R1, When::NoneOf, bit.cast_signed(), otherwise);
+    }
+
+    fn connect(&mut self, here: Label, out: Label) {
+        self.a.here(here);
+        self.require(mark::WANT, out);
+        self.raise(mark::WANT, out);
+    }
+
+    fn listen(&mut self, here: Label, out: Label) {
+        self.a.here(here);
+        self.require(mark::ANSWER, out);
+        self.a.load(Width::Word, VALUE, CONTEXT, sock_ops::LOCAL_PORT);
+        self.listening();
+        self.insert(self.maps.ports, AT_LISTENING);
+        self.raise(mark::ANSWER, out);
+    }
+
+    /// Sets the callback flag and the mark.
+    fn raise(&mut self, bit: u32, out: Label) {
+        let ours = self.a.label();
+        let a = &mut self.a;
+        a.load(Width::Word, VALUE, MARK, 0);
+        a.and(VALUE, mark::OWNED.cast_signed());
+        a.or(VALUE, bit.cast_signed());
+        a.load(Width::Word, Reg::R2, CONTEXT, sock_ops::CALLBACKS);
+        a.jump_if(Reg::R2, When::AnyOf, WRITE_OPTIONS, ours);
+        a.or(VALUE, mark::OWNED.cast_signed());
+        a.or(Reg::R2, WRITE_OPTIONS);
+        a.copy(Reg::R1, CONTEXT);
+        a.call(Helper::SetCallbacks);
+        a.here(ours);
+        a.store(Width::Word, MARK, 0, VALUE);
+        a.jump(out);
+    }
+
+    fn write_options(&mut self, length: Label, write: Label, out: Label) {
+        let (synack_length, synack_write) = (self.a.label(), self.a.label());
+
+        self.a.here(length);
+        self.syn(synack_length, out);
+        self.reserve();
+        self.a.jump(out);
+
+        self.a.here(synack_length);
+        self.synack(out);
+        self.reserve();
+        self.a.jump_if(Reg::R0, When::Equal, 0, out);
+        self.cookie();
+        self.insert(self.maps.refused, AT_COOKIE);
+        self.a.jump(out);
+
+        self.a.here(write);
+        self.syn(synack_write, out);
+        self.store_option();
+        self.a.jump(out);
+
+        self.a.here(synack_write);
+        self.synack(out);
+        self.store_option();
+        self.a.jump(out);
+    }
+
+    /// Goes on if the segment is the SYN of a client that wants SMC.
+    fn syn(&mut self, synack: Label, no: Label) {
+        let a = &mut self.a;
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::TCP_FLAGS);
+        a.jump_if(Reg::R1, When::NoneOf, TCP_SYN, no);
+        a.jump_if(Reg::R1, When::AnyOf, TCP_ACK, synack);
+        self.require(mark::WANT, no);
+    }
+
+    /// Goes on if the segment is the SYN-ACK to a client that asked a listener that answers.
+    fn synack(&mut self, no: Label) {
+        let a = &mut self.a;
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::IS_FULLSOCK);
+        a.jump_if(Reg::R1, When::NotEqual, 0, no);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::ARG0);
+        a.jump_if(Reg::R1, When::Equal, SYNACK_COOKIE, no);
+        a.load(Width::Word, VALUE, CONTEXT, sock_ops::LOCAL_PORT);
+        self.listening();
+        self.lookup(self.maps.ports, AT_LISTENING);
+        self.a.jump_if(Reg::R0, When::Equal, 0, no);
+        self.load_option(OPTION, LOAD_SYN);
+        self.judge_option(no, no, no);
+        self.load_option(FAST_OPEN, LOAD_SYN);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no);
+    }
+
+    fn active(&mut self, here: Label, settle: Label, out: Label) {
+        self.a.here(here);
+        self.require(mark::WANT, out);
+        self.a.set(VALUE, mark::KNOWN.cast_signed());
+        self.load_option(OPTION, 0);
+        self.judge_option(settle, settle, settle);
+        self.a.or(VALUE, mark::PEER.cast_signed());
+        self.a.jump(settle);
+    }
+
+    fn passive(&mut self, here: Label, settle: Label, out: Label) {
+        let (crossed, plain) = (self.a.label(), self.a.label());
+        self.a.here(here);
+        self.find_mark(sock_ops::SK, out);
+        let a = &mut self.a;
+        a.load(Width::Word, Reg::R1, MARK, 0);
+        a.jump_if(Reg::R1, When::NoneOf, mark::ANSWER.cast_signed(), crossed);
+        a.set(VALUE, 0);
+        self.load_option(OPTION, LOAD_SYN);
+        self.judge_option(plain, plain, settle);
+        self.load_option(FAST_OPEN, LOAD_SYN);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, plain);
+        self.cookie();
+        self.lookup(self.maps.refused, AT_COOKIE);
+        self.a.jump_if(Reg::R0, When::NotEqual, 0, plain);
+        self.a.set(VALUE, (mark::KNOWN | mark::PEER).cast_signed());
+        self.a.jump(settle);
+
+        let a = &mut self.a;
+        a.here(crossed);
+        a.jump_if(Reg::R1, When::NoneOf, mark::WANT.cast_signed(), out);
+        a.here(plain);
+        a.set(VALUE, mark::KNOWN.cast_signed());
+        a.jump(settle);
+    }
+
+    /// Stores the mark; clears the callback flag if it is ours.
+    fn settle(&mut self, here: Label, out: Label) {
+        let a = &mut self.a;
+        a.here(here);
+        a.load(Width::Word, Reg::R1, MARK, 0);
+        a.store(Width::Word, MARK, 0, VALUE);
+        a.jump_if(Reg::R1, When::NoneOf, mark::OWNED.cast_signed(), out);
+        a.load(Width::Word, Reg::R2, CONTEXT, sock_ops::CALLBACKS);
+        a.and(Reg::R2, !WRITE_OPTIONS);
+        a.copy(Reg::R1, CONTEXT);
+        a.call(Helper::SetCallbacks);
+        a.jump(out);
+    }
+
+    /// `r0 = bpf_load_hdr_opt(context, option, 8, flags)`
+    fn load_option(&mut self, option: [u8; 8], flags: i32) {
+        let a = &mut self.a;
+        a.set64(Reg::R1, u64::from_ne_bytes(option));
+        a.store(Width::Double, Reg::R10, AT_OPTION, Reg::R1);
+        a.copy(Reg::R1, CONTEXT);
+        a.stack(Reg::R2, AT_OPTION);
+        a.set(Reg::R3, 8);
+        a.set(Reg::R4, flags);
+        a.call(Helper::LoadHeaderOption);
+    }
+
+    /// Goes on if an option was loaded and Linux would take it, too.
+    fn judge_option(&mut self, absent: Label, odd: Label, unknown: Label) {
+        let there = self.a.label();
+        let a = &mut self.a;
+        a.jump_if(Reg::R0, When::Equal, -libc::ENOMSG, absent);
+        a.jump_if(Reg::R0, When::Equal, -libc::ENOSPC, there);
+        a.jump_if(Reg::R0, When::Less, OPTION_LEN, unknown);
+        a.here(there);
+        a.load(Width::Byte, Reg::R1, Reg::R10, AT_OPTION + 1);
+        a.jump_if(Reg::R1, When::AnyOf, 1, odd);
+    }
+
+    fn reserve(&mut self) {
+        let a = &mut self.a;
+        a.copy(Reg::R1, CONTEXT);
+        a.set(Reg::R2, OPTION_LEN);
+        a.set(Reg::R3, 0);
+        a.call(Helper::ReserveHeaderOption);
+    }
+
+    fn store_option(&mut self) {
+        let a = &mut self.a;
+        a.set64(Reg::R1, u64::from_ne_bytes(OPTION));
+        a.store(Width::Double, Reg::R10, AT_OPTION, Reg::R1);
+        a.copy(Reg::R1, CONTEXT);
+        a.stack(Reg::R2, AT_OPTION);
+        a.set(Reg::R3, OPTION_LEN);
+        a.set(Reg::R4, 0);
+        a.call(Helper::StoreHeaderOption);
+    }
+
+    /// The key of a listening port on the stack; the port is in VALUE.
+    fn listening(&mut self) {
+        let a = &mut self.a;
+        a.copy(Reg::R1, CONTEXT);
+        a.call(Helper::GetNetnsCookie);
+        a.store(Width::Double, Reg::R10, AT_LISTENING, Reg::R0);
+        a.store(Width::Double, Reg::R10, AT_LISTENING + 8, VALUE);
+    }
+
+    /// The cookie of the connection on the stack.
+    fn cookie(&mut self) {
+        let a = &mut self.a;
+        a.copy(Reg::R1, CONTEXT);
+        a.call(Helper::GetSocketCookie);
+        a.store(Width::Double, Reg::R10, AT_COOKIE, Reg::R0);
+    }
+
+    fn lookup(&mut self, map: BorrowedFd<'_>, key: i16) {
+        let a = &mut self.a;
+        a.set_map(Reg::R1, map.as_raw_fd());
+        a.stack(Reg::R2, key);
+        a.call(Helper::MapLookup);
+    }
+
+    fn insert(&mut self, map: BorrowedFd<'_>, key: i16) {
+        let a = &mut self.a;
+        a.set(Reg::R1, 1);
+        a.store(Width::Double, Reg::R10, AT_ONE, Reg::R1);
+        a.set_map(Reg::R1, map.as_raw_fd());
+        a.stack(Reg::R2, key);
+        a.stack(Reg::R3, AT_ONE);
+        a.set(Reg::R4, 0);
+        a.call(Helper::MapUpdate);
+    }
+
+    /// Calls getsockopt or setsockopt for the callback flags, which are on the stack.
+    fn socket_flags(&mut self, helper: Helper) {
+        let a = &mut self.a;
+        if helper == Helper::GetSockOpt {
+            a.set(Reg::R1, 0);
+            a.store(Width::Double, Reg::R10, AT_FLAGS, Reg::R1);
+        }
+        a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
+        a.set(Reg::R2, SOL_TCP);
+        a.set(Reg::R3, TCP_BPF_SOCK_OPS_CB_FLAGS);
+        a.stack(Reg::R4, AT_FLAGS);
+        a.set(Reg::R5, 4);
+        a.call(helper);
+    }
+}

@@ -1,0 +1,220 @@
+//! Why a process has no rendezvous, and what would give it one.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why TCP options cannot be set and read on this machine by this process. The text says what is
+/// missing and what grants it.
+#[derive(Debug, Error)]
+pub enum Unavailable {
+    /// The process lacks capabilities.
+    #[error(
+        "this process lacks {missing}: grant it with `setcap cap_bpf,cap_net_admin+ep {program}`, \
+         `AmbientCapabilities=CAP_BPF CAP_NET_ADMIN` in its systemd unit, or \
+         `--cap-add BPF --cap-add NET_ADMIN` for its container", program = own_program()
+    )]
+    Capabilities {
+        /// Their names.
+        missing: Missing,
+    },
+    /// The process has its capabilities only inside a user namespace, where they do not count.
+    #[error(
+        "bpf(2) is not for user namespaces, and this process is in one: start it (or its \
+         container) as root of the machine, with CAP_BPF and CAP_NET_ADMIN"
+    )]
+    UserNamespace,
+    /// A filter of system calls forbids bpf(2).
+    #[error(
+        "a seccomp filter forbids bpf(2): allow it in the container's profile \
+         (`--security-opt seccomp=FILE`), or drop `SystemCallFilter=` from the systemd unit"
+    )]
+    Seccomp,
+    /// Something else forbids bpf(2): lockdown, a security module.
+    #[error(
+        "the kernel forbids bpf(2) to this process although it has the capabilities ({0}): look at \
+         /sys/kernel/security/lockdown and at the audit log of the security module"
+    )]
+    Forbidden(io::Error),
+    /// There is no cgroup v2.
+    #[error(
+        "cgroup v2 is not mounted: `mount -t cgroup2 none /sys/fs/cgroup` (or \
+         /sys/fs/cgroup/unified if v1 is in use)"
+    )]
+    NoCgroup,
+    /// The cgroup of the process cannot be opened.
+    #[error(
+        "cannot open the cgroup {path}: {error}; if the process is in a container, give it its own \
+         cgroup namespace (`--cgroupns=private`) with cgroup v2 mounted"
+    )]
+    Cgroup {
+        /// Its directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Another program holds the cgroup for itself.
+    #[error(
+        "another program is attached to the cgroup {path} or one above it and allows none beside \
+         it: see `bpftool cgroup tree`, and attach that one with `multi`"
+    )]
+    Occupied {
+        /// The directory of the cgroup.
+        path: PathBuf,
+    },
+    /// The kernel does not have what is needed.
+    #[error(
+        "Linux {release} cannot do this ({what}): 5.15 or later with CONFIG_BPF_SYSCALL, \
+         CONFIG_CGROUP_BPF and CONFIG_INET is needed"
+    )]
+    Kernel {
+        /// `uname -r`
+        release: String,
+        /// What was refused, and how.
+        what: String,
+    },
+    /// The system is out of something.
+    #[error(
+        "{what}: {error}; if memory is short, `ulimit -l unlimited` helps on kernels before 5.11"
+    )]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Capabilities that a process lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// CAP_BPF: to make maps and load programs.
+    pub bpf: bool,
+    /// CAP_NET_ADMIN: for programs that see TCP.
+    pub net_admin: bool,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.bpf, self.net_admin) {
+            (true, true) => "CAP_BPF and CAP_NET_ADMIN",
+            (true, false) => "CAP_BPF",
+            (false, _) => "CAP_NET_ADMIN",
+        })
+    }
+}
+
+impl Unavailable {
+    /// What a failure of bpf(2) means.
+    pub(super) fn of_bpf(what: &'static str, error: io::Error) -> Unavailable {
+        Self::judge(what, error, &fs::read_to_string("/proc/self/status").unwrap_or_default())
+    }
+
+    fn judge(what: &'static str, error: io::Error, status: &str) -> Unavailable {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => match (lacks(status), seccomp(status)) {
+                (Some(missing), _) => Unavailable::Capabilities { missing },
+                (None, _) if in_user_namespace() => Unavailable::UserNamespace,
+                (None, true) => Unavailable::Seccomp,
+                (None, false) => Unavailable::Forbidden(error),
+            },
+            Some(libc::ENOSYS) if seccomp(status) => Unavailable::Seccomp,
+            Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG | libc::EOPNOTSUPP) => {
+                Self::kernel(format!("{what}: {error}"))
+            }
+            _ => Unavailable::System { what, error },
+        }
+    }
+
+    /// The kernel does not have what is needed.
+    pub(super) fn kernel(what: String) -> Unavailable {
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        Unavailable::Kernel { release, what }
+    }
+}
+
+/// The path of this program, for a command line.
+fn own_program() -> String {
+    std::env::current_exe().map_or("PROGRAM".into(), |path| path.display().to_string())
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+}
+
+/// Which capabilities the process lacks, if any; unknown counts as none.
+fn lacks(status: &str) -> Option<Missing> {
+    const NET_ADMIN: u64 = 1 << 12;
+    const SYS_ADMIN: u64 = 1 << 21;
+    const BPF: u64 = 1 << 39;
+    let has = u64::from_str_radix(field(status, "CapEff")?, 16).ok()?;
+    let missing = Missing {
+        bpf: has & (BPF | SYS_ADMIN) == 0,
+        net_admin: has & (NET_ADMIN | SYS_ADMIN) == 0,
+    };
+    (missing.bpf || missing.net_admin).then_some(missing)
+}
+
+fn seccomp(status: &str) -> bool {
+    field(status, "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+/// The first user namespace maps everybody to himself.
+fn in_user_namespace() -> bool {
+    fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = "Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t0\nSeccomp_filters:\t0\n";
+    const USER: &str = "Name:\tx\nCapEff:\t0000000000000000\nSeccomp:\t0\n";
+    const FILTERED: &str = "CapEff:\t000001ffffffffff\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+
+    fn eperm() -> io::Error {
+        io::Error::from_raw_os_error(libc::EPERM)
+    }
+
+    #[test]
+    fn names_the_capabilities_that_are_missing_and_a_command() {
+        let why = Unavailable::judge("map", eperm(), USER);
+        let text = why.to_string();
+        assert!(text.contains("lacks CAP_BPF and CAP_NET_ADMIN"), "{text}");
+        assert!(text.contains("setcap cap_bpf,cap_net_admin+ep /"), "{text}");
+        let only_net = lacks("CapEff:\t0000008000000000\n").unwrap();
+        assert_eq!(only_net.to_string(), "CAP_NET_ADMIN");
+        let only_bpf = lacks("CapEff:\t0000000000001000\n").unwrap();
+        assert_eq!(only_bpf.to_string(), "CAP_BPF");
+    }
+
+    #[test]
+    fn a_mighty_process_that_may_not_is_filtered_or_forbidden() {
+        if in_user_namespace() {
+            return;
+        }
+        let why = Unavailable::judge("map", eperm(), FILTERED);
+        assert!(matches!(why, Unavailable::Seccomp), "{why}");
+        let why = Unavailable::judge("map", eperm(), ROOT);
+        assert!(matches!(why, Unavailable::Forbidden(_)), "{why}");
+    }
+
+    #[test]
+    fn a_call_that_does_not_exist_is_an_old_kernel_or_a_filter() {
+        let enosys = || io::Error::from_raw_os_error(libc::ENOSYS);
+        let why = Unavailable::judge("map", enosys(), ROOT);
+        assert!(matches!(why, Unavailable::Kernel { .. }), "{why}");
+        let why = Unavailable::judge("map", enosys(), FILTERED);
+        assert!(matches!(why, Unavailable::Seccomp), "{why}");
+    }
+
+    #[test]
+    fn old_kernels_know_the_all_powerful_capability_only() {
+        assert_eq!(lacks("CapEff:\t0000000000200000\n"), None);
+        assert_eq!(lacks("nothing to read"), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! A network namespace and a cgroup of a test's own.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use guest_driver::rendezvous::{Options, Rendezvous};
+
+/// One test at a time: the cgroup is the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs a test in a new network namespace, in a cgroup of its own. Where that is not allowed the
+/// test is skipped aloud; in CI (`CI=true`) it fails.
+pub(crate) fn run(test: impl FnOnce() + Send) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let bed = match Bed::make() {
+        Ok(bed) => bed,
+        Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
+            panic!("TCP options cannot be tested here: {why}")
+        }
+        Err(why) => {
+            eprintln!("SKIPPED, nothing was tested: {why}");
+            return;
+        }
+    };
+    let outcome = std::thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            leave_network().expect("it was possible a moment ago");
+            test();
+        });
+        inside.join()
+    });
+    drop(bed);
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// The process is in a cgroup of its own until this is dropped.
+struct Bed {
+    cgroup: PathBuf,
+    parent: PathBuf,
+}
+
+impl Bed {
+    fn make() -> Result<Bed, String> {
+        let probe = Rendezvous::attach(Options::default()).map_err(|why| why.to_string())?;
+        let parent = probe.cgroup().to_owned();
+        drop(probe);
+        // A thread that leaves is lost for anything else.
+        let able = std::thread::spawn(leave_network).join();
+        able.map_err(|_| "no thread")?.map_err(|error| {
+            format!("a network namespace: {error}; it takes CAP_SYS_ADMIN (`sudo -E cargo test`)")
+        })?;
+        fs::metadata("/dev/net/tun").map_err(|error| format!("/dev/net/tun: {error}"))?;
+        let cgroup = parent.join(format!("smc-test-{}", std::process::id()));
+        let made = fs::create_dir(&cgroup).and_then(|()| move_to(&cgroup));
+        made.map_err(|error| format!("a cgroup {}: {error}", cgroup.display()))?;
+        Ok(Bed { cgroup, parent })
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let left = move_to(&self.parent).and_then(|()| fs::remove_dir(&self.cgroup));
+        if let Err(error) = left {
+            eprintln!("{} is left behind: {error}", self.cgroup.display());
+        }
+    }
+}
+
+fn move_to(cgroup: &Path) -> io::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
+}
+
+/// The calling thread, and those it starts, go on in a network of their own.
+fn leave_network() -> io::Result<()> {
+    // SAFETY: descriptor tables stay shared, only the network changes.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET)? };
+    Ok(())
+}
+
+/// Runs `ip` with these words.
+pub(crate) fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().expect("ip(8)");
+    assert!(status.success(), "ip {words}");
+}
