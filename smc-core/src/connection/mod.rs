@@ -8,6 +8,7 @@
 //! - [`close`]: the ten states of RFC 7609 section 4.8.
 //! - [`control`]: reading the control block in the safe order, and all of it in one struct.
 //! - [`Sequence`]: the numbers of SMC-R's control messages.
+//! - [`failover`]: what a move to another link of SMC-R takes.
 //!
 //! # For users with two locks
 //!
