@@ -204,8 +204,11 @@ impl Cq {
     }
 
     /// Asks for one notice on the channel at the next completion (with `solicited_only`: of a
-    /// receive whose sender asked for it, or of a failure). Poll once more afterwards: what came
-    /// before the arming gives no notice.
+    /// receive whose sender asked for it). Poll once more afterwards: what came before the arming
+    /// gives no notice.
+    ///
+    /// A failure should wake who waits for solicited messages too, but a software RNIC (rxe) does
+    /// not do so for flushed requests: do without `solicited_only` where that matters.
     ///
     /// # Errors
     /// What the library says.

@@ -1,6 +1,33 @@
 //! Reliable connected queue pairs, whose state is part of their type.
+//!
+//! A queue pair that has no peer cannot send:
+//!
+//! ```compile_fail,E0599
+//! # use guest_driver::verbs::{Init, Qp};
+//! fn too_early(qp: &Qp<Init>) {
+//!     let _ = qp.post_send(&[]);
+//! }
+//! ```
+//!
+//! nor can one without a port receive, or a state be entered twice:
+//!
+//! ```compile_fail,E0599
+//! # use guest_driver::verbs::{Qp, Reset};
+//! fn too_early(qp: &Qp<Reset>) {
+//!     let _ = qp.post_recv(&[]);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use guest_driver::verbs::{Qp, Reset};
+//! fn twice(qp: Qp<Reset>) {
+//!     let first = qp.init(1);
+//!     let second = qp.init(1);
+//! }
+//! ```
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -154,14 +181,14 @@ impl Qp<Reset> {
         if !same(send_cq) || !same(recv_cq) {
             return Err(VerbsError::call("ibv_create_qp", libc::EINVAL));
         }
-        let mut wanted = [caps.inline, MESSAGE.min(caps.inline), 0].into_iter();
+        let mut asked = caps;
         let inner = loop {
-            let inline = wanted.next().unwrap_or(0);
-            match Inner::new(pd, send_cq, recv_cq, QpCaps { inline, ..caps }) {
+            match Inner::new(pd, send_cq, recv_cq, asked) {
                 Err(VerbsError::Call { source, .. })
-                    if inline != 0 && source.raw_os_error() != Some(libc::EPERM) =>
+                    if asked.inline != 0 && is_about_room(&source) =>
                 {
-                    tracing::debug!(inline, %source, "a queue pair was refused");
+                    tracing::debug!(inline = asked.inline, %source, "a queue pair was refused");
+                    asked.inline = if asked.inline > MESSAGE { MESSAGE } else { 0 };
                 }
                 other => break other?,
             }
@@ -211,6 +238,11 @@ impl Qp<Init> {
         self.inner.modify(&mut attr, mask)?;
         Ok(self.into_state())
     }
+}
+
+/// Whether a device may have refused because it was asked for too much.
+fn is_about_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM | libc::EOPNOTSUPP))
 }
 
 fn rtr_attributes(remote: &RemoteEnd, port: u8) -> ffi::QpAttr {
@@ -447,5 +479,38 @@ impl<S> fmt::Debug for Qp<S> {
         let mut out = f.debug_struct("Qp");
         out.field("qp_num", &self.inner.qp_num).field("caps", &self.inner.caps);
         out.finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_can_be_used_from_all_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Qp<Reset>>();
+        shared::<Qp<ReadyToSend>>();
+    }
+
+    #[test]
+    fn the_peer_is_described_as_linux_describes_it() {
+        let remote = RemoteEnd {
+            gid: Gid::from_ipv4([10, 0, 0, 2]),
+            qp_num: Qpn::new(0x1234),
+            psn: Psn::new(0xff_0000),
+            mtu: Mtu::B4096,
+            sgid_index: 3,
+            hops: Hops::Direct,
+        };
+        let attr = rtr_attributes(&remote, 2);
+        assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.rq_psn), (5, 0x1234, 0xff_0000));
+        assert_eq!((attr.max_dest_rd_atomic, attr.min_rnr_timer), (1, 5));
+        assert_eq!((attr.ah_attr.is_global, attr.ah_attr.port_num), (1, 2));
+        let route = attr.ah_attr.grh;
+        assert_eq!((route.dgid.0, route.sgid_index), (remote.gid.0, 3));
+        assert_eq!((route.hop_limit, route.flow_label, route.traffic_class), (1, 0, 0));
+        let routed = rtr_attributes(&RemoteEnd { hops: Hops::Routed, ..remote }, 2);
+        assert_eq!(routed.ah_attr.grh.hop_limit, 64);
     }
 }

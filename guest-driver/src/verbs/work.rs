@@ -144,7 +144,8 @@ pub(super) fn post_sends(
 ) -> Result<(), PostError> {
     let mut posted = 0;
     for part in batch.chunks(MAX_BATCH) {
-        let mut sges = [ffi::Sge::default(); MAX_BATCH];
+        // As much of the two as the batch needs is written, and no more is looked at.
+        let mut sges = [const { MaybeUninit::<ffi::Sge>::uninit() }; MAX_BATCH];
         let mut chain = [const { MaybeUninit::<ffi::SendWr>::uninit() }; MAX_BATCH];
         let first: *mut ffi::SendWr = chain.as_mut_ptr().cast();
         for (i, (work, sge)) in part.iter().zip(&mut sges).enumerate() {
@@ -164,13 +165,18 @@ pub(super) fn post_sends(
             match work.payload {
                 Payload::Inline(bytes) => {
                     wr.send_flags |= ffi::SEND_INLINE;
-                    // The length was compared with a limit that is much smaller.
-                    sge.length = bytes.len() as u32;
-                    sge.addr = bytes.as_ptr().expose_provenance() as u64;
+                    sge.write(ffi::Sge {
+                        addr: bytes.as_ptr().expose_provenance() as u64,
+                        // Compared before with a limit that is much smaller.
+                        length: bytes.len() as u32,
+                        lkey: 0,
+                    });
                 }
-                Payload::Registered(Sge(piece)) => *sge = piece,
+                Payload::Registered(Sge(piece)) => {
+                    sge.write(piece);
+                }
             }
-            wr.sg_list = sge;
+            wr.sg_list = sge.as_mut_ptr();
             wr.num_sge = i32::from(work.payload.len() != 0);
             if i + 1 < part.len() {
                 // SAFETY: a chunk is no longer than the array.
@@ -229,4 +235,137 @@ pub(super) fn post_receives(
 fn index_of<T>(first: *const T, bad: *const T, len: usize) -> usize {
     let distance = bad.addr().saturating_sub(first.addr()) / size_of::<T>();
     if distance < len { distance } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sge(addr: u64, length: u32) -> Sge {
+        Sge(ffi::Sge { addr, length, lkey: 9 })
+    }
+
+    /// What a device sees of a chain.
+    fn seen(first: *const ffi::SendWr) -> Vec<(u64, u32, u32, u64, u32, Option<ffi::Sge>)> {
+        let mut list = Vec::new();
+        let mut next = first;
+        // SAFETY: the chain under test, of which each request is good until the call returns.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            // SAFETY: as above; the list has `num_sge` entries.
+            let sge = (wr.num_sge == 1).then(|| unsafe { *wr.sg_list });
+            list.push((wr.wr_id, wr.opcode, wr.send_flags, wr.remote_addr, wr.rkey, sge));
+            next = wr.next;
+        }
+        list
+    }
+
+    #[test]
+    fn a_write_and_a_send_are_one_chain() {
+        let message = [7; 44];
+        let batch = [
+            Work::write(1, Payload::Registered(sge(0x1000, 5)), 0x2000, Rkey(77)),
+            Work::send(2, Payload::Inline(&message)).signaled(),
+            Work::send(3, Payload::Registered(sge(0, 0))).unsolicited(),
+        ];
+        let mut calls = 0;
+        post_sends(&batch, |first, _| {
+            calls += 1;
+            let inline = ffi::Sge { addr: message.as_ptr() as u64, length: 44, lkey: 0 };
+            let piece = ffi::Sge { addr: 0x1000, length: 5, lkey: 9 };
+            let want = [
+                (1, ffi::WR_RDMA_WRITE, 0, 0x2000, 77, Some(piece)),
+                (
+                    2,
+                    ffi::WR_SEND,
+                    ffi::SEND_INLINE | ffi::SEND_SIGNALED | ffi::SEND_SOLICITED,
+                    0,
+                    0,
+                    Some(inline),
+                ),
+                (3, ffi::WR_SEND, 0, 0, 0, None),
+            ];
+            assert_eq!(seen(first), want);
+            0
+        })
+        .unwrap();
+        assert_eq!(calls, 1, "one doorbell");
+        post_sends(&[], |_, _| unreachable!()).unwrap();
+    }
+
+    #[test]
+    fn a_long_batch_rings_once_per_part_and_counts_across_parts() {
+        let batch: Vec<_> = (0..40).map(|id| Work::send(id, Payload::Inline(b"x"))).collect();
+        let mut parts = Vec::new();
+        post_sends(&batch, |first, _| {
+            parts.push(seen(first).len());
+            0
+        })
+        .unwrap();
+        assert_eq!(parts, [16, 16, 8]);
+
+        for (refused, code) in [(0, libc::ENOMEM), (5, libc::ENOMEM), (21, libc::EINVAL)] {
+            let mut before = 0;
+            let result = post_sends(&batch, |first, bad| {
+                let here = seen(first).len();
+                if refused >= before + here {
+                    before += here;
+                    return 0;
+                }
+                // SAFETY: both pointers are the call's, and the request is one of the chain.
+                unsafe { *bad = first.add(refused - before) };
+                code
+            });
+            match result.unwrap_err() {
+                PostError::Full { posted } => assert_eq!((posted, code), (refused, libc::ENOMEM)),
+                PostError::Refused { posted, source } => {
+                    assert_eq!(posted, refused);
+                    assert_eq!(source.raw_os_error(), Some(libc::EINVAL));
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_that_does_not_say_which_request_it_refused_took_none() {
+        let batch = [Work::send(1, Payload::Inline(b"x")); 3];
+        let error = post_sends(&batch, |_, _| libc::EIO).unwrap_err();
+        assert!(matches!(error, PostError::Refused { posted: 0, .. }), "{error}");
+        let recvs = [Recv { id: 1, buffer: sge(0, 64) }; 3];
+        let error = post_receives(&recvs, |first, bad| {
+            // SAFETY: the pointer is the call's.
+            unsafe { *bad = first.wrapping_add(99) };
+            libc::ENOMEM
+        });
+        assert!(matches!(error, Err(PostError::Full { posted: 0 })));
+    }
+
+    #[test]
+    fn receives_are_one_chain() {
+        let recvs: Vec<_> = (0..20).map(|id| Recv { id, buffer: sge(id * 64, 64) }).collect();
+        let mut ids = Vec::new();
+        post_receives(&recvs, |first, _| {
+            let mut next = first;
+            // SAFETY: the chain under test.
+            while let Some(wr) = unsafe { next.as_ref() } {
+                assert_eq!(wr.num_sge, 1);
+                // SAFETY: as above.
+                ids.push((wr.wr_id, unsafe { (*wr.sg_list).addr }));
+                next = wr.next;
+            }
+            0
+        })
+        .unwrap();
+        assert_eq!(ids, (0..20).map(|id| (id, id * 64)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn nothing_is_posted_if_one_payload_is_too_long() {
+        let batch =
+            [Work::send(1, Payload::Inline(b"ok")), Work::send(2, Payload::Inline(&[0; 45]))];
+        let error = check_inline(&batch, 44).unwrap_err();
+        assert!(matches!(error, PostError::InlineTooLong { len: 45, room: 44 }), "{error}");
+        check_inline(&batch, 45).unwrap();
+        check_inline(&[Work::send(1, Payload::Registered(sge(0, 4096)))], 0).unwrap();
+    }
 }
