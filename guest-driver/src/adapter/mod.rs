@@ -47,13 +47,21 @@ impl Fallback {
 /// What a handshake ended in.
 pub(crate) enum Outcome {
     /// SMC carries the connection.
-    Smc(Box<Link>),
+    Smc(Link),
     /// TCP carries the connection.
     Tcp(Fallback),
 }
 
+/// An established SMC connection.
+pub(crate) enum Link {
+    /// SMC-D carries it.
+    D(Box<LinkD>),
+    /// SMC-R carries it.
+    R(Box<rdma::Element>),
+}
+
 /// The parts of an established SMC-D connection.
-pub(crate) struct Link {
+pub(crate) struct LinkD {
     pub(crate) fabric: std::sync::Arc<Fabric>,
     pub(crate) peer: std::sync::Arc<Peer>,
     pub(crate) own: OwnBuffer,

@@ -15,7 +15,7 @@ use virtio_ism_abi::Gid;
 use super::client::reason_of;
 use super::peer::{OwnBuffer, Peer};
 use super::tcp::{fill, peek, send};
-use super::{Broken, Fabric, Fabrics, Link, Outcome};
+use super::{Broken, Fabric, Fabrics, Link, LinkD, Outcome};
 
 /// What a server needs for each handshake.
 pub(crate) struct Terms<'a> {
@@ -200,7 +200,8 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
         ConfirmStep::Established(established) => match peer.attach(established.peer) {
             Ok(Some(theirs)) => {
                 peer.established(established.terms, established.peer_link);
-                Ok(Outcome::Smc(Box::new(Link { fabric, peer, own, theirs, established })))
+                let link = LinkD { fabric, peer, own, theirs, established };
+                Ok(Outcome::Smc(Link::D(Box::new(link))))
             }
             // Too late for TCP: the client may have written already (CLC-63).
             Ok(None) => Err(Broken::Late(DeclineReason::Registration)),

@@ -23,20 +23,26 @@ pub(crate) enum News {
 /// One source of wake-ups, to which the threads of a hub listen. All calls may come from any
 /// thread.
 pub(crate) trait Source: Send + Sync {
-    /// Becomes readable (edge triggered) when there is something to poll after
+    /// Becomes readable when there is something to poll after
     /// [`arm_interrupts`](Source::arm_interrupts) said `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Asks for an edge at the next event. `false`: something is there already, poll instead of
+    /// Makes [`event_fd`](Source::event_fd) unreadable again, before the next poll. Nothing to do
+    /// where arming or polling does that.
+    fn clear_event_fd(&self) {}
+
+    /// Asks for an interrupt at the next event. `false`: something is there already, poll instead of
     /// waiting.
     #[must_use = "false means: poll, do not wait"]
     fn arm_interrupts(&self) -> bool;
 
-    /// Asks for no more edges.
+    /// Asks for no more interrupts.
     fn suppress_interrupts(&self);
 
     /// Hands over what has happened, oldest first; how many. Returns 0 at once if another thread is
-    /// at it. `handle` may call into connections, never into this source's own locks.
+    /// at it (which then takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say
+    /// `false`). `handle` calls into connections, which may deliver: none of the locks that takes
+    /// may be held.
     fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize;
 
     /// Nothing works any more, for good.
@@ -59,6 +65,8 @@ pub(crate) trait Source: Send + Sync {
     }
 
     /// Does what is due by now and tells when to call again; `None`: when [`News::Timers`] says so.
+    /// Only the background thread calls this. What it brings is handed over by the next
+    /// [`poll_events`](Source::poll_events).
     fn on_timer(&self, _now: Instant) -> Option<Instant> {
         None
     }
@@ -71,6 +79,10 @@ impl Source for IsmDevice {
 
     fn arm_interrupts(&self) -> bool {
         IsmDevice::arm_interrupts(self)
+    }
+
+    fn clear_event_fd(&self) {
+        IsmDevice::clear_event_fd(self);
     }
 
     fn suppress_interrupts(&self) {

@@ -4,15 +4,20 @@ use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
 
+use crate::adapter::rdma::{Rnics, SmcROptions};
 use crate::transport::DeviceAddress;
 
-/// How a stack finds its devices and what its sockets are like. The defaults suit a process with
+/// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
 /// one device.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Virtio-ism devices in the order of preference; at most [`MAX_DEVICES`] are offered to a
     /// peer.
     pub devices: Vec<DeviceAddress>,
+    /// RNICs for SMC-R, which is used where no common fabric is found.
+    pub rnics: Rnics,
+    /// How SMC-R is done.
+    pub smcr: SmcROptions,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
     /// System EID, if this machine has one.
@@ -83,6 +88,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             devices: Vec::new(),
+            rnics: Rnics::Auto,
+            smcr: SmcROptions::default(),
             eids: default_eids(),
             seid: None,
             recv_buffer: 64 << 10,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use virtio_ism_abi::{Chid, Gid};
 
+use super::SmcRFacts;
 use crate::adapter::Fallback;
 
 /// What carries a connection, and what both ends agreed on.
@@ -11,6 +12,8 @@ use crate::adapter::Fallback;
 pub enum Facts {
     /// SMC-D: bytes travel through DMBs.
     SmcD(SmcDFacts),
+    /// SMC-R: bytes travel by RDMA.
+    SmcR(Box<SmcRFacts>),
     /// TCP, and why.
     Tcp(Fallback),
 }
@@ -43,7 +46,7 @@ pub struct SmcDFacts {
 impl Facts {
     /// Whether SMC carries the connection.
     pub fn is_smc(&self) -> bool {
-        matches!(self, Facts::SmcD(_))
+        matches!(self, Facts::SmcD(_) | Facts::SmcR(_))
     }
 }
 
@@ -60,6 +63,7 @@ impl fmt::Display for Facts {
                 d.eid,
                 if d.window { "window" } else { "move" },
             ),
+            Facts::SmcR(r) => r.fmt(f),
             Facts::Tcp(reason) => write!(f, "TCP ({reason})"),
         }
     }

@@ -344,7 +344,7 @@ impl SmcListener {
         outcome: Result<Outcome, Broken>,
     ) {
         let stream = match outcome {
-            Ok(Outcome::Smc(link)) => SmcStream::of_link(&self.stack, tcp, *link),
+            Ok(Outcome::Smc(link)) => SmcStream::of_link(&self.stack, tcp, link),
             Ok(Outcome::Tcp(why)) => SmcStream::of_tcp(&self.stack, tcp, why),
             Err(broken) => {
                 tracing::debug!(%addr, %broken, "handshake failed");

@@ -1,8 +1,8 @@
-//! The stack of a process: its devices, and what outlives a single socket.
+//! The stack of a process: its devices and RNICs, and what outlives a single socket.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{self, IsmDevice as Offered, Tolerance};
@@ -14,7 +14,9 @@ use super::config::{Config, DataPath, MAX_DEVICES};
 use super::conn::Conn;
 use super::hub::{Hub, Watcher};
 use super::wait::Spin;
-use crate::adapter::{Fabric, Fabrics, Fallback};
+use super::{GroupFacts, RnicFacts, Rnics};
+use crate::adapter::rdma::{NoRdma, RdmaHost};
+use crate::adapter::{Fabric, Fabrics, Fallback, Link};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
 use crate::transport::DeviceAddress;
 
@@ -25,12 +27,13 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// How often closing connections are looked at when nothing else does.
 const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
-/// The SMC stack of a process: its devices, peers and configuration. Sockets are made from it and
+/// The SMC stack of a process: its devices, RNICs, peers and configuration. Sockets are made from it and
 /// keep it alive.
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
     slots: Mutex<Slots>,
+    rdma: OnceLock<Result<Rdma, NoRdma>>,
     closing: Mutex<Vec<Arc<Conn>>>,
     /// A connection was adopted since the last chores.
     adopted: AtomicBool,
@@ -45,6 +48,7 @@ pub struct Stack {
 #[derive(Default)]
 struct Counters {
     smc: AtomicU64,
+    smc_r: AtomicU64,
     tcp: AtomicU64,
     broken: AtomicU64,
 }
@@ -52,18 +56,22 @@ struct Counters {
 /// Totals of a stack since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Connections over SMC-D.
+    /// Connections over SMC.
     pub smc: u64,
+    /// Of those, connections over SMC-R.
+    pub smc_r: u64,
     /// Connections that went on as TCP.
     pub tcp: u64,
     /// Handshakes that broke the connection.
     pub broken: u64,
     /// Closed connections whose peer has not closed yet.
     pub closing: usize,
-    /// Peers known now.
+    /// Peers known now on fabrics.
     pub peers: usize,
     /// DMBs kept for the next connection.
     pub pooled: usize,
+    /// Link groups of SMC-R now.
+    pub groups: usize,
 }
 
 struct Slots {
@@ -86,23 +94,39 @@ struct Live {
     _watch: Arc<Watch>,
 }
 
+/// The RNICs, and where their threads meet.
+struct Rdma {
+    host: Arc<RdmaHost>,
+    hub: Arc<Hub>,
+}
+
 /// The devices and the configuration of a handshake.
 pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
+    pub(crate) rdma: Option<Arc<RdmaHost>>,
+    /// Of the fabrics, in their order.
     hubs: Vec<Arc<Hub>>,
+    rdma_hub: Option<Arc<Hub>>,
     missing: String,
 }
 
 impl Current {
-    /// The hub of a fabric.
-    pub(crate) fn hub(&self, fabric: &Arc<Fabric>) -> Option<&Arc<Hub>> {
-        self.hubs.iter().find(|hub| Arc::ptr_eq(hub.device(), fabric.device()))
+    /// The hub of a connection.
+    pub(crate) fn hub(&self, link: &Link) -> Option<&Arc<Hub>> {
+        match link {
+            Link::D(link) => {
+                let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
+                self.hubs.get(at)
+            }
+            Link::R(_) => self.rdma_hub.as_ref(),
+        }
     }
 
     /// Why there is no device, if there is none.
     pub(crate) fn no_device(&self) -> Option<Fallback> {
-        self.fabrics.0.is_empty().then(|| Fallback::NoDevice(self.missing.clone()))
+        (self.fabrics.0.is_empty() && self.rdma.is_none())
+            .then(|| Fallback::NoDevice(self.missing.clone()))
     }
 }
 
@@ -111,14 +135,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stack {
-    /// Opens the devices of the configuration.
+    /// Opens the devices and RNICs of the configuration.
     ///
     /// A device that disappears later (its daemon ended) is opened again when a connection is made
     /// and it is back.
     ///
     /// # Errors
-    /// None of the devices can be opened. A configuration without devices is fine: everything is
-    /// TCP then.
+    /// None of the devices can be opened and there is no RNIC, or an RNIC that was asked for by name
+    /// cannot be used. A configuration without either is fine: everything is TCP then.
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -136,12 +160,20 @@ impl Stack {
             config,
             peer_id: PeerId(random),
             slots: Mutex::new(Slots { list, current: None }),
+            rdma: OnceLock::new(),
             closing: Mutex::default(),
             adopted: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
             burdens: Mutex::default(),
             counters: Counters::default(),
         });
+        let rdma = stack.start_rdma();
+        match (&rdma, &stack.config.rnics) {
+            (Err(NoRdma::Off), _) | (Ok(_), _) => {}
+            (Err(why), Rnics::Names(_)) => return Err(io::Error::other(why.to_string())),
+            (Err(why), _) => tracing::debug!(%why, "no SMC-R"),
+        }
+        let _ = stack.rdma.set(rdma);
         let current = stack.current();
         match current.no_device() {
             Some(Fallback::NoDevice(why)) if wanted => Err(io::Error::other(why)),
@@ -182,11 +214,13 @@ impl Stack {
             .collect();
         Totals {
             smc: self.counters.smc.load(Ordering::Relaxed),
+            smc_r: self.counters.smc_r.load(Ordering::Relaxed),
             tcp: self.counters.tcp.load(Ordering::Relaxed),
             broken: self.counters.broken.load(Ordering::Relaxed),
             closing: lock(&self.closing).len(),
             peers: peers.len(),
             pooled: peers.iter().map(|peer| peer.pooled()).sum(),
+            groups: self.link_groups().len(),
         }
     }
 
@@ -195,8 +229,11 @@ impl Stack {
         &self.spin
     }
 
-    pub(crate) fn count_smc(&self) {
+    pub(crate) fn count_smc(&self, link: &Link) {
         self.counters.smc.fetch_add(1, Ordering::Relaxed);
+        if matches!(link, Link::R(_)) {
+            self.counters.smc_r.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn count_tcp(&self) {
@@ -264,16 +301,26 @@ impl Stack {
                 gid: WireGid(live.fabric.device().gid().0),
             })
             .collect();
-        let missing: Vec<_> = slots
+        let mut missing: Vec<_> = slots
             .iter()
             .filter(|slot| slot.live.is_none())
             .map(|slot| format!("{}: {}", slot.address, slot.error))
             .collect();
+        if slots.is_empty() {
+            missing.push("none configured".into());
+        }
+        if let Some(Err(why)) = self.rdma.get()
+            && *why != NoRdma::Off
+        {
+            missing.push(why.to_string());
+        }
         Current {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
             config: Arc::new(config),
+            rdma: self.rdma().map(|rdma| rdma.host.clone()),
             hubs: live.iter().map(|live| live.hub.clone()).collect(),
-            missing: if slots.is_empty() { "none configured".into() } else { missing.join("; ") },
+            rdma_hub: self.rdma().map(|rdma| rdma.hub.clone()),
+            missing: missing.join("; "),
         }
     }
 
@@ -290,20 +337,43 @@ impl Stack {
         let watch =
             Arc::new(Watch { stack: Arc::downgrade(self), fabric: Arc::downgrade(&fabric) });
         let watcher: Arc<dyn Watcher> = watch.clone();
-        let hub = Hub::new(device, Arc::downgrade(&watcher)).map_err(|error| error.to_string())?;
-        let (stack, background) = (Arc::downgrade(self), hub.clone());
-        let chores_of = Arc::downgrade(&fabric);
-        std::thread::Builder::new()
-            .name("smc-driver".into())
-            .spawn(move || {
-                background.run(|| {
-                    let stack = stack.upgrade()?;
-                    let fabric = chores_of.upgrade()?;
-                    stack.chores(&fabric)
-                });
-            })
-            .map_err(|error| error.to_string())?;
+        let hub = Hub::new(device, Some(Arc::downgrade(&watcher))).map_err(|e| e.to_string())?;
+        let (stack, chores_of) = (Arc::downgrade(self), Arc::downgrade(&fabric));
+        let chores = move || {
+            let stack = stack.upgrade()?;
+            let fabric = chores_of.upgrade()?;
+            stack.chores(Some(&fabric))
+        };
+        run_in_background(&hub, "smc-driver", chores).map_err(|error| error.to_string())?;
         Ok(Live { fabric, hub, _watch: watch })
+    }
+
+    fn start_rdma(self: &Arc<Self>) -> Result<Rdma, NoRdma> {
+        let host = RdmaHost::open(&self.config.rnics, &self.config.smcr)?;
+        let none = |error: io::Error| NoRdma::System(error.to_string());
+        let hub = Hub::new(host.clone(), None).map_err(none)?;
+        let stack = Arc::downgrade(self);
+        run_in_background(&hub, "smc-rdma", move || stack.upgrade()?.chores(None)).map_err(none)?;
+        Ok(Rdma { host, hub })
+    }
+
+    fn rdma(&self) -> Option<&Rdma> {
+        self.rdma.get()?.as_ref().ok()
+    }
+
+    /// Why there is no SMC-R, if there is none.
+    pub fn no_rdma(&self) -> Option<&NoRdma> {
+        self.rdma.get()?.as_ref().err()
+    }
+
+    /// The RNIC ports that SMC-R may use.
+    pub fn rnics(&self) -> Vec<RnicFacts> {
+        self.rdma().map_or_else(Vec::new, |rdma| rdma.host.rnics())
+    }
+
+    /// The link groups of SMC-R, with their links.
+    pub fn link_groups(&self) -> Vec<GroupFacts> {
+        self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
     }
 
     /// Takes over a connection that the application closed and the peer has not.
@@ -337,17 +407,18 @@ impl Stack {
     }
 
     fn wake_backgrounds(&self) {
-        let hubs: Vec<_> = lock(&self.slots)
-            .list
-            .iter()
-            .filter_map(|slot| slot.live.as_ref().map(|live| live.hub.clone()))
-            .collect();
-        for hub in hubs {
+        for hub in self.hubs() {
             hub.wake_background();
         }
     }
 
-    fn chores(&self, fabric: &Fabric) -> Option<Duration> {
+    fn hubs(&self) -> Vec<Arc<Hub>> {
+        let slots = lock(&self.slots);
+        let live = slots.list.iter().filter_map(|slot| slot.live.as_ref());
+        live.map(|live| &live.hub).chain(self.rdma().map(|rdma| &rdma.hub)).cloned().collect()
+    }
+
+    fn chores(&self, fabric: Option<&Fabric>) -> Option<Duration> {
         drop(std::mem::take(&mut *lock(&self.burdens)));
         self.sweep();
         let closing: Vec<_> = lock(&self.closing).clone();
@@ -356,7 +427,8 @@ impl Stack {
         }
         // A peer falls idle without a word: whoever is not idle now is looked at again in time.
         let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
-        let idle = fabric.drop_idle(timeout).map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
+        let idle = fabric.and_then(|fabric| fabric.drop_idle(timeout));
+        let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
         let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
         if quiet {
             self.ticking.store(false, Ordering::SeqCst);
@@ -384,6 +456,10 @@ impl Drop for Stack {
                 live.hub.stop();
             }
         }
+        if let Some(rdma) = self.rdma() {
+            rdma.host.shut_down();
+            rdma.hub.stop();
+        }
     }
 }
 
@@ -391,6 +467,15 @@ impl std::fmt::Debug for Stack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stack").field("devices", &self.config.devices).finish_non_exhaustive()
     }
+}
+
+fn run_in_background(
+    hub: &Arc<Hub>,
+    name: &str,
+    chores: impl FnMut() -> Option<Duration> + Send + 'static,
+) -> io::Result<()> {
+    let hub = hub.clone();
+    std::thread::Builder::new().name(name.into()).spawn(move || hub.run(chores)).map(|_| ())
 }
 
 /// What a device's events mean to the peers of its fabric.

@@ -104,7 +104,7 @@ impl SmcStream {
             deadline,
         };
         match client::propose(&tcp, &terms) {
-            Ok(Outcome::Smc(link)) => Self::of_link(stack, tcp, *link),
+            Ok(Outcome::Smc(link)) => Self::of_link(stack, tcp, link),
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
                 stack.count_broken();
@@ -117,13 +117,13 @@ impl SmcStream {
     /// An SMC connection of a completed handshake.
     pub(super) fn of_link(stack: &Arc<Stack>, tcp: TcpStream, link: Link) -> io::Result<SmcStream> {
         let current = stack.current();
-        let Some(hub) = current.hub(&link.fabric) else {
+        let Some(hub) = current.hub(&link) else {
             adapter::reset(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
         let config = stack.config();
+        stack.count_smc(&link);
         let conn = Conn::new(link, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
-        stack.count_smc();
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
@@ -156,7 +156,7 @@ impl SmcStream {
     /// What was negotiated.
     pub fn facts(&self) -> Facts {
         match &self.shared.kind {
-            Kind::Smc(conn) => Facts::SmcD(conn.facts().clone()),
+            Kind::Smc(conn) => conn.facts(),
             Kind::Tcp(_, why) => Facts::Tcp(why.clone()),
         }
     }
@@ -586,7 +586,7 @@ impl fmt::Debug for SmcStream {
         let mut debug = f.debug_struct("SmcStream");
         debug.field("local", &self.local_addr().ok()).field("peer", &self.peer_addr().ok());
         match &self.shared.kind {
-            Kind::Smc(conn) => debug.field("smc", conn.facts()).field("state", &conn.state()),
+            Kind::Smc(conn) => debug.field("smc", &conn.facts()).field("state", &conn.state()),
             Kind::Tcp(_, why) => debug.field("tcp", why),
         };
         debug.finish_non_exhaustive()

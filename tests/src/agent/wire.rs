@@ -6,7 +6,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use guest_driver::{Config, DataPath, DeviceAddress, Facts, SmcDFacts, Totals};
+use guest_driver::{
+    Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smc_core::handshake::DeclineCode;
@@ -173,6 +175,8 @@ pub enum Device {
 #[allow(missing_docs, reason = "they are the configuration's own")]
 pub struct Settings {
     pub device: Device,
+    /// RNICs by name; `None`: all.
+    pub rnics: Option<Vec<String>>,
     pub eids: Vec<String>,
     pub seid: Option<String>,
     pub recv_buffer: usize,
@@ -192,6 +196,11 @@ impl Settings {
         let name = |eid: &Eid| eid.to_string().trim_end().to_owned();
         Settings {
             device,
+            rnics: match &config.rnics {
+                Rnics::None => Some(Vec::new()),
+                Rnics::Auto => None,
+                Rnics::Names(names) => Some(names.clone()),
+            },
             eids: config.eids.iter().map(name).collect(),
             seid: config.seid.as_ref().map(name),
             recv_buffer: config.recv_buffer,
@@ -224,6 +233,12 @@ impl Settings {
                 Device::Own => vec![own.clone()],
                 Device::Named(names) => names.iter().map(DeviceAddress::from).collect(),
             },
+            rnics: match &self.rnics {
+                None => Rnics::Auto,
+                Some(names) if names.is_empty() => Rnics::None,
+                Some(names) => Rnics::Names(names.clone()),
+            },
+            smcr: SmcROptions::default(),
             eids: self.eids.iter().map(eid).collect::<io::Result<_>>()?,
             seid: self.seid.as_ref().map(eid).transpose()?,
             recv_buffer: self.recv_buffer,
@@ -260,6 +275,7 @@ impl From<Facts> for Nature {
         let text = facts.to_string();
         match facts {
             Facts::SmcD(facts) => Nature { smc: Some(facts), decline: None, text },
+            Facts::SmcR(_) => Nature { smc: None, decline: None, text },
             Facts::Tcp(why) => Nature { smc: None, decline: Some(why.code()), text },
         }
     }
@@ -327,23 +343,27 @@ impl From<Told> for Nature {
 
 /// [`Totals`] on the wire.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Counts([u64; 6]);
+pub struct Counts([u64; 8]);
 
 impl From<Totals> for Counts {
     fn from(t: Totals) -> Counts {
-        Counts([t.smc, t.tcp, t.broken, t.closing as u64, t.peers as u64, t.pooled as u64])
+        let [closing, peers, pooled, groups] =
+            [t.closing, t.peers, t.pooled, t.groups].map(|n| n as u64);
+        Counts([t.smc, t.smc_r, t.tcp, t.broken, closing, peers, pooled, groups])
     }
 }
 
 impl From<Counts> for Totals {
-    fn from(Counts([smc, tcp, broken, closing, peers, pooled]): Counts) -> Totals {
+    fn from(Counts([smc, smc_r, tcp, broken, closing, peers, pooled, groups]): Counts) -> Totals {
         Totals {
             smc,
+            smc_r,
             tcp,
             broken,
             closing: closing as usize,
             peers: peers as usize,
             pooled: pooled as usize,
+            groups: groups as usize,
         }
     }
 }

@@ -51,6 +51,10 @@ impl Smc {
             (Facts::SmcD(facts), Path::Move) if facts.window => {
                 "the connection uses the window instead of moves".into()
             }
+            (Facts::SmcR(facts), Path::Window | Path::Move) => {
+                format!("the connection uses an RNIC instead of a device: {facts}")
+            }
+            (Facts::SmcR(_), Path::Any) => return Ok(stream),
             (Facts::SmcD(facts), _) => {
                 self.facts.get_or_init(|| facts.clone());
                 return Ok(stream);

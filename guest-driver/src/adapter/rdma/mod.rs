@@ -91,6 +91,9 @@ pub enum NoRdma {
         /// What is wrong with it.
         why: String,
     },
+    /// The system has no room for it.
+    #[error("no room for RDMA: {0}")]
+    System(String),
 }
 
 /// The RNICs of a process, and its link groups.

@@ -33,6 +33,7 @@ impl Conn {
 
     /// The application is done with the connection. With unread data, or `abort`, it is reset.
     pub(crate) fn close(&self, abort: bool) {
+        self.hub.look();
         let unread = {
             let mut rx = self.rx();
             // An error here has ended the connection already.
@@ -48,6 +49,7 @@ impl Conn {
     /// Whether both sides are done, after a look at what the peer says. A closed connection that is
     /// not over is asked again now and then.
     pub(crate) fn is_over(&self) -> bool {
+        self.hub.look();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         if let Some(end) = tx.timer
@@ -97,7 +99,7 @@ impl Conn {
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
-        self.theirs.dmb().fail();
+        self.carrier.fail();
         // What the peer said last still counts: after its C nothing was lost.
         let purged = self.purged.load(Ordering::Acquire);
         self.refresh_tx(tx);

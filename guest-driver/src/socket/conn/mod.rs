@@ -1,13 +1,14 @@
-//! One SMC-D connection: two locks, two rings, and the control words that tie them together.
+//! One SMC connection: two locks, two rings, and the control words that tie them together.
 //!
 //! The send side and the receive side are apart, each under its own lock, so that one thread can
-//! write while another reads. Lock order: receive side, then send side. All stores into the peer's
-//! control block happen under the lock of the send side. What one side must know of the other is in
+//! write while another reads. Lock order: receive side, then send side. All that goes to the peer
+//! goes under the lock of the send side. What one side must know of the other is in
 //! atomics: the consumer cursor that every control word carries, and how the connection fares.
 //!
-//! The words in the own DMB are the truth about the peer, and they are a claim: they are copied
-//! out and judged by `smc_core::connection`, and a claim that cannot be true aborts this connection.
+//! What carries it (a pair of DMBs, or RDMA) is [`Carrier`]'s affair. The words that the peer left
+//! are the truth about it, and they are a claim: they are copied out and judged by `smc_core::connection`, and a claim that cannot be true aborts this connection.
 
+mod carrier;
 mod end;
 mod ready;
 mod recv;
@@ -19,15 +20,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use smc_core::connection::{Close, Event, Receiver, Ring, SMCD_CONTROL_LEN, Sender};
-use smc_core::wire::cdc::{ConsumerWord, StateFlags};
-use virtio_ism_abi::{Gid, Token};
+use smc_core::connection::{Close, Event, Receiver, Sender};
+use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
+use virtio_ism_abi::event::Event as IsmEvent;
+
+use carrier::{Carrier, no_ring};
 
 use super::hub::{Hub, Member};
 use super::readiness::Readiness;
 use super::wait::{NAP, Spin, Waiter};
-use crate::adapter::{Link, OwnBuffer, Peer, PeerBuffer};
-use crate::socket::SmcDFacts;
+use crate::adapter::Link;
+use crate::socket::Facts;
 
 /// Bytes that are copied before the peer is told: large enough to be cheap, small enough that the
 /// peer reads one piece while the next is written.
@@ -61,9 +64,8 @@ pub(super) struct Rx {
     total: u64,
 }
 
-/// One SMC-D connection.
+/// One SMC connection.
 pub(crate) struct Conn {
-    // Dropped last to first: the buffer goes back to its pool when nothing refers to it any more.
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     /// The consumer cursor, as the cursor part of a consumer word.
@@ -85,6 +87,8 @@ pub(crate) struct Conn {
     write_shut: AtomicBool,
     /// A write found no room and the application has not been told of room since.
     write_blocked: AtomicBool,
+    /// The background thread is to look whether the peer was told of all that was read.
+    owes: AtomicBool,
     /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
     awaited: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
@@ -98,14 +102,11 @@ pub(crate) struct Conn {
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
     /// Nobody will ask for the addresses any more.
     unaddressed: AtomicBool,
-    theirs: Arc<PeerBuffer>,
-    /// The peer's DMB is not ours any more: another connection may have it.
+    /// The peer's element is not ours any more: another connection may have it.
     let_go: AtomicBool,
-    peer: Arc<Peer>,
-    facts: SmcDFacts,
     close_timeout: Duration,
     reuse: AtomicBool,
-    own: OwnBuffer,
+    carrier: Carrier,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -128,37 +129,30 @@ impl Conn {
         spin: &Arc<Spin>,
         close_timeout: Duration,
     ) -> io::Result<Arc<Conn>> {
-        let Link { fabric, peer, own, theirs, established } = link;
-        let ring = |len: u32| Ring::smcd(len).map_err(|e| io::Error::other(e.to_string()));
-        let facts = SmcDFacts {
-            chid: fabric.chid(),
-            local_gid: fabric.device().gid(),
-            peer_gid: peer.gid(),
-            eid: established.eid.to_string().trim_end().to_owned(),
-            release: established.terms.release.code(),
-            first_contact: established.first_contact,
-            local_buffer: own.dmb().len(),
-            peer_buffer: theirs.dmb().len(),
-            window: theirs.dmb().is_window(),
-            peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
-        };
+        let carrier = Carrier::new(link);
+        let sender = Sender::new(carrier.peer_ring().map_err(no_ring)?);
+        let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
+        // What both ends have said before they said anything: their cursors stand at the start.
+        let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
+        let at = |cursor| ConsumerWord { cursor, ..Default::default() }.to_u64();
+        let (seen, consumed) = (at(sender.ring().start()), at(receiver.cursor()));
         let mut close = Close::new();
         close.on(Event::Established);
         let tx = Tx {
-            sender: Sender::new(ring(theirs.dmb().len())?),
             close,
             published: StateFlags::empty(),
-            producer: 0,
-            seen: 0,
+            producer: sender.producer_word().to_u64(),
+            sender,
+            seen,
             timer: None,
         };
-        let rx = Rx { receiver: Receiver::new(ring(own.dmb().len())?), seen: [0; 2], total: 0 };
-        let (idx, slab) = (own.dmb().idx(), own.dmb().slab_id());
+        let rx = Rx { receiver, seen: [producer, seen], total: 0 };
+        let (key, slab) = carrier.key();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
             rx: Mutex::new(rx),
-            consumed: AtomicU64::new(0),
-            announced: AtomicU64::new(0),
+            consumed: AtomicU64::new(consumed),
+            announced: AtomicU64::new(consumed),
             peer_done: AtomicBool::new(false),
             failure: AtomicU8::new(FINE),
             purged: AtomicBool::new(false),
@@ -167,6 +161,7 @@ impl Conn {
             read_shut: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
             awaited: AtomicU32::new(0),
             sleepers: Mutex::default(),
             readiness: OnceLock::new(),
@@ -176,25 +171,22 @@ impl Conn {
             tcp: Mutex::new(Some(tcp)),
             addresses: OnceLock::new(),
             unaddressed: AtomicBool::new(false),
-            theirs,
             let_go: AtomicBool::new(false),
-            peer,
-            facts,
             close_timeout,
             reuse: AtomicBool::new(false),
-            own,
+            carrier,
         });
         let member: Arc<dyn Member> = conn.clone();
-        hub.join(idx, slab, Arc::downgrade(&member));
+        hub.join(key, slab, Arc::downgrade(&member));
         Ok(conn)
     }
 
     /// What was negotiated.
-    pub(crate) fn facts(&self) -> &SmcDFacts {
-        &self.facts
+    pub(crate) fn facts(&self) -> Facts {
+        self.carrier.facts()
     }
 
-    /// Where its device's threads meet.
+    /// Where the threads of its device or RNICs meet.
     pub(crate) fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
@@ -241,9 +233,9 @@ impl Conn {
     }
 
     /// This connection writes no more, except for the very word that says so.
-    fn let_go_of_theirs(&self) {
+    fn let_go(&self) {
         if !self.let_go.swap(true, Ordering::Relaxed) {
-            self.theirs.release();
+            self.carrier.release();
         }
     }
 
@@ -257,7 +249,7 @@ impl Conn {
 
     #[inline]
     fn words(&self) -> [u64; 2] {
-        self.own.dmb().words()
+        self.carrier.words()
     }
 
     #[inline]
@@ -286,6 +278,7 @@ impl Conn {
     /// The pending error, once (SO_ERROR).
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         // Looks at what the peer says, which nobody may have done since.
+        self.hub.look();
         self.ready();
         let error = self.check().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
@@ -294,7 +287,10 @@ impl Conn {
     /// Waits until `changed`, or fails with `TimedOut`'s cousin `WouldBlock` at the deadline, as a
     /// socket with a timeout does. Called without locks.
     fn wait(&self, deadline: Option<Instant>, mut changed: impl FnMut() -> bool) -> io::Result<()> {
-        let mut news = || changed() || self.has_failed();
+        let mut news = || {
+            self.hub.look();
+            changed() || self.has_failed()
+        };
         if self.spin.until(&mut news) {
             return Ok(());
         }
@@ -310,7 +306,7 @@ impl Conn {
         sleepers.retain(|other| !Arc::ptr_eq(other, &waiter));
         // The last one out takes its "asleep" back; until then a signal costs the peer a kick.
         if self.awaited.fetch_sub(1, Ordering::SeqCst) == 1
-            && let Some(line) = self.own.dmb().line()
+            && let Some(line) = self.carrier.line()
         {
             line.disarm();
         }
@@ -355,7 +351,7 @@ impl Conn {
     /// Says "asleep" on the signal line. `false`: there was a signal meanwhile; look again.
     fn arm(&self) -> bool {
         // In guest memory every signal is an event record, armed or not.
-        let Some(line) = self.own.dmb().line() else { return true };
+        let Some(line) = self.carrier.line() else { return true };
         line.take();
         if line.arm() {
             return true;
@@ -397,6 +393,19 @@ impl Member for Conn {
     fn on_wake(&self) {
         self.wake_all();
         self.settle();
+        // Who sleeps may be a writer, to whom the peer's questions are nothing.
+        self.on_unawaited();
+    }
+
+    fn on_unawaited(&self) {
+        // Not here: the application may be in a call, and hold the locks for as long as that takes.
+        if self.is_asked() {
+            self.owe();
+        }
+    }
+
+    fn on_owing(&self, read_before: Option<u64>) -> Option<u64> {
+        self.pay(read_before)
     }
 
     fn on_glance(&self) {
@@ -410,12 +419,8 @@ impl Member for Conn {
         self.awaited.load(Ordering::SeqCst) != 0
     }
 
-    fn peer_gid(&self) -> Gid {
-        self.peer.gid()
-    }
-
-    fn peer_token(&self) -> Token {
-        self.theirs.dmb().token()
+    fn is_hit(&self, event: &IsmEvent) -> bool {
+        self.carrier.is_hit(event)
     }
 
     fn on_lost(&self) {
@@ -425,16 +430,14 @@ impl Member for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.hub.leave(self.own.dmb().idx());
+        self.hub.leave(self.carrier.key().0);
         if self.readiness.get().is_some() {
             self.hub.remove_pollable();
         }
-        self.let_go_of_theirs();
+        self.let_go();
         if *self.reuse.get_mut() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // The control block, and what came behind it.
-            let dirty = rx.total.saturating_add(u64::from(SMCD_CONTROL_LEN));
-            self.own.allow_reuse(usize::try_from(dirty).unwrap_or(usize::MAX));
+            self.carrier.allow_reuse(rx.total);
         }
     }
 }

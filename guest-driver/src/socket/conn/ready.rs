@@ -124,7 +124,7 @@ impl Conn {
     pub(crate) fn disarm_for_poller(&self) {
         // Sleeping threads and the pollable descriptor rely on the line being armed.
         if self.awaited.load(Ordering::SeqCst) <= 1
-            && let Some(line) = self.own.dmb().line()
+            && let Some(line) = self.carrier.line()
         {
             line.disarm();
         }

@@ -56,7 +56,13 @@ impl Conn {
                 return Ok(n as usize);
             }
             if self.is_nonblocking() {
-                if self.nothing_to_read(&mut rx) {
+                let before = reader_view(rx.seen);
+                if self.hub.must_be_polled() {
+                    drop(rx);
+                    self.hub.look();
+                    rx = self.rx();
+                }
+                if reader_view(rx.seen) == before && self.nothing_to_read(&mut rx) {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 continue;
@@ -70,7 +76,7 @@ impl Conn {
         }
     }
 
-    /// Takes what the peer says in the own control block. `true`: no bytes will follow those that
+    /// Takes what the peer says. `true`: no bytes will follow those that
     /// are here now.
     pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
         // Asked before the look at the words: the other side may learn of the end at any time, but
@@ -88,14 +94,13 @@ impl Conn {
     /// Takes the words as they are now and returns the state flags that belong to them.
     #[inline(never)]
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
-        let dmb = self.own.dmb();
-        let (producer, consumer) = read_words(|| dmb.words()[0], || dmb.words()[1]);
+        let (producer, consumer) = read_words(|| self.words()[0], || self.words()[1]);
         rx.seen = [producer.to_u64(), consumer.to_u64()];
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, consumer.producer_flags) {
             Ok(arrival) => arrival,
-            Err(_) if !self.hub.device().has_memory() => return Err(self.memory_lost()),
+            Err(_) if !self.hub.source().has_memory() => return Err(self.memory_lost()),
             Err(lie) => {
-                tracing::warn!(peer = %self.peer.gid(), %lie, "connection aborted");
+                tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
                 self.abort_locked(&mut self.tx());
                 return self.check().map(|()| StateFlags::empty());
             }
@@ -103,8 +108,8 @@ impl Conn {
         rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
         if let UrgentNews::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
-            dmb.memory().copy_out(offset as usize, &mut byte).map_err(io::Error::other)?;
-            if !self.hub.device().has_memory() {
+            self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
+            if !self.hub.source().has_memory() {
                 return Err(self.memory_lost());
             }
             rx.receiver.remember_urgent(byte[0]);
@@ -130,7 +135,6 @@ impl Conn {
 
     /// Copies readable bytes into the slices, as many as both hold.
     fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
-        let memory = self.own.dmb().memory();
         let readable = rx.receiver.readable();
         let mut done = 0u32;
         for buf in bufs.iter_mut().take(MAX_SLICES) {
@@ -140,18 +144,18 @@ impl Conn {
             }
             let [first, second] = rx.receiver.peek(done, room);
             let (a, b) = buf.split_at_mut(first.len as usize);
-            memory.copy_out(first.offset as usize, a).map_err(io::Error::other)?;
+            self.carrier.copy_out(first.offset, a).map_err(io::Error::other)?;
             if second.len != 0
                 && let Some(b) = b.get_mut(..second.len as usize)
             {
-                memory.copy_out(second.offset as usize, b).map_err(io::Error::other)?;
+                self.carrier.copy_out(second.offset, b).map_err(io::Error::other)?;
             }
             done += room;
         }
-        if self.hub.device().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+        if self.hub.source().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
-    /// The own DMB went with its device: what was just read from it may be anything.
+    /// The own buffer went with its device: what was just read from it may be anything.
     #[cold]
     fn memory_lost(&self) -> io::Error {
         self.lost_locked(&mut self.tx());
@@ -165,7 +169,43 @@ impl Conn {
         let decision = rx.receiver.consume(n);
         self.note_cursor(rx);
         self.update(rx, decision);
+        if !decision.is_due() {
+            self.owe();
+        }
         Ok(())
+    }
+
+    /// Has the background thread tell the peer what was read, unless that goes out with something
+    /// else soon: the application may not call again, and the peer may be blocked or get blocked
+    /// before it knows.
+    pub(super) fn owe(&self) {
+        // A mark that is missed costs a second at most, until the next glance.
+        if !self.owes.load(Ordering::Relaxed) && !self.owes.swap(true, Ordering::AcqRel) {
+            self.hub.owe(self.carrier.key().0);
+        }
+    }
+
+    /// What [`Conn::owe`] asked for. Something means: look again, with that.
+    pub(super) fn pay(&self, read_before: Option<u64>) -> Option<u64> {
+        self.answer_flags();
+        self.owes.store(false, Ordering::SeqCst);
+        let read = self.consumed.load(Ordering::Acquire);
+        if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
+            return None;
+        }
+        // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
+        if read_before != Some(read) {
+            self.owes.store(true, Ordering::Relaxed);
+            return Some(read);
+        }
+        let mut tx = self.tx();
+        self.publish(&mut tx);
+        None
+    }
+
+    /// Whether the peer waits for something to be told.
+    pub(super) fn is_asked(&self) -> bool {
+        !ConsumerWord::from_u64(self.words()[1]).producer_flags.is_empty()
     }
 
     /// Shows the consumer cursor to whoever publishes next.
@@ -189,7 +229,7 @@ impl Conn {
     /// Does what the peer's producer flags ask for, if there are any: without the application, for it
     /// may not call again before the peer goes on.
     pub(super) fn answer_flags(&self) {
-        if ConsumerWord::from_u64(self.words()[1]).producer_flags.is_empty() {
+        if !self.is_asked() {
             return;
         }
         let mut rx = self.rx();
@@ -199,6 +239,7 @@ impl Conn {
 
     /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
     pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
+        self.hub.look();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
@@ -212,6 +253,7 @@ impl Conn {
 
     /// Whether the reader stands at the urgent mark (SIOCATMARK).
     pub(crate) fn at_mark(&self) -> io::Result<bool> {
+        self.hub.look();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.at_mark())
@@ -219,6 +261,7 @@ impl Conn {
 
     /// Whether urgent data is announced or there (POLLPRI).
     pub(crate) fn has_urgent(&self) -> io::Result<bool> {
+        self.hub.look();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.exception())
@@ -233,6 +276,7 @@ impl Conn {
 
     /// Bytes that a read would return now (FIONREAD).
     pub(crate) fn readable(&self) -> io::Result<usize> {
+        self.hub.look();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;

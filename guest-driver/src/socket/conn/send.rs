@@ -66,6 +66,7 @@ impl Conn {
                 }
                 let seen = tx.seen;
                 drop(tx);
+                self.hub.look();
                 self.settle();
                 if self.words()[1] == seen || self.has_failed() {
                     self.check()?;
@@ -108,11 +109,11 @@ impl Conn {
         tx.seen = word;
         let word = ConsumerWord::from_u64(word);
         if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
-            if !self.hub.device().has_memory() {
+            if !self.hub.source().has_memory() {
                 // Not the peer's words; the hub is about to say so.
                 return;
             }
-            tracing::warn!(peer = %self.peer.gid(), %lie, "connection aborted");
+            tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
             self.abort_locked(tx);
             return;
         }
@@ -178,6 +179,7 @@ impl Conn {
 
     /// Bytes in the peer's ring that it has not read (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
+        self.hub.look();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         tx.sender.in_flight() as usize
@@ -192,16 +194,15 @@ impl Conn {
         [tx.sender.producer_word().to_u64(), consumer.to_u64()]
     }
 
-    /// Stores bytes and control words into the peer's DMB and signals it.
+    /// Brings bytes and control words to the peer and signals it.
     fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
         if !tx.close.may_publish() {
             return Ok(());
         }
-        let dmb = self.theirs.dmb();
         let sent = match tx.sender.flags_ahead() {
             None => {
                 let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-                dmb.deliver(pieces, words, true).map(|()| words)
+                self.carrier.deliver(pieces, words, true).map(|()| words)
             }
             Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
         };
@@ -222,11 +223,10 @@ impl Conn {
         pieces: &[(u32, &[u8])],
         flags: ProducerFlags,
     ) -> Result<[u64; 2], DeliverError> {
-        let dmb = self.theirs.dmb();
         let [_, ahead] = self.out_words(tx, flags, tx.published);
-        dmb.deliver(pieces, [tx.producer, ahead], false)?;
+        self.carrier.deliver(pieces, [tx.producer, ahead], false)?;
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        dmb.store_words_only(words, true)?;
+        self.carrier.deliver(&[], words, true)?;
         Ok(words)
     }
 
@@ -248,15 +248,15 @@ impl Conn {
     /// Sends the last control words, whose state flags forbid all others.
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        // First, because the peer may offer its DMB again as soon as it sees the words.
-        self.let_go_of_theirs();
-        if self.theirs.dmb().store_words_only(words, true).is_ok() {
+        // First, because the peer may offer its buffer again as soon as it sees the words.
+        self.let_go();
+        if self.carrier.deliver(&[], words, true).is_ok() {
             self.sent(tx, words);
         }
     }
 
     fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
-        tracing::debug!(peer = %self.peer.gid(), %error, "the peer's buffer is gone");
+        tracing::debug!(peer = %self.carrier, %error, "the peer's buffer is gone");
         self.lost_locked(tx);
         self.check()
     }

@@ -1,10 +1,16 @@
-//! Who listens to a device's events, and who is told.
+//! Who listens to a source's events, and who is told.
 //!
-//! The event queue of a device has one interrupt. One thread at a time, the *leader*, listens to
-//! it. A blocked caller makes itself leader if nobody leads, so that a wake-up travels from the
-//! device straight to the thread that wants it; other blocked callers sleep on their futex until
+//! A source (a device, or all RNICs) has one interrupt. One thread at a time, the *leader*, listens
+//! to it. A blocked caller makes itself leader if nobody leads, so that a wake-up travels from the
+//! source straight to the thread that wants it; other blocked callers sleep on their futex until
 //! the leader wakes them or leaves. Where readiness must be passed on to the kernel (pollable
-//! descriptors), the device's background thread leads instead.
+//! descriptors), the background thread leads instead.
+//!
+//! A source that must be polled (RDMA) moves nothing into memory by itself. Callers that spin poll
+//! it ([`Hub::look`]) beside whoever leads, and the background thread leads whenever no caller has
+//! done so for a while, until one wants to ([`background`]).
+
+mod background;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -17,22 +23,27 @@ use rustix::fd::OwnedFd;
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
-use super::wait::{NAP, Waiter};
-use crate::ism::IsmDevice;
+use super::wait::Waiter;
+use crate::adapter::source::{News, Source};
 
 /// A connection as the hub sees it.
 pub(crate) trait Member: Send + Sync {
-    /// The DMB may have news: wake whoever waits for them.
+    /// The peer's words may be new: wake whoever waits for them.
     fn on_wake(&self);
     /// Whether anybody waits at all; asked before `on_wake`.
     fn is_awaited(&self) -> bool;
+    /// The peer's words are new and nobody waits for them.
+    fn on_unawaited(&self);
     /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
     fn on_glance(&self);
-    /// The GID of the peer.
-    fn peer_gid(&self) -> Gid;
-    /// The peer's DMB that this connection writes.
-    fn peer_token(&self) -> Token;
-    /// The peer, its DMB or the device is gone: nothing can be sent or received any more.
+    /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet. Something means: call
+    /// again, with that; it is what has been read by now, so that a second call sees whether the
+    /// application is still at it.
+    fn on_owing(&self, read_before: Option<u64>) -> Option<u64>;
+    /// Whether this event is the end of the connection.
+    fn is_hit(&self, event: &Event) -> bool;
+    /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
+    /// any more.
     fn on_lost(&self);
 }
 
@@ -59,11 +70,23 @@ struct Table {
     by_slab: HashMap<u32, Vec<u32>>,
 }
 
-/// The meeting point of one device's threads.
+/// The meeting point of the threads of one source.
 pub(crate) struct Hub {
-    device: Arc<IsmDevice>,
-    watcher: Weak<dyn Watcher>,
+    source: Arc<dyn Source>,
+    /// The source must be polled.
+    polled: bool,
+    watcher: Option<Weak<dyn Watcher>>,
     lead: AtomicU32,
+    /// Changes whenever a caller leads or polls.
+    led: AtomicU32,
+    /// A caller wants the lead that the background thread has.
+    wanted: AtomicBool,
+    /// The background thread wants to know when the caller that leads leaves.
+    relief: AtomicBool,
+    /// The background thread sleeps for long: what is to be done soon must wake it.
+    resting: AtomicBool,
+    /// Connections whose peers have not been told of all that was read.
+    owing: Mutex<Vec<u32>>,
     followers: Mutex<Vec<Arc<Waiter>>>,
     table: Mutex<Table>,
     /// Wakes a leader for a reason of this process's own.
@@ -73,6 +96,7 @@ pub(crate) struct Hub {
     lost: AtomicBool,
     stop: AtomicBool,
     chores_due: AtomicBool,
+    timers_due: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
     /// Microseconds since `epoch` of the last look at the events by `glance`.
@@ -85,15 +109,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    /// A hub for `device`. The caller starts [`Hub::run`] on a thread of its own.
+    /// A hub for `source`. The caller starts [`Hub::run`] on a thread of its own.
     pub(crate) fn new(
-        device: Arc<IsmDevice>,
-        watcher: Weak<dyn Watcher>,
+        source: Arc<dyn Source>,
+        watcher: Option<Weak<dyn Watcher>>,
     ) -> std::io::Result<Arc<Hub>> {
         Ok(Arc::new(Hub {
-            device,
+            polled: source.must_be_polled(),
+            source,
             watcher,
             lead: AtomicU32::new(FREE),
+            led: AtomicU32::new(0),
+            wanted: AtomicBool::new(false),
+            relief: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+            owing: Mutex::default(),
             followers: Mutex::default(),
             table: Mutex::default(),
             interrupt: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -101,23 +131,30 @@ impl Hub {
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             chores_due: AtomicBool::new(true),
+            timers_due: AtomicBool::new(false),
             background: Arc::default(),
             epoch: Instant::now(),
             glanced: AtomicU32::new(0),
         }))
     }
 
-    /// The device.
-    pub(crate) fn device(&self) -> &Arc<IsmDevice> {
-        &self.device
+    /// The source.
+    #[inline]
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
-    /// Whether the device is gone; every member was told.
+    /// Whether connections have to poll ([`Hub::look`]) for what their peers say.
+    pub(crate) fn must_be_polled(&self) -> bool {
+        self.polled
+    }
+
+    /// Whether the source is gone; every member was told.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Adds a connection, found by its own DMB's number and slab (`None`: guest memory).
+    /// Adds a connection, found by its own buffer's number and slab (`None`: not in one).
     pub(crate) fn join(&self, idx: u32, slab: Option<u32>, member: Weak<dyn Member>) {
         let mut table = lock(&self.table);
         if let Some(slab) = slab {
@@ -172,8 +209,32 @@ impl Hub {
         }
     }
 
+    /// Polls a source that must be polled, whoever leads: for callers that spin or only ever try. To
+    /// be called without the locks of a connection.
+    pub(crate) fn look(&self) {
+        if !self.polled {
+            return;
+        }
+        self.note_lead();
+        // Or the background thread would be woken for everything that is taken here.
+        if self.lead.load(Ordering::Relaxed) == BACKGROUND {
+            self.want_lead();
+        }
+        self.dispatch();
+    }
+
+    /// Tells the background thread that somebody is at it.
+    fn note_lead(&self) {
+        // Threads may lose each other's increments: any change will do.
+        let led = self.led.load(Ordering::Relaxed);
+        self.led.store(led.wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// Looks at the events without sleeping, if nobody leads: for callers that only ever try.
     pub(crate) fn glance(&self) {
+        if self.polled {
+            return;
+        }
         // Once in 100 us is enough, and keeps the cost of an empty try at a clock read.
         let now = self.epoch.elapsed().as_micros() as u32;
         let last = self.glanced.load(Ordering::Relaxed);
@@ -195,7 +256,11 @@ impl Hub {
     }
 
     fn stop_leading(&self) {
+        self.note_lead();
         self.lead.store(FREE, Ordering::SeqCst);
+        if self.relief.load(Ordering::SeqCst) && self.relief.swap(false, Ordering::SeqCst) {
+            self.background.wake();
+        }
         // Somebody else may be waiting for events: let it lead.
         let next = lock(&self.followers).pop();
         if let Some(next) = next {
@@ -222,6 +287,9 @@ impl Hub {
             self.unfollow(waiter);
             self.lead_until(waiter, seen, timeout, extra);
             return;
+        }
+        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
+            self.want_lead();
         }
         match extra {
             None => waiter.sleep(seen, timeout),
@@ -255,7 +323,7 @@ impl Hub {
             if waiter.woken(seen) || self.pollables.load(Ordering::SeqCst) > 0 {
                 break;
             }
-            if !self.device.arm_interrupts() {
+            if !self.source.arm_interrupts() {
                 continue;
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -269,16 +337,16 @@ impl Hub {
                 break;
             }
         }
-        self.device.suppress_interrupts();
+        self.source.suppress_interrupts();
         self.stop_leading();
     }
 
-    /// Waits for the device or the interrupt. `true`: `extra` is readable.
+    /// Waits for the source or the interrupt. `true`: `extra` is readable.
     fn poll_once(&self, timeout: Duration, extra: Option<rustix::fd::BorrowedFd<'_>>) -> bool {
-        let device = self.device.event_fd();
+        let source = self.source.event_fd();
         let interrupt = self.interrupt.as_fd();
         let mut fds = [
-            PollFd::from_borrowed_fd(device, PollFlags::IN),
+            PollFd::from_borrowed_fd(source, PollFlags::IN),
             PollFd::from_borrowed_fd(interrupt, PollFlags::IN),
             PollFd::from_borrowed_fd(extra.unwrap_or(interrupt), PollFlags::IN),
         ];
@@ -286,9 +354,9 @@ impl Hub {
         if !poll_for(&mut fds[..count], timeout) {
             return false;
         }
-        let [by_device, by_interrupt, by_extra] = [0, 1, 2].map(|i| !fds[i].revents().is_empty());
-        if by_device {
-            self.device.clear_event_fd();
+        let [by_source, by_interrupt, by_extra] = [0, 1, 2].map(|i| !fds[i].revents().is_empty());
+        if by_source {
+            self.source.clear_event_fd();
         }
         if by_interrupt {
             let _ = rustix::io::read(interrupt, &mut [0u8; 8]);
@@ -296,20 +364,38 @@ impl Hub {
         extra.is_some() && by_extra
     }
 
-    /// Takes all events and tells whom they concern. Only the leader calls this.
+    /// Takes all events and tells whom they concern. Where callers must poll, any thread may; else
+    /// only the leader.
     fn dispatch(&self) {
-        let mut again = true;
-        while again {
-            // An error means that the device is gone, which is asked below.
-            again = self.device.poll_events(&mut |event| self.tell(event)).is_ok_and(|n| n > 0);
-        }
-        if self.device.is_gone() && !self.is_lost() {
+        while self.source.poll_events(&mut |news| self.tell(news)) > 0 {}
+        if self.source.is_gone() && !self.is_lost() {
             self.lose();
         }
     }
 
-    fn tell(&self, event: Event) {
-        match event {
+    fn tell(&self, news: News) {
+        match news {
+            News::Ism(event) => self.tell_event(event),
+            News::Element(key) => match self.member(key) {
+                Some(member) if member.is_awaited() => member.on_wake(),
+                Some(member) => member.on_unawaited(),
+                // It has left, or has yet to join and will look by itself.
+                None => {}
+            },
+            News::ElementLost(key) => {
+                if let Some(member) = self.member(key) {
+                    member.on_lost();
+                }
+            }
+            News::Timers => {
+                self.timers_due.store(true, Ordering::SeqCst);
+                self.rouse();
+            }
+        }
+    }
+
+    fn tell_event(&self, event: Event) {
+        match &event {
             Event::SlabWake(wake) => {
                 for slab in wake.slabs.iter().take(wake.n.get() as usize) {
                     self.each_of_slab(slab.get(), |member| {
@@ -329,24 +415,28 @@ impl Hub {
                 }
             }
             Event::PeerDown { gid, .. } => {
-                self.each(|member| member.peer_gid() == gid, |member| member.on_lost());
-                if let Some(watcher) = self.watcher.upgrade() {
-                    watcher.on_peer_down(gid);
+                self.each(|member| member.is_hit(&event), |member| member.on_lost());
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_peer_down(*gid);
                 }
             }
             Event::DmbGone { token, .. } => {
-                self.each(|member| member.peer_token() == token, |member| member.on_lost());
-                if let Some(watcher) = self.watcher.upgrade() {
-                    watcher.on_dmb_gone(token);
+                self.each(|member| member.is_hit(&event), |member| member.on_lost());
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_dmb_gone(*token);
                 }
             }
             Event::SwEvent { gid, code, info } => {
-                if let Some(watcher) = self.watcher.upgrade() {
-                    watcher.on_sw_event(gid, code, info);
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_sw_event(*gid, *code, *info);
                 }
             }
             Event::Lost { n } => tracing::warn!(n, "software events were lost"),
         }
+    }
+
+    fn watcher(&self) -> Option<Arc<dyn Watcher>> {
+        self.watcher.as_ref()?.upgrade()
     }
 
     fn member(&self, idx: u32) -> Option<Arc<dyn Member>> {
@@ -380,79 +470,7 @@ impl Hub {
             self.wake(&waiter);
         }
     }
-
-    /// Ends [`Hub::run`].
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        self.background.wake();
-        self.interrupt();
-    }
-
-    /// The background thread. `chores` is called now and then while it returns how soon it wants
-    /// to be called again; `None`: there is nothing to do until somebody wakes the thread.
-    pub(crate) fn run(&self, mut chores: impl FnMut() -> Option<Duration>) {
-        let mut due = Instant::now();
-        while !self.stop.load(Ordering::Acquire) && !self.is_lost() {
-            let seen = self.background.seen();
-            if self.chores_due.swap(false, Ordering::AcqRel) || Instant::now() >= due {
-                due = Instant::now() + chores().unwrap_or(NO_CHORES);
-            }
-            // A peer may be blocked until it hears what an application has read that is busy with
-            // other things now (CDC-20).
-            self.each(|_| true, |member| member.on_glance());
-            let pause = due.saturating_duration_since(Instant::now()).min(NAP);
-            if self.pollables.load(Ordering::SeqCst) > 0 {
-                // A caller that leads was interrupted and leaves at once.
-                if self.try_lead(BACKGROUND) {
-                    self.lead_for_pollables(pause);
-                } else {
-                    self.background.sleep(seen, Duration::from_millis(1));
-                }
-                continue;
-            }
-            // Peers and devices go without anybody waiting for them.
-            if self.try_lead(CALLER) {
-                self.dispatch();
-                self.stop_leading();
-            }
-            self.background.sleep(seen, pause);
-        }
-    }
-
-    /// Makes the background thread do its chores soon.
-    pub(crate) fn wake_background(&self) {
-        self.chores_due.store(true, Ordering::Release);
-        self.background.wake();
-        if self.lead.load(Ordering::SeqCst) == BACKGROUND {
-            self.interrupt();
-        }
-    }
-
-    fn lead_for_pollables(&self, pause: Duration) {
-        let end = Instant::now() + pause;
-        while self.pollables.load(Ordering::SeqCst) > 0
-            && !self.stop.load(Ordering::Acquire)
-            && !self.is_lost()
-        {
-            self.dispatch();
-            if !self.device.arm_interrupts() {
-                continue;
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            self.poll_once(left, None);
-            // An interrupt may mean chores; the loop above decides.
-            break;
-        }
-        self.device.suppress_interrupts();
-        self.stop_leading();
-    }
 }
-
-/// How long the background thread sleeps when it has nothing to do.
-const NO_CHORES: Duration = Duration::from_secs(3600);
 
 /// `poll` that knows only "something" and "nothing in time".
 fn poll_for(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {

@@ -1,0 +1,194 @@
+//! What carries a connection's bytes and words: a pair of DMBs, or a pair of SMC-R elements.
+//!
+//! To the connection both look alike: a ring of its own that it reads, a ring of the peer's that it
+//! writes, the peer's two words, and one operation that delivers bytes and its own two words.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN};
+use virtio_ism_abi::event::Event;
+use virtio_ism_abi::signal::Line;
+
+use crate::adapter::rdma::Element;
+use crate::adapter::{Link, LinkD, OwnBuffer, Peer, PeerBuffer};
+use crate::ism::DeliverError;
+use crate::socket::{Facts, SmcDFacts};
+use crate::sys::OutOfBounds;
+
+/// What carries a connection.
+#[allow(clippy::large_enum_variant, reason = "one per connection, on the heap with it")]
+pub(super) enum Carrier {
+    /// SMC-D.
+    D(Dmbs),
+    /// SMC-R.
+    R(Element),
+}
+
+/// A pair of DMBs.
+pub(super) struct Dmbs {
+    theirs: Arc<PeerBuffer>,
+    peer: Arc<Peer>,
+    facts: SmcDFacts,
+    // Dropped last: the buffer goes back to its pool when nothing refers to it any more.
+    own: OwnBuffer,
+}
+
+impl Carrier {
+    /// Of what a handshake brought.
+    pub(super) fn new(link: Link) -> Carrier {
+        match link {
+            Link::D(link) => Carrier::D(Dmbs::new(*link)),
+            Link::R(element) => Carrier::R(*element),
+        }
+    }
+
+    /// The ring that the peer writes.
+    pub(super) fn local_ring(&self) -> Result<Ring, RingError> {
+        match self {
+            Carrier::D(dmbs) => Ring::smcd(dmbs.own.dmb().len()),
+            Carrier::R(element) => Ok(element.local_ring()),
+        }
+    }
+
+    /// The ring that this end writes.
+    pub(super) fn peer_ring(&self) -> Result<Ring, RingError> {
+        match self {
+            Carrier::D(dmbs) => Ring::smcd(dmbs.theirs.dmb().len()),
+            Carrier::R(element) => Ok(element.peer_ring()),
+        }
+    }
+
+    /// What was negotiated.
+    pub(super) fn facts(&self) -> Facts {
+        match self {
+            Carrier::D(dmbs) => Facts::SmcD(dmbs.facts.clone()),
+            Carrier::R(element) => Facts::SmcR(Box::new(element.facts())),
+        }
+    }
+
+    /// The key by which its hub knows it, and the slab that it lies in.
+    pub(super) fn key(&self) -> (u32, Option<u32>) {
+        match self {
+            Carrier::D(dmbs) => (dmbs.own.dmb().idx(), dmbs.own.dmb().slab_id()),
+            Carrier::R(element) => (element.key(), None),
+        }
+    }
+
+    /// Whether this event of the device is the end of the connection.
+    pub(super) fn is_hit(&self, event: &Event) -> bool {
+        let Carrier::D(dmbs) = self else { return false };
+        match event {
+            Event::PeerDown { gid, .. } => dmbs.peer.gid() == *gid,
+            Event::DmbGone { token, .. } => dmbs.theirs.dmb().token() == *token,
+            _ => false,
+        }
+    }
+
+    /// The producer word and the consumer-and-flags word as the peer last stored them; the second
+    /// loaded first, so that the producer word is at least as new as the flags.
+    #[inline]
+    pub(super) fn words(&self) -> [u64; 2] {
+        match self {
+            Carrier::D(dmbs) => dmbs.own.dmb().words(),
+            Carrier::R(element) => element.words(),
+        }
+    }
+
+    /// Copies out of the own ring's element.
+    #[inline]
+    pub(super) fn copy_out(&self, offset: u32, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        match self {
+            Carrier::D(dmbs) => dmbs.own.dmb().memory().copy_out(offset as usize, into),
+            Carrier::R(element) => element.copy_out(offset as usize, into),
+        }
+    }
+
+    /// Copies the pieces (offset in the peer's element, bytes) there, then the words, and with
+    /// `signal` tells the peer.
+    #[inline]
+    pub(super) fn deliver(
+        &self,
+        pieces: &[(u32, &[u8])],
+        words: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        match self {
+            Carrier::D(dmbs) => dmbs.theirs.dmb().deliver(pieces, words, signal),
+            Carrier::R(element) => element.deliver(pieces, words, signal),
+        }
+    }
+
+    /// Deliveries fail from now on.
+    pub(super) fn fail(&self) {
+        match self {
+            Carrier::D(dmbs) => dmbs.theirs.dmb().fail(),
+            Carrier::R(element) => element.fail(),
+        }
+    }
+
+    /// This end writes no more, except for the very word that says so: the peer may give its
+    /// element to another connection.
+    pub(super) fn release(&self) {
+        match self {
+            Carrier::D(dmbs) => dmbs.theirs.release(),
+            Carrier::R(element) => element.release(),
+        }
+    }
+
+    /// Both ends are done with the own element, `received` bytes of which came from the peer.
+    pub(super) fn allow_reuse(&mut self, received: u64) {
+        // What lies in front of the ring, and what came behind it.
+        let dirty = |head: u32| {
+            usize::try_from(received.saturating_add(u64::from(head))).unwrap_or(usize::MAX)
+        };
+        match self {
+            Carrier::D(dmbs) => dmbs.own.allow_reuse(dirty(SMCD_CONTROL_LEN)),
+            Carrier::R(element) => element.allow_reuse(dirty(EYE_CATCHER_LEN)),
+        }
+    }
+
+    /// The own signal line; `None` where every signal is an event, asked for or not.
+    #[inline]
+    pub(super) fn line(&self) -> Option<Line<'_>> {
+        match self {
+            Carrier::D(dmbs) => dmbs.own.dmb().line(),
+            Carrier::R(_) => None,
+        }
+    }
+}
+
+impl Dmbs {
+    fn new(link: LinkD) -> Dmbs {
+        let LinkD { fabric, peer, own, theirs, established } = link;
+        let facts = SmcDFacts {
+            chid: fabric.chid(),
+            local_gid: fabric.device().gid(),
+            peer_gid: peer.gid(),
+            eid: established.eid.to_string().trim_end().to_owned(),
+            release: established.terms.release.code(),
+            first_contact: established.first_contact,
+            local_buffer: own.dmb().len(),
+            peer_buffer: theirs.dmb().len(),
+            window: theirs.dmb().is_window(),
+            peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
+        };
+        Dmbs { theirs, peer, facts, own }
+    }
+}
+
+/// Whom it connects with, for log lines.
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Carrier::D(dmbs) => dmbs.peer.gid().fmt(f),
+            Carrier::R(element) => element.facts().link.fmt(f),
+        }
+    }
+}
+
+/// A ring that cannot be, as an error of a call.
+pub(super) fn no_ring(error: RingError) -> io::Error {
+    io::Error::other(error.to_string())
+}
