@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::{decode, demo, devices, fabric, perf, pipe, rig, stat};
+use crate::{decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, stat};
 
 const LONG_ABOUT: &str = "\
 Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
@@ -57,6 +57,13 @@ enum Command {
     /// List the virtio-ism PCI devices of this machine, or hand them to programs.
     #[command(long_about = devices::LONG_ABOUT)]
     Devices(devices::DevicesArgs),
+    /// Say what this machine can do for SMC, and the commands that grant what is missing.
+    #[command(long_about = doctor::LONG_ABOUT)]
+    Doctor(doctor::DoctorArgs),
+    /// Print completions for a shell: `source <(smc completions bash)`.
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page, or write those of all commands into a directory.
+    Man(manual::ManArgs),
     /// Run the daemon that emulates virtio-ism devices.
     #[command(about = "Run the daemon that emulates virtio-ism devices",
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
@@ -106,6 +113,11 @@ pub(crate) fn main() -> ExitCode {
         }
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
+        Command::Completions(args) => {
+            manual::completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Man(args) => manual::man(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
         Command::Fabric(args) => fabric::run(&args),
         Command::Keeper { task } => return rig::keep(&task),
         Command::Daemon { args } => return rig::daemon(args),
@@ -134,7 +146,6 @@ fn show(error: &CliError) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {

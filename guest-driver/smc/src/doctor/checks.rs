@@ -1,0 +1,169 @@
+//! Each thing that is looked at.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use guest_driver::rendezvous::{self, Rendezvous};
+use guest_driver::transport::pci::{self, Binding};
+use guest_driver::verbs;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::{Finding, Verdict, limits};
+use crate::places;
+
+/// Address family of the kernel's own SMC sockets.
+const AF_SMC: u16 = 43;
+
+/// Everything, in the order in which it is needed.
+pub(super) fn all() -> Vec<Finding> {
+    let mut findings = vec![kernel()];
+    findings.extend(sockets());
+    findings.push(functions());
+    findings.push(rdma());
+    findings.push(option());
+    findings.push(kernel_smc());
+    findings.extend(limits::all());
+    findings
+}
+
+fn kernel() -> Finding {
+    let uname = rustix::system::uname();
+    let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+    let says =
+        format!("{} {} on {}", text(uname.sysname()), text(uname.release()), text(uname.machine()));
+    Finding::new("kernel", Verdict::Ok, says)
+}
+
+/// Devices of a daemon on this host, reached through its sockets.
+fn sockets() -> Vec<Finding> {
+    const NAME: &str = "fabric";
+    let named = std::env::var_os("SMC_DEVICE").map(PathBuf::from);
+    // An address of a PCI function is looked at with the others.
+    let named = named.filter(|path| path.components().count() > 1);
+    let places = match named {
+        Some(path) => vec![path],
+        None => [places::SERVER, places::CLIENT].map(places::socket).into(),
+    };
+    let found: Vec<_> = places.iter().filter(|path| path.exists()).collect();
+    if found.is_empty() {
+        let dir = places.first().and_then(|path| path.parent()).map(|dir| dir.display());
+        let says = match dir {
+            Some(dir) => format!("no daemon's sockets in {dir}"),
+            None => "no daemon's sockets".into(),
+        };
+        return vec![Finding::new(NAME, Verdict::No, says).grant("smc fabric")];
+    }
+    // A connection is answered by the daemon at once, or waits while another process has the device;
+    // in both cases the device is there. It is closed before anything is said.
+    let look = |path: &&PathBuf| match UnixStream::connect(path) {
+        Ok(_) => Finding::new(NAME, Verdict::Ok, path.display().to_string()).carrier(),
+        Err(error) => {
+            let says = format!("{}: {error}", path.display());
+            Finding::new(NAME, Verdict::Broken, says).grant("smc fabric")
+        }
+    };
+    found.iter().map(look).collect()
+}
+
+/// Devices of this virtual machine.
+fn functions() -> Finding {
+    const NAME: &str = "virtio-ism";
+    let functions = match pci::functions() {
+        Ok(functions) => functions,
+        Err(error) => return Finding::new(NAME, Verdict::Broken, format!("PCI: {error}")),
+    };
+    let handed_out = |binding: &Binding| {
+        matches!(binding, Binding::Vfio(_) | Binding::VfioIommu(_) | Binding::Uio(_))
+    };
+    let count = functions.len();
+    let usable = functions.iter().filter(|function| handed_out(&function.binding)).count();
+    match (count, usable) {
+        (0, _) => Finding::new(NAME, Verdict::No, "no PCI device 1af4:106c in this machine")
+            .grant("QEMU: -device vhost-user-ism-pci,chardev=... (qemu/README.md)"),
+        (_, 0) => {
+            Finding::new(NAME, Verdict::Broken, format!("{count} PCI, none given to programs"))
+                .grant("smc devices --bind     # as root, once after boot")
+        }
+        _ => {
+            let says = format!("{usable} of {count} PCI devices given to programs");
+            Finding::new(NAME, Verdict::Ok, says).carrier()
+        }
+    }
+}
+
+/// RDMA adapters.
+fn rdma() -> Finding {
+    const NAME: &str = "rdma";
+    let devices = match verbs::devices() {
+        Ok(devices) => devices,
+        Err(reason) => {
+            let finding = Finding::new(NAME, Verdict::No, reason.to_string());
+            return match reason {
+                verbs::NoRdma::Library(_) => {
+                    finding.grant("apt-get install libibverbs1 ibverbs-providers")
+                }
+                verbs::NoRdma::Device => {
+                    finding.grant("rdma link add rxe0 type rxe netdev eth0     # in software")
+                }
+                verbs::NoRdma::Permission(node) => {
+                    let node = node.display();
+                    let who = rustix::process::getuid().as_raw();
+                    Finding { verdict: Verdict::Broken, ..finding }
+                        .grant(format!("setfacl -m u:{who}:rw {node}"))
+                }
+            };
+        }
+    };
+    let mut active = Vec::new();
+    let mut other = Vec::new();
+    for device in devices {
+        match describe(&device) {
+            Ok(text) => active.push(text),
+            Err(why) => other.push(format!("{}: {why}", device.name())),
+        }
+    }
+    match active.is_empty() {
+        false => Finding::new(NAME, Verdict::Ok, active.join("; ")).carrier(),
+        true => Finding::new(NAME, Verdict::Broken, other.join("; "))
+            .grant("ip link set DEV up; ip addr add ADDR/LEN dev DEV     # its net device"),
+    }
+}
+
+fn describe(device: &verbs::DeviceInfo) -> Result<String, String> {
+    let context = verbs::Context::open(device).map_err(|error| error.to_string())?;
+    let port = context.port(1).map_err(|error| error.to_string())?;
+    if !port.is_active() {
+        return Err(format!("port 1 is {:?}", port.state).to_lowercase());
+    }
+    let gids = context.gids(1).map_err(|error| error.to_string())?;
+    let gid = gids.iter().find(|entry| entry.net_device.is_some());
+    let gid = gid.ok_or("port 1 has no RoCE GID, so no address")?;
+    let net = gid.net_device.as_ref().map_or("", |net| &net.name);
+    Ok(format!("{} on {net}, {} GIDs", device.name(), gids.len()))
+}
+
+/// TCP option 254.
+fn option() -> Finding {
+    const NAME: &str = "option-254";
+    match Rendezvous::attach(rendezvous::Options::default()) {
+        Ok(rendezvous) => {
+            let cgroup = rendezvous.cgroup().display().to_string();
+            Finding::new(NAME, Verdict::Ok, format!("eBPF on {cgroup}: peers are found by TCP"))
+        }
+        // The text says what grants it.
+        Err(missing) => {
+            let says = format!("peers have to be told by configuration: {missing}");
+            Finding::new(NAME, Verdict::No, says)
+        }
+    }
+}
+
+/// The kernel's own SMC, which this stack can talk to but does not need.
+fn kernel_smc() -> Finding {
+    const NAME: &str = "af_smc";
+    let family = AddressFamily::from_raw(AF_SMC);
+    match rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
+        Ok(_) => Finding::new(NAME, Verdict::Ok, "the kernel has SMC of its own (not needed)"),
+        Err(_) => Finding::new(NAME, Verdict::No, "the kernel has no SMC of its own (not needed)"),
+    }
+}

@@ -1,0 +1,74 @@
+//! Limits of this process that SMC meets.
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{Finding, Verdict};
+
+/// Descriptors of fewer connections are used up soon: a polled connection has three.
+const FEW_DESCRIPTORS: u64 = 4096;
+/// Memory that a stack of a virtual machine or with RDMA pins, bytes.
+const PINNED: u64 = 64 << 20;
+
+/// All of them.
+pub(super) fn all() -> Vec<Finding> {
+    let limit = |which| getrlimit(which).current;
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    vec![
+        descriptors(limit(Resource::Nofile)),
+        pinned(limit(Resource::Memlock)),
+        spinning(processors),
+    ]
+}
+
+fn descriptors(limit: Option<u64>) -> Finding {
+    const NAME: &str = "descriptors";
+    match limit {
+        None => Finding::new(NAME, Verdict::Ok, "unlimited"),
+        Some(limit) if limit >= FEW_DESCRIPTORS => {
+            Finding::new(NAME, Verdict::Ok, format!("{limit} for each process"))
+        }
+        Some(limit) => {
+            let says = format!("{limit} for each process; a polled connection takes three");
+            Finding::new(NAME, Verdict::No, says).grant("ulimit -n 65536")
+        }
+    }
+}
+
+fn pinned(limit: Option<u64>) -> Finding {
+    const NAME: &str = "pinned-memory";
+    match limit {
+        None => Finding::new(NAME, Verdict::Ok, "unlimited"),
+        Some(limit) if limit >= PINNED => {
+            Finding::new(NAME, Verdict::Ok, format!("{} MiB for each process", limit >> 20))
+        }
+        Some(limit) => {
+            let says =
+                format!("{} KiB for each process; RDMA wants {} MiB", limit >> 10, PINNED >> 20);
+            Finding::new(NAME, Verdict::No, says).grant("ulimit -l unlimited")
+        }
+    }
+}
+
+fn spinning(processors: usize) -> Finding {
+    const NAME: &str = "processors";
+    match processors {
+        1 => {
+            Finding::new(NAME, Verdict::No, "one: waiting calls have to sleep, which costs latency")
+        }
+        n => Finding::new(NAME, Verdict::Ok, format!("{n}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_limits_come_with_the_command_that_raises_them() {
+        assert_eq!(descriptors(Some(1024)).grant.as_deref(), Some("ulimit -n 65536"));
+        assert_eq!(pinned(Some(8 << 20)).grant.as_deref(), Some("ulimit -l unlimited"));
+        for fine in [descriptors(None), descriptors(Some(4096)), pinned(None)] {
+            assert_eq!(fine.verdict, Verdict::Ok);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `smc doctor`: what this machine can do for SMC, and what would have to be granted.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::output;
+
+mod checks;
+mod limits;
+
+/// Help of `smc doctor`.
+pub(crate) const LONG_ABOUT: &str = "\
+Looks at what SMC can use on this machine and says, for each thing that is missing, the command that
+grants it. Nothing is changed, and no device is taken from a program that has it.
+
+  ok       works
+  no       is not here; the command below it would bring it, if you want it
+  broken   is here and cannot be used until something is repaired
+
+Nobody needs all of it: one way to carry bytes (a virtio-ism device, or an RDMA adapter) is enough.
+The exit status is 0 if there is at least one, and 1 if every connection would be TCP.";
+
+/// Options of `smc doctor`.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON: an object with a list of findings.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a thing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    No,
+    Broken,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Ok => "ok",
+            Verdict::No => "no",
+            Verdict::Broken => "broken",
+        }
+    }
+}
+
+/// What was looked at.
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    /// Short, without blanks.
+    name: &'static str,
+    verdict: Verdict,
+    /// What is here, or what is missing.
+    says: String,
+    /// A command or two that would change the verdict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grant: Option<String>,
+    /// Whether it can carry the bytes of a connection.
+    carries: bool,
+}
+
+impl Finding {
+    fn new(name: &'static str, verdict: Verdict, says: impl Into<String>) -> Finding {
+        Finding { name, verdict, says: says.into(), grant: None, carries: false }
+    }
+
+    fn grant(self, grant: impl Into<String>) -> Finding {
+        Finding { grant: Some(grant.into()), ..self }
+    }
+
+    /// A way to carry bytes, if it is `Ok`.
+    fn carrier(self) -> Finding {
+        Finding { carries: self.verdict == Verdict::Ok, ..self }
+    }
+}
+
+/// Looks at everything and prints it. `true`: some way to carry bytes works.
+///
+/// # Errors
+/// Standard output is gone.
+pub(crate) fn run(args: &DoctorArgs) -> Result<bool, CliError> {
+    let findings = checks::all();
+    let able = findings.iter().any(|finding| finding.carries);
+    let text = match args.json {
+        true => format!("{}\n", serde_json::json!({ "smc": able, "findings": findings })),
+        false => as_text(&findings, able),
+    };
+    output::print(&text)?;
+    Ok(able)
+}
+
+fn as_text(findings: &[Finding], able: bool) -> String {
+    let mut text = String::new();
+    let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    for finding in findings {
+        let Finding { name, says, .. } = finding;
+        text += &format!("{:<6}  {name:<width$}  {says}\n", finding.verdict.word());
+        for line in finding.grant.iter().flat_map(|grant| grant.lines()) {
+            text += &format!("{:8}{:width$}  > {line}\n", "", "");
+        }
+    }
+    text += match able {
+        true => {
+            "\nSMC works here. \"smc check HOST PORT\" tells whether a server is reached by it.\n"
+        }
+        false => "\nNothing here can carry SMC: every connection would be TCP.\n",
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_followed_by_the_command_that_grants_it() {
+        let findings = [
+            Finding::new("rdma", Verdict::No, "no RDMA device").grant("rdma link add"),
+            Finding::new("descriptors", Verdict::Ok, "1024"),
+        ];
+        let text = as_text(&findings, false);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "no      rdma         no RDMA device");
+        assert_eq!(lines[1], "                     > rdma link add");
+        assert_eq!(lines[2], "ok      descriptors  1024");
+        assert!(lines.last().unwrap().contains("would be TCP"));
+    }
+
+    #[test]
+    fn only_a_carrier_that_works_makes_a_machine_able() {
+        assert!(!Finding::new("rdma", Verdict::Broken, "x").carrier().carries);
+        assert!(Finding::new("rdma", Verdict::Ok, "x").carrier().carries);
+        assert!(!Finding::new("option", Verdict::Ok, "x").carries);
+    }
+}
