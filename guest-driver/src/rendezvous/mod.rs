@@ -37,9 +37,11 @@
 mod assembler;
 mod bpf;
 mod cgroup;
+mod policy;
 mod program;
 mod unavailable;
 
+pub use policy::{Policy, PolicyError, Verdict};
 pub use unavailable::{Missing, Unavailable};
 
 use std::fs::File;
@@ -58,6 +60,8 @@ use program::{Maps, mark};
 const MAX_PORTS: u32 = 4096;
 /// Connections under way at most whose SYN-ACK had no room for the option.
 const MAX_REFUSED: u32 = 1024;
+/// Networks of a policy times listening ports at most.
+const MAX_CLIENTS: u32 = 1 << 16;
 /// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
 const BACKLOG: i32 = 4096;
 
@@ -68,6 +72,9 @@ pub struct Options {
     /// The directory of the cgroup whose sockets take part; that of this process if none is named.
     /// It may be one above.
     pub cgroup: Option<PathBuf>,
+    /// Which connections may ask for SMC, and be answered. Rules that name programs are held against
+    /// the executable of this process.
+    pub policy: Policy,
 }
 
 /// The rendezvous of a process. Sockets made while it lived keep their answers; new ones are plain
@@ -77,6 +84,9 @@ pub struct Rendezvous {
     marks: Map<i32, u32>,
     ports: Map<Listening, u64>,
     refused: Map<u64, u64>,
+    /// Whom a listener answers, if the policy looks at clients: 1 or 0.
+    clients: Option<Map<Client, u64>>,
+    policy: Policy,
     cgroup: File,
     path: PathBuf,
     /// As long as it is open, the program is called.
@@ -94,6 +104,16 @@ struct Listening {
     zero: u32,
 }
 
+/// Clients of a listening port: a key of a longest prefix match.
+#[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
+#[repr(C)]
+struct Client {
+    /// Bits that count of what follows.
+    length: u32,
+    port: u32,
+    address: [u8; 16],
+}
+
 impl Rendezvous {
     /// Has the kernel call the programs for the sockets of a cgroup.
     ///
@@ -107,8 +127,20 @@ impl Rendezvous {
         let ports = ports.map_err(denied("a BPF hash table"))?;
         let refused = Map::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
         let refused = refused.map_err(denied("a BPF hash table"))?;
+        let policy = match std::env::current_exe() {
+            Ok(executable) => options.policy.of_program(&executable),
+            Err(_) => options.policy,
+        };
+        let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
+        let clients = policy.looks_at_clients().then(clients).transpose();
+        let clients = clients.map_err(denied("a BPF prefix trie"))?;
         let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
-        let maps = Maps { marks: marks.as_fd(), ports: ports.as_fd(), refused: refused.as_fd() };
+        let maps = Maps {
+            marks: marks.as_fd(),
+            ports: ports.as_fd(),
+            refused: refused.as_fd(),
+            clients: clients.as_ref().map(AsFd::as_fd),
+        };
         let code = program::options(&maps).unwrap_or_default();
         let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
         let link = bpf::attach(Hook::SockOps, program.as_fd(), cgroup.as_fd());
@@ -119,7 +151,17 @@ impl Rendezvous {
         })?;
         tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
         let late = OnceLock::new();
-        Ok(Arc::new(Rendezvous { marks, ports, refused, cgroup, path, _link: link, late }))
+        Ok(Arc::new(Rendezvous {
+            marks,
+            ports,
+            refused,
+            clients,
+            policy,
+            cgroup,
+            path,
+            _link: link,
+            late,
+        }))
     }
 
     /// The directory of the cgroup whose sockets take part.
@@ -132,19 +174,25 @@ impl Rendezvous {
     ///
     /// # Errors
     /// The kernel's. The socket then connects as any other.
-    pub fn want(&self, socket: impl AsFd, _peer: &SocketAddr) -> io::Result<bool> {
+    pub fn want(&self, socket: impl AsFd, peer: &SocketAddr) -> io::Result<bool> {
+        if self.policy.connect(peer) == Verdict::Tcp {
+            return Ok(false);
+        }
         self.mark(socket.as_fd(), mark::WANT)?;
         Ok(true)
     }
 
-    /// Has a listener answer clients that ask for SMC. Best called before listen(2). `false`: the
-    /// policy says no.
+    /// Has a listener answer clients that ask for SMC; to be called after bind(2), and best before
+    /// listen(2). `false`: the policy says no.
     ///
     /// # Errors
     /// The socket listens already, and the kernel is older than 6.12 or the process has given up its
     /// capabilities: `Unsupported`. Others of the kernel. The listener then answers as any other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
         let listener = listener.as_fd();
+        if !self.welcome(listener)? {
+            return Ok(false);
+        }
         // SYN-ACKs that are sent again, and accepted sockets, look at what was asked for.
         bpf::save_syn(listener)?;
         self.mark(listener, mark::ANSWER)?;
@@ -180,6 +228,29 @@ impl Rendezvous {
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
 
+    /// Tells the program whom a listener answers; whether that is anybody.
+    fn welcome(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        let address = rustix::net::getsockname(listener)?;
+        let port = SocketAddr::try_from(address)?.port();
+        if port == 0 {
+            let text = "a listener is named after it is bound to a port";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let clients = self.policy.listen(port);
+        if clients.iter().all(|(_, verdict)| *verdict == Verdict::Tcp) {
+            return Ok(false);
+        }
+        if let Some(table) = &self.clients {
+            for (network, verdict) in clients {
+                let (address, length) = network.prefix();
+                let length = 32 + u32::from(length);
+                let key = Client { length, port: u32::from(port), address };
+                table.set(&key, &u64::from(verdict == Verdict::Smc))?;
+            }
+        }
+        Ok(true)
+    }
+
     fn mark(&self, socket: BorrowedFd<'_>, bit: u32) -> io::Result<()> {
         self.marks.set(&socket.as_raw_fd(), &bit)
     }
@@ -192,6 +263,7 @@ impl Rendezvous {
                 marks: self.marks.as_fd(),
                 ports: self.ports.as_fd(),
                 refused: self.refused.as_fd(),
+                clients: None,
             };
             let code = program::take_listener(&maps).unwrap_or_default();
             bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {

@@ -7,6 +7,7 @@
 //! mark: storage in a socket, u32, copied to the children of a listener
 //! ports: LRU table of struct listening -> u32
 //! refused: LRU table of a connection's cookie (u64) -> u32
+//! clients: only with a policy that looks at clients: trie of { port, address } -> bool
 //!
 //! int smc_option(struct bpf_sock_ops *s)
 //! {
@@ -41,7 +42,7 @@
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & ANSWER)
 //!             settle(s, mark, the SYN was not saved ? 0
-//!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s)
+//!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && welcome(s)
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
 //!         else if (mark && *mark & WANT)              // both ends connected to each other
 //!             settle(s, mark, KNOWN);
@@ -61,8 +62,11 @@
 //!     // program has not prepared does not get here, unless another program asks for it.
 //!     return !s->is_fullsock && s->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE
 //!         && ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }]
-//!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s);
+//!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && welcome(s);
 //! }
+//!
+//! // The longest prefix of { s->local_port, s->remote_ip6 or the like } in clients, if any.
+//! bool welcome(s);
 //!
 //! // Kind 254, magic, even length from 6: what Linux takes for SMC.
 //! bool found(s, flags)
@@ -129,6 +133,9 @@ const TCP_ACK: i32 = 16;
 mod sock_ops {
     pub(super) const OP: i16 = 0;
     pub(super) const ARG0: i16 = 4;
+    pub(super) const FAMILY: i16 = 20;
+    pub(super) const REMOTE_IP4: i16 = 24;
+    pub(super) const REMOTE_IP6: i16 = 32;
     pub(super) const LOCAL_PORT: i16 = 68;
     pub(super) const IS_FULLSOCK: i16 = 72;
     pub(super) const CALLBACKS: i16 = 84;
@@ -151,12 +158,15 @@ const AT_LISTENING: i16 = -24;
 const AT_ONE: i16 = -32;
 const AT_COOKIE: i16 = -40;
 const AT_FLAGS: i16 = -48;
+const AT_CLIENT: i16 = -72;
 
 /// The maps of the programs.
 pub(super) struct Maps<'a> {
     pub(super) marks: BorrowedFd<'a>,
     pub(super) ports: BorrowedFd<'a>,
     pub(super) refused: BorrowedFd<'a>,
+    /// Which clients are answered, if that differs.
+    pub(super) clients: Option<BorrowedFd<'a>>,
 }
 
 /// The program for [`Hook::SockOps`](super::bpf::Hook::SockOps).
@@ -362,6 +372,7 @@ impl<'a> Program<'a> {
         self.judge_option(no, no, no);
         self.load_option(FAST_OPEN, LOAD_SYN);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no);
+        self.client(no);
     }
 
     fn active(&mut self, here: Label, settle: Label, out: Label) {
@@ -386,6 +397,7 @@ impl<'a> Program<'a> {
         self.judge_option(plain, plain, settle);
         self.load_option(FAST_OPEN, LOAD_SYN);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, plain);
+        self.client(plain);
         self.cookie();
         self.lookup(self.maps.refused, AT_COOKIE);
         self.a.jump_if(Reg::R0, When::NotEqual, 0, plain);
@@ -464,6 +476,39 @@ impl<'a> Program<'a> {
         a.call(Helper::GetNetnsCookie);
         a.store(Width::Double, Reg::R10, AT_LISTENING, Reg::R0);
         a.store(Width::Double, Reg::R10, AT_LISTENING + 8, VALUE);
+    }
+
+    /// Goes on if the policy lets this listener answer this client.
+    fn client(&mut self, no: Label) {
+        let Some(clients) = self.maps.clients else { return };
+        let (ipv4, look, yes) = (self.a.label(), self.a.label(), self.a.label());
+        let a = &mut self.a;
+        // A whole address: the port before it, and 128 bits.
+        a.set(Reg::R1, 32 + 128);
+        a.store(Width::Word, Reg::R10, AT_CLIENT, Reg::R1);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::LOCAL_PORT);
+        a.store(Width::Word, Reg::R10, AT_CLIENT + 4, Reg::R1);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::FAMILY);
+        a.jump_if(Reg::R1, When::Equal, libc::AF_INET, ipv4);
+        for word in [0, 4, 8, 12] {
+            a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP6 + word);
+            a.store(Width::Word, Reg::R10, AT_CLIENT + 8 + word, Reg::R1);
+        }
+        a.jump(look);
+        a.here(ipv4);
+        a.set(Reg::R1, 0);
+        a.store(Width::Double, Reg::R10, AT_CLIENT + 8, Reg::R1);
+        a.set64(Reg::R1, u64::from(u32::from_ne_bytes([0, 0, 0xff, 0xff])));
+        a.store(Width::Word, Reg::R10, AT_CLIENT + 16, Reg::R1);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP4);
+        a.store(Width::Word, Reg::R10, AT_CLIENT + 20, Reg::R1);
+        a.here(look);
+        self.lookup(clients, AT_CLIENT);
+        let a = &mut self.a;
+        a.jump_if(Reg::R0, When::Equal, 0, yes);
+        a.load(Width::Double, Reg::R1, Reg::R0, 0);
+        a.jump_if(Reg::R1, When::Equal, 0, no);
+        a.here(yes);
     }
 
     /// The cookie of the connection on the stack.

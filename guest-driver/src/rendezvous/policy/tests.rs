@@ -1,0 +1,158 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(text).unwrap()
+}
+
+fn connect(policy: &Policy, server: &str) -> Verdict {
+    policy.connect(&server.parse().unwrap())
+}
+
+/// What a listener's table says of a client.
+fn answer(clients: &Clients, client: IpAddr) -> Verdict {
+    let client = Network::of(client);
+    let fitting = clients.iter().filter(|(network, _)| network.contains(client));
+    fitting.max_by_key(|(network, _)| network.length).unwrap().1
+}
+
+#[test]
+fn without_rules_everybody_may_speak_smc() {
+    for policy in [Policy::default(), policy("")] {
+        assert_eq!(connect(&policy, "192.0.2.1:80"), Verdict::Smc);
+        assert_eq!(policy.listen(80), [(Network::ALL, Verdict::Smc)]);
+        assert!(!policy.looks_at_clients());
+    }
+}
+
+#[test]
+fn the_first_rule_that_fits_decides() {
+    let policy = policy(
+        "default = 'tcp'
+         [[rule]]
+         use = 'tcp'
+         peers = ['10.1.2.3']
+         [[rule]]
+         use = 'smc'
+         peers = ['10.1.0.0/16', 'fd00::/8']
+         ports = [6379, '8000-8999']",
+    );
+    assert_eq!(connect(&policy, "10.1.2.3:6379"), Verdict::Tcp);
+    assert_eq!(connect(&policy, "10.1.2.4:6379"), Verdict::Smc);
+    assert_eq!(connect(&policy, "10.1.2.4:6380"), Verdict::Tcp);
+    assert_eq!(connect(&policy, "10.1.2.4:8999"), Verdict::Smc);
+    assert_eq!(connect(&policy, "10.2.2.4:8999"), Verdict::Tcp);
+    assert_eq!(connect(&policy, "[fd12::1]:8000"), Verdict::Smc);
+    assert_eq!(connect(&policy, "[::ffff:10.1.9.9]:8000"), Verdict::Smc);
+    let clients = policy.listen(8000);
+    assert_eq!(answer(&clients, "10.1.2.3".parse().unwrap()), Verdict::Tcp);
+    assert_eq!(answer(&clients, "10.1.2.4".parse().unwrap()), Verdict::Smc);
+    assert_eq!(answer(&clients, "10.2.2.4".parse().unwrap()), Verdict::Tcp);
+    assert!(policy.looks_at_clients());
+}
+
+#[test]
+fn a_rule_may_count_on_one_side_only() {
+    let policy = policy(
+        "[[rule]]
+         use = 'tcp'
+         when = 'connect'
+         peers = ['0.0.0.0/0']
+         [[rule]]
+         use = 'tcp'
+         when = 'listen'
+         ports = [443]",
+    );
+    assert_eq!(connect(&policy, "192.0.2.1:443"), Verdict::Tcp);
+    assert_eq!(connect(&policy, "[2001:db8::1]:443"), Verdict::Smc);
+    assert_eq!(policy.listen(443), [(Network::ALL, Verdict::Tcp)]);
+    assert_eq!(policy.listen(444), [(Network::ALL, Verdict::Smc)]);
+    assert!(!policy.looks_at_clients());
+}
+
+#[test]
+fn a_rule_may_name_programs() {
+    let text = "
+        [[rule]]
+        use = 'tcp'
+        programs = ['redis-server', '/opt/bin/tool']";
+    let decides =
+        |executable: &str| connect(&policy(text).of_program(Path::new(executable)), "192.0.2.1:1");
+    assert_eq!(decides("/usr/bin/redis-server"), Verdict::Tcp);
+    assert_eq!(decides("/usr/bin/redis-server (deleted)"), Verdict::Tcp);
+    assert_eq!(decides("/opt/bin/tool"), Verdict::Tcp);
+    assert_eq!(decides("/usr/bin/tool"), Verdict::Smc);
+    assert_eq!(decides("/usr/bin/redis"), Verdict::Smc);
+}
+
+#[test]
+fn refuses_what_it_does_not_understand() {
+    for (text, expected) in [
+        ("defualt = 'smc'", "unknown field `defualt`"),
+        ("default = 'rdma'", "unknown variant `rdma`"),
+        ("[[rule]]\nports = [1]", "missing field `use`"),
+        ("[[rule]]\nuse = 'tcp'\nwhen = 'always'", "unknown variant `always`"),
+        ("[[rule]]\nuse = 'tcp'\npeers = ['10.0.0.1/8']", "`10.0.0.1/8` is no address"),
+        ("[[rule]]\nuse = 'tcp'\npeers = ['10.0.0.0/33']", "`10.0.0.0/33` is no address"),
+        ("[[rule]]\nuse = 'tcp'\npeers = ['::/129']", "`::/129` is no address"),
+        ("[[rule]]\nuse = 'tcp'\npeers = ['example.org']", "`example.org` is no address"),
+        ("[[rule]]\nuse = 'tcp'\n[[rule]]\nuse = 'tcp'\nports = [65536]", "rule 2: `65536` is no"),
+        ("[[rule]]\nuse = 'tcp'\nports = [0]", "`0` is no port"),
+        ("[[rule]]\nuse = 'tcp'\nports = ['9-8']", "`9-8` is no port"),
+        ("[[rule]]\nuse = 'tcp'\nports = []", "`ports` is empty"),
+        ("[[rule]]\nuse = 'tcp'\nprograms = []", "`programs` is empty"),
+    ] {
+        let error = Policy::parse(text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn refuses_more_than_it_can_hold() {
+    let rules = "[[rule]]\nuse = 'tcp'\n".repeat(MAX_RULES + 1);
+    assert!(matches!(Policy::parse(&rules), Err(PolicyError::TooMany { what: "rules", .. })));
+    let networks = "'::1',".repeat(MAX_NETWORKS + 1);
+    let rule = format!("[[rule]]\nuse = 'tcp'\npeers = [{networks}]");
+    assert!(matches!(Policy::parse(&rule), Err(PolicyError::TooMany { what: "networks", .. })));
+}
+
+#[test]
+fn names_the_file_that_cannot_be_read() {
+    let error = Policy::load(Path::new("/no/such/policy.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("/no/such/policy.toml: No such file"), "{error}");
+}
+
+/// Networks that lie in one another often.
+fn network() -> impl Strategy<Value = Network> {
+    (0u8..=4, any::<u8>()).prop_map(|(length, bits)| {
+        let network = Network { start: u128::from(bits & 15) << 124, length };
+        Network { start: network.start & network.mask(), ..network }
+    })
+}
+
+proptest! {
+    /// The longest prefix of a listener's table says what the first rule that fits says.
+    #[test]
+    fn tables_say_what_rules_say(
+        rules in prop::collection::vec(
+            (any::<bool>(), prop::collection::vec(network(), 0..4)), 0..6),
+        client: u8,
+    ) {
+        let rules = rules.into_iter().map(|(smc, peers)| Rule {
+            verdict: if smc { Verdict::Smc } else { Verdict::Tcp },
+            side: None,
+            peers,
+            ports: Vec::new(),
+            programs: Vec::new(),
+        });
+        let policy = Policy { default: Verdict::Tcp, rules: rules.collect() };
+        let client = Ipv6Addr::from_bits(u128::from(client & 15) << 124);
+        prop_assert_eq!(
+            answer(&policy.listen(1), client.into()),
+            policy.connect(&SocketAddr::new(client.into(), 1))
+        );
+    }
+}
