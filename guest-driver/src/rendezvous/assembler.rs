@@ -81,6 +81,7 @@ pub(super) enum When {
 pub(super) enum Helper {
     MapLookup = 1,
     MapUpdate = 2,
+    MapDelete = 3,
     GetSocketCookie = 46,
     SetSockOpt = 49,
     GetSockOpt = 57,

@@ -30,8 +30,11 @@
 //!             refused[bpf_get_socket_cookie(s)] = 1;  // the cookie is the child's, too
 //!         return 1;
 //!     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
-//!         if (speaks(s))
-//!             bpf_store_hdr_opt(s, OPTION, 6, 0);     // the kernel fills up with NOPs
+//!         if (speaks(s)) {
+//!             int n = bpf_store_hdr_opt(s, OPTION, 6, 0);     // the kernel fills up with NOPs
+//!             if (s->skb_tcp_flags & ACK && (n == 0 || n == -EEXIST))
+//!                 delete refused[bpf_get_socket_cookie(s)];   // another process may have had room
+//!         }
 //!         return 1;
 //!     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
@@ -323,6 +326,7 @@ impl<'a> Program<'a> {
 
     fn write_options(&mut self, length: Label, write: Label, out: Label) {
         let (synack_length, synack_write) = (self.a.label(), self.a.label());
+        let answered = self.a.label();
 
         self.a.here(length);
         self.syn(synack_length, out);
@@ -345,6 +349,11 @@ impl<'a> Program<'a> {
         self.a.here(synack_write);
         self.synack(out);
         self.store_option();
+        self.a.jump_if(Reg::R0, When::Equal, 0, answered);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::EEXIST, out);
+        self.a.here(answered);
+        self.cookie();
+        self.remove(self.maps.refused, AT_COOKIE);
         self.a.jump(out);
     }
 
@@ -369,7 +378,7 @@ impl<'a> Program<'a> {
         self.lookup(self.maps.ports, AT_LISTENING);
         self.a.jump_if(Reg::R0, When::Equal, 0, no);
         self.load_option(OPTION, LOAD_SYN);
-        self.judge_option(no, no, no);
+        self.judge_option(no, no);
         self.load_option(FAST_OPEN, LOAD_SYN);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no);
         self.client(no);
@@ -380,7 +389,7 @@ impl<'a> Program<'a> {
         self.require(mark::WANT, out);
         self.a.set(VALUE, mark::KNOWN.cast_signed());
         self.load_option(OPTION, 0);
-        self.judge_option(settle, settle, settle);
+        self.judge_option(settle, settle);
         self.a.or(VALUE, mark::PEER.cast_signed());
         self.a.jump(settle);
     }
@@ -394,7 +403,7 @@ impl<'a> Program<'a> {
         a.jump_if(Reg::R1, When::NoneOf, mark::ANSWER.cast_signed(), crossed);
         a.set(VALUE, 0);
         self.load_option(OPTION, LOAD_SYN);
-        self.judge_option(plain, plain, settle);
+        self.judge_option(plain, settle);
         self.load_option(FAST_OPEN, LOAD_SYN);
         self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, plain);
         self.client(plain);
@@ -438,16 +447,17 @@ impl<'a> Program<'a> {
         a.call(Helper::LoadHeaderOption);
     }
 
-    /// Goes on if an option was loaded and Linux would take it, too.
-    fn judge_option(&mut self, absent: Label, odd: Label, unknown: Label) {
+    /// Goes on if an option was loaded and Linux would take it, too. `absent`: there is none, or
+    /// options that nobody can read; `unknown`: the SYN was not saved.
+    fn judge_option(&mut self, absent: Label, unknown: Label) {
         let there = self.a.label();
         let a = &mut self.a;
-        a.jump_if(Reg::R0, When::Equal, -libc::ENOMSG, absent);
+        a.jump_if(Reg::R0, When::Equal, -libc::ENOENT, unknown);
         a.jump_if(Reg::R0, When::Equal, -libc::ENOSPC, there);
-        a.jump_if(Reg::R0, When::Less, OPTION_LEN, unknown);
+        a.jump_if(Reg::R0, When::Less, OPTION_LEN, absent);
         a.here(there);
         a.load(Width::Byte, Reg::R1, Reg::R10, AT_OPTION + 1);
-        a.jump_if(Reg::R1, When::AnyOf, 1, odd);
+        a.jump_if(Reg::R1, When::AnyOf, 1, absent);
     }
 
     fn reserve(&mut self) {
@@ -524,6 +534,13 @@ impl<'a> Program<'a> {
         a.set_map(Reg::R1, map.as_raw_fd());
         a.stack(Reg::R2, key);
         a.call(Helper::MapLookup);
+    }
+
+    fn remove(&mut self, map: BorrowedFd<'_>, key: i16) {
+        let a = &mut self.a;
+        a.set_map(Reg::R1, map.as_raw_fd());
+        a.stack(Reg::R2, key);
+        a.call(Helper::MapDelete);
     }
 
     fn insert(&mut self, map: BorrowedFd<'_>, key: i16) {

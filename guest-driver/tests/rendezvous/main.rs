@@ -2,6 +2,8 @@
 //!
 //! Needs what a rendezvous needs, and a network namespace: root. Elsewhere these tests are skipped.
 
+#![allow(clippy::unwrap_used, reason = "a step that fails fails the test")]
+
 mod bed;
 mod wire;
 
@@ -10,7 +12,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_driver::rendezvous::{Options, Rendezvous};
+use guest_driver::rendezvous::{Options, Policy, Rendezvous};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::{Fate, HERE, Wire, there};
 
@@ -21,22 +23,36 @@ fn attach() -> Arc<Rendezvous> {
     Rendezvous::attach(Options::default()).unwrap()
 }
 
+fn attach_with(policy: &str) -> Arc<Rendezvous> {
+    let mut options = Options::default();
+    options.policy = Policy::parse(policy).unwrap();
+    Rendezvous::attach(options).unwrap()
+}
+
 /// The address of a listener to be, of either family.
 fn any(family: usize) -> SocketAddr {
     SocketAddr::new(HERE[family].parse().unwrap(), 0)
 }
 
+fn socket(address: &SocketAddr) -> OwnedFd {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
 /// A client that asks for SMC.
-fn ask(rendezvous: &[&Rendezvous], server: SocketAddr) -> TcpStream {
-    let to = there(server);
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket: OwnedFd =
-        rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+fn ask(rendezvous: &[&Arc<Rendezvous>], server: &TcpListener) -> TcpStream {
+    let to = there(server.local_addr().unwrap());
+    let socket = socket(&to);
     for rendezvous in rendezvous {
         assert!(rendezvous.want(&socket, &to).unwrap());
     }
     rustix::net::connect(&socket, &to).unwrap();
     socket.into()
+}
+
+/// A client that does not.
+fn plain(server: &TcpListener) -> TcpStream {
+    TcpStream::connect(there(server.local_addr().unwrap())).unwrap()
 }
 
 /// The options 254 of the SYNs (`false`) and SYN-ACKs (`true`), with what fills them up.
@@ -73,25 +89,416 @@ fn talk(mut client: &TcpStream, mut server: &TcpStream) {
     assert_eq!(&bytes, b"pong");
 }
 
+/// Nobody sent the option.
+fn silence() -> [(bool, Vec<u8>); 2] {
+    [(false, Vec::new()), (true, Vec::new())]
+}
+
+/// Only the client sent it.
+fn unanswered() -> [(bool, Vec<u8>); 2] {
+    [(false, OPTION.to_vec()), (true, Vec::new())]
+}
+
+/// Both sent it.
+fn answered() -> [(bool, Vec<u8>); 2] {
+    [(false, OPTION.to_vec()), (true, OPTION.to_vec())]
+}
+
 #[test]
 fn both_ends_send_the_option_and_know_of_each_other() {
     bed::run(|| {
-        let wire = Wire::honest();
-        let rendezvous = attach();
+        let (wire, rendezvous) = (Wire::honest(), attach());
         for family in [0, 1] {
             let listener = rendezvous.bind(&any(family)).unwrap();
             for _ in 0..3 {
-                let client = ask(&[&rendezvous], listener.local_addr().unwrap());
+                let client = ask(&[&rendezvous], &listener);
                 let (server, _) = listener.accept().unwrap();
-                assert_eq!(
-                    options(&wire),
-                    [(false, OPTION.to_vec()), (true, OPTION.to_vec())],
-                    "family {family}"
-                );
+                assert_eq!(options(&wire), answered(), "family {family}");
                 assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
                 assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
                 talk(&client, &server);
             }
         }
+    });
+}
+
+#[test]
+fn a_listener_on_both_families_answers_both() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&"[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for address in wire::THERE {
+            let to = SocketAddr::new(address.parse().unwrap(), port);
+            let client = socket(&to);
+            rendezvous.want(&client, &to).unwrap();
+            rustix::net::connect(&client, &to).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(options(&wire), answered());
+            assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
+            assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
+        }
+    });
+}
+
+#[test]
+fn a_plain_client_gets_a_plain_answer() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&any(0)).unwrap();
+        let client = plain(&listener);
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(options(&wire), silence());
+        assert_eq!(rendezvous.peer_speaks_smc(&client), None);
+        assert_eq!(rendezvous.peer_speaks_smc(&server), Some(false));
+        talk(&client, &server);
+    });
+}
+
+#[test]
+fn a_plain_server_does_not_answer() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = TcpListener::bind(any(0)).unwrap();
+        let client = ask(&[&rendezvous], &listener);
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(options(&wire), unanswered());
+        assert_eq!(rendezvous.peer_speaks_smc(&client), Some(false));
+        assert_eq!(rendezvous.peer_speaks_smc(&server), None);
+        talk(&client, &server);
+    });
+}
+
+#[test]
+fn sockets_that_were_not_named_are_left_alone() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let _answering = rendezvous.bind(&any(0)).unwrap();
+        let listener = TcpListener::bind(any(0)).unwrap();
+        let client = plain(&listener);
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(options(&wire), silence());
+        talk(&client, &server);
+    });
+}
+
+#[test]
+fn a_listener_that_listens_already_can_be_named() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = TcpListener::bind(any(0)).unwrap();
+        let early = ask(&[&rendezvous], &listener);
+        assert_eq!(options(&wire), unanswered());
+        match rendezvous.listen(&listener) {
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+                eprintln!("SKIPPED, not tested: {error}");
+                return;
+            }
+            named => assert!(named.unwrap()),
+        }
+        let late = ask(&[&rendezvous], &listener);
+        assert_eq!(options(&wire), answered());
+        let (first, _) = listener.accept().unwrap();
+        let (second, _) = listener.accept().unwrap();
+        assert_eq!(rendezvous.peer_speaks_smc(&early), Some(false));
+        assert_eq!(rendezvous.peer_speaks_smc(&first), None);
+        assert_eq!(rendezvous.peer_speaks_smc(&late), Some(true));
+        assert_eq!(rendezvous.peer_speaks_smc(&second), Some(true));
+    });
+}
+
+#[test]
+fn a_middlebox_that_strips_the_option_costs_nothing() {
+    for syn in [true, false] {
+        bed::run(move || {
+            let wire = Wire::new(move |packet| {
+                if packet.is_syn() && packet.is_ack() != syn {
+                    packet.replace_option([1; 8]);
+                }
+                Fate::Pass
+            });
+            let rendezvous = attach();
+            for family in [0, 1] {
+                let listener = rendezvous.bind(&any(family)).unwrap();
+                let client = ask(&[&rendezvous], &listener);
+                let (server, _) = listener.accept().unwrap();
+                let expected = if syn { unanswered() } else { answered() };
+                assert_eq!(options(&wire), expected);
+                // Without the answer a client sends no Proposal, whatever the server hopes for.
+                assert_eq!(rendezvous.peer_speaks_smc(&client), Some(false));
+                assert_eq!(rendezvous.peer_speaks_smc(&server), Some(!syn));
+                talk(&client, &server);
+            }
+        });
+    }
+}
+
+/// What some peer sends instead, whether that is SMC, on either side.
+#[test]
+fn takes_what_linux_takes() {
+    for (bytes, smc) in [
+        // As Linux lays it out.
+        ([1, 1, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9], true),
+        // Longer, as versions to come may have it; odd, and somebody else's experiment.
+        ([254, 8, 0xe2, 0xd4, 0xc3, 0xd9, 7, 7], true),
+        ([254, 7, 0xe2, 0xd4, 0xc3, 0xd9, 7, 1], false),
+        ([254, 6, 0xe2, 0xd4, 0xc3, 0xc4, 1, 1], false),
+        ([254, 6, 0xf9, 0x89, 0xc3, 0xd9, 1, 1], false),
+        ([254, 4, 0xe2, 0xd4, 1, 1, 1, 1], false),
+        ([253, 6, 0xe2, 0xd4, 0xc3, 0xd9, 1, 1], false),
+        // A length that leaves the header.
+        ([254, 60, 0xe2, 0xd4, 0xc3, 0xd9, 1, 1], false),
+        // Fast Open, too: nobody knows what its data would be.
+        ([34, 2, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9], false),
+    ] {
+        for syn in [true, false] {
+            bed::run(move || {
+                let wire = Wire::new(move |packet| {
+                    if packet.is_syn() && packet.is_ack() != syn {
+                        packet.replace_option(bytes);
+                    }
+                    Fate::Pass
+                });
+                let rendezvous = attach();
+                let listener = rendezvous.bind(&any(0)).unwrap();
+                let client = ask(&[&rendezvous], &listener);
+                let (server, _) = listener.accept().unwrap();
+                let seen = options(&wire);
+                if syn {
+                    assert_eq!(!seen[1].1.is_empty(), smc, "{bytes:x?}");
+                    assert_eq!(rendezvous.peer_speaks_smc(&server), Some(smc), "{bytes:x?}");
+                } else if bytes[0] != 34 {
+                    assert_eq!(rendezvous.peer_speaks_smc(&client), Some(smc), "{bytes:x?}");
+                }
+                talk(&client, &server);
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_lost_is_sent_again_with_the_option() {
+    for synack in [false, true] {
+        bed::run(move || {
+            let mut lost = false;
+            let wire = Wire::new(move |packet| {
+                let lose = packet.is_syn() && packet.is_ack() == synack && !lost;
+                lost |= lose;
+                if lose { Fate::Lose } else { Fate::Pass }
+            });
+            let rendezvous = attach();
+            let listener = rendezvous.bind(&any(0)).unwrap();
+            let client = ask(&[&rendezvous], &listener);
+            let (server, _) = listener.accept().unwrap();
+            let seen = options(&wire);
+            assert!(seen.len() > 2, "{seen:?}");
+            assert!(seen.iter().all(|(_, option)| *option == OPTION), "{seen:?}");
+            assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
+            assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
+        });
+    }
+}
+
+/// A cookie cannot remember that the client asked (as in Linux).
+#[test]
+fn syn_cookies_do_not_answer() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap();
+        for family in [0, 1] {
+            let listener = rendezvous.bind(&any(family)).unwrap();
+            let client = ask(&[&rendezvous], &listener);
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(options(&wire), unanswered());
+            assert_eq!(rendezvous.peer_speaks_smc(&client), Some(false));
+            assert_ne!(rendezvous.peer_speaks_smc(&server), Some(true));
+            talk(&client, &server);
+        }
+    });
+}
+
+#[test]
+fn an_option_without_room_is_left_out() {
+    bed::run(|| {
+        let (wire, client_side, server_side) = (Wire::honest(), attach(), attach());
+        let listener = server_side.bind(&any(0)).unwrap();
+        // Others that reserve the 20 bytes that Linux leaves free: each of them takes 6 at least.
+        let others: Vec<_> = (0..4).map(|_| attach()).collect();
+        let to = there(listener.local_addr().unwrap());
+        let client = socket(&to);
+        for other in &others {
+            other.want(&client, &to).unwrap();
+        }
+        rustix::net::connect(&client, &to).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        // One of them wrote it, and all of them know.
+        assert_eq!(options(&wire)[0].1[..6], OPTION[..6]);
+        assert_eq!(server_side.peer_speaks_smc(&server), Some(true));
+        assert!(others.iter().all(|other| other.peer_speaks_smc(&client) == Some(true)));
+        assert_eq!(client_side.peer_speaks_smc(&client), None);
+        talk(&client.into(), &server);
+    });
+}
+
+#[test]
+fn several_processes_share_a_cgroup() {
+    bed::run(|| {
+        let wire = Wire::honest();
+        let all: Vec<_> = (0..3).map(|_| attach()).collect();
+        let listeners: Vec<_> = all.iter().map(|one| one.bind(&any(0)).unwrap()).collect();
+        for client_side in &all {
+            for (server_side, listener) in all.iter().zip(&listeners) {
+                let client = ask(&[client_side], listener);
+                let (server, _) = listener.accept().unwrap();
+                assert_eq!(options(&wire), answered());
+                assert_eq!(client_side.peer_speaks_smc(&client), Some(true));
+                assert_eq!(server_side.peer_speaks_smc(&server), Some(true));
+                for other in all.iter().filter(|other| !Arc::ptr_eq(other, server_side)) {
+                    assert_eq!(other.peer_speaks_smc(&server), None);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn workers_that_share_a_port_answer_once() {
+    bed::run(|| {
+        let wire = Wire::honest();
+        let all: Vec<_> = (0..5).map(|_| attach()).collect();
+        let mut address = any(0);
+        let listeners: Vec<TcpListener> = all
+            .iter()
+            .map(|one| {
+                let socket = socket(&address);
+                rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+                rustix::net::bind(&socket, &address).unwrap();
+                assert!(one.listen(&socket).unwrap());
+                rustix::net::listen(&socket, 8).unwrap();
+                let listener = TcpListener::from(socket);
+                listener.set_nonblocking(true).unwrap();
+                address = listener.local_addr().unwrap();
+                listener
+            })
+            .collect();
+        for _ in 0..20 {
+            let client = ask(&[&all[0]], &listeners[0]);
+            let accepted = |(one, listener): (&Arc<Rendezvous>, &TcpListener)| {
+                listener.accept().ok().map(|(server, _)| one.peer_speaks_smc(&server))
+            };
+            let answers: Vec<_> = all.iter().zip(&listeners).filter_map(accepted).collect();
+            assert_eq!(answers, [Some(true)]);
+            assert_eq!(all[0].peer_speaks_smc(&client), Some(true));
+            let seen = options(&wire);
+            let synack = &seen[1].1;
+            assert_eq!(synack[..6], OPTION[..6]);
+            assert!(synack[6..].iter().all(|byte| *byte == 1), "one option only: {synack:x?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_left_when_it_is_dropped() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&any(0)).unwrap();
+        let to = there(listener.local_addr().unwrap());
+        let marked = socket(&to);
+        rendezvous.want(&marked, &to).unwrap();
+        drop(rendezvous);
+        rustix::net::connect(&marked, &to).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(options(&wire), silence());
+        talk(&marked.into(), &server);
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            let target = std::fs::read_link(entry.path()).unwrap_or_default();
+            assert!(!target.to_string_lossy().contains("bpf"), "{target:?}");
+        }
+    });
+}
+
+#[test]
+fn a_socket_asks_again_when_it_connects_again() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&any(0)).unwrap();
+        let to = there(listener.local_addr().unwrap());
+        let client = socket(&to);
+        let refused = SocketAddr::new(to.ip(), 1);
+        rendezvous.want(&client, &refused).unwrap();
+        assert!(rustix::net::connect(&client, &refused).is_err());
+        assert_eq!(rendezvous.peer_speaks_smc(&client), None);
+        rendezvous.want(&client, &to).unwrap();
+        rustix::net::connect(&client, &to).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        // The first SYN was met by a reset.
+        assert_eq!(options(&wire)[1..], answered());
+        assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
+        assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
+    });
+}
+
+#[test]
+fn a_policy_keeps_the_option_from_servers() {
+    bed::run(|| {
+        let wire = Wire::honest();
+        let strict = attach_with("[[rule]]\nuse = 'tcp'\npeers = ['10.77.0.2', 'fd77::/64']");
+        for family in [0, 1] {
+            let listener = TcpListener::bind(any(family)).unwrap();
+            let to = there(listener.local_addr().unwrap());
+            let client = socket(&to);
+            assert!(!strict.want(&client, &to).unwrap());
+            rustix::net::connect(&client, &to).unwrap();
+            assert_eq!(options(&wire), silence());
+        }
+    });
+}
+
+#[test]
+fn a_policy_keeps_the_option_from_clients() {
+    bed::run(|| {
+        let (wire, asking) = (Wire::honest(), attach());
+        for (policy, smc) in [
+            ("[[rule]]\nuse = 'tcp'\npeers = ['10.77.0.2', 'fd77::2']", false),
+            ("[[rule]]\nuse = 'tcp'\npeers = ['10.77.0.3', 'fd77::3']", true),
+            (
+                "default = 'tcp'\n[[rule]]\nuse = 'smc'\npeers = ['10.77.0.0/30', 'fd77::/126']",
+                true,
+            ),
+            (
+                "default = 'tcp'\n[[rule]]\nuse = 'smc'\npeers = ['10.77.0.4/30', 'fd77::4/126']",
+                false,
+            ),
+            ("[[rule]]\nuse = 'tcp'\nwhen = 'connect'\npeers = ['0.0.0.0/0', '::/0']", true),
+        ] {
+            let strict = attach_with(policy);
+            for address in [any(0), any(1), "[::]:0".parse().unwrap()] {
+                let listener = strict.bind(&address).unwrap();
+                let port = listener.local_addr().unwrap().port();
+                let seen_as =
+                    if address.ip().is_unspecified() { 0 } else { usize::from(address.is_ipv6()) };
+                let to = SocketAddr::new(wire::THERE[seen_as].parse().unwrap(), port);
+                let client = socket(&to);
+                asking.want(&client, &to).unwrap();
+                rustix::net::connect(&client, &to).unwrap();
+                let (server, _) = listener.accept().unwrap();
+                let expected = if smc { answered() } else { unanswered() };
+                assert_eq!(options(&wire), expected, "{policy}, {address}");
+                assert_eq!(asking.peer_speaks_smc(&client), Some(smc));
+                assert_eq!(strict.peer_speaks_smc(&server), Some(smc));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_policy_keeps_a_listener_silent() {
+    bed::run(|| {
+        let (wire, asking) = (Wire::honest(), attach());
+        let silent = attach_with("[[rule]]\nuse = 'tcp'\nwhen = 'listen'");
+        let listener = TcpListener::bind(any(0)).unwrap();
+        assert!(!silent.listen(&listener).unwrap());
+        let _client = ask(&[&asking], &listener);
+        assert_eq!(options(&wire), unanswered());
     });
 }

@@ -142,11 +142,6 @@ impl Packet {
         &self.bytes[self.tcp + 20..self.end_of_options()]
     }
 
-    /// The bytes after the TCP header.
-    pub(crate) fn payload(&self) -> &[u8] {
-        &self.bytes[self.end_of_options()..]
-    }
-
     /// Puts eight other bytes into the place of option 254 and of the NOPs behind it.
     pub(crate) fn replace_option(&mut self, with: [u8; 8]) {
         let end = self.end_of_options();
