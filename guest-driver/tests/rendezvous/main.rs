@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a step that fails fails the test")]
 
 mod bed;
+mod hog;
 mod wire;
 
 use std::io::{Read, Write};
@@ -13,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_driver::rendezvous::{Options, Policy, Rendezvous};
+use hog::On;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::{Fate, HERE, Wire, there};
 
@@ -319,24 +321,40 @@ fn syn_cookies_do_not_answer() {
 
 #[test]
 fn an_option_without_room_is_left_out() {
+    for on in [On::Syn, On::SynAck] {
+        bed::run(move || {
+            let wire = Wire::honest();
+            let cgroup = attach().cgroup().to_owned();
+            let _hog = hog::attach(&cgroup, on).unwrap();
+            let rendezvous = attach();
+            for family in [0, 1] {
+                let listener = rendezvous.bind(&any(family)).unwrap();
+                let client = ask(&[&rendezvous], &listener);
+                let (server, _) = listener.accept().unwrap();
+                let expected = if on == On::Syn { silence() } else { unanswered() };
+                assert_eq!(options(&wire), expected, "{on:?}");
+                assert_eq!(rendezvous.peer_speaks_smc(&client), Some(false));
+                assert_eq!(rendezvous.peer_speaks_smc(&server), Some(false));
+                talk(&client, &server);
+            }
+        });
+    }
+}
+
+/// A listener may have been prepared by another program, which says nothing of ours.
+#[test]
+fn a_listener_of_another_program_is_left_alone() {
     bed::run(|| {
-        let (wire, client_side, server_side) = (Wire::honest(), attach(), attach());
-        let listener = server_side.bind(&any(0)).unwrap();
-        // Others that reserve the 20 bytes that Linux leaves free: each of them takes 6 at least.
-        let others: Vec<_> = (0..4).map(|_| attach()).collect();
-        let to = there(listener.local_addr().unwrap());
-        let client = socket(&to);
-        for other in &others {
-            other.want(&client, &to).unwrap();
-        }
-        rustix::net::connect(&client, &to).unwrap();
-        let (server, _) = listener.accept().unwrap();
-        // One of them wrote it, and all of them know.
-        assert_eq!(options(&wire)[0].1[..6], OPTION[..6]);
-        assert_eq!(server_side.peer_speaks_smc(&server), Some(true));
-        assert!(others.iter().all(|other| other.peer_speaks_smc(&client) == Some(true)));
-        assert_eq!(client_side.peer_speaks_smc(&client), None);
-        talk(&client.into(), &server);
+        let wire = Wire::honest();
+        let rendezvous = attach();
+        // It has itself called back for every listener, and takes room on SYNs only.
+        let _other = hog::attach(rendezvous.cgroup(), On::Syn).unwrap();
+        let answering = rendezvous.bind(&any(0)).unwrap();
+        let listener = TcpListener::bind(any(0)).unwrap();
+        let _client = ask(&[&rendezvous], &listener);
+        assert_eq!(options(&wire), unanswered());
+        let _client = ask(&[&rendezvous], &answering);
+        assert_eq!(options(&wire)[1], answered()[1]);
     });
 }
 
