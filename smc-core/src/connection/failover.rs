@@ -182,10 +182,7 @@ mod tests {
         assert_eq!(resume.sequence, 2);
         assert_eq!(resume.spans, [Span { offset: 20, len: 10 }, Span::default()]);
         let cdc = resume.validation(7);
-        assert_eq!(
-            (cdc.sequence, cdc.token, cdc.producer_flags),
-            (2, 7, ProducerFlags::FAILOVER)
-        );
+        assert_eq!((cdc.sequence, cdc.token, cdc.producer_flags), (2, 7, ProducerFlags::FAILOVER));
         assert_eq!(log.post(at(0, 30)), 4, "validation takes no number of its own");
     }
 

@@ -66,10 +66,9 @@ impl LinkState {
             (S::Preparing | S::Adding | S::Confirming | S::Active | S::Leaving, E::Failed) => {
                 Some(S::Failed)
             }
-            (
-                S::Adding | S::Confirming | S::Active | S::Leaving | S::Failed,
-                E::DeletionAgreed,
-            ) => Some(S::Deleting),
+            (S::Adding | S::Confirming | S::Active | S::Leaving | S::Failed, E::DeletionAgreed) => {
+                Some(S::Deleting)
+            }
             (S::Gone, _) => None,
             (_, E::Destroyed) => Some(S::Gone),
             _ => None,

@@ -84,11 +84,25 @@
 //! What a hostile peer can do is bounded: each odd message is an [`Anomaly`] with a counter, lists
 //! have limits, and the worst that follows is the end of this group.
 
+mod add_client;
+mod add_link;
 mod anomaly;
+mod confirm_link;
+mod delete_link;
+mod exchange;
+mod failure;
+mod inputs;
 mod link;
 mod output;
 mod params;
+mod peer_rkeys;
+mod pump;
+mod queries;
+mod receive;
+mod rkeys;
 mod rmb;
+mod timers;
+mod topology;
 
 pub use anomaly::{Anomaly, AnomalyKind, Counters};
 pub use link::{Link, LinkEvent, LinkKey, LinkState, Topology};
@@ -102,9 +116,10 @@ pub use rmb::{MAX_RMBS, PeerRmbId, RmbId, RmbState, UseError};
 use std::collections::VecDeque;
 
 use crate::handshake::Instant;
-use crate::wire::ids::{Psn, Qpn, Rkey};
-use crate::wire::llc::DeleteReason;
+use crate::wire::ids::{Psn, Qpn};
+use crate::wire::llc::{DeleteReason, DeleteRkey};
 
+use exchange::{Add, Config, PeerConfirm, Phase, RkeyExchange, Stage};
 use rmb::{PeerRmbs, Rmb};
 
 /// Anomalies in a row on one link after which it counts as down.
@@ -122,12 +137,36 @@ pub struct Prepared {
 }
 
 /// One link group. See the [module](self).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkGroup {
     params: Params,
+    phase: Phase,
+    /// Whether connections could ever send.
+    was_usable: bool,
+    /// Whether the first connection can no longer go on as TCP (ERR-3), and what will tell.
+    committed: bool,
+    commit_receipt: Option<Receipt>,
+    max_links: u8,
     links: Vec<Link>,
+    next_key: u32,
+    last_number: u8,
+    next_receipt: u32,
+    probes: u64,
     rmbs: Vec<Rmb>,
     peer_rmbs: PeerRmbs,
+    config: Option<Config>,
+    rkey: Option<RkeyExchange>,
+    peer_confirm: Option<PeerConfirm>,
+    kept: VecDeque<(LinkKey, DeleteRkey)>,
+    /// Server: one more link is wanted.
+    add_wanted: bool,
+    /// Client: the server is to be told of an RNIC.
+    notice_wanted: bool,
+    /// Server: Request Add Link came on this link and has no answer.
+    request_to_answer: Option<LinkKey>,
+    retry_at: Option<Instant>,
+    idle_at: Option<Instant>,
+    farewell_code: (DeleteReason, bool),
     outputs: VecDeque<Output>,
     counters: Counters,
 }
@@ -135,209 +174,70 @@ pub struct LinkGroup {
 impl LinkGroup {
     /// Starts a group with its first link, at first contact. The server sends Confirm Link, the
     /// client awaits it (RFC 7609 section 3.5.1.5).
-    pub fn new(params: Params, _first: FirstLink, _now: Instant) -> LinkGroup {
-        LinkGroup {
+    pub fn new(mut params: Params, first: FirstLink, now: Instant) -> LinkGroup {
+        if !params.rnics.iter().any(|rnic| rnic.id == first.rnic.id) {
+            params.rnics.insert(0, first.rnic);
+        }
+        let max_links = match params.generation {
+            Generation::V1 { max_links } => max_links.clamp(2, 8),
+            Generation::V2 => 2,
+            Generation::V21(limits) => limits.max_links.clamp(1, 2),
+        };
+        let server = params.role == Role::Server;
+        let timers = params.timers;
+        let resend = server.then(|| now.after(timers.resend));
+        let mut group = LinkGroup {
             params,
+            phase: Phase::FirstConfirm { until: now.after(timers.first_contact), resend },
+            was_usable: false,
+            committed: false,
+            commit_receipt: None,
+            max_links,
             links: Vec::new(),
+            next_key: 0,
+            last_number: 0,
+            next_receipt: 0,
+            probes: 0,
             rmbs: Vec::new(),
             peer_rmbs: PeerRmbs::default(),
+            config: None,
+            rkey: None,
+            peer_confirm: None,
+            kept: VecDeque::new(),
+            add_wanted: false,
+            notice_wanted: false,
+            request_to_answer: None,
+            retry_at: None,
+            idle_at: None,
+            farewell_code: (DeleteReason::OPERATOR, false),
             outputs: VecDeque::new(),
             counters: Counters::default(),
-        }
-    }
-
-    /// What has to be done next. To be called until it returns `None`, after every other call.
-    pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
-    }
-
-    /// When [`LinkGroup::handle_timeout`] is due, if at all.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    /// Does what is due at `now`; early and needless calls do no harm.
-    pub fn handle_timeout(&mut self, _now: Instant) {}
-
-    /// Takes a message that one receive completion brought.
-    ///
-    /// # Errors
-    /// [`Anomaly`] if there was something odd about it. It has been dealt with and counted; only
-    /// [`Anomaly::NotLlc`] leaves the message to the caller.
-    pub fn handle_message(
-        &mut self,
-        _link: LinkKey,
-        _bytes: &[u8],
-        _now: Instant,
-    ) -> Result<(), Anomaly> {
-        Ok(())
-    }
-
-    /// Something other than LLC was received on a link: it lives.
-    pub fn handle_received(&mut self, _link: LinkKey, _now: Instant) {}
-
-    /// The send completion of a message with a receipt. A failed send is reported by
-    /// [`LinkGroup::handle_link_failed`] instead.
-    pub fn handle_sent(&mut self, _receipt: Receipt, _now: Instant) {}
-
-    /// Answer to [`Output::PrepareLink`]; if there can be no queue pair, the answer is
-    /// [`LinkGroup::handle_link_failed`] with [`Cause::Setup`].
-    pub fn handle_link_prepared(&mut self, _link: LinkKey, _prepared: Prepared, _now: Instant) {}
-
-    /// A link does not work any more, or an order for it could not be carried out.
-    pub fn handle_link_failed(&mut self, _link: LinkKey, _cause: Cause, _now: Instant) {}
-
-    /// An RNIC that can reach the peer has come, or come back (LLC-77, LLCV2-30, LG-26).
-    pub fn handle_rnic_up(&mut self, _rnic: Rnic, _now: Instant) {}
-
-    /// An RNIC has gone: all its links have failed.
-    pub fn handle_rnic_down(&mut self, _rnic: RnicId, _now: Instant) {}
-
-    /// The peer's SMC Decline came over TCP during first contact (ERR-46). Too late for it if
-    /// [`LinkGroup::may_fall_back`] is false; the group then takes it as a failure (ERR-5).
-    pub fn handle_decline(&mut self, _now: Instant) {}
-
-    /// Tells the peer of an own RMB with its region on each link of [`LinkGroup::key_links`];
-    /// `on` is the link the first connection wants. The answer is [`Output::RmbConfirmed`] or
-    /// [`Output::RmbRefused`] (LLC-46, LLC-51).
-    ///
-    /// # Errors
-    /// [`UseError`]; nothing has happened then.
-    pub fn add_rmb(
-        &mut self,
-        _rmb: RmbId,
-        _on: Option<LinkKey>,
-        _regions: &[(LinkKey, Region)],
-        _now: Instant,
-    ) -> Result<(), UseError> {
-        Ok(())
-    }
-
-    /// Tells the peer that an own RMB, which no connection uses, is gone. The answer is
-    /// [`Output::RmbDeleted`] (LLC-57).
-    pub fn remove_rmb(&mut self, _rmb: RmbId, _now: Instant) {}
-
-    /// The peer's RMB that SMC Accept or Confirm names by a region on a link. One that is not known
-    /// is taken over, as Linux does.
-    ///
-    /// # Errors
-    /// [`UseError::NoLink`], [`UseError::TooManyRmbs`].
-    pub fn bind_peer_rmb(
-        &mut self,
-        _link: LinkKey,
-        _region: Region,
-    ) -> Result<PeerRmbId, UseError> {
-        Err(UseError::Over)
-    }
-
-    /// Where to write into an RMB of the peer over a link, or `None` if the peer has named no key
-    /// there or has deleted the RMB.
-    pub fn peer_region(&self, rmb: PeerRmbId, link: LinkKey) -> Option<Region> {
-        self.peer_rmbs.on(rmb, link)
-    }
-
-    /// The RMB of the peer that has this key on a link.
-    pub fn find_peer_rmb(&self, link: LinkKey, rkey: Rkey) -> Option<PeerRmbId> {
-        self.peer_rmbs.find(link, rkey)
-    }
-
-    /// The link for a new connection: of the active ones that with the fewest (LG-41).
-    pub fn pick_link(&self) -> Option<LinkKey> {
-        None
-    }
-
-    /// Whether the group takes one more connection; if not, the server makes a parallel group
-    /// (LG-48, LG-53).
-    pub fn has_room(&self) -> bool {
-        true
-    }
-
-    /// A connection uses a link from now on.
-    ///
-    /// # Errors
-    /// [`UseError::Full`], [`UseError::NoLink`], [`UseError::Over`].
-    pub fn connection_added(&mut self, _link: LinkKey, _now: Instant) -> Result<(), UseError> {
-        Ok(())
-    }
-
-    /// A connection is gone. `link` is the one it used last, by the outputs taken so far.
-    pub fn connection_removed(&mut self, _link: LinkKey, _now: Instant) {}
-
-    /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42).
-    pub fn delete_link(&mut self, _link: LinkKey, _reason: DeleteReason, _now: Instant) {}
-
-    /// Ends the group: Delete Link for all links, then [`Output::Terminated`] (LG-57).
-    pub fn terminate(&mut self, _reason: DeleteReason, _now: Instant) {}
-
-    /// Whether a failure now would still leave the first connection to TCP (ERR-3).
-    pub fn may_fall_back(&self) -> bool {
-        false
-    }
-
-    /// Whether connections may send.
-    pub fn is_usable(&self) -> bool {
-        false
-    }
-
-    /// Whether [`Output::Terminated`] has been given.
-    pub fn is_over(&self) -> bool {
-        false
-    }
-
-    /// All links, those that are going included, oldest first.
-    pub fn links(&self) -> &[Link] {
-        &self.links
-    }
-
-    /// One link.
-    pub fn link(&self, key: LinkKey) -> Option<&Link> {
-        self.links.iter().find(|link| link.key == key)
-    }
-
-    /// The active link with these two ends, to which an SMC Accept at subsequent contact refers by
-    /// the server's GID and queue pair.
-    pub fn link_to(&self, peer_qpn: Qpn, peer_gid: crate::wire::ids::Gid) -> Option<LinkKey> {
-        let is = |link: &&Link| {
-            link.state == LinkState::Active
-                && link.remote.is_some_and(|remote| {
-                    remote.qpn == peer_qpn && remote.gid.same_address(peer_gid)
-                })
         };
-        self.links.iter().find(is).map(|link| link.key)
+        group.start(&first, now);
+        group
     }
 
-    /// Links for which [`LinkGroup::add_rmb`] needs a region: all that have a queue pair.
-    pub fn key_links(&self) -> impl Iterator<Item = LinkKey> + '_ {
-        self.links.iter().map(|link| link.key)
-    }
-
-    /// How redundant the group is.
-    pub fn topology(&self) -> Topology {
-        Topology::None
-    }
-
-    /// Connections of the group.
-    pub fn connections(&self) -> u32 {
-        0
-    }
-
-    /// Most links of the group that are not asymmetric, once settled.
-    pub fn max_links(&self) -> u8 {
-        1
-    }
-
-    /// Most connections of the group.
-    pub fn max_connections(&self) -> u32 {
-        255
-    }
-
-    /// What has happened so far.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// What the group was started with; `rnics` is as it is now.
-    pub fn params(&self) -> &Params {
-        &self.params
+    fn start(&mut self, first: &FirstLink, now: Instant) {
+        let server = self.is_server();
+        self.last_number = u8::from(server);
+        let key = self.new_link(first.rnic, self.last_number, Some(first.remote), now);
+        if let Some(link) = self.link_mut(key) {
+            link.qpn = first.qpn;
+            link.state = LinkState::Confirming;
+        }
+        self.rmbs.push(Rmb {
+            id: first.rmb,
+            state: RmbState::Confirmed,
+            told: true,
+            keys: vec![(key, first.region, true)],
+            on: None,
+            refused: 0,
+            not_before: None,
+        });
+        self.peer_rmbs.learn(key, first.peer_region);
+        if server {
+            self.outputs.push_back(Output::ActivateLink { link: key });
+            self.post_confirm(key, false);
+        }
     }
 }

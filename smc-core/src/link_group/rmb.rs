@@ -114,9 +114,7 @@ impl PeerRmbs {
     /// Sets the key of an RMB on a link; a key that another RMB had there is taken from it.
     pub(super) fn set(&mut self, id: PeerRmbId, link: LinkKey, region: Region) {
         for (have, keys) in &mut self.rmbs {
-            keys.retain(|(key, old)| {
-                *key != link || (*have != id && old.rkey != region.rkey)
-            });
+            keys.retain(|(key, old)| *key != link || (*have != id && old.rkey != region.rkey));
             if *have == id {
                 keys.push((link, region));
             }

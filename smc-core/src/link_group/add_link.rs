@@ -1,0 +1,410 @@
+//! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
+//! 3.5.5.1).
+
+use super::exchange::Keys;
+use super::link::Wish;
+use super::{
+    Add, Anomaly, AnomalyKind, Cause, Config, Link, LinkEvent, LinkGroup, LinkKey, LinkState,
+    LoneRnic, Output, Prepared, Region, RemoteEnd, Rnic, Stage,
+};
+use crate::handshake::Instant;
+use crate::wire::List;
+use crate::wire::clc::GidList;
+use crate::wire::ids::{Gid, Mac, Mtu, Psn, Qpn};
+use crate::wire::llc::{
+    AddLink, AddLinkCont, AddLinkV2, DeleteReason, Message, RejectReason, RequestAddLink, RkeyPair,
+};
+
+impl LinkGroup {
+    /// Server: begins, if there is an RNIC for it.
+    pub(super) fn start_add(&mut self, now: Instant) {
+        self.add_wanted = false;
+        let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
+        let number = self.new_number();
+        let lone = self.active().any(|link| link.rnic.id == rnic.id);
+        if lone && self.full_links() == 1 && self.params.lone_rnic == LoneRnic::InvalidMtu {
+            let until = self.add_deadline(now);
+            let (stage, told) = (Stage::Reply, Vec::new());
+            self.config = Some(Config::Add(Add { over, new: None, number, stage, until, told }));
+            let message = self.add_message(&rnic, number, (Qpn::new(0), Psn::new(0)), Vec::new());
+            self.post_add(over, AddLink { mtu: Mtu::from_code(0), ..message });
+            return;
+        }
+        let new = self.new_link(rnic, number, None, now);
+        self.prepare(over, new, number, now);
+    }
+
+    /// Makes the caller make a queue pair.
+    pub(super) fn prepare(&mut self, over: LinkKey, new: LinkKey, number: u8, now: Instant) {
+        let Some(link) = self.link(new) else { return };
+        let (rnic, remote) = (link.rnic.id, link.remote);
+        let until = now.after(self.params.timers.reply);
+        let (stage, told) = (Stage::Prepare, Vec::new());
+        self.config = Some(Config::Add(Add { over, new: Some(new), number, stage, until, told }));
+        self.outputs.push_back(Output::PrepareLink { link: new, rnic, remote });
+    }
+
+    pub(super) fn new_link(
+        &mut self,
+        rnic: Rnic,
+        number: u8,
+        remote: Option<RemoteEnd>,
+        now: Instant,
+    ) -> LinkKey {
+        let key = LinkKey(self.next_key);
+        self.next_key = self.next_key.wrapping_add(1);
+        self.links.push(Link {
+            key,
+            state: LinkState::Preparing,
+            number,
+            user_id: self.user_id(key),
+            peer_user_id: 0,
+            rnic,
+            qpn: Qpn::new(0),
+            psn: Psn::new(0),
+            remote,
+            asymmetric: false,
+            connections: 0,
+            heard: now,
+            probe: None,
+            wish: None,
+            asked: None,
+            farewell: None,
+            odd: 0,
+        });
+        key
+    }
+
+    /// The next number that no link has; all 255 come before one comes again (LLC-15).
+    fn new_number(&mut self) -> u8 {
+        for _ in 0..=u8::MAX {
+            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+            if self.by_number(self.last_number).is_none() {
+                break;
+            }
+        }
+        self.last_number
+    }
+
+    /// At first contact a reply may take longer (ERR-12).
+    fn add_deadline(&self, now: Instant) -> Instant {
+        let timers = &self.params.timers;
+        now.after(if self.was_usable { timers.reply } else { timers.first_contact })
+    }
+
+    fn add_message(
+        &self,
+        rnic: &Rnic,
+        number: u8,
+        (qpn, psn): (Qpn, Psn),
+        rkeys: Vec<RkeyPair>,
+    ) -> AddLink {
+        let target = if self.is_server() { self.target_gid() } else { Gid::NONE };
+        let v2 = AddLinkV2 { direct: rnic.direct, target, rkeys };
+        AddLink {
+            reply: !self.is_server(),
+            rejected: None,
+            mac: rnic.mac,
+            gid: rnic.gid,
+            qpn,
+            link_number: number,
+            mtu: rnic.mtu,
+            psn,
+            v2: (!self.is_v1()).then_some(v2),
+        }
+    }
+
+    /// An address of the client's list that no link has (LLCV2-20).
+    fn target_gid(&self) -> Gid {
+        let used = |gid: &&Gid| {
+            let ends = |link: &Link| link.remote.is_some_and(|end| end.gid.same_address(**gid));
+            self.links.iter().any(ends)
+        };
+        self.params.peer_gids.iter().find(|gid| !used(gid)).copied().unwrap_or(Gid::NONE)
+    }
+
+    fn post_add(&mut self, over: LinkKey, message: AddLink) {
+        let message = Message::AddLink(message);
+        if self.committed {
+            self.post(over, message);
+        } else {
+            self.commit_receipt = Some(self.post_with_receipt(over, message));
+        }
+    }
+
+    /// Pairs of all own RMBs that the peer knows on the carrying link (LLC-31).
+    fn own_pairs(&mut self, over: LinkKey, new: LinkKey) -> Vec<RkeyPair> {
+        let mut pairs = Vec::new();
+        let mut told = Vec::new();
+        for rmb in &self.rmbs {
+            let known = rmb.keys.iter().any(|(link, _, known)| *link == over && *known);
+            if let (true, Some(old), Some(region)) = (known, rmb.on(over), rmb.on(new)) {
+                let (reference, address) = (old.rkey, region.address);
+                pairs.push(RkeyPair { reference, new: region.rkey, address });
+                told.push(rmb.id);
+            }
+        }
+        if let Some(Config::Add(add)) = &mut self.config {
+            add.told = told;
+        }
+        pairs
+    }
+
+    /// The answer to [`Output::PrepareLink`].
+    pub(super) fn prepared(&mut self, key: LinkKey, prepared: &Prepared, now: Instant) {
+        let Some(add) = self.adding() else { return };
+        if add.new != Some(key) || add.stage != Stage::Prepare {
+            return;
+        }
+        let (over, number) = (add.over, add.number);
+        let without = |rmb: &super::Rmb| !prepared.regions.iter().any(|(id, _)| *id == rmb.id);
+        if self.rmbs.iter().any(|rmb| rmb.told && without(rmb)) {
+            self.abort_add(Cause::Setup, now);
+            return;
+        }
+        for rmb in &mut self.rmbs {
+            if let Some((_, region)) = prepared.regions.iter().find(|(id, _)| *id == rmb.id) {
+                rmb.keys.push((key, *region, false));
+            }
+        }
+        let Some(link) = self.link_mut(key) else { return };
+        (link.qpn, link.psn) = (prepared.qpn, prepared.psn);
+        link.state = link.state.next(LinkEvent::Prepared).unwrap_or(link.state);
+        let rnic = link.rnic;
+        let pairs = self.own_pairs(over, key);
+        let mut message = self.add_message(&rnic, number, (prepared.qpn, prepared.psn), Vec::new());
+        let v1_pairs = match &mut message.v2 {
+            Some(v2) => {
+                v2.rkeys = pairs;
+                None
+            }
+            None => Some(pairs),
+        };
+        let server = self.is_server();
+        if !server {
+            self.connect(key);
+        }
+        self.post_add(over, message);
+        let (stage, until) = match (server, v1_pairs) {
+            (true, _) => (Stage::Reply, self.add_deadline(now)),
+            (false, Some(own)) => {
+                let keys = Keys { own, ..Keys::default() };
+                (Stage::Keys(keys), now.after(self.params.timers.reply))
+            }
+            (false, None) => (Stage::Confirm, now.after(self.params.timers.confirm_added)),
+        };
+        self.set_stage(stage, until);
+    }
+
+    pub(super) fn set_stage(&mut self, stage: Stage, until: Instant) {
+        if let Some(Config::Add(add)) = &mut self.config {
+            (add.stage, add.until) = (stage, until);
+        }
+    }
+
+    /// Queue pair to RTR.
+    pub(super) fn connect(&mut self, key: LinkKey) {
+        self.set_state(key, LinkEvent::Connected);
+        let Some(link) = self.link(key) else { return };
+        let Some(remote) = link.remote else { return };
+        let mtu = Mtu::from_code(link.rnic.mtu.code().min(remote.mtu.code()));
+        self.outputs.push_back(Output::ConnectLink { link: key, remote, mtu });
+    }
+
+    /// Server: the client's reply (LG-24, ERR-36).
+    pub(super) fn on_add_reply(
+        &mut self,
+        key: LinkKey,
+        message: AddLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let awaited = self.adding().filter(|add| add.over == key && add.stage == Stage::Reply);
+        let Some(add) = awaited else { return Err(Anomaly::UnexpectedReply("Add Link")) };
+        if message.link_number != add.number {
+            return Err(Anomaly::WrongAddLink("link number"));
+        }
+        let new = add.new;
+        self.committed = true;
+        if message.rejected.is_some() {
+            self.counters.add_links_refused += 1;
+            self.abort_add(Cause::NoAddLinkReply, now);
+            return Ok(());
+        }
+        let Some(new) = new else {
+            // It takes an MTU that does not exist.
+            self.config = None;
+            self.fail_link(key, Cause::Violation(AnomalyKind::WrongAddLink), now);
+            return Err(Anomaly::WrongAddLink("MTU"));
+        };
+        let rnic = self.link(new).map(|link| link.rnic.id).unwrap_or_default();
+        let wrong = if message.mtu.bytes().is_err() {
+            Some("MTU")
+        } else if message.gid.is_none() {
+            Some("GID")
+        } else if message.mac == Mac::NONE {
+            Some("MAC")
+        } else if !self.fits(rnic, message.gid) {
+            Some("RNIC")
+        } else {
+            None
+        };
+        if let Some(link) = self.link_mut(new) {
+            let AddLink { gid, mac, qpn, psn, mtu, .. } = message;
+            link.remote = Some(RemoteEnd { gid, mac, qpn, psn, mtu });
+        }
+        if let Some(wrong) = wrong {
+            // The client has a link now, which has to be taken from it again.
+            self.set_stage(Stage::Confirm, now);
+            self.abort_add(Cause::Violation(AnomalyKind::WrongAddLink), now);
+            return Err(Anomaly::WrongAddLink(wrong));
+        }
+        self.connect(new);
+        match message.v2 {
+            Some(v2) => {
+                let unknown = self.take_pairs(key, new, &v2.rkeys);
+                self.send_confirm(new, now);
+                unknown
+            }
+            None => {
+                let own = self.own_pairs(key, new);
+                self.set_stage(Stage::Keys(Keys { own, ..Keys::default() }), now);
+                self.send_keys(key, now);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the peer's keys on the new link (LLC-31).
+    pub(super) fn take_pairs(
+        &mut self,
+        over: LinkKey,
+        new: LinkKey,
+        pairs: &[RkeyPair],
+    ) -> Result<(), Anomaly> {
+        let mut result = Ok(());
+        for pair in pairs {
+            match self.peer_rmbs.find(over, pair.reference) {
+                Some(id) => {
+                    let region = Region { rkey: pair.new, address: pair.address };
+                    self.peer_rmbs.set(id, new, region);
+                }
+                None => result = Err(Anomaly::UnknownRkey),
+            }
+        }
+        result
+    }
+
+    /// Server: Confirm Link on the new link (LLC-33).
+    fn send_confirm(&mut self, new: LinkKey, now: Instant) {
+        self.outputs.push_back(Output::ActivateLink { link: new });
+        self.post_confirm(new, false);
+        let until = self.add_deadline(now);
+        self.set_stage(Stage::Confirm, until);
+    }
+
+    /// Version 1: the next continuation, with at most two pairs (LLC-27, LLC-29).
+    fn send_keys(&mut self, over: LinkKey, now: Instant) {
+        let reply = !self.is_server();
+        let Some(Config::Add(Add { stage: Stage::Keys(keys), number, .. })) = &mut self.config
+        else {
+            return;
+        };
+        let left = u8::try_from(keys.own.len()).unwrap_or(u8::MAX);
+        let mut rkeys = List::new();
+        for pair in keys.own.drain(..keys.own.len().min(2)) {
+            let _ = rkeys.push(pair);
+        }
+        let message = AddLinkCont { reply, link_number: *number, left, rkeys };
+        self.post(over, Message::AddLinkCont(message));
+        let until = self.add_deadline(now);
+        if let Some(Config::Add(add)) = &mut self.config {
+            add.until = until;
+        }
+    }
+
+    /// Version 1: a continuation of the peer (LLC-28, LLC-30, ERR-38).
+    pub(super) fn on_add_cont(
+        &mut self,
+        key: LinkKey,
+        message: AddLinkCont,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let server = self.is_server();
+        let Some(Config::Add(add)) = &mut self.config else {
+            return Err(Anomaly::WrongTime("Add Link Continuation"));
+        };
+        let (Stage::Keys(keys), Some(new)) = (&mut add.stage, add.new) else {
+            return Err(Anomaly::WrongTime("Add Link Continuation"));
+        };
+        if add.over != key || add.number != message.link_number {
+            return Err(Anomaly::WrongTime("Add Link Continuation"));
+        }
+        if message.left > 0 && keys.last == Some(message.left) {
+            return Err(Anomaly::Repeated("Add Link Continuation"));
+        }
+        if let Some(expected) = keys.expected
+            && expected != message.left
+        {
+            return Err(Anomaly::WrongCount { left: message.left, expected });
+        }
+        let more = message.left.saturating_sub(2);
+        (keys.expected, keys.last) = (Some(more), Some(message.left));
+        let unknown = self.take_pairs(key, new, &message.rkeys);
+        if !server {
+            self.send_keys(key, now);
+        }
+        let own_left = matches!(
+            &self.config,
+            Some(Config::Add(Add { stage: Stage::Keys(keys), .. })) if !keys.own.is_empty()
+        );
+        match (server, own_left || more > 0) {
+            (true, true) => self.send_keys(key, now),
+            (true, false) => self.send_confirm(new, now),
+            (false, true) => {}
+            (false, false) => {
+                self.set_stage(Stage::Confirm, now.after(self.params.timers.confirm_added));
+            }
+        }
+        unknown
+    }
+
+    /// Server, version 1: the client has one more RNIC (LLC-23 to LLC-26).
+    pub(super) fn on_client_add(&mut self) -> Result<(), Anomaly> {
+        if self.adding().is_none() {
+            self.add_wanted = true;
+        }
+        Ok(())
+    }
+
+    /// Server, version 2: the client has other addresses (LLCV2-27, LLCV2-28, LLCV2-40).
+    pub(super) fn on_request_add_link(
+        &mut self,
+        key: LinkKey,
+        gids: &GidList,
+    ) -> Result<(), Anomaly> {
+        self.params.peer_gids = gids.iter().collect();
+        if self.max_links == 1 {
+            let reply = RequestAddLink::Reply(Some(RejectReason::NO_PATH));
+            self.post(key, Message::RequestAddLink(reply));
+            return Err(Anomaly::WrongTime("Request Add Link"));
+        }
+        // An Add Link that is under way is the answer (LLCV2-29).
+        if self.adding().is_none() {
+            self.request_to_answer = Some(key);
+            self.add_wanted = true;
+        }
+        Ok(())
+    }
+
+    /// Server: a symmetric group needs no asymmetric link any more (LG-14).
+    pub(super) fn drop_needless_asymmetric(&mut self) {
+        if !self.is_server() || self.full_links() < 2 {
+            return;
+        }
+        let asymmetric: Vec<LinkKey> =
+            self.active().filter(|link| link.asymmetric).map(|link| link.key).collect();
+        for key in asymmetric {
+            self.leave(key, Wish { reason: DeleteReason::ASYMMETRIC, orderly: true });
+        }
+    }
+}

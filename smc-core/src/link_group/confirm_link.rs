@@ -1,0 +1,222 @@
+//! Confirm Link, on the first link and on added ones (RFC 7609 section 3.5.1.5).
+
+use super::{
+    Anomaly, AnomalyKind, Cause, Config, EyeCatcher, Generation, LinkEvent, LinkGroup, LinkKey,
+    LinkState, Output, Phase, Reason, Stage,
+};
+use crate::handshake::Instant;
+use crate::wire::clc::Version;
+use crate::wire::ids::Mac;
+use crate::wire::llc::{ConfirmLink, Message};
+
+impl LinkGroup {
+    /// The own Confirm Link of a link.
+    pub(super) fn confirm_message(&self, key: LinkKey, reply: bool) -> Option<Message> {
+        let link = self.link(key)?;
+        let max_conns = match self.params.generation {
+            Generation::V21(limits) => limits.max_conns,
+            _ => 0,
+        };
+        Some(Message::ConfirmLink(ConfirmLink {
+            reply,
+            low_flags: match self.params.eye_catcher {
+                EyeCatcher::Off => ConfirmLink::NO_EYE_CATCHER,
+                EyeCatcher::On => 0,
+            },
+            mac: link.rnic.mac,
+            gid: link.rnic.gid,
+            qpn: link.qpn,
+            link_number: link.number,
+            link_user_id: link.user_id,
+            max_links: self.max_links,
+            max_conns,
+        }))
+    }
+
+    pub(super) fn post_confirm(&mut self, key: LinkKey, reply: bool) {
+        if let Some(message) = self.confirm_message(key, reply) {
+            self.post(key, message);
+        }
+    }
+
+    /// Server: the reply of the client.
+    pub(super) fn on_confirm_reply(
+        &mut self,
+        key: LinkKey,
+        message: ConfirmLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let first = matches!(self.phase, Phase::FirstConfirm { .. }) && key == LinkKey::FIRST;
+        if !first && !self.awaits_confirm(key) {
+            return Err(Anomaly::UnexpectedReply("Confirm Link"));
+        }
+        self.check_confirm(key, &message, now)?;
+        self.learn_user_id(key, &message);
+        self.link_is_up(key, now);
+        if !first {
+            return Ok(());
+        }
+        self.settle_max_links(message.max_links);
+        self.phase = Phase::SecondLink;
+        self.add_wanted = self.max_links > 1;
+        // With one link there is no later message that could decide it (wire erratum B-4).
+        self.committed = self.max_links == 1;
+        Ok(())
+    }
+
+    /// Client: the request of the server.
+    pub(super) fn on_confirm_request(
+        &mut self,
+        key: LinkKey,
+        message: ConfirmLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let first = matches!(self.phase, Phase::FirstConfirm { .. }) && key == LinkKey::FIRST;
+        if !first && !self.awaits_confirm(key) {
+            let again = self
+                .link(key)
+                .is_some_and(|link| link.state.carries() && link.number == message.link_number);
+            if !again {
+                return Err(Anomaly::WrongTime("Confirm Link"));
+            }
+            // The server may not have got the reply.
+            self.post_confirm(key, true);
+            return Err(Anomaly::Repeated("Confirm Link"));
+        }
+        self.check_confirm(key, &message, now)?;
+        self.learn_user_id(key, &message);
+        self.outputs.push_back(Output::ActivateLink { link: key });
+        if !first {
+            self.committed = true;
+            self.post_confirm(key, true);
+            self.link_is_up(key, now);
+            return Ok(());
+        }
+        if let Some(link) = self.link_mut(key) {
+            link.number = message.link_number;
+        }
+        self.settle_max_links(message.max_links);
+        self.phase = match self.max_links {
+            1 => {
+                let until = now.after(self.params.timers.farewell);
+                let receipt = match self.confirm_message(key, true) {
+                    Some(message) => self.post_with_receipt(key, message),
+                    None => return Ok(()),
+                };
+                Phase::FirstReply { receipt, until }
+            }
+            _ => {
+                self.post_confirm(key, true);
+                Phase::FirstAddLink { until: now.after(self.params.timers.add_link) }
+            }
+        };
+        self.link_is_up(key, now);
+        Ok(())
+    }
+
+    /// Whether the addition of this link has come to Confirm Link.
+    fn awaits_confirm(&self, key: LinkKey) -> bool {
+        self.adding().is_some_and(|add| add.new == Some(key) && add.stage == Stage::Confirm)
+    }
+
+    /// Compares the message with what is known of the link (ERR-35). On the first link a mistake
+    /// ends the group, on an added one that link.
+    fn check_confirm(
+        &mut self,
+        key: LinkKey,
+        message: &ConfirmLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let field = match self.wrong_field(key, message) {
+            None => return Ok(()),
+            Some(field) => field,
+        };
+        let anomaly = Anomaly::WrongConfirmLink(field);
+        if key == LinkKey::FIRST && !self.was_usable {
+            let reason = match field {
+                "eye catcher flag" => Reason::EyeCatcher,
+                _ => Reason::WrongConfirmLink,
+            };
+            self.end(reason, now);
+        } else {
+            self.fail_link(key, Cause::Violation(AnomalyKind::WrongConfirmLink), now);
+        }
+        Err(anomaly)
+    }
+
+    fn wrong_field(&self, key: LinkKey, message: &ConfirmLink) -> Option<&'static str> {
+        let link = self.link(key)?;
+        let remote = link.remote?;
+        let v1 = self.version() == Version::V1;
+        let no_eye_catcher = message.low_flags & ConfirmLink::NO_EYE_CATCHER != 0;
+        // The client learns the number of the first link here.
+        let number_known = link.number != 0;
+        let limits_differ = match self.params.generation {
+            Generation::V21(limits) => {
+                message.max_links != limits.max_links || message.max_conns != limits.max_conns
+            }
+            _ => false,
+        };
+        if number_known && message.link_number != link.number {
+            Some("link number")
+        } else if message.qpn != remote.qpn {
+            Some("queue pair")
+        } else if !message.gid.same_address(remote.gid) {
+            Some("GID")
+        } else if message.mac == Mac::NONE {
+            Some("MAC")
+        } else if remote.mac != Mac::NONE && message.mac != remote.mac && (v1 || link.rnic.direct) {
+            // Of an indirect link the MAC is for information only (LLCV2-14).
+            Some("MAC")
+        } else if limits_differ {
+            Some("limit")
+        } else {
+            match self.params.eye_catcher {
+                EyeCatcher::Off if !no_eye_catcher => Some("eye catcher flag"),
+                // In version 2 the bits may be a cache size instead (wire erratum D-3).
+                EyeCatcher::On if no_eye_catcher && v1 => Some("eye catcher flag"),
+                _ => None,
+            }
+        }
+    }
+
+    fn learn_user_id(&mut self, key: LinkKey, message: &ConfirmLink) {
+        if let Some(link) = self.link_mut(key) {
+            link.peer_user_id = message.link_user_id;
+        }
+    }
+
+    /// Version 1: the smaller value counts, zero from a client is no wish (LLC-17, LLC-18).
+    fn settle_max_links(&mut self, theirs: u8) {
+        if let Generation::V1 { .. } = self.params.generation {
+            let theirs = if theirs == 0 { u8::MAX } else { theirs };
+            self.max_links = self.max_links.min(theirs).clamp(2, 8);
+        }
+    }
+
+    /// Confirm Link has passed: the link is in use.
+    pub(super) fn link_is_up(&mut self, key: LinkKey, now: Instant) {
+        self.set_state(key, LinkEvent::Confirmed);
+        if self.state_of(key) != LinkState::Active {
+            return;
+        }
+        if let Some(link) = self.link_mut(key) {
+            link.heard = now;
+        }
+        self.counters.links_added += 1;
+        self.judge_symmetry();
+        if self.adding().is_some_and(|add| add.new == Some(key))
+            && let Some(Config::Add(add)) = self.config.take()
+        {
+            for rmb in &mut self.rmbs {
+                let told = add.told.contains(&rmb.id);
+                for (link, _, known) in &mut rmb.keys {
+                    *known |= told && *link == key;
+                }
+            }
+            self.retry_at = None;
+        }
+        self.outputs.push_back(Output::LinkUsable { link: key });
+        self.drop_needless_asymmetric();
+    }
+}

@@ -1,0 +1,248 @@
+//! Delete Link, for one link and for all (RFC 7609 sections 3.5.4, 3.5.5.1.3, 3.5.5.1.4).
+
+use super::exchange::Farewell;
+use super::link::{Asked, Wish};
+use super::{
+    Anomaly, Cause, Config, LinkEvent, LinkGroup, LinkKey, LinkState, Phase, Reason, Receipt,
+};
+use crate::handshake::Instant;
+use crate::wire::llc::{DeleteLink, DeleteReason, Message};
+
+impl LinkGroup {
+    pub(super) fn on_delete_link(
+        &mut self,
+        key: LinkKey,
+        message: DeleteLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        match (message.all, message.reply) {
+            (true, _) => {
+                self.on_delete_all(message, now);
+                Ok(())
+            }
+            (false, true) => self.on_delete_reply(key, message, now),
+            (false, false) if self.is_server() => self.on_delete_wish(key, message, now),
+            (false, false) => self.on_delete_order(key, message, now),
+        }
+    }
+
+    /// All links: obeyed at once, whatever is under way (LLC-44, LLC-45, LLC-66). A server says so
+    /// by its own Delete Link, to which there is no answer (LLC-43).
+    fn on_delete_all(&mut self, message: DeleteLink, now: Instant) {
+        let reason = Reason::PeerDeletedAll(message.reason);
+        match self.phase {
+            Phase::Ending(farewell) if self.is_server() => {
+                // Its wish crossed with the own order.
+                let _ = farewell;
+            }
+            Phase::Ending(farewell) => self.end(farewell.reason, now),
+            _ if self.is_server() => self.say_farewell(reason, message.reason, true, now),
+            _ => self.end(reason, now),
+        }
+    }
+
+    /// Sends Delete Link for all links, as an order or a wish by role.
+    pub(super) fn say_farewell(
+        &mut self,
+        reason: Reason,
+        code: DeleteReason,
+        orderly: bool,
+        now: Instant,
+    ) {
+        let Some(over) = self.carrier(None) else {
+            self.end(reason, now);
+            return;
+        };
+        let receipt = self.post_delete_all(over, code, orderly);
+        let timers = &self.params.timers;
+        let server = self.is_server();
+        let until = now.after(if server { timers.farewell } else { timers.reply });
+        self.config = None;
+        self.rkey = None;
+        self.farewell_code = (code, orderly);
+        let answered_by_peer = !server;
+        self.phase = Phase::Ending(Farewell { reason, over, receipt, until, answered_by_peer });
+    }
+
+    fn post_delete_all(&mut self, over: LinkKey, code: DeleteReason, orderly: bool) -> Receipt {
+        let message = DeleteLink { reply: false, all: true, orderly, link_number: 0, reason: code };
+        self.post_with_receipt(over, Message::DeleteLink(message))
+    }
+
+    /// The farewell did not get through: over another link, if there is one (ERR-30, ERR-31).
+    pub(super) fn next_farewell(&mut self, farewell: Farewell, now: Instant) {
+        self.set_state(farewell.over, LinkEvent::Failed);
+        if self.carrier(None).is_none() {
+            self.end(farewell.reason, now);
+            return;
+        }
+        let (code, orderly) = self.farewell_code;
+        self.say_farewell(farewell.reason, code, orderly, now);
+    }
+
+    /// Server: the client wants a link deleted. It happens by the own Delete Link, in its turn
+    /// (LLC-40, LLC-65, LLC-69, LLC-73).
+    fn on_delete_wish(
+        &mut self,
+        over: LinkKey,
+        message: DeleteLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let Some(key) = self.by_number(message.link_number) else {
+            self.post_unknown_link(over, message);
+            return Err(Anomaly::UnknownLink(message.link_number));
+        };
+        let wish = Wish { reason: message.reason, orderly: message.orderly };
+        let cause = Cause::PeerDeleted(message.reason);
+        match self.state_of(key) {
+            // About to go already (ERR-39).
+            LinkState::Deleting | LinkState::Gone => {
+                return Err(Anomaly::Repeated("Delete Link"));
+            }
+            LinkState::Failed => {}
+            LinkState::Preparing | LinkState::Adding | LinkState::Confirming => {
+                self.fail_link(key, cause, now);
+            }
+            LinkState::Active | LinkState::Leaving if self.carrier(Some(key)).is_none() => {
+                // The last one: that is the end of the group.
+                let reason = Reason::LastLinkLost(cause);
+                self.say_farewell(reason, message.reason, message.orderly, now);
+            }
+            LinkState::Active | LinkState::Leaving if message.orderly => self.leave(key, wish),
+            LinkState::Active | LinkState::Leaving => {
+                self.fail_link(key, cause, now);
+                if let Some(link) = self.link_mut(key) {
+                    link.wish = Some(wish);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Client: the server deletes a link, which cannot be refused (LLC-37).
+    fn on_delete_order(
+        &mut self,
+        over: LinkKey,
+        message: DeleteLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let Some(key) = self.by_number(message.link_number) else {
+            self.post_unknown_link(over, message);
+            return Err(Anomaly::UnknownLink(message.link_number));
+        };
+        let reply = Message::DeleteLink(DeleteLink { reply: true, ..message });
+        if self.adding().is_some_and(|add| add.new == Some(key)) {
+            self.config = None;
+        }
+        if self.state_of(key).carries() && self.carrier(Some(key)).is_none() {
+            let receipt = self.post_with_receipt(over, reply);
+            let reason = Reason::LastLinkLost(Cause::PeerDeleted(message.reason));
+            let until = now.after(self.params.timers.farewell);
+            let answered_by_peer = false;
+            self.phase = Phase::Ending(Farewell { reason, over, receipt, until, answered_by_peer });
+            return Ok(());
+        }
+        if self.state_of(key) == LinkState::Active {
+            self.move_connections(key, !message.orderly);
+        }
+        let again = self.state_of(key) == LinkState::Deleting;
+        let receipt = self.post_with_receipt(over, reply);
+        self.set_state(key, LinkEvent::DeletionAgreed);
+        let until = now.after(self.params.timers.farewell);
+        if let Some(link) = self.link_mut(key) {
+            link.farewell = Some((receipt, until));
+            (link.wish, link.asked, link.probe) = (None, None, None);
+        }
+        if self.rkey.as_ref().is_some_and(|exchange| exchange.over() == key) {
+            self.rkey = None;
+        }
+        match again {
+            true => Err(Anomaly::Repeated("Delete Link")),
+            false => Ok(()),
+        }
+    }
+
+    /// The answer to a Delete Link for a link that is not there (ERR-39, ERR-40).
+    fn post_unknown_link(&mut self, over: LinkKey, message: DeleteLink) {
+        let reply = DeleteLink { reply: true, reason: DeleteReason::UNKNOWN_LINK, ..message };
+        if self.state_of(over).carries() {
+            self.post(over, Message::DeleteLink(reply));
+        }
+    }
+
+    /// The answer to the own Delete Link for one link.
+    fn on_delete_reply(
+        &mut self,
+        _over: LinkKey,
+        message: DeleteLink,
+        now: Instant,
+    ) -> Result<(), Anomaly> {
+        let Some(key) = self.by_number(message.link_number) else {
+            return Err(Anomaly::UnexpectedReply("Delete Link"));
+        };
+        if self.is_server() {
+            match self.config {
+                Some(Config::Delete { link, .. }) if link == key => {}
+                _ => return Err(Anomaly::UnexpectedReply("Delete Link")),
+            }
+            self.config = None;
+        } else if self.link(key).is_none_or(|link| link.asked.is_none()) {
+            return Err(Anomaly::UnexpectedReply("Delete Link"));
+        }
+        self.set_state(key, LinkEvent::DeletionAgreed);
+        self.destroy(key, now);
+        self.redundancy_lost();
+        Ok(())
+    }
+
+    /// Server: a new attempt at redundancy follows the loss of a link.
+    pub(super) fn redundancy_lost(&mut self) {
+        if self.is_server() && self.was_usable && self.full_links() == 1 {
+            self.add_wanted = true;
+        }
+    }
+
+    /// Server: Delete Link for a link that has to go (LLC-34 to LLC-38).
+    pub(super) fn start_delete(&mut self, key: LinkKey, now: Instant) {
+        let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
+        else {
+            return;
+        };
+        let Some(over) = self.carrier(Some(key)) else {
+            if let Some(link) = self.link_mut(key) {
+                link.wish = None;
+            }
+            self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
+            return;
+        };
+        self.post_delete(over, number, wish);
+        let until = now.after(self.params.timers.reply);
+        self.config = Some(Config::Delete { link: key, over, until });
+    }
+
+    /// Client: asks the server to delete a link (LLC-40 to LLC-42).
+    pub(super) fn ask_delete(&mut self, key: LinkKey, now: Instant) {
+        let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
+        else {
+            return;
+        };
+        let Some(over) = self.carrier(Some(key)) else {
+            if let Some(link) = self.link_mut(key) {
+                link.wish = None;
+            }
+            self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
+            return;
+        };
+        self.post_delete(over, number, wish);
+        let until = now.after(self.params.timers.reply);
+        if let Some(link) = self.link_mut(key) {
+            link.asked = Some(Asked { over, until });
+        }
+    }
+
+    fn post_delete(&mut self, over: LinkKey, link_number: u8, wish: Wish) {
+        let Wish { reason, orderly } = wish;
+        let message = DeleteLink { reply: false, all: false, orderly, link_number, reason };
+        self.post(over, Message::DeleteLink(message));
+    }
+}

@@ -1,0 +1,187 @@
+//! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
+
+use super::link::Wish;
+use super::{
+    Cause, Config, Ending, LinkEvent, LinkGroup, LinkKey, LinkState, Output, Phase, Reason, Stage,
+};
+use crate::handshake::Instant;
+
+impl LinkGroup {
+    /// A link is dead. What it carried is given up and done again elsewhere (LLC-75).
+    pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Instant) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        if let Phase::Ending(farewell) = self.phase {
+            self.set_state(key, LinkEvent::Failed);
+            if farewell.over == key {
+                self.next_farewell(farewell, now);
+            }
+            return;
+        }
+        if self.adding().is_some_and(|add| add.new == Some(key)) {
+            self.abort_add(cause, now);
+            return;
+        }
+        match self.state_of(key) {
+            LinkState::Gone | LinkState::Failed => return,
+            LinkState::Deleting => {
+                // Its last message does not get through; the peer notices by itself.
+                if self.link(key).is_some_and(|link| link.farewell.is_some()) {
+                    self.destroy(key, now);
+                }
+                return;
+            }
+            _ => {}
+        }
+        self.counters.links_failed += 1;
+        self.set_state(key, LinkEvent::Failed);
+        if self.carrier(Some(key)).is_none() {
+            self.end(Reason::LastLinkLost(cause), now);
+            return;
+        }
+        self.move_connections(key, true);
+        if let Some(link) = self.link_mut(key) {
+            link.probe = None;
+            link.wish = Some(Wish { reason: cause.delete_reason(), orderly: false });
+        }
+        self.abandon_on(key, cause, now);
+    }
+
+    /// Gives up every exchange that a link carried.
+    fn abandon_on(&mut self, key: LinkKey, cause: Cause, now: Instant) {
+        match &self.config {
+            Some(Config::Add(add)) if add.over == key => {
+                self.abort_add(cause, now);
+                self.add_wanted = true;
+            }
+            Some(Config::Delete { over, .. }) if *over == key => self.config = None,
+            Some(Config::Request { over, .. }) if *over == key => {
+                self.config = None;
+                self.notice_wanted = true;
+            }
+            _ => {}
+        }
+        if self.rkey.as_ref().is_some_and(|exchange| exchange.over() == key) {
+            self.rkey = None;
+        }
+        if self.peer_confirm.as_ref().is_some_and(|confirm| confirm.link == key) {
+            self.peer_confirm = None;
+        }
+        if self.request_to_answer == Some(key) {
+            self.request_to_answer = None;
+        }
+        self.kept.retain(|(link, _)| *link != key);
+        for link in &mut self.links {
+            if link.asked.is_some_and(|asked| asked.over == key) {
+                link.asked = None;
+            }
+        }
+    }
+
+    /// Ends the attempt at a new link. A peer that knows of the link is told by Delete Link.
+    pub(super) fn abort_add(&mut self, cause: Cause, now: Instant) {
+        let Some(Config::Add(add)) = self.config.take() else { return };
+        self.schedule_retry(now);
+        let Some(new) = add.new else { return };
+        let refused_here = add.stage == Stage::Prepare;
+        if refused_here && !self.is_server() {
+            self.refuse_add(add.over, new);
+        }
+        if refused_here || add.stage == Stage::Reply {
+            self.destroy(new, now);
+            return;
+        }
+        self.counters.links_failed += 1;
+        self.set_state(new, LinkEvent::Failed);
+        if let Some(link) = self.link_mut(new) {
+            link.wish = Some(Wish { reason: cause.delete_reason(), orderly: false });
+        }
+    }
+
+    /// Hands the connections of a link to another (LG-30, LG-44).
+    pub(super) fn move_connections(&mut self, from: LinkKey, dead: bool) {
+        let Some(to) = self.least_loaded(Some(from)).or_else(|| self.carrier(Some(from))) else {
+            return;
+        };
+        let count = self.link_mut(from).map_or(0, |link| core::mem::take(&mut link.connections));
+        if let Some(link) = self.link_mut(to) {
+            link.connections = link.connections.saturating_add(count);
+        }
+        self.counters.moves += 1;
+        self.outputs.push_back(Output::MoveConnections { from, to, dead });
+    }
+
+    /// Begins to delete a link that works: nothing new on it, its connections move.
+    pub(super) fn leave(&mut self, key: LinkKey, wish: Wish) {
+        if self.state_of(key) == LinkState::Active {
+            self.set_state(key, LinkEvent::DeleteWanted);
+            self.move_connections(key, !wish.orderly);
+        }
+        if let Some(link) = self.link_mut(key)
+            && link.wish.is_none()
+        {
+            link.wish = Some(wish);
+        }
+    }
+
+    /// Frees a link and forgets its keys.
+    pub(super) fn destroy(&mut self, key: LinkKey, now: Instant) {
+        if !self.set_state(key, LinkEvent::Destroyed) {
+            return;
+        }
+        self.links.retain(|link| link.key != key);
+        self.counters.links_deleted += 1;
+        for rmb in &mut self.rmbs {
+            rmb.keys.retain(|(link, ..)| *link != key);
+        }
+        self.peer_rmbs.forget_link(key);
+        self.outputs.push_back(Output::DestroyLink { link: key });
+        if matches!(&self.config, Some(Config::Delete { link, .. }) if *link == key) {
+            self.config = None;
+        }
+        self.abandon_on(key, Cause::QueuePair, now);
+        self.judge_symmetry();
+    }
+
+    /// Moves a link to its next state; whether there is one.
+    pub(super) fn set_state(&mut self, key: LinkKey, event: LinkEvent) -> bool {
+        let Some(link) = self.link_mut(key) else { return false };
+        let Some(next) = link.state.next(event) else { return false };
+        link.state = next;
+        true
+    }
+
+    /// The group is over.
+    pub(super) fn end(&mut self, reason: Reason, now: Instant) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        let ending = self.ending(reason);
+        self.config = None;
+        let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
+        for key in keys {
+            self.destroy(key, now);
+        }
+        self.phase = Phase::Over;
+        self.rkey = None;
+        self.peer_confirm = None;
+        self.kept.clear();
+        self.outputs.push_back(Output::Terminated { reason, ending });
+    }
+
+    fn ending(&self, reason: Reason) -> Ending {
+        if self.was_usable {
+            return match self.connections() {
+                0 => Ending::Quiet,
+                _ => Ending::Reset,
+            };
+        }
+        match reason {
+            // A peer that is merely silent may not have seen any Decline either.
+            Reason::NoConfirmLink | Reason::NoAddLink | Reason::NoAddLinkReply => Ending::Reset,
+            _ if self.committed => Ending::Reset,
+            _ => Ending::Fallback,
+        }
+    }
+}

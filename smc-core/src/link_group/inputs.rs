@@ -1,0 +1,156 @@
+//! What the caller tells the group, but for messages, keys and time.
+
+use super::link::Wish;
+use super::{
+    Cause, Link, LinkGroup, LinkKey, LinkState, Output, Phase, Prepared, Reason, Receipt, Rnic,
+    RnicId, Role, UseError,
+};
+use crate::handshake::Instant;
+use crate::wire::llc::DeleteReason;
+
+impl LinkGroup {
+    /// What has to be done next. To be called until it returns `None`, after every other call.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Something other than LLC was received on a link: it lives.
+    pub fn handle_received(&mut self, link: LinkKey, now: Instant) {
+        if let Some(link) = self.link_mut(link) {
+            link.heard = now;
+        }
+    }
+
+    /// The send completion of a message with a receipt. A failed send is reported by
+    /// [`LinkGroup::handle_link_failed`] instead.
+    pub fn handle_sent(&mut self, receipt: Receipt, now: Instant) {
+        if self.commit_receipt == Some(receipt) {
+            self.commit_receipt = None;
+            self.committed = true;
+        }
+        match self.phase {
+            Phase::FirstReply { receipt: awaited, .. } if awaited == receipt => {
+                self.committed = true;
+                self.phase = Phase::SecondLink;
+            }
+            Phase::Ending(farewell)
+                if farewell.receipt == receipt && !farewell.answered_by_peer =>
+            {
+                self.end(farewell.reason, now);
+            }
+            _ => {}
+        }
+        let gone = |link: &&Link| link.farewell.is_some_and(|(awaited, _)| awaited == receipt);
+        if let Some(key) = self.links.iter().find(gone).map(|link| link.key) {
+            self.destroy(key, now);
+        }
+        self.pump(now);
+    }
+
+    /// Answer to [`Output::PrepareLink`]; if there can be no queue pair, the answer is
+    /// [`LinkGroup::handle_link_failed`] with [`Cause::Setup`]. An answer for a link that was
+    /// destroyed meanwhile does nothing.
+    pub fn handle_link_prepared(&mut self, link: LinkKey, prepared: Prepared, now: Instant) {
+        self.prepared(link, &prepared, now);
+        self.pump(now);
+    }
+
+    /// A link does not work any more, or an order for it could not be carried out.
+    pub fn handle_link_failed(&mut self, link: LinkKey, cause: Cause, now: Instant) {
+        self.fail_link(link, cause, now);
+        self.pump(now);
+    }
+
+    /// An RNIC that can reach the peer has come, or come back (LLC-77, LLCV2-30, LG-26).
+    pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Instant) {
+        self.params.rnics.retain(|have| have.id != rnic.id);
+        self.params.rnics.push(rnic);
+        match self.params.role {
+            Role::Server => self.add_wanted = true,
+            Role::Client => self.notice_wanted = true,
+        }
+        self.pump(now);
+    }
+
+    /// An RNIC has gone: all its links have failed.
+    pub fn handle_rnic_down(&mut self, rnic: RnicId, now: Instant) {
+        self.params.rnics.retain(|have| have.id != rnic);
+        let on_it = self.links.iter().filter(|link| link.rnic.id == rnic);
+        // Links that are only being made go first, lest connections move to one of them.
+        let mut keys: Vec<(bool, LinkKey)> =
+            on_it.map(|link| (link.state.carries(), link.key)).collect();
+        keys.sort_unstable();
+        for (_, key) in keys {
+            self.fail_link(key, Cause::Rnic, now);
+        }
+        self.pump(now);
+    }
+
+    /// The peer's SMC Decline came over TCP during first contact (ERR-46). Too late for it if
+    /// [`LinkGroup::may_fall_back`] is false; the group then takes it as a failure (ERR-5).
+    pub fn handle_decline(&mut self, now: Instant) {
+        if !self.was_usable {
+            self.end(Reason::PeerDeclined, now);
+        }
+    }
+
+    /// The link for a new connection: of the active ones that with the fewest (LG-41).
+    pub fn pick_link(&self) -> Option<LinkKey> {
+        match self.phase {
+            Phase::Usable => self.least_loaded(None),
+            _ => None,
+        }
+    }
+
+    /// Whether the group takes one more connection; if not, the server makes a parallel group
+    /// (LG-48, LG-53).
+    pub fn has_room(&self) -> bool {
+        !matches!(self.phase, Phase::Over | Phase::Ending(_))
+            && self.connections() < self.max_connections()
+    }
+
+    /// A connection uses a link from now on; the first one may be told during first contact.
+    ///
+    /// # Errors
+    /// [`UseError::Full`], [`UseError::NoLink`], [`UseError::Over`].
+    pub fn connection_added(&mut self, link: LinkKey, now: Instant) -> Result<(), UseError> {
+        if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
+            return Err(UseError::Over);
+        }
+        if !self.has_room() {
+            return Err(UseError::Full(self.connections()));
+        }
+        let there = self
+            .link_mut(link)
+            .filter(|link| matches!(link.state, LinkState::Confirming | LinkState::Active));
+        let Some(there) = there else { return Err(UseError::NoLink(link)) };
+        there.connections += 1;
+        self.pump(now);
+        Ok(())
+    }
+
+    /// A connection is gone. `link` is the one it used last, by the outputs taken so far.
+    pub fn connection_removed(&mut self, link: LinkKey, now: Instant) {
+        if let Some(link) = self.link_mut(link) {
+            link.connections = link.connections.saturating_sub(1);
+        }
+        self.pump(now);
+    }
+
+    /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42). The
+    /// last link takes the group with it.
+    pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Instant) {
+        if self.state_of(link) == LinkState::Active {
+            self.leave(link, Wish { reason, orderly: true });
+            self.pump(now);
+        }
+    }
+
+    /// Ends the group: Delete Link for all links, then [`Output::Terminated`] (LG-57).
+    pub fn terminate(&mut self, reason: DeleteReason, now: Instant) {
+        if !matches!(self.phase, Phase::Over | Phase::Ending(_)) {
+            let orderly = self.connections() == 0;
+            self.say_farewell(Reason::Local(reason), reason, orderly, now);
+        }
+    }
+}

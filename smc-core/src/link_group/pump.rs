@@ -1,0 +1,119 @@
+//! What is begun when: the exchanges that may not overlap take turns (RFC 7609 section 3.5.5.3).
+//!
+//! Nothing is queued. What is wanted lies in the state itself (a link has a wish, an RMB is not
+//! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
+//! it begins. So a peer cannot make the group remember more than its own state.
+
+use super::{Config, LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
+use crate::handshake::Instant;
+use crate::wire::llc::{DeleteReason, Message, RequestAddLink};
+
+impl LinkGroup {
+    /// Begins what is due. After every input.
+    pub(super) fn pump(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::SecondLink | Phase::Usable) {
+            return;
+        }
+        if self.is_server() {
+            self.pump_server(now);
+        } else {
+            self.pump_client(now);
+        }
+        self.become_usable(now);
+        let settled = !self.links.iter().any(|link| link.wish.is_some());
+        let may_start = matches!(self.phase, Phase::SecondLink | Phase::Usable);
+        if may_start && self.config.is_none() && self.rkey.is_none() && settled {
+            self.start_rkeys(now);
+        }
+        self.watch_idle(now);
+    }
+
+    fn wished(&self) -> Option<LinkKey> {
+        let wished = |link: &&super::Link| link.wish.is_some() && link.asked.is_none();
+        self.links.iter().find(wished).map(|link| link.key)
+    }
+
+    fn pump_server(&mut self, now: Instant) {
+        if self.config.is_some() || self.rkey.is_some() {
+            return;
+        }
+        if let Some(key) = self.wished() {
+            self.start_delete(key, now);
+            return;
+        }
+        self.answer_kept();
+        if let Some(key) = self.request_to_answer.take() {
+            // An answer in any case; a link cannot always be added (LLCV2-28).
+            self.post(key, Message::RequestAddLink(RequestAddLink::Reply(None)));
+        }
+        if self.add_wanted {
+            self.start_add(now);
+        }
+    }
+
+    fn pump_client(&mut self, now: Instant) {
+        // A client's wish may flow at any time (LLC-59).
+        while let Some(key) = self.wished() {
+            self.ask_delete(key, now);
+            if !matches!(self.phase, Phase::SecondLink | Phase::Usable) {
+                return;
+            }
+        }
+        if self.config.is_some() {
+            return;
+        }
+        self.answer_kept();
+        if self.notice_wanted && self.rkey.is_none() && self.phase == Phase::Usable {
+            self.notify_rnic(now);
+        }
+    }
+
+    /// First contact is over when the attempt at a second link is, and all that it left behind
+    /// (LG-17, LG-25, ERR-18, ERR-24).
+    fn become_usable(&mut self, now: Instant) {
+        let transient =
+            |link: &super::Link| !matches!(link.state, LinkState::Active | LinkState::Deleting);
+        let busy = self.config.is_some() || self.links.iter().any(transient);
+        if self.phase != Phase::SecondLink || busy {
+            return;
+        }
+        self.phase = Phase::Usable;
+        self.was_usable = true;
+        self.committed = true;
+        self.outputs.push_back(Output::GroupUsable);
+        if self.retry_at.is_none() && self.full_links() < 2 {
+            self.schedule_retry(now);
+        }
+    }
+
+    /// Server: when to try for redundancy again (LG-26).
+    pub(super) fn schedule_retry(&mut self, now: Instant) {
+        if self.is_server() && self.max_links > 1 {
+            self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
+        }
+    }
+
+    fn watch_idle(&mut self, now: Instant) {
+        if self.phase != Phase::Usable || self.connections() > 0 {
+            self.idle_at = None;
+        } else if self.idle_at.is_none() {
+            self.idle_at = Some(now.after(self.params.timers.idle));
+        }
+    }
+
+    /// No connection for long: the server ends the group, the client, some time later, too (LG-45,
+    /// LG-46). The reason is the server's only (LLC-42).
+    pub(super) fn on_idle(&mut self, now: Instant) {
+        self.idle_at = None;
+        let code = match self.is_server() {
+            true => DeleteReason::PROGRAM,
+            false => DeleteReason::OPERATOR,
+        };
+        self.say_farewell(Reason::Idle, code, true, now);
+    }
+
+    /// Whether the exchange of links is the addition of one.
+    pub fn is_adding_link(&self) -> bool {
+        matches!(self.config, Some(Config::Add(_)))
+    }
+}

@@ -1,0 +1,115 @@
+//! What the caller can ask the group, and how messages leave it.
+
+use super::{Counters, Generation, Link, LinkGroup, LinkKey, Output, Params, Phase, Receipt, Role};
+use crate::wire::clc::Version;
+use crate::wire::ids::{Gid, Qpn};
+use crate::wire::llc::{Llc, Message};
+
+/// Connections of a group where nothing else was agreed on.
+const MOST_CONNECTIONS: u32 = 255;
+
+impl LinkGroup {
+    /// Whether a failure now would still leave the first connection to TCP (ERR-3).
+    pub fn may_fall_back(&self) -> bool {
+        !self.committed && !self.is_over()
+    }
+
+    /// Whether connections may send.
+    pub fn is_usable(&self) -> bool {
+        self.phase == Phase::Usable
+    }
+
+    /// Whether [`Output::Terminated`] has been given.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// All links, those that are going included, oldest first.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// One link.
+    pub fn link(&self, key: LinkKey) -> Option<&Link> {
+        self.links.iter().find(|link| link.key == key)
+    }
+
+    /// The active link with this end at the peer, to which an SMC Accept at subsequent contact
+    /// refers by the server's queue pair and GID. If there is none, the client is out of sync
+    /// (ERR-6).
+    pub fn link_to(&self, peer_qpn: Qpn, peer_gid: Gid) -> Option<LinkKey> {
+        let is = |link: &&Link| {
+            link.remote
+                .is_some_and(|remote| remote.qpn == peer_qpn && remote.gid.same_address(peer_gid))
+        };
+        self.active().find(is).map(|link| link.key)
+    }
+
+    /// Connections of the group.
+    pub fn connections(&self) -> u32 {
+        self.links.iter().fold(0, |sum, link| sum.saturating_add(link.connections))
+    }
+
+    /// Most links of the group that are not asymmetric; settled when the first link is confirmed.
+    pub fn max_links(&self) -> u8 {
+        self.max_links
+    }
+
+    /// Most connections of the group.
+    pub fn max_connections(&self) -> u32 {
+        match self.params.generation {
+            Generation::V21(limits) => u32::from(limits.max_conns),
+            _ => MOST_CONNECTIONS,
+        }
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What the group was started with; `rnics` and `peer_gids` are as they are now.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    pub(super) fn is_server(&self) -> bool {
+        self.params.role == Role::Server
+    }
+
+    pub(super) fn version(&self) -> Version {
+        self.params.generation.version()
+    }
+
+    pub(super) fn is_v1(&self) -> bool {
+        self.version() == Version::V1
+    }
+
+    /// Own number of a link, unique over the groups of this end (LLC-16).
+    pub(super) fn user_id(&self, key: LinkKey) -> u32 {
+        (self.params.number << 8) | (key.0.wrapping_add(1) & 0xff)
+    }
+
+    pub(super) fn post(&mut self, link: LinkKey, message: Message) {
+        self.post_message(link, message, None);
+    }
+
+    pub(super) fn post_with_receipt(&mut self, link: LinkKey, message: Message) -> Receipt {
+        let receipt = Receipt(self.next_receipt);
+        self.next_receipt = self.next_receipt.wrapping_add(1);
+        self.post_message(link, message, Some(receipt));
+        receipt
+    }
+
+    pub(super) fn post_message(
+        &mut self,
+        link: LinkKey,
+        message: Message,
+        receipt: Option<Receipt>,
+    ) {
+        let llc = Llc { version: self.version(), message };
+        let bytes = llc.emit(&self.params.conduct.dialect);
+        self.counters.sent += 1;
+        self.outputs.push_back(Output::PostLlc { link, bytes, receipt });
+    }
+}

@@ -1,0 +1,199 @@
+//! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
+
+use super::link::Probe;
+use super::{Cause, Config, LinkGroup, LinkKey, Phase, Reason, Stage};
+use crate::handshake::Instant;
+use crate::wire::llc::{Message, TestLink};
+
+impl LinkGroup {
+    /// When [`LinkGroup::handle_timeout`] is due, if at all.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let mut first: Option<Instant> = None;
+        let mut note = |at: Option<Instant>| {
+            if let Some(at) = at {
+                first = Some(first.map_or(at, |have| have.min(at)));
+            }
+        };
+        match self.phase {
+            Phase::Over => return None,
+            Phase::FirstConfirm { until, resend } => {
+                note(Some(until));
+                note(resend);
+            }
+            Phase::FirstReply { until, .. } | Phase::FirstAddLink { until } => note(Some(until)),
+            Phase::Ending(farewell) => return Some(farewell.until),
+            Phase::SecondLink | Phase::Usable => {}
+        }
+        note(self.config_until());
+        note(self.rkey.as_ref().map(|exchange| exchange.until()));
+        note(self.retry_at);
+        note(self.idle_at);
+        if self.rkey.is_none() && self.config.is_none() {
+            self.rmbs.iter().for_each(|rmb| note(rmb.not_before));
+        }
+        for link in &self.links {
+            note(link.farewell.map(|(_, until)| until));
+            note(link.asked.map(|asked| asked.until));
+            note(self.probe_at(link));
+        }
+        first
+    }
+
+    fn config_until(&self) -> Option<Instant> {
+        match &self.config {
+            None => None,
+            Some(Config::Add(add)) => Some(add.until),
+            Some(Config::Delete { until, .. } | Config::Request { until, .. }) => Some(*until),
+        }
+    }
+
+    /// When a link's silence, or that after a Test Link, has lasted too long.
+    fn probe_at(&self, link: &super::Link) -> Option<Instant> {
+        if !link.state.carries() {
+            return None;
+        }
+        match link.probe {
+            Some(probe) => Some(probe.until),
+            None => self.params.timers.test_link.map(|silence| link.heard.after(silence)),
+        }
+    }
+
+    /// Does what is due at `now`; early and needless calls do no harm.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.phase_timeout(now);
+        if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
+            return;
+        }
+        if self.config_until().is_some_and(|until| until.has_passed(now)) {
+            self.counters.timeouts += 1;
+            self.config_timeout(now);
+        }
+        if let Some(exchange) = self.rkey.as_ref().filter(|e| e.until().has_passed(now)) {
+            let over = exchange.over();
+            self.rkey = None;
+            self.counters.timeouts += 1;
+            self.fail_link(over, Cause::NoRkeyReply, now);
+        }
+        self.link_timeouts(now);
+        if self.retry_at.is_some_and(|at| at.has_passed(now)) {
+            self.retry_at = None;
+            if self.full_links() < 2 {
+                self.add_wanted = true;
+                self.schedule_retry(now);
+            }
+        }
+        if self.phase == Phase::Usable && self.idle_at.is_some_and(|at| at.has_passed(now)) {
+            self.on_idle(now);
+        }
+        self.pump(now);
+    }
+
+    fn phase_timeout(&mut self, now: Instant) {
+        match self.phase {
+            Phase::FirstConfirm { until, .. } if until.has_passed(now) => {
+                self.counters.timeouts += 1;
+                self.end(Reason::NoConfirmLink, now);
+            }
+            Phase::FirstConfirm { until, resend: Some(at) } if at.has_passed(now) => {
+                self.counters.resent += 1;
+                self.post_confirm(LinkKey::FIRST, false);
+                self.phase = Phase::FirstConfirm { until, resend: None };
+            }
+            // The adapter says nothing: the reply has most likely arrived.
+            Phase::FirstReply { until, .. } if until.has_passed(now) => {
+                self.committed = true;
+                self.phase = Phase::SecondLink;
+            }
+            Phase::FirstAddLink { until } if until.has_passed(now) => {
+                self.counters.timeouts += 1;
+                match self.params.conduct.one_link_will_do {
+                    true => self.phase = Phase::SecondLink,
+                    false => self.end(Reason::NoAddLink, now),
+                }
+            }
+            Phase::Ending(farewell) if farewell.until.has_passed(now) => {
+                self.counters.timeouts += 1;
+                match farewell.answered_by_peer {
+                    true => self.next_farewell(farewell, now),
+                    false => self.end(farewell.reason, now),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The exchange under way does not go on (RFC 7609 C.7.1).
+    fn config_timeout(&mut self, now: Instant) {
+        match self.config.clone() {
+            None => {}
+            Some(Config::Request { over, .. }) => {
+                self.config = None;
+                self.fail_link(over, Cause::NoAddLinkReply, now);
+            }
+            Some(Config::Delete { over, .. }) => {
+                self.config = None;
+                self.fail_link(over, Cause::NoDeleteReply, now);
+            }
+            Some(Config::Add(add)) => match add.stage {
+                Stage::Prepare => self.abort_add(Cause::Setup, now),
+                Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
+                Stage::Reply | Stage::Keys(_) if !self.was_usable => {
+                    match self.params.conduct.one_link_will_do {
+                        true => self.abort_add(Cause::NoAddLinkReply, now),
+                        false => self.end(Reason::NoAddLinkReply, now),
+                    }
+                }
+                Stage::Reply | Stage::Keys(_) => {
+                    self.abort_add(Cause::NoAddLinkReply, now);
+                    if !self.params.conduct.one_link_will_do {
+                        self.add_wanted = true;
+                        self.fail_link(add.over, Cause::NoAddLinkReply, now);
+                    }
+                }
+            },
+        }
+    }
+
+    fn link_timeouts(&mut self, now: Instant) {
+        let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
+        for key in keys {
+            let Some(link) = self.link(key) else { continue };
+            if link.farewell.is_some_and(|(_, until)| until.has_passed(now)) {
+                self.destroy(key, now);
+                continue;
+            }
+            if let Some(asked) = link.asked.filter(|asked| asked.until.has_passed(now)) {
+                // The link that carried the wish does not work either (ERR-29).
+                self.counters.timeouts += 1;
+                if let Some(link) = self.link_mut(key) {
+                    link.asked = None;
+                }
+                self.fail_link(asked.over, Cause::NoDeleteReply, now);
+                continue;
+            }
+            if self.probe_at(link).is_none_or(|at| !at.has_passed(now)) {
+                continue;
+            }
+            if link.probe.is_some() {
+                self.counters.timeouts += 1;
+                self.fail_link(key, Cause::NoTestReply, now);
+            } else {
+                self.send_probe(key, now);
+            }
+        }
+    }
+
+    /// Test Link after silence. Its data tell one from the next.
+    fn send_probe(&mut self, key: LinkKey, now: Instant) {
+        let mut data = [0; 16];
+        if let Some(head) = data.first_chunk_mut() {
+            *head = self.probes.to_be_bytes();
+        }
+        self.probes = self.probes.wrapping_add(1);
+        let until = now.after(self.params.timers.reply);
+        if let Some(link) = self.link_mut(key) {
+            link.probe = Some(Probe { data, until });
+        }
+        self.post(key, Message::TestLink(TestLink { reply: false, data }));
+    }
+}
