@@ -283,4 +283,24 @@ mod tests {
         config.ueids.truncate(3);
         assert_eq!(config.offered_ueids().len(), 3);
     }
+
+    #[test]
+    fn kinds_are_smc_dv2_alone_unless_configured() {
+        let kinds = config(&[]).kinds;
+        let has: Vec<bool> = SmcKind::PREFERENCE.iter().map(|kind| kinds.has(*kind)).collect();
+        assert_eq!(has, [true, false, false, false]);
+        assert!(Kinds::SMCR_V2.has_v2() && !(Kinds::SMCR_V1 | Kinds::SMCD_V1).has_v2());
+        for (i, kind) in SmcKind::PREFERENCE.into_iter().enumerate() {
+            assert!(Kinds::from_bits_truncate(1 << i).has(kind), "{kind}");
+        }
+    }
+
+    #[test]
+    fn an_associated_device_takes_no_room_in_the_array() {
+        let nine = config(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let associated = Some(nine.devices[0]);
+        let chids: Vec<u16> =
+            nine.offered_devices(associated).iter().map(|device| device.chid.0).collect();
+        assert_eq!(chids, [2, 3, 4, 5, 6, 7, 8, 9]);
+    }
 }

@@ -152,3 +152,83 @@ impl Route {
         self.subnets.iter().filter(local).any(|own| *own == subnet)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ids::{Chid, GidV1};
+
+    fn subnet(text: &str, bits: u8) -> IpSubnet {
+        IpSubnet::new(text.parse().unwrap(), bits).unwrap()
+    }
+
+    #[test]
+    fn a_subnet_is_an_address_without_its_host_part() {
+        for (address, bits, network) in [
+            ("10.9.3.77", 24, "10.9.3.0"),
+            ("10.9.3.77", 22, "10.9.0.0"),
+            ("10.9.3.77", 32, "10.9.3.77"),
+            ("10.9.3.77", 0, "0.0.0.0"),
+            ("fd00::9:1:2:3:4", 64, "fd00:0:0:9::"),
+            ("fd00::9:1:2:3:4", 128, "fd00::9:1:2:3:4"),
+            ("fd00::9:1:2:3:4", 0, "::"),
+        ] {
+            let subnet = subnet(address, bits);
+            assert_eq!(subnet.network(), network.parse::<IpAddr>().unwrap(), "{address}/{bits}");
+            assert_eq!(subnet.bits(), bits);
+        }
+        assert_eq!(IpSubnet::new("10.0.0.1".parse().unwrap(), 33), None);
+        assert_eq!(IpSubnet::new("::1".parse().unwrap(), 129), None);
+    }
+
+    #[test]
+    fn proposes_the_subnets_of_the_family_of_the_connection() {
+        let mut route = Route {
+            subnets: vec![
+                subnet("fe80::1", 64),
+                subnet("fd00:1::1", 64),
+                subnet("10.9.0.7", 24),
+                subnet("10.8.0.7", 16),
+            ],
+            ..Route::default()
+        };
+        let proposed = route.proposed_subnet();
+        assert_eq!(proposed, Some(Subnet::V4 { network: [10, 9, 0, 0], bits: 24 }));
+        route.ipv6 = true;
+        let Some(Subnet::V6(prefixes)) = route.proposed_subnet() else { panic!() };
+        assert_eq!((prefixes.len(), prefixes[0].address[..4].to_vec()), (1, vec![0xfd, 0, 0, 1]));
+        route.subnets = (0..12).map(|i| subnet(&format!("fd00:{i}::1"), 32)).collect();
+        let Some(Subnet::V6(prefixes)) = route.proposed_subnet() else { panic!() };
+        assert_eq!(prefixes.len(), MAX_ENTRIES, "as many as there is room for");
+        route.subnets = vec![subnet("fe80::1", 64), subnet("10.9.0.7", 24)];
+        assert_eq!(route.proposed_subnet(), None);
+    }
+
+    #[test]
+    fn addresses_have_to_fit_the_family_and_to_be_ones() {
+        let v6 = Gid([0xfd; 16]);
+        let v4 = Gid::from_ipv4([10, 9, 0, 1]);
+        for (ipv6, gid, fits) in [
+            (false, v4, true),
+            (false, v6, false),
+            (true, v4, false),
+            (true, v6, true),
+            (false, Gid::NONE, false),
+            (true, Gid::NONE, false),
+        ] {
+            assert_eq!(Route { ipv6, ..Route::default() }.fits_family(gid), fits, "{gid} {ipv6}");
+        }
+    }
+
+    #[test]
+    fn emulated_devices_and_devices_without_address_do_not_serve_version_1() {
+        let ism = |chid, gid| Route {
+            ism: Some(IsmDevice { chid: Chid(chid), gid }),
+            ..Route::default()
+        };
+        assert!(ism(7, Gid([7; 16])).ism_v1().is_some());
+        assert_eq!(ism(0xff01, Gid([7; 16])).ism_v1(), None);
+        let half = Gid::from_parts(GidV1::NONE, GidV1([7; 8]));
+        assert_eq!(ism(7, half).ism_v1(), None);
+    }
+}

@@ -266,3 +266,40 @@ impl AnswerR<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_common_mtu_is_the_smaller_one_that_is_one() {
+        for a in 0..16 {
+            for b in 0..16 {
+                let common = common_mtu(Mtu::from_code(a), Mtu::from_code(b)).code();
+                match ((1..=5).contains(&a), (1..=5).contains(&b)) {
+                    (true, true) => assert_eq!(common, a.min(b)),
+                    (true, false) => assert_eq!(common, a),
+                    (false, _) => assert_eq!(common, b),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_element_zero_is_never_named() {
+        let end = LinkEnd {
+            gid: Gid::NONE,
+            mac: Mac::NONE,
+            qpn: Qpn::new(1),
+            psn: Psn::new(1),
+            mtu: Mtu::B1024,
+            rkey: Rkey(1),
+            address: 1,
+            index: 0,
+            token: 1,
+            size: SizeCode::MIN,
+            direct: true,
+        };
+        assert_eq!(end.link(PeerId::NONE).index, 1);
+    }
+}

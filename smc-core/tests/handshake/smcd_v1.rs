@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use smc_core::handshake::{
-    AwaitAccept, Choice, ClientStep, Config, ConfirmStep, DeclineReason, HandshakeError, Kinds,
-    Route, ServerStep, SmcKind, Terms, start_on,
+    AwaitAccept, AwaitConfirm, Choice, ClientStep, Config, ConfirmStep, DeclineReason,
+    HandshakeError, Kinds, Route, ServerStep, SmcKind, Terms, start_on,
 };
 use smc_core::wire::clc::{Message, Version};
 use smc_core::wire::ids::{Chid, Eid, Gid, GidV1};
@@ -23,15 +23,13 @@ fn route_d1(n: u8) -> Route {
     Route { ism: Some(platform(5, n)), rnic: None, ..route_v4(n) }
 }
 
-fn accept_d1(server: &Config, proposal: &[u8], known: Option<Terms>) -> (Confirming, Vec<u8>) {
+fn accept_d1(server: &Config, proposal: &[u8], known: Option<Terms>) -> (AwaitConfirm, Vec<u8>) {
     let selection = eligible_on(server, &route_d1(2), proposal);
     let candidate = selection.candidates()[0];
     assert_eq!(selection.choices().next(), Some(Choice::D(Version::V1, candidate)));
     assert_eq!((candidate.chid, candidate.local), (Chid(5), platform(5, 2).gid));
     selection.accept(candidate, known, server_dmbe(), SERVER_LINK, NOW)
 }
-
-type Confirming = smc_core::handshake::AwaitConfirm;
 
 #[test]
 fn first_and_subsequent_contact() {
@@ -137,8 +135,8 @@ fn the_fabric_is_compared_where_it_is_told() {
     let (_, proposal) = propose_on(&client, &route_d1(1));
     let other = Route { ism: Some(platform(6, 2)), ..route_d1(2) };
     let ServerStep::Decline(sent) = receive_on(&host_d1(2), &other, &proposal) else { panic!() };
-    let reason = Some(DeclineReason::NoCommonChid);
-    assert_eq!(sent.message[28..32], reason.unwrap().code().value().to_be_bytes());
+    let code = DeclineReason::NoCommonChid.code().value();
+    assert_eq!(sent.message[28..32], code.to_be_bytes(), "the reason for SMC-Dv1");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use smc_core::handshake::{
     Choice, ClientStep, Config, ConfirmStepR, IsmDevice, Kinds, KnownLink, LinkEnd, PeerRnic, Rnic,
     Route, Selection, ServerStep, SmcKind, TermsR,
 };
-use smc_core::wire::clc::Version;
+use smc_core::wire::clc::{SmcrLink, Version};
 use smc_core::wire::ids::{
     Chid, Features, Gid, Hostname, LinkLimits, Mac, Mtu, OsType, PeerId, Psn, Qpn, Release, Rkey,
     SizeCode,
@@ -214,23 +214,10 @@ fn server_takes_version_2_of_linux_at_first_contact() {
     assert_eq!(established.peer_host.unwrap().os, OsType::LINUX);
 }
 
-fn client_end_link() -> smc_core::wire::clc::SmcrLink {
+fn client_end_link() -> SmcrLink {
     let LinkEnd { gid, mac, qpn, psn, mtu, rkey, address, index, token, size, .. } = client_end();
     let peer_id = CLIENT_ID;
-    let token = token;
-    smc_core::wire::clc::SmcrLink {
-        peer_id,
-        gid,
-        mac,
-        qpn,
-        rkey,
-        index,
-        token,
-        size,
-        mtu,
-        address,
-        psn,
-    }
+    SmcrLink { peer_id, gid, mac, qpn, rkey, index, token, size, mtu, address, psn }
 }
 
 #[test]
