@@ -1,0 +1,58 @@
+//! A blocked sender hears soon what its peer has read, although the peer's application is in no
+//! call.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use guest_driver::{Config, DataPath, SmcListener, SmcStream, Stack};
+use vhost_device_ism::Daemon;
+use vhost_device_ism::config::PortSpec;
+
+/// Bytes of the receiver's ring: its buffer without the control block.
+const RING: usize = (64 << 10) - 32;
+/// Less than the peer is told of at once, a tenth of the ring.
+const READ: usize = 3000;
+
+/// How long the sender is blocked at worst, of ten times.
+fn longest_block(path: DataPath, name: &str) -> Duration {
+    let dir = std::env::temp_dir().join(format!("smc-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
+    let open = |name: &str| {
+        daemon.add_port(PortSpec::new(dir.join(name))).unwrap();
+        Stack::open(Config { path, ..Config::new(dir.join(name)) }).unwrap()
+    };
+    let (server, client) = (open("a"), open("b"));
+    let listener = SmcListener::bind(&server, "127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+
+    let mut longest = Duration::ZERO;
+    for _ in 0..10 {
+        let connecting = std::thread::spawn({
+            let client = client.clone();
+            move || SmcStream::connect(&client, addr).unwrap()
+        });
+        let (mut receiver, _) = listener.accept().unwrap();
+        let mut sender = connecting.join().unwrap();
+        assert!(sender.is_smc() && receiver.is_smc());
+        sender.write_all(&vec![1; RING - 1000]).unwrap();
+        receiver.read_exact(&mut [0; READ]).unwrap();
+        // Nobody calls the receiver from here on.
+        let start = Instant::now();
+        sender.write_all(&vec![2; 1000 + READ]).unwrap();
+        longest = longest.max(start.elapsed());
+    }
+    daemon.stop();
+    std::fs::remove_dir_all(&dir).unwrap();
+    longest
+}
+
+#[test]
+fn a_blocked_sender_is_told_of_what_was_read_by_an_application_that_stays_away() {
+    for (path, name) in [(DataPath::Window, "update-window"), (DataPath::Move, "update-move")] {
+        let longest = longest_block(path, name);
+        // 20 ms, and what a loaded machine adds.
+        assert!(longest < Duration::from_millis(200), "{path:?}: blocked for {longest:?}");
+        println!("{path:?}: blocked for {longest:?} at most");
+    }
+}
