@@ -3,10 +3,12 @@
 //! Run as root in a guest that has one (`rdma link add rxe0 type rxe netdev eth0`) and nothing else
 //! to do with it: `verbs_rxe --ignored --test-threads=1`. Two queue pairs of the one RNIC are
 //! connected with each other.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::sys::{Interest, wait};
@@ -15,7 +17,7 @@ use guest_driver::verbs::{
     Memory, Mr, Payload, Pd, PostError, Qp, QpCaps, QpState, ReadyToSend, Recv, RemoteEnd,
     VerbsError, WcStatus, Work, devices,
 };
-use smc_core::wire::ids::{Mtu, Psn, Qpn, Rkey};
+use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn, Rkey};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const MESSAGE: usize = 44;
@@ -117,6 +119,18 @@ fn poll_one(cq: &Cq) -> Completion {
 fn readable(fd: impl AsFd, patience: Duration) -> bool {
     let [state] = wait([(fd.as_fd(), Interest::Read)], Some(patience)).unwrap();
     state.readable
+}
+
+/// Waits until the RNIC tells this, whatever else it tells.
+fn expect(context: &Context, wanted: AsyncEvent) {
+    let end = Instant::now() + PATIENCE;
+    let mut seen = Vec::new();
+    while !seen.contains(&wanted) {
+        assert!(Instant::now() < end, "only {seen:?}");
+        readable(context, Duration::from_millis(100));
+        seen.extend(std::iter::from_fn(|| context.next_async_event()));
+    }
+    println!("{seen:?}");
 }
 
 #[test]
@@ -300,6 +314,39 @@ fn everything_can_go_in_any_order_and_while_in_use() {
 
 #[test]
 #[ignore = "needs a software RNIC"]
+fn a_completion_queue_can_go_while_another_thread_takes_its_notices() {
+    let rnic = Rnic::open();
+    let channel = Channel::new(&rnic.context).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let drain = || {
+            let mut taken = 0;
+            while !stop.load(Ordering::Relaxed) {
+                taken += channel.drain(4, |_| ());
+                std::thread::yield_now();
+            }
+            taken
+        };
+        let drains = [scope.spawn(drain), scope.spawn(drain)];
+        for _ in 0..200 {
+            let pd = Pd::new(&rnic.context).unwrap();
+            let cq = Cq::new(&rnic.context, 8, Some(&channel)).unwrap();
+            cq.arm(false).unwrap();
+            let caps = QpCaps { send_requests: 4, receive_requests: 4, inline: 0 };
+            let qp = Qp::new(&pd, &cq, &cq, caps).unwrap().init(1).unwrap();
+            let mr = Mr::register(&pd, &Memory::new(64).unwrap(), Access::Local).unwrap();
+            qp.post_recv(&[Recv { id: 1, buffer: mr.sge(0, 64).unwrap() }]).unwrap();
+            // A flushed receive is a notice, which is taken or goes with its queue.
+            qp.fail().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let taken: usize = drains.into_iter().map(|drain| drain.join().unwrap()).sum();
+        println!("{taken} notices of 200 queues were taken");
+    });
+}
+
+#[test]
+#[ignore = "needs a software RNIC"]
 fn a_fork_disturbs_nobody() {
     let rnic = Rnic::open();
     let [a, b] = pair(&rnic);
@@ -352,23 +399,44 @@ fn a_port_that_goes_down_and_comes_back_is_told() {
         let status = Command::new("ip").args(["link", "set", &net, state]).status().unwrap();
         assert!(status.success());
     };
-    let expect = |wanted| {
-        let end = Instant::now() + PATIENCE;
-        let mut seen = Vec::new();
-        while !seen.contains(&wanted) {
-            assert!(Instant::now() < end, "only {seen:?}");
-            readable(&*rnic.context, Duration::from_millis(100));
-            seen.extend(std::iter::from_fn(|| rnic.context.next_async_event()));
-        }
-        println!("{seen:?}");
-    };
-    while rnic.context.next_async_event().is_some() {}
     set("down");
-    expect(AsyncEvent::PortDown(1));
+    expect(&rnic.context, AsyncEvent::PortDown(1));
     assert!(!rnic.context.port(1).unwrap().is_active());
     set("up");
-    expect(AsyncEvent::PortActive(1));
+    expect(&rnic.context, AsyncEvent::PortActive(1));
     assert!(rnic.context.port(1).unwrap().is_active());
+}
+
+#[test]
+#[ignore = "needs a software RNIC"]
+fn an_address_that_comes_and_goes_is_told() {
+    let rnic = Rnic::open();
+    let net = rnic.gid.net_device.clone().unwrap().name;
+    let gid = Gid::from_ipv4([10, 99, 98, 97]);
+    let has = || rnic.context.gids(1).unwrap().iter().any(|entry| entry.gid == gid);
+    assert!(!has());
+    for (action, there) in [("add", true), ("del", false)] {
+        let arguments = ["addr", action, "10.99.98.97/24", "dev", &net];
+        assert!(Command::new("ip").args(arguments).status().unwrap().success());
+        expect(&rnic.context, AsyncEvent::GidChange(1));
+        assert_eq!(has(), there);
+    }
+}
+
+#[test]
+#[ignore = "needs a software RNIC"]
+fn a_completion_queue_that_overruns_is_told_by_its_id() {
+    let rnic = Rnic::open();
+    let pd = Pd::new(&rnic.context).unwrap();
+    let _other = Cq::new(&rnic.context, 1, None).unwrap();
+    let cq = Cq::new(&rnic.context, 1, None).unwrap();
+    let caps = QpCaps { send_requests: 1, receive_requests: 64, inline: 0 };
+    let qp = Qp::new(&pd, &cq, &cq, caps).unwrap().init(1).unwrap();
+    let mr = Mr::register(&pd, &Memory::new(64).unwrap(), Access::Local).unwrap();
+    let recv = Recv { id: 1, buffer: mr.sge(0, 64).unwrap() };
+    qp.post_recv(&vec![recv; 64]).unwrap();
+    qp.fail().unwrap();
+    expect(&rnic.context, AsyncEvent::CqError(cq.id()));
 }
 
 /// What things cost; a number per line, nothing is asserted about it.
@@ -426,6 +494,20 @@ fn cost() {
     let memory = Memory::new(65_536).unwrap();
     time("register 64 KiB and end it", &mut || {
         Mr::register(a.qp.pd(), &memory, Access::RemoteWrite).unwrap();
+    });
+    let cq = &a.recv_cq;
+    let caps = QpCaps { send_requests: 48, receive_requests: 48, inline: MESSAGE as u32 };
+    time("make, connect and end a queue pair", &mut || {
+        let qp = Qp::new(a.qp.pd(), cq, cq, caps).unwrap().init(1).unwrap();
+        let remote = RemoteEnd {
+            gid: rnic.gid.gid,
+            qp_num: b.qp.qp_num(),
+            psn: Psn::new(1),
+            mtu: rnic.mtu,
+            sgid_index: rnic.gid.index,
+            hops: Hops::Direct,
+        };
+        qp.ready_to_receive(&remote).unwrap().ready_to_send(Psn::new(1)).unwrap();
     });
     time("wake through the channel", &mut || {
         b.recv_cq.arm(true).unwrap();

@@ -84,7 +84,8 @@ impl Drop for List {
 }
 
 fn text(chars: &[c_char]) -> Option<String> {
-    let bytes: Vec<u8> = chars.iter().map(|c| c.cast_unsigned()).collect();
+    // A `char` has a sign on some machines and none on others.
+    let bytes: Vec<u8> = chars.iter().flat_map(|c| c.to_ne_bytes()).collect();
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
     (!text.is_empty() && !text.contains('/')).then(|| text.to_owned())
 }
@@ -167,7 +168,8 @@ mod tests {
 
     #[test]
     fn names_of_the_library_are_not_trusted_to_end() {
-        let chars = |bytes: &[u8]| bytes.iter().map(|b| b.cast_signed()).collect::<Vec<_>>();
+        let chars =
+            |bytes: &[u8]| bytes.iter().map(|b| c_char::from_ne_bytes([*b])).collect::<Vec<_>>();
         assert_eq!(text(&chars(b"rxe0\0junk")), Some("rxe0".to_owned()));
         assert_eq!(text(&chars(b"rxe0")), None);
         assert_eq!(text(&chars(b"\0")), None);

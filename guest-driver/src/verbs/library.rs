@@ -70,6 +70,7 @@ functions! {
         ibv_fork_init: fn() -> c_int;
     }
     optional {
+        ibv_is_fork_initialized: fn() -> u32;
         ibv_reg_mr_iova: fn(*mut ffi::Pd, *mut c_void, usize, u64, c_int) -> *mut ffi::Mr;
         _ibv_query_gid_table: fn(*mut ffi::Context, *mut ffi::GidEntry, usize, u32, usize) -> isize;
     }
@@ -109,13 +110,26 @@ fn string(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
+/// Whether the kernel keeps pinned pages with the parent when a process forks (Linux 5.12 does).
+/// Otherwise the library has to keep them out of the child, with a system call per registration,
+/// and a child that touches them is killed.
+fn forks_are_safe(functions: &Functions) -> bool {
+    const UNNEEDED: u32 = 2;
+    // SAFETY: no argument; it asks the kernel.
+    functions.ibv_is_fork_initialized.is_some_and(|ask| unsafe { ask() } == UNNEEDED)
+}
+
 /// Opens a library by name and finds all functions in it.
 fn load(name: &CStr) -> Result<Functions, NoRdma> {
+    if cfg!(not(target_pointer_width = "64")) {
+        return Err(NoRdma::Library("its structures are known for 64-bit machines".to_owned()));
+    }
     let functions = Functions::find(&Library::open(name)?)?;
-    // SAFETY: no argument, and nothing of the library has been used before. It makes a program
-    // that forks safe on kernels where pinned pages would otherwise be copied away from the
-    // device, and does nothing on newer ones. A kernel without either is no reason to give up.
-    let _ = unsafe { (functions.ibv_fork_init)() };
+    if !forks_are_safe(&functions) {
+        // SAFETY: no argument, and nothing of the library has been used before. Where it cannot
+        // be done, a program that does not fork is none the worse.
+        let _ = unsafe { (functions.ibv_fork_init)() };
+    }
     Ok(functions)
 }
 

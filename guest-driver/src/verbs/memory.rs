@@ -200,21 +200,24 @@ impl Mr {
         };
         let start = std::ptr::with_exposed_provenance_mut(memory.all.address());
         let len = memory.len();
-        // SAFETY (both): the domain lives, and `start .. start + len` is mapped, readable and
-        // writable until the registration ends (`Mr::drop` sees to the order). All access of this
-        // program to it expects others to write at any time.
-        let (raw, address) = match functions.ibv_reg_mr_iova {
-            Some(register) => {
-                // SAFETY: see above.
-                let raw = unsafe { register(pd.raw(), start, len, memory.address, flags) };
-                (raw, memory.address)
-            }
-            None => {
-                // SAFETY: see above.
-                let raw = unsafe { (functions.ibv_reg_mr)(pd.raw(), start, len, flags) };
-                (raw, memory.all.address() as u64)
-            }
-        };
+        // For both: the domain lives, and `start .. start + len` is mapped, readable and writable
+        // until the registration ends (`Mr::drop` sees to the order). All access of this program
+        // to it expects others to write at any time.
+        let mut raw = std::ptr::null_mut();
+        let mut address = memory.address;
+        let mut refused = true;
+        if let Some(register) = functions.ibv_reg_mr_iova {
+            // SAFETY: see above.
+            raw = unsafe { register(pd.raw(), start, len, address, flags) };
+            let error = io::Error::last_os_error().raw_os_error();
+            refused = raw.is_null() && matches!(error, Some(libc::EINVAL | libc::EOPNOTSUPP));
+        }
+        if refused {
+            // The library is too old, or the device cannot rename memory.
+            address = memory.all.address() as u64;
+            // SAFETY: see above.
+            raw = unsafe { (functions.ibv_reg_mr)(pd.raw(), start, len, flags) };
+        }
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             return Err(match source.kind() {
@@ -239,7 +242,7 @@ impl Mr {
     }
 
     /// What the first byte is called in work requests, a peer's and own. Not its address in this
-    /// process, unless the library is older than rdma-core 27.
+    /// process, unless library or device are too old to rename it.
     pub fn address(&self) -> u64 {
         self.address
     }

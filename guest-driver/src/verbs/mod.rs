@@ -14,10 +14,26 @@
 //!
 //! Everything can be used from several threads at once; the library locks where it must.
 //!
-//! After a fork the child must not use, and need not close, any of these objects (the descriptors
-//! are close-on-exec). The parent is not disturbed by a fork: registered memory is shared memory,
-//! whose pages do not move away from under the device, and for the library's own queues its
-//! fork support is switched on where the kernel does not do that by itself.
+//! ```no_run
+//! use guest_driver::verbs::{Context, Cq, Payload, Pd, Qp, QpCaps, RemoteEnd, Work, devices};
+//! # fn exchange(own: guest_driver::verbs::QpNumber) -> RemoteEnd { unimplemented!() }
+//! # use smc_core::wire::ids::Psn;
+//!
+//! let context = Context::open(&devices()?[0])?;
+//! let (pd, cq) = (Pd::new(&context)?, Cq::new(&context, 64, None)?);
+//! let caps = QpCaps { send_requests: 32, receive_requests: 32, inline: 44 };
+//! let qp = Qp::new(&pd, &cq, &cq, caps)?.init(1)?;
+//! let remote = exchange(qp.qp_num());
+//! let qp = qp.ready_to_receive(&remote)?.ready_to_send(Psn::new(7))?;
+//! qp.post_send(&[Work::send(1, Payload::Inline(b"hello")).signaled()])?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! After a fork the child must not use any of these objects, nor look at registered memory, which
+//! it shares with the parent or does not have (kernels before 5.12); starting another program is
+//! fine (the descriptors are close-on-exec). The parent is not disturbed by a fork: registered
+//! memory is shared memory, whose pages do not move away from under the device, and on old kernels
+//! the library is told to keep its own queues in place too.
 
 mod completion;
 mod context;

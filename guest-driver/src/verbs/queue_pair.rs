@@ -37,7 +37,7 @@ use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
 use super::work::{check_inline, post_receives, post_sends};
 use super::{Cq, Pd, PostError, Recv, VerbsError, Work, ffi};
 
-/// Bytes that a CDC or LLC message has (CDC-2, LLC-1): the least worth asking for inline.
+/// Bytes of an LLC message (LLC-1), and of a CDC message (CDC-1): the least worth asking for inline.
 const MESSAGE: u32 = 44;
 
 // What Linux gives its queue pairs, which a peer may rely on.
