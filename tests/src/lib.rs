@@ -11,6 +11,7 @@ pub mod bytes;
 pub mod end;
 pub mod helper;
 pub mod hostile;
+pub mod interop;
 pub mod leaks;
 pub mod linux;
 pub mod raw;

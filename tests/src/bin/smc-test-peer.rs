@@ -13,6 +13,9 @@
 //!                                       says "listens on ADDRESS"
 //! smc-test-peer probe PCI-ID             drives other devices than ISM, see `smc_tests::vm::probe`
 //! smc-test-peer rdma add|remove|show ... soft-RoCE adapters, see `smc_tests::linux`
+//! smc-test-peer linux ...                AF_SMC's settings and tables, see `smc_tests::linux`
+//! smc-test-peer interop serve|talk WHO ADDRESS
+//!                                       ends of connections, see `smc_tests::interop`
 //! smc-test-peer control PORT            runs what comes over the VM bed's control channel
 //! smc-test-peer leash PROGRAM ARG...    becomes a program that ends with its parent
 //! ```
@@ -85,6 +88,15 @@ fn work(args: &[&str]) {
             smc_tests::rogue::run(args, say);
             std::process::exit(0);
         }
+        ["linux", ref args @ ..] => {
+            smc_tests::linux::run(args, say);
+            std::process::exit(0);
+        }
+        ["interop", "serve", who, address] => smc_tests::interop::serve(who, address, say),
+        ["interop", "talk", who, address] => {
+            smc_tests::interop::talk(who, address, say);
+            std::process::exit(0);
+        }
         ["rdma", ref args @ ..] => {
             smc_tests::linux::rdma(args, say);
             std::process::exit(0);
@@ -111,7 +123,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Started by a shell in another machine, it may have no standard input.
-    let own_end = ["agent", "serve", "talk", "rogue", "probe", "rdma"];
+    let own_end = ["agent", "serve", "talk", "rogue", "probe", "rdma", "linux", "interop"];
     let own_end = args.first().is_some_and(|word| own_end.contains(word));
     if !own_end || args.last() == Some(&"while-stdin") {
         std::thread::spawn(|| {

@@ -1,11 +1,65 @@
-//! What Linux itself has of SMC-R: soft-RoCE adapters, AF_SMC and what can be asked about both.
+//! What Linux itself has of SMC-R: soft-RoCE adapters, AF_SMC, and what can be asked about both.
 //!
 //! It is for guests: everything here wants root and a kernel that has these things.
 
+mod diag;
+mod kernel;
 mod netlink;
 pub mod rdma;
+mod socket;
 
-use crate::linux::rdma::adapters;
+pub use diag::{Cursors, Link, Mode, Socket, sockets};
+pub use kernel::{Counts, Fallbacks, Group, GroupLink, counts, fallbacks, groups};
+pub use socket::{listener, stream};
+
+use serde::{Deserialize, Serialize};
+
+/// What AF_SMC says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Smc {
+    /// Enterprise ids.
+    pub ueids: Vec<String>,
+    /// Its sockets.
+    pub sockets: Vec<Socket>,
+    /// Its SMC-R link groups.
+    pub groups: Vec<Group>,
+    /// What it has counted of SMC-R.
+    pub counts: Counts,
+    /// Why connections became TCP.
+    pub fallbacks: Vec<Fallbacks>,
+}
+
+/// `smc-test-peer linux ...`
+///
+/// ```text
+/// show                 everything, see [`Smc`], as JSON
+/// ueid NAME            adds an enterprise id
+/// no-ueids             forgets them
+/// set VARIABLE VALUE   a variable of /proc/sys/net/smc
+/// ```
+///
+/// # Panics
+/// It is asked for something else, or the kernel refuses.
+pub fn run(args: &[&str], say: fn(&str)) {
+    match *args {
+        ["show"] => {
+            let smc = Smc {
+                ueids: kernel::ueids().unwrap(),
+                sockets: sockets().unwrap(),
+                groups: groups().unwrap(),
+                counts: counts().unwrap(),
+                fallbacks: fallbacks().unwrap(),
+            };
+            say(&serde_json::to_string(&smc).unwrap());
+        }
+        ["ueid", name] => kernel::add_ueid(name).unwrap_or_else(|e| panic!("{name}: {e}")),
+        ["no-ueids"] => kernel::flush_ueids().unwrap(),
+        ["set", name, value] => {
+            kernel::set(name, value).unwrap_or_else(|e| panic!("{name} = {value}: {e}"));
+        }
+        _ => panic!("unknown arguments: {args:?}"),
+    }
+}
 
 /// `smc-test-peer rdma ...`
 ///
@@ -24,7 +78,7 @@ pub fn rdma(args: &[&str], say: fn(&str)) {
         }
         ["remove", name] => rdma::remove(name).unwrap_or_else(|e| panic!("{name}: {e}")),
         ["show"] => {
-            for adapter in adapters() {
+            for adapter in rdma::adapters() {
                 let node = adapter.node.as_deref().unwrap_or("no node");
                 say(&format!("{} {} {node}", adapter.name, adapter.state));
                 for gid in adapter.gids {

@@ -8,6 +8,7 @@ mod devices;
 mod ends;
 mod fabrics;
 mod faults;
+mod interop;
 mod isolation;
 mod lifecycle;
 mod rdma;

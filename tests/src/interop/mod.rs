@@ -1,0 +1,22 @@
+//! Two ends of which each may be this project's sockets, the kernel's AF_SMC, or TCP: programs for
+//! tests of who understands whom.
+//!
+//! ```text
+//! smc-test-peer interop serve WHO ADDRESS    listens; says "ready", then a report per connection
+//! smc-test-peer interop talk WHO ADDRESS     reads its orders, a line each; answers with a report
+//! ```
+//!
+//! WHO is `tcp`, `linux` or `rust`, the last one with options: `rust:v1,links=1` (see [`Net::new`]).
+//! An order is the name of a cell, see [`cells`], a number of bytes, and a seed of their pattern.
+//! It opens a connection, on which the server is told the order, and both do their halves. Reports
+//! are [`Report`]s as JSON lines.
+
+mod cells;
+mod net;
+mod programs;
+mod report;
+
+pub use cells::CELLS;
+pub use net::{Door, Line, Net};
+pub use programs::{serve, talk};
+pub use report::{Carrier, Digest, Report};

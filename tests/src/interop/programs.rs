@@ -1,0 +1,206 @@
+//! The two programs.
+
+use std::io::{self, BufRead, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::cells::{LIMIT, Talk};
+use super::net::{Line, Net};
+use super::report::Report;
+
+/// How long "connect" tries to reach a server that does not listen yet.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of an order on a connection, padded with blanks.
+const ORDER: usize = 64;
+/// Stack of a thread that talks.
+const STACK: usize = 256 << 10;
+
+/// What is to be done on a connection.
+#[derive(Clone, Debug)]
+struct Order {
+    cell: String,
+    len: usize,
+    seed: u64,
+}
+
+impl Order {
+    fn parse(line: &str) -> Option<Order> {
+        let mut words = line.split_whitespace();
+        let cell = words.next()?.to_owned();
+        let len = words.next()?.parse().ok()?;
+        let seed = words.next()?.parse().ok()?;
+        Some(Order { cell, len, seed })
+    }
+
+    fn send(&self, line: &Line) -> io::Result<()> {
+        let text = format!("{:<ORDER$}", format!("{} {} {}", self.cell, self.len, self.seed));
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            rest = &rest[line.send(rest)?..];
+        }
+        Ok(())
+    }
+
+    fn receive(line: &Line) -> io::Result<Order> {
+        let (mut text, mut got) = ([0; ORDER], 0);
+        while got < ORDER {
+            match line.recv(&mut text[got..])? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                n => got += n,
+            }
+        }
+        let order = Order::parse(&String::from_utf8_lossy(&text));
+        order.ok_or_else(|| io::Error::other("no order"))
+    }
+
+    /// Does one half of it, and closes the connection.
+    fn play(&self, line: Line, first: bool, start: Instant) -> Report {
+        let mut report = Report { cell: self.cell.clone(), ..Report::default() };
+        report.carrier = line.carrier();
+        let mut talk = Talk::new(&line, self.seed);
+        if let Err(error) = talk.play(&self.cell, self.len, first) {
+            report.error = format!("{:?}: {error}", error.kind());
+        }
+        talk.into_report(&mut report);
+        drop(line);
+        report.millis = start.elapsed().as_millis() as u64;
+        report
+    }
+}
+
+fn say_report(report: &Report, say: fn(&str)) {
+    say(&serde_json::to_string(report).unwrap());
+}
+
+/// Listens, and does its half of what clients order. Never returns.
+///
+/// # Panics
+/// The sockets cannot be made.
+pub fn serve(who: &str, address: &str, say: fn(&str)) {
+    let net = Net::new(who);
+    let door = net.listen(address.parse().unwrap()).unwrap();
+    say("ready");
+    loop {
+        let line = door.accept();
+        let start = Instant::now();
+        thread::Builder::new()
+            .stack_size(STACK)
+            .spawn(move || {
+                let mut failed = Report { cell: "accept".into(), ..Report::default() };
+                let order = line.and_then(|line| {
+                    failed.carrier = line.carrier();
+                    line.set_timeouts(Some(LIMIT))?;
+                    line.set_nodelay()?;
+                    Ok((Order::receive(&line)?, line))
+                });
+                match order {
+                    Ok((order, line)) => say_report(&order.play(line, false, start), say),
+                    Err(error) => {
+                        failed.error = format!("{:?}: {error}", error.kind());
+                        say_report(&failed, say);
+                    }
+                }
+            })
+            .unwrap();
+    }
+}
+
+fn connect(net: &Net, addr: SocketAddr) -> io::Result<Line> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match net.connect(addr) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            other => {
+                let line = other?;
+                line.set_timeouts(Some(LIMIT))?;
+                line.set_nodelay()?;
+                return Ok(line);
+            }
+        }
+    }
+}
+
+/// Obeys one order as the client.
+fn obey(net: &Net, addr: SocketAddr, order: &Order, opened: impl FnOnce(&Line)) -> Report {
+    let start = Instant::now();
+    let line = connect(net, addr).and_then(|line| {
+        opened(&line);
+        order.send(&line)?;
+        Ok(line)
+    });
+    match line {
+        Ok(line) => order.play(line, true, start),
+        Err(error) => Report {
+            cell: order.cell.clone(),
+            error: format!("connect {:?}: {error}", error.kind()),
+            millis: start.elapsed().as_millis() as u64,
+            ..Report::default()
+        },
+    }
+}
+
+/// Does what its standard input says, as the client: a report per order. `many` is so many
+/// connections at once; its report is that of the last one, with the first error of all.
+///
+/// With `&` after it an order is obeyed in the background, so that others can follow.
+///
+/// # Panics
+/// The sockets cannot be made.
+pub fn talk(who: &str, address: &str, say: fn(&str)) {
+    let net = Net::new(who);
+    let addr: SocketAddr = address.parse().unwrap();
+    let mut background = Vec::new();
+    for line in io::stdin().lock().lines().map_while(Result::ok) {
+        let Some(order) = Order::parse(&line) else {
+            say(&format!("no order: {line}"));
+            continue;
+        };
+        if order.cell == "many" {
+            say_report(&many(&net, addr, &order), say);
+        } else if line.ends_with('&') {
+            let net = net.clone();
+            background.push(thread::spawn(move || {
+                say_report(&obey(&net, addr, &order, |_| {}), say);
+            }));
+        } else {
+            say_report(&obey(&net, addr, &order, |_| {}), say);
+        }
+    }
+}
+
+/// `order.len` connections that are open at the same time, with 10 000 bytes there and back on each.
+fn many(net: &Net, addr: SocketAddr, order: &Order) -> Report {
+    let start = Instant::now();
+    let open = Arc::new(Barrier::new(order.len));
+    let each = |n| {
+        let (net, open) = (net.clone(), Arc::clone(&open));
+        let order = Order { len: 10_000, seed: order.seed + n as u64, ..order.clone() };
+        let body = move || {
+            let mut waited = false;
+            let report = obey(&net, addr, &order, |_| {
+                open.wait();
+                waited = true;
+            });
+            if !waited {
+                open.wait();
+            }
+            report
+        };
+        thread::Builder::new().stack_size(STACK).spawn(body).unwrap()
+    };
+    let threads: Vec<_> = (0..order.len).map(each).collect();
+    let mut reports: Vec<Report> = threads.into_iter().map(|one| one.join().unwrap()).collect();
+    let failed = reports.iter().filter(|report| !report.error.is_empty()).count();
+    let error = reports.iter().find(|report| !report.error.is_empty());
+    let error = error.map(|report| report.error.clone()).unwrap_or_default();
+    let carried = reports.iter().filter(|report| report.carrier.kind == "smc-r").count();
+    let mut last = reports.pop().unwrap_or_default();
+    last.error = error;
+    last.note = format!("{carried} of {} by SMC-R, {failed} failed ", order.len);
+    last.millis = start.elapsed().as_millis() as u64;
+    last
+}

@@ -1,0 +1,224 @@
+//! What an end says of a connection.
+
+use serde::{Deserialize, Serialize};
+
+use guest_driver::Facts;
+
+use crate::linux::{self, Mode};
+
+/// How a connection was carried and what became of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// The order.
+    pub cell: String,
+    /// What carried it, early in its life.
+    pub carrier: Carrier,
+    /// Why it failed, or nothing.
+    pub error: String,
+    /// Bytes that were sent.
+    pub sent: u64,
+    /// Digest of them.
+    pub sent_digest: u64,
+    /// Bytes that arrived.
+    pub received: u64,
+    /// Digest of them.
+    pub received_digest: u64,
+    /// Milliseconds from connecting or accepting to the end of the order.
+    pub millis: u64,
+    /// What else there is to say.
+    pub note: String,
+}
+
+/// What carried a connection, in the words of whose end it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carrier {
+    /// `smc-r`, `smc-d`, `tcp` or `unknown`.
+    pub kind: String,
+    /// Version of SMC.
+    pub version: u8,
+    /// Release of version 2.
+    pub release: u8,
+    /// The link group.
+    pub group: u32,
+    /// Connections in it; 0 if this end does not know.
+    pub connections: u32,
+    /// Usable links in it.
+    pub links: u32,
+    /// Adapter of the link that it uses.
+    pub adapter: String,
+    /// Bytes of the own and of the peer's element.
+    pub elements: [u32; 2],
+    /// Why it is TCP.
+    pub reason: String,
+}
+
+impl Carrier {
+    /// Of a socket of AF_SMC, by the two TCP ports.
+    pub(super) fn of_kernel(port: u16, peer_port: u16) -> Carrier {
+        // A list that is made while sockets come and go may lack some.
+        let find = || {
+            let sockets = linux::sockets().unwrap_or_default();
+            sockets.into_iter().find(|socket| (socket.port, socket.peer_port) == (port, peer_port))
+        };
+        let Some(socket) = (0..20).find_map(|_| find()) else {
+            return Carrier { kind: "unknown".into(), ..Carrier::default() };
+        };
+        let mut carrier = Carrier::default();
+        match (socket.mode, &socket.link) {
+            (Mode::Tcp, _) => {
+                carrier.kind = "tcp".into();
+                carrier.reason =
+                    format!("{:#010x}, peer {:#010x}", socket.fallback, socket.peer_diagnosis);
+            }
+            (Mode::SmcD, _) => carrier.kind = "smc-d".into(),
+            (Mode::SmcR, None) => carrier.kind = "unknown".into(),
+            (Mode::SmcR, Some(link)) => {
+                carrier.kind = "smc-r".into();
+                carrier.adapter.clone_from(&link.adapter);
+                let groups = linux::groups().unwrap_or_default();
+                // The kernel does not name the group of a socket. Parallel groups have the same peer,
+                // and what else is of interest here.
+                let mut groups = groups.into_iter().filter(|group| {
+                    group.client == link.client
+                        && group.links.iter().any(|other| {
+                            (&other.gid, &other.peer_gid) == (&link.gid, &link.peer_gid)
+                        })
+                });
+                if let Some(group) = groups.next() {
+                    carrier.version = group.version;
+                    carrier.release = group.release;
+                    carrier.group = group.id;
+                    carrier.connections = group.connections;
+                    carrier.links = group.links.len() as u32;
+                }
+            }
+        }
+        if let Some(cursors) = socket.cursors {
+            carrier.elements = [cursors.element, cursors.peer_element];
+        }
+        carrier
+    }
+
+    /// Of a socket of this project.
+    pub(super) fn of_facts(facts: &Facts) -> Carrier {
+        match facts {
+            Facts::SmcD(d) => Carrier {
+                kind: "smc-d".into(),
+                version: 2,
+                release: d.release,
+                elements: [d.local_buffer, d.peer_buffer],
+                ..Carrier::default()
+            },
+            Facts::SmcR(r) => Carrier {
+                kind: "smc-r".into(),
+                version: r.version,
+                release: r.release,
+                group: r.group,
+                connections: 0,
+                links: r.links as u32,
+                adapter: r.link.rnic.clone(),
+                elements: [r.local_buffer, r.peer_buffer],
+                reason: String::new(),
+            },
+            Facts::Tcp(reason) => {
+                Carrier { kind: "tcp".into(), reason: reason.to_string(), ..Carrier::default() }
+            }
+        }
+    }
+}
+
+/// A digest of bytes in their order, however they are cut. Not against malice.
+#[derive(Clone, Debug, Default)]
+pub struct Digest {
+    state: u64,
+    held: Vec<u8>,
+    len: u64,
+}
+
+impl Digest {
+    /// Adds bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        self.len += bytes.len() as u64;
+        if !self.held.is_empty() {
+            let missing = (8 - self.held.len()).min(bytes.len());
+            self.held.extend_from_slice(&bytes[..missing]);
+            bytes = &bytes[missing..];
+            if self.held.len() == 8 {
+                let word = std::mem::take(&mut self.held);
+                self.words(&word);
+            }
+        }
+        let whole = bytes.len() - bytes.len() % 8;
+        self.words(&bytes[..whole]);
+        self.held.extend_from_slice(&bytes[whole..]);
+    }
+
+    fn words(&mut self, bytes: &[u8]) {
+        let (words, _) = bytes.as_chunks();
+        self.state =
+            words.iter().fold(self.state, |state, word| mix(state, u64::from_le_bytes(*word)));
+    }
+
+    /// How many there were.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there were none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The digest of all bytes so far.
+    pub fn value(&self) -> u64 {
+        let mut last = [0; 8];
+        last[..self.held.len()].copy_from_slice(&self.held);
+        mix(mix(self.state, u64::from_le_bytes(last)), self.len)
+    }
+}
+
+fn mix(state: u64, word: u64) -> u64 {
+    let mixed = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed.rotate_left(29) ^ mixed >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytes::pattern;
+
+    fn digest(pieces: &[&[u8]]) -> u64 {
+        let mut digest = Digest::default();
+        pieces.iter().for_each(|piece| digest.update(piece));
+        digest.value()
+    }
+
+    #[test]
+    fn a_digest_does_not_depend_on_the_cuts() {
+        let bytes = pattern(1, 100);
+        let whole = digest(&[&bytes]);
+        for cut in 0..=100 {
+            for step in 1..10 {
+                let (a, b) = bytes.split_at(cut);
+                let pieces: Vec<&[u8]> = a.chunks(step).chain(b.chunks(step + 3)).collect();
+                assert_eq!(digest(&pieces), whole);
+            }
+        }
+    }
+
+    #[test]
+    fn a_digest_depends_on_every_byte_and_on_the_order() {
+        let bytes = pattern(1, 40);
+        let whole = digest(&[&bytes]);
+        for at in 0..40 {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert_ne!(digest(&[&other]), whole);
+            let mut other = bytes.clone();
+            other.rotate_left(at);
+            assert!(at == 0 || digest(&[&other]) != whole);
+        }
+        assert_ne!(digest(&[&bytes, &[0]]), whole);
+        assert_ne!(digest(&[]), digest(&[&[0]]));
+    }
+}

@@ -1,0 +1,286 @@
+//! AF_SMC's settings, link groups and counters (generic netlink; include/uapi/linux/smc.h).
+
+use std::fs;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use super::netlink::{Attribute, Attributes, GENERIC, Netlink, attributes};
+
+/// Commands of SMC_GEN_NETLINK.
+const GET_LINKS: u8 = 3;
+const GET_STATS: u8 = 7;
+const GET_FALLBACKS: u8 = 8;
+const DUMP_UEIDS: u8 = 9;
+const ADD_UEID: u8 = 10;
+const FLUSH_UEIDS: u8 = 12;
+
+/// Bytes of an EID.
+const EID: usize = 32;
+
+/// An SMC-R link group.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Group {
+    /// The kernel's number of it.
+    pub id: u32,
+    /// 1 or 2.
+    pub version: u8,
+    /// Release of version 2.
+    pub release: u8,
+    /// Whether this end is the client.
+    pub client: bool,
+    /// SMC_LGR_NONE 0, SINGLE 1, SYMMETRIC 2, ASYMMETRIC_PEER 3, ASYMMETRIC_LOCAL 4.
+    pub kind: u8,
+    /// Connections.
+    pub connections: u32,
+    /// As negotiated in version 2.
+    pub max_links: u8,
+    /// As negotiated in version 2.
+    pub max_connections: u8,
+    /// The common EID of version 2.
+    pub eid: String,
+    /// Usable links.
+    pub links: Vec<GroupLink>,
+}
+
+/// A link of a link group.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GroupLink {
+    /// Its number.
+    pub number: u8,
+    /// SMC_LNK_ACTIVE is 3.
+    pub state: u32,
+    /// Connections on it.
+    pub connections: u32,
+    /// Name of the RDMA adapter.
+    pub adapter: String,
+    /// Own GID.
+    pub gid: String,
+    /// The peer's GID.
+    pub peer_gid: String,
+}
+
+/// What AF_SMC has counted of SMC-R since it was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Connections as client, of version 1 and 2.
+    pub client: [u64; 2],
+    /// Connections as server, of version 1 and 2.
+    pub server: [u64; 2],
+    /// Handshakes that failed, as client and as server.
+    pub failed: [u64; 2],
+    /// Bytes received and sent.
+    pub bytes: [u64; 2],
+}
+
+/// How often a connection became TCP for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fallbacks {
+    /// SMC_CLC_DECL_*
+    pub reason: u32,
+    /// How often.
+    pub count: u64,
+    /// Whether as the server.
+    pub server: bool,
+}
+
+/// The generic netlink family of AF_SMC.
+#[derive(Debug)]
+struct Smc {
+    netlink: Netlink,
+    family: u16,
+}
+
+impl Smc {
+    fn open() -> io::Result<Smc> {
+        const GETFAMILY: u8 = 3;
+        const FAMILY_ID: u16 = 1;
+        const FAMILY_NAME: u16 = 2;
+        let netlink = Netlink::open(GENERIC)?;
+        let name = Attributes::default().text(FAMILY_NAME, "SMC_GEN_NETLINK");
+        let answers = netlink.ask(16, &request(GETFAMILY, &name))?;
+        let answer = answers.first().and_then(|answer| answer.get(4..)).unwrap_or_default();
+        let family = attributes(answer).find(|attribute| attribute.kind == FAMILY_ID);
+        let family = family.ok_or(io::ErrorKind::NotFound)?.number() as u16;
+        Ok(Smc { netlink, family })
+    }
+
+    fn order(&self, command: u8, what: &Attributes) -> io::Result<()> {
+        self.netlink.order(self.family, &request(command, what))
+    }
+
+    fn dump(&self, command: u8) -> io::Result<Vec<Vec<u8>>> {
+        self.netlink.dump(self.family, &request(command, &Attributes::default()))
+    }
+}
+
+fn request(command: u8, what: &Attributes) -> Vec<u8> {
+    [&[command, 1, 0, 0], what.as_slice()].concat()
+}
+
+/// Adds an enterprise id, without which there is no version 2.
+///
+/// # Errors
+/// The kernel's: there are four already, or this one, or it is none.
+pub(super) fn add_ueid(name: &str) -> io::Result<()> {
+    let padded = format!("{name:<EID$}");
+    Smc::open()?.order(ADD_UEID, &Attributes::default().text(1, &padded))
+}
+
+/// Forgets all enterprise ids.
+///
+/// # Errors
+/// There is no AF_SMC.
+pub(super) fn flush_ueids() -> io::Result<()> {
+    Smc::open()?.order(FLUSH_UEIDS, &Attributes::default())
+}
+
+/// The enterprise ids, without their padding.
+///
+/// # Errors
+/// There is no AF_SMC.
+pub(super) fn ueids() -> io::Result<Vec<String>> {
+    let answers = Smc::open()?.dump(DUMP_UEIDS)?;
+    let found = answers.iter().flat_map(|answer| attributes(answer.get(4..).unwrap_or_default()));
+    Ok(found.map(|attribute| attribute.text().trim_end().to_owned()).collect())
+}
+
+/// Sets a variable of `/proc/sys/net/smc`.
+///
+/// # Errors
+/// It is not there, or the value is no good.
+pub(super) fn set(name: &str, value: &str) -> io::Result<()> {
+    fs::write(format!("/proc/sys/net/smc/{name}"), value)
+}
+
+/// All SMC-R link groups, with their usable links.
+///
+/// # Errors
+/// There is no AF_SMC.
+pub fn groups() -> io::Result<Vec<Group>> {
+    let mut groups: Vec<Group> = Vec::new();
+    for answer in Smc::open()?.dump(GET_LINKS)? {
+        for attribute in attributes(answer.get(4..).unwrap_or_default()) {
+            match attribute.kind {
+                2 => groups.push(group(&attribute)),
+                // Links follow their group.
+                3 => groups
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|group| group.links.push(link(&attribute))),
+                _ => {}
+            }
+        }
+    }
+    Ok(groups)
+}
+
+fn group(nest: &Attribute<'_>) -> Group {
+    let mut group = Group { version: 1, ..Group::default() };
+    for attribute in nest.nested() {
+        let number = attribute.number();
+        match attribute.kind {
+            1 => group.id = number as u32,
+            2 => group.client = number == 0,
+            3 => group.kind = number as u8,
+            6 => group.connections = number as u32,
+            7 => {
+                for attribute in attribute.nested() {
+                    match attribute.kind {
+                        0 => group.version = attribute.number() as u8,
+                        1 => group.release = attribute.number() as u8,
+                        3 => group.eid = attribute.text().trim_end().to_owned(),
+                        _ => {}
+                    }
+                }
+            }
+            8 => {
+                for attribute in attribute.nested() {
+                    match attribute.kind {
+                        2 => group.max_connections = attribute.number() as u8,
+                        3 => group.max_links = attribute.number() as u8,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    group
+}
+
+fn link(nest: &Attribute<'_>) -> GroupLink {
+    let mut link = GroupLink::default();
+    for attribute in nest.nested() {
+        match attribute.kind {
+            1 => link.number = attribute.number() as u8,
+            2 => link.adapter = attribute.text(),
+            4 => link.gid = attribute.text(),
+            5 => link.peer_gid = attribute.text(),
+            6 => link.connections = attribute.number() as u32,
+            10 => link.state = attribute.number() as u32,
+            _ => {}
+        }
+    }
+    link
+}
+
+/// What has been counted of SMC-R.
+///
+/// # Errors
+/// There is no AF_SMC.
+pub fn counts() -> io::Result<Counts> {
+    let mut counts = Counts::default();
+    for answer in Smc::open()?.dump(GET_STATS)? {
+        let nests = attributes(answer.get(4..).unwrap_or_default()).filter(|nest| nest.kind == 7);
+        for attribute in nests.flat_map(|nest| nest.nested().collect::<Vec<_>>()) {
+            match attribute.kind {
+                2 => smcr_counts(&attribute, &mut counts),
+                3 => counts.failed[0] = attribute.number(),
+                4 => counts.failed[1] = attribute.number(),
+                _ => {}
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn smcr_counts(nest: &Attribute<'_>, counts: &mut Counts) {
+    for attribute in nest.nested() {
+        let number = attribute.number();
+        match attribute.kind {
+            7 => counts.client[0] = number,
+            8 => counts.client[1] = number,
+            9 => counts.server[0] = number,
+            10 => counts.server[1] = number,
+            16 => counts.bytes[0] = number,
+            17 => counts.bytes[1] = number,
+            _ => {}
+        }
+    }
+}
+
+/// Why connections became TCP.
+///
+/// # Errors
+/// There is no AF_SMC.
+pub fn fallbacks() -> io::Result<Vec<Fallbacks>> {
+    let mut all = Vec::new();
+    for answer in Smc::open()?.dump(GET_FALLBACKS)? {
+        for nest in attributes(answer.get(4..).unwrap_or_default()).filter(|nest| nest.kind == 8) {
+            let mut found = Fallbacks { reason: 0, count: 0, server: false };
+            for attribute in nest.nested() {
+                match attribute.kind {
+                    1 => found.server = attribute.number() == 1,
+                    4 => found.reason = attribute.number() as u32,
+                    5 => found.count = attribute.number(),
+                    _ => {}
+                }
+            }
+            if found.count > 0 {
+                all.push(found);
+            }
+        }
+    }
+    Ok(all)
+}

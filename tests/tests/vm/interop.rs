@@ -1,0 +1,431 @@
+//! Who understands whom: this project's SMC-R and the kernel's AF_SMC, as client and as server, in
+//! every version that soft-RoCE has.
+//!
+//! Each test boots two guests for one version and number of links, and goes through all cells (see
+//! `smc_tests::interop`) for each pair of ends. A line is printed per cell. For each connection the
+//! kernel is asked whether SMC-R carried it.
+
+use std::time::{Duration, Instant};
+
+use smc_tests::eventually;
+use smc_tests::interop::Report;
+use smc_tests::linux::Smc;
+use smc_tests::vm::{Bed, End, Guest, Job, Run, Vm};
+
+/// The enterprise id of both ends, which is that of stacks that were not told one.
+const EID: &str = "VIRTIO-ISM";
+const PORT: u16 = 5000;
+/// How soon the survivor of a killed peer must hear of it: a link is tested after [`TEST_LINK`]
+/// seconds, and an answer waited for as many as two.
+const SOON: Duration = Duration::from_secs(10);
+const TEST_LINK: &str = "3";
+
+/// One version, with one number of links.
+struct Setup {
+    name: &'static str,
+    adapters: u32,
+    mtu: Option<u32>,
+    links: u32,
+    version: u8,
+    release: u8,
+    /// `linux` and `rust` with options.
+    linux: Kernel,
+    rust: &'static str,
+}
+
+/// What the kernel is to do.
+enum Kernel {
+    /// Version 2.1 with so many links of a link group at most.
+    V2(&'static str),
+    /// Version 1.
+    V1,
+}
+
+/// Whose end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Linux,
+    Rust,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Side::Linux => "Linux",
+            Side::Rust => "Rust",
+        }
+    }
+}
+
+/// Two guests under one setup.
+struct Field<'a> {
+    setup: &'a Setup,
+    a: Guest,
+    b: Guest,
+    failed: Vec<String>,
+    _bed: Bed,
+}
+
+/// What to move in bulk: 100 MiB, or as many MiB as `SMC_INTEROP_BULK` says.
+fn bulk() -> usize {
+    let mib = std::env::var("SMC_INTEROP_BULK").ok().and_then(|text| text.parse().ok());
+    mib.unwrap_or(100) << 20
+}
+
+impl<'a> Field<'a> {
+    #[track_caller]
+    fn new(setup: &'a Setup) -> Field<'a> {
+        let bed = Bed::new();
+        let [a, b] = bed.boot(["a", "b"].map(|name| {
+            let mut vm = Vm::named(name).no_ism().rnics(setup.adapters);
+            if let Some(mtu) = setup.mtu {
+                vm = vm.mtu(mtu);
+            }
+            if matches!(setup.linux, Kernel::V1) { vm.v1() } else { vm }
+        }));
+        for guest in [&a, &b] {
+            guest.ok(["smc-test-peer", "linux", "set", "smcr_testlink_time", TEST_LINK]);
+            match setup.linux {
+                Kernel::V2(links) => {
+                    guest.ok(["smc-test-peer", "linux", "ueid", EID]);
+                    let set = ["smc-test-peer", "linux", "set", "smcr_max_links_per_lgr", links];
+                    guest.ok(set);
+                }
+                Kernel::V1 => {}
+            }
+        }
+        Field { setup, a, b, failed: Vec::new(), _bed: bed }
+    }
+
+    /// Adapters without link groups.
+    #[track_caller]
+    fn fresh(&self) {
+        for guest in [&self.a, &self.b] {
+            for n in 0..self.setup.adapters {
+                guest.ok(format!("smc-test-peer rdma remove rxe{n}"));
+            }
+        }
+        for guest in [&self.a, &self.b] {
+            for n in 0..self.setup.adapters {
+                guest.ok(format!("smc-test-peer rdma add rxe{n} eth{n}"));
+            }
+            eventually("no link groups are left", || smc(guest).groups.is_empty());
+        }
+    }
+
+    fn who(&self, side: Side) -> String {
+        match side {
+            Side::Linux => "linux".into(),
+            Side::Rust => format!("rust:{}", self.setup.rust),
+        }
+    }
+
+    #[track_caller]
+    fn serve(&self, side: Side) -> Job {
+        let address = format!("0.0.0.0:{PORT}");
+        let run = Run::from(["smc-test-peer", "interop", "serve", &self.who(side), &address]);
+        let mut server = self.a.spawn(run.within(Duration::from_secs(900)));
+        assert_eq!(server.line(), "ready");
+        server
+    }
+
+    #[track_caller]
+    fn talk(&self, side: Side) -> Job {
+        let address = format!("{}:{PORT}", self.a.ip());
+        let run = Run::from(["smc-test-peer", "interop", "talk", &self.who(side), &address]);
+        self.b.spawn(run.open_stdin().within(Duration::from_secs(900)))
+    }
+
+    /// Checks that SMC-R of this version carried what a report is about.
+    fn carried(&self, report: &Report) -> Result<(), String> {
+        let Setup { version, release, links, .. } = *self.setup;
+        let carrier = &report.carrier;
+        if carrier.kind != "smc-r" {
+            return Err(format!("carried by {} ({})", carrier.kind, carrier.reason));
+        }
+        if (carrier.version, carrier.release) != (version, release) {
+            return Err(format!("version {}.{}", carrier.version, carrier.release));
+        }
+        // The first contact is over before the second link is there.
+        if carrier.links != links && carrier.links != 1 {
+            return Err(format!("{} links", carrier.links));
+        }
+        Ok(())
+    }
+
+    /// Prints a cell's line, and remembers what failed.
+    fn say(&mut self, sides: [Side; 2], cell: &str, result: Result<String, String>) {
+        let [server, client] = sides.map(Side::name);
+        let pair = format!("{} client -> {} server", client, server);
+        let (word, text) = match &result {
+            Ok(text) => ("ok", text),
+            Err(text) => ("FAILED", text),
+        };
+        let line = format!("{:<16} {pair:<27} {cell:<20} {word:<6} {text}", self.setup.name);
+        println!("{line}");
+        if result.is_err() {
+            self.failed.push(line);
+        }
+    }
+}
+
+/// What the kernel says of its SMC.
+#[track_caller]
+fn smc(guest: &Guest) -> Smc {
+    serde_json::from_str(&guest.ok(["smc-test-peer", "linux", "show"])).unwrap()
+}
+
+#[track_caller]
+fn report(job: &mut Job) -> Report {
+    let line = job.line();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+/// The report of an end, without its error.
+fn flawless(who: &str, report: &Report) -> Result<(), String> {
+    if report.error.is_empty() { Ok(()) } else { Err(format!("{who}: {}", report.error)) }
+}
+
+/// Both ends have seen the same bytes.
+fn same_bytes(client: &Report, server: &Report) -> Result<(), String> {
+    let there = (client.sent, client.sent_digest) == (server.received, server.received_digest);
+    let back = (server.sent, server.sent_digest) == (client.received, client.received_digest);
+    if there && back { Ok(()) } else { Err(format!("other bytes: {client:?} {server:?}")) }
+}
+
+/// An order, to a client and its server that are both left as they were.
+fn cell(
+    field: &Field<'_>,
+    [server, client]: [&mut Job; 2],
+    order: &str,
+) -> Result<(Report, Report), String> {
+    client.feed(&format!("{order}\n"));
+    let here = report(client);
+    let connected = !here.error.starts_with("connect");
+    if !connected {
+        return Err(format!("client: {}", here.error));
+    }
+    let there = report(server);
+    flawless("client", &here)?;
+    flawless("server", &there)?;
+    field.carried(&here).map_err(|error| format!("client: {error}"))?;
+    field.carried(&there).map_err(|error| format!("server: {error}"))?;
+    Ok((here, there))
+}
+
+/// All cells of one pair of ends.
+fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
+    field.fresh();
+    let before = [smc(&field.a), smc(&field.b)];
+    let mut server = field.serve(sides[0]);
+    let mut client = field.talk(sides[1]);
+    let mut groups = [0; 2];
+    let bulk = bulk();
+    for (name, order) in [
+        ("first contact", "ping 10000 1".to_owned()),
+        ("subsequent contact", "ping 10000 2".to_owned()),
+        ("1 B", "byte 0 3".to_owned()),
+        ("bulk", format!("bulk {bulk} 4")),
+        ("ring wrap", "wrap 500000 5".to_owned()),
+        ("window closed", "window 0 6".to_owned()),
+        ("half close", "half 1000000 7".to_owned()),
+        ("abort", "abort 0 8".to_owned()),
+        ("abort by server", "turned-abort 0 9".to_owned()),
+        ("urgent byte", "urgent 0 10".to_owned()),
+    ] {
+        let result = cell(field, [&mut server, &mut client], &order).and_then(|(here, there)| {
+            if !name.starts_with("abort") {
+                same_bytes(&here, &there)?;
+            }
+            let now = [here.carrier.group, there.carrier.group];
+            match name {
+                "first contact" => groups = now,
+                _ if now != groups => {
+                    return Err(format!("link groups {groups:x?}, then {now:x?}"));
+                }
+                _ => {}
+            }
+            let mut text = format!("{} ms  {}{}", here.millis, here.note, there.note);
+            if name == "bulk" {
+                text = format!("{} MiB each way, {text}", bulk >> 20);
+            }
+            Ok(text)
+        });
+        field.say(sides, name, result);
+    }
+    let result = second_link(field, sides);
+    field.say(sides, "links", result);
+    let result = many(field, [&mut server, &mut client]);
+    field.say(sides, "100 connections", result);
+    let result = in_the_kernel(field, sides, &before);
+    field.say(sides, "kernel's counts", result);
+    for (name, order, kill_client) in
+        [("client killed", "flood 0 11 &", true), ("server killed", "pour 0 12 &", false)]
+    {
+        let result = killed(field, [&mut server, &mut client], order, kill_client);
+        field.say(sides, name, result);
+        if kill_client {
+            client = field.talk(sides[1]);
+        } else {
+            server = field.serve(sides[0]);
+        }
+        let result = cell(field, [&mut server, &mut client], "ping 1000 13");
+        let result = result.map(|(here, _)| format!("{} ms", here.millis));
+        field.say(sides, "connects again", result);
+    }
+}
+
+/// The link group has as many links as it should, as each kernel that takes part sees it.
+fn second_link(field: &Field<'_>, sides: [Side; 2]) -> Result<String, String> {
+    let mut seen = Vec::new();
+    for (guest, side) in [&field.a, &field.b].into_iter().zip(sides) {
+        if side == Side::Linux {
+            let groups = smc(guest).groups;
+            let [group] = groups.as_slice() else {
+                return Err(format!("{} link groups", groups.len()));
+            };
+            if group.links.len() as u32 != field.setup.links {
+                return Err(format!("{}: {group:?}", guest.name()));
+            }
+            let adapters: Vec<&str> = group.links.iter().map(|link| &*link.adapter).collect();
+            seen.push(format!("{} {}", guest.name(), adapters.join("+")));
+        }
+    }
+    Ok(seen.join(", "))
+}
+
+fn many(field: &Field<'_>, [server, client]: [&mut Job; 2]) -> Result<String, String> {
+    client.feed("many 100 100\n");
+    let here = report(client);
+    flawless("client", &here)?;
+    if !here.note.starts_with("100 of 100 ") {
+        return Err(here.note);
+    }
+    for _ in 0..100 {
+        let there = report(server);
+        flawless("server", &there)?;
+        field.carried(&there)?;
+    }
+    Ok(format!("{} ms", here.millis))
+}
+
+/// The kernel has counted the connections of this version, and none that became TCP.
+fn in_the_kernel(field: &Field<'_>, sides: [Side; 2], before: &[Smc; 2]) -> Result<String, String> {
+    let version = usize::from(field.setup.version - 1);
+    let mut text = Vec::new();
+    for (n, guest) in [&field.a, &field.b].into_iter().enumerate() {
+        if sides[n] != Side::Linux {
+            continue;
+        }
+        let (before, after) = (&before[n], smc(guest));
+        if after.fallbacks != before.fallbacks {
+            return Err(format!("{} fell back: {:x?}", guest.name(), after.fallbacks));
+        }
+        let of = |smc: &Smc| [smc.counts.server, smc.counts.client][n][version];
+        let count = of(&after) - of(before);
+        if count < 100 {
+            return Err(format!("{} has counted {count}", guest.name()));
+        }
+        text.push(format!("{} {count}", guest.name()));
+    }
+    Ok(text.join(", "))
+}
+
+/// One end is killed while bytes flow to the other one.
+fn killed(
+    field: &Field<'_>,
+    [server, client]: [&mut Job; 2],
+    order: &str,
+    kill_client: bool,
+) -> Result<String, String> {
+    client.feed(&format!("{order}\n"));
+    std::thread::sleep(Duration::from_secs(1));
+    let (victim, survivor) = if kill_client { (client, server) } else { (server, client) };
+    victim.kill();
+    let start = Instant::now();
+    let report = report(survivor);
+    let took = start.elapsed();
+    field.carried(&report)?;
+    if report.received == 0 && report.sent == 0 {
+        return Err(format!("nothing had flowed: {}", report.error));
+    }
+    if took > SOON {
+        return Err(format!("heard after {took:?}: {}", report.error));
+    }
+    assert_eq!(victim.ended(), Some(End::Signal(9)));
+    Ok(format!("{} ms, {}", took.as_millis(), report.error))
+}
+
+/// Runs the cells of all pairs of ends. A pair that cannot be is printed with the reason.
+#[track_caller]
+fn matrix(setup: &Setup, impossible: &[([Side; 2], &str)]) {
+    let mut field = Field::new(setup);
+    for sides in [
+        [Side::Linux, Side::Linux],
+        [Side::Linux, Side::Rust],
+        [Side::Rust, Side::Linux],
+        [Side::Rust, Side::Rust],
+    ] {
+        match impossible.iter().find(|(pair, _)| *pair == sides) {
+            None => cells(&mut field, sides),
+            Some((_, why)) => {
+                let [server, client] = sides.map(Side::name);
+                let pair = format!("{client} client -> {server} server");
+                println!("{:<16} {pair:<27} cannot be: {why}", setup.name);
+            }
+        }
+    }
+    assert!(field.failed.is_empty(), "{} cells:\n{}", field.failed.len(), field.failed.join("\n"));
+}
+
+/// Not yet.
+const LATER: [([Side; 2], &str); 3] = [
+    ([Side::Linux, Side::Rust], "not yet"),
+    ([Side::Rust, Side::Linux], "not yet"),
+    ([Side::Rust, Side::Rust], "not yet"),
+];
+
+#[test]
+fn version_2_1_with_one_link() {
+    let setup = Setup {
+        name: "v2.1, 1 link",
+        adapters: 1,
+        mtu: Some(9000),
+        links: 1,
+        version: 2,
+        release: 1,
+        linux: Kernel::V2("1"),
+        rust: "links=1",
+    };
+    matrix(&setup, &LATER);
+}
+
+#[test]
+fn version_2_1_with_two_links() {
+    let setup = Setup {
+        name: "v2.1, 2 links",
+        adapters: 2,
+        mtu: None,
+        links: 2,
+        version: 2,
+        release: 1,
+        linux: Kernel::V2("2"),
+        rust: "links=2",
+    };
+    matrix(&setup, &LATER);
+}
+
+#[test]
+fn version_1() {
+    let setup = Setup {
+        name: "v1, 2 links",
+        adapters: 2,
+        mtu: None,
+        links: 2,
+        version: 1,
+        release: 0,
+        linux: Kernel::V1,
+        rust: "v1",
+    };
+    matrix(&setup, &LATER);
+}
