@@ -1,25 +1,53 @@
-//! SMC-R over the RNICs of a process.
+//! SMC-R over the RNICs of a process: executes `smc_core::link_group` over verbs.
 //!
-//! For now nothing but the shape that the rooms above work with: there is no RDMA.
+//! From the ground up: [`device`] and [`port`] are the RNICs, [`link`] is one queue pair,
+//! [`buffers`] are RMBs and send elements, [`endpoint`] is one connection as links see it, [`group`]
+//! a link group with all of them, [`shared`] what groups share. [`host`] makes one source of
+//! wake-ups of it, [`client`] and [`server`] are the handshakes, [`element`] is what a connection
+//! gets of all this.
+//!
+//! # Locks
+//!
+//! In this order: the state of a group, a connection's sending side, the queues of a link. None of
+//! them is held while the layer above is called. The sending of a message takes the connection's
+//! lock only; its receipt the two of the connection's words. Completions are taken by one thread
+//! at a time per RNIC, and who finds another one at it goes on.
 
+mod bell;
+mod buffers;
+mod carry_out;
+pub(crate) mod client;
+mod contact;
+mod device;
+mod element;
+mod endpoint;
+mod facts;
+mod first;
+mod group;
+mod host;
+mod interfaces;
+mod link;
+mod llc;
 mod outbound;
+mod port;
+mod route;
+pub(crate) mod server;
+mod shared;
 mod slots;
 mod spans;
 mod tokens;
 mod words;
 
-use std::convert::Infallible;
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use smc_core::connection::Ring;
 use thiserror::Error;
 
-use super::facts::{GroupFacts, RnicFacts, SmcRFacts};
-use super::source::{News, Source};
-use crate::ism::DeliverError;
-use crate::sys::OutOfBounds;
+#[allow(unused_imports, reason = "the handshake of sockets is about to use them")]
+pub(crate) use client::Connecting;
+pub(crate) use element::Element;
+pub(crate) use host::RdmaHost;
+#[allow(unused_imports, reason = "the handshake of sockets is about to use them")]
+pub(crate) use server::{Accepting, Refused};
 
 /// Which RNICs a process uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,176 +124,38 @@ pub enum NoRdma {
     System(String),
 }
 
-/// The RNICs of a process, and its link groups.
-pub(crate) struct RdmaHost(Infallible);
-
-impl RdmaHost {
-    /// Opens the RNICs.
-    pub(crate) fn open(wanted: &Rnics, _how: &SmcROptions) -> Result<Arc<RdmaHost>, NoRdma> {
-        match wanted {
-            Rnics::None => Err(NoRdma::Off),
-            Rnics::Auto => Err(NoRdma::NoLibrary),
-            Rnics::Names(names) => Err(NoRdma::Rnic {
-                name: names.first().cloned().unwrap_or_default(),
-                why: NoRdma::NoLibrary.to_string(),
-            }),
+impl Rnics {
+    /// Which ports of an RNIC are to be used: `None`, none; `Some(None)`, all.
+    fn ports_of(&self, device: &str) -> Option<Option<Vec<u8>>> {
+        let names = match self {
+            Rnics::None => return None,
+            Rnics::Auto => return Some(None),
+            Rnics::Names(names) => names,
+        };
+        let mut ports = Vec::new();
+        for name in names {
+            match name.split_once('/') {
+                None if name == device => return Some(None),
+                Some((name, port)) if name == device => ports.extend(port.parse::<u8>()),
+                _ => {}
+            }
         }
-    }
-
-    /// RNIC ports as they are now.
-    pub(crate) fn rnics(&self) -> Vec<RnicFacts> {
-        match self.0 {}
-    }
-
-    /// Link groups as they are now.
-    pub(crate) fn groups(&self) -> Vec<GroupFacts> {
-        match self.0 {}
-    }
-
-    /// Ends the link groups in order and answers nobody any more; the stack is dropped.
-    pub(crate) fn shut_down(&self) {
-        match self.0 {}
+        (!ports.is_empty()).then_some(Some(ports))
     }
 }
 
-impl Source for RdmaHost {
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        match self.0 {}
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn arm_interrupts(&self) -> bool {
-        match self.0 {}
-    }
-
-    fn suppress_interrupts(&self) {
-        match self.0 {}
-    }
-
-    fn poll_events(&self, _handle: &mut dyn FnMut(News)) -> usize {
-        match self.0 {}
-    }
-
-    fn is_gone(&self) -> bool {
-        match self.0 {}
-    }
-
-    fn has_memory(&self) -> bool {
-        match self.0 {}
-    }
-
-    fn must_be_polled(&self) -> bool {
-        true
-    }
-
-    fn has_peers(&self) -> bool {
-        match self.0 {}
-    }
-
-    fn on_timer(&self, _now: Instant) -> Option<Instant> {
-        match self.0 {}
-    }
-}
-
-/// How the LLC side of a handshake went.
-pub(crate) enum Contact {
-    /// The connection can carry data.
-    Done(Element),
-    /// A first contact: LLC messages have to be exchanged. Whoever leads the hub moves it on.
-    Under(FirstContact),
-}
-
-/// A first contact whose LLC messages are under way.
-pub(crate) struct FirstContact(Infallible);
-
-impl FirstContact {
-    /// What it ended in, once; `None`: not yet. The error breaks the connection: it is too late for
-    /// TCP.
-    pub(crate) fn result(&mut self) -> Option<Result<Element, String>> {
-        match self.0 {}
-    }
-
-    /// Becomes readable, for good, when [`FirstContact::result`] has one.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        match self.0 {}
-    }
-
-    /// When there will be a result at the latest.
-    pub(crate) fn deadline(&self) -> Instant {
-        match self.0 {}
-    }
-}
-
-/// Both ends' elements of one SMC-R connection: what a pair of DMBs is to SMC-D.
-///
-/// Dropped, the own RMB goes back to its pool if [`Element::allow_reuse`] was called, and else is
-/// removed from the link group.
-pub(crate) struct Element(Infallible);
-
-impl Element {
-    /// Under which number [`News::Element`] names it: the own alert token. Unique on the host for as
-    /// long as the element lives.
-    pub(crate) fn key(&self) -> u32 {
-        match self.0 {}
-    }
-
-    /// The peer's words as the CDC message that arrived last has them, in the form of SMC-D's
-    /// control block: the producer's, then the consumer's with all flags. Stored in this order with
-    /// Release, so loaded in the other with Acquire.
-    #[inline]
-    pub(crate) fn words(&self) -> [u64; 2] {
-        match self.0 {}
-    }
-
-    /// Copies out of the own element; offsets are those of [`Element::local_ring`]'s spans.
-    #[inline]
-    pub(crate) fn copy_out(&self, _offset: usize, _into: &mut [u8]) -> Result<(), OutOfBounds> {
-        match self.0 {}
-    }
-
-    /// The ring that the peer writes.
-    pub(crate) fn local_ring(&self) -> Ring {
-        match self.0 {}
-    }
-
-    /// The ring that this end writes.
-    pub(crate) fn peer_ring(&self) -> Ring {
-        match self.0 {}
-    }
-
-    /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread
-    /// at a time calls this, in the order of the stream. It does not wait: what the queue pair has
-    /// no room for now follows by itself (the bytes are in the send element until the peer has read
-    /// them), a failover included. Words that wait may be replaced by newer ones, except that each
-    /// change of flags is told.
-    #[inline]
-    pub(crate) fn deliver(
-        &self,
-        _pieces: &[(u32, &[u8])],
-        _words: [u64; 2],
-        _signal: bool,
-    ) -> Result<(), DeliverError> {
-        match self.0 {}
-    }
-
-    /// Deliveries fail from now on.
-    pub(crate) fn fail(&self) {
-        match self.0 {}
-    }
-
-    /// This end has sent the last words that the peer will get (or is about to): nothing follows
-    /// them.
-    pub(crate) fn release(&self) {
-        match self.0 {}
-    }
-
-    /// Both ends are done: the own RMB may serve another connection once its first `dirty` bytes are
-    /// zeroed, which happens when this is dropped.
-    pub(crate) fn allow_reuse(&mut self, _dirty: usize) {
-        match self.0 {}
-    }
-
-    /// What was negotiated, and how it travels now.
-    pub(crate) fn facts(&self) -> SmcRFacts {
-        match self.0 {}
+    #[test]
+    fn rnics_are_named_whole_or_by_port() {
+        let names = |list: &[&str]| Rnics::Names(list.iter().map(|n| n.to_string()).collect());
+        assert_eq!(Rnics::None.ports_of("rxe0"), None);
+        assert_eq!(Rnics::Auto.ports_of("rxe0"), Some(None));
+        assert_eq!(names(&["rxe1"]).ports_of("rxe0"), None);
+        assert_eq!(names(&["rxe0"]).ports_of("rxe0"), Some(None));
+        assert_eq!(names(&["a/1", "b/1", "a/2"]).ports_of("a"), Some(Some(vec![1, 2])));
+        assert_eq!(names(&["a/x"]).ports_of("a"), None);
     }
 }

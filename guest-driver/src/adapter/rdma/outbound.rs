@@ -115,6 +115,11 @@ impl Outbound {
         }
     }
 
+    /// Whether there is something to tell.
+    pub(crate) fn is_due(&self) -> bool {
+        self.due || self.validation.is_some()
+    }
+
     /// Number of the last message.
     pub(crate) fn last(&self) -> u16 {
         self.sequence.last()

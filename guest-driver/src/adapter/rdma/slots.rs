@@ -75,9 +75,19 @@ impl Slots {
         }
     }
 
+    /// A bit per free slot.
+    pub(crate) fn free(&self) -> u64 {
+        self.free.load(Ordering::Relaxed)
+    }
+
     /// Messages that are not acknowledged.
     pub(crate) fn used(&self) -> u32 {
         SLOTS - self.free.load(Ordering::Relaxed).count_ones()
+    }
+
+    /// Messages of connections that are not acknowledged.
+    pub(crate) fn used_by_cdc(&self) -> u32 {
+        CDC_SLOTS - (self.free() & CDC_MASK).count_ones()
     }
 
     /// Whether it is time to look for completions: half of what connections may use is used.
@@ -94,7 +104,8 @@ mod tests {
     #[test]
     fn every_slot_is_given_once_until_it_is_freed() {
         let slots = Slots::default();
-        let taken: std::collections::BTreeSet<_> = std::iter::from_fn(|| slots.take_cdc()).collect();
+        let taken: std::collections::BTreeSet<_> =
+            std::iter::from_fn(|| slots.take_cdc()).collect();
         assert_eq!(taken.len() as u32, CDC_SLOTS);
         assert_eq!(slots.used(), CDC_SLOTS);
         slots.release(7);

@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use smc_core::connection::failover::{Verdict, judge};
 use smc_core::connection::{Order, Sequence};
 use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 
@@ -57,9 +58,9 @@ impl Words {
         // The number is valid after every statement, so a panic elsewhere changes nothing.
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
-            return match sequence.has_seen(cdc.sequence) {
-                true => Received::Validated,
-                false => Received::Missing,
+            return match judge(&sequence, cdc.sequence) {
+                Verdict::Intact => Received::Validated,
+                Verdict::Lost { .. } => Received::Missing,
             };
         }
         // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).

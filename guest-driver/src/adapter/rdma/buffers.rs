@@ -1,0 +1,195 @@
+//! RMBs and send elements: registered memory, and the pools in which it waits for the next
+//! connection.
+//!
+//! An RMB has one element. It belongs to one link group and is registered with the protection
+//! domain of each of its links, so that no other peer's keys reach it (SEC-9). A pooled RMB is
+//! known to the peer, so the next connection of the group needs no Confirm RKey for it.
+//!
+//! A send element is as long as the peer's receive element, and each byte lies at the offset that
+//! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
+//! whatever the peer has not confirmed can be written once more.
+
+use std::sync::{Arc, Mutex};
+
+use smc_core::link_group::{LinkKey, Region, RmbId};
+
+use crate::sys::lock;
+use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
+
+/// Buffers of one length that a group keeps for later connections at most.
+const POOL_MAX: usize = 64;
+
+/// Memory and its registrations, one per link.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    memory: Arc<Memory>,
+    len: u32,
+    access: Access,
+    regions: Mutex<Vec<(LinkKey, Arc<Mr>)>>,
+}
+
+impl Registered {
+    fn new(len: u32, access: Access) -> Result<Registered, VerbsError> {
+        let memory = Memory::new(len as usize)?;
+        Ok(Registered { memory, len, access, regions: Mutex::default() })
+    }
+
+    /// The memory.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Length, bytes.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Registers it with a link, unless it is.
+    ///
+    /// # Errors
+    /// What the registration says; most often that too much memory is locked.
+    pub(crate) fn register(&self, link: LinkKey, pd: &Arc<Pd>) -> Result<Arc<Mr>, VerbsError> {
+        let mut regions = lock(&self.regions);
+        if let Some((_, region)) = regions.iter().find(|(key, _)| *key == link) {
+            return Ok(region.clone());
+        }
+        let region = Arc::new(Mr::register(pd, &self.memory, self.access)?);
+        regions.push((link, region.clone()));
+        Ok(region)
+    }
+
+    /// The link is no more.
+    pub(crate) fn forget(&self, link: LinkKey) {
+        lock(&self.regions).retain(|(key, _)| *key != link);
+    }
+
+    /// What the peer needs to write it over a link.
+    pub(crate) fn region(&self, link: LinkKey) -> Option<Region> {
+        let regions = lock(&self.regions);
+        let (_, region) = regions.iter().find(|(key, _)| *key == link)?;
+        Some(Region { rkey: region.rkey(), address: region.address() })
+    }
+}
+
+/// An RMB.
+#[derive(Debug)]
+pub(crate) struct Rmb {
+    id: RmbId,
+    buffer: Registered,
+}
+
+impl Rmb {
+    /// Zeroed memory of `len` bytes, not registered yet.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn new(id: RmbId, len: u32) -> Result<Arc<Rmb>, VerbsError> {
+        Ok(Arc::new(Rmb { id, buffer: Registered::new(len, Access::RemoteWrite)? }))
+    }
+
+    /// Its number in its group.
+    pub(crate) fn id(&self) -> RmbId {
+        self.id
+    }
+
+    /// Its memory and keys.
+    #[inline]
+    pub(crate) fn buffer(&self) -> &Registered {
+        &self.buffer
+    }
+}
+
+/// A send element.
+pub(crate) type Mirror = Registered;
+
+/// Memory of `len` bytes for what is sent.
+///
+/// # Errors
+/// There is no memory.
+pub(crate) fn mirror(len: u32) -> Result<Arc<Mirror>, VerbsError> {
+    Registered::new(len, Access::Local).map(Arc::new)
+}
+
+/// The RMBs and the unused send elements of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    next: u32,
+    rmbs: Vec<Arc<Rmb>>,
+    free: Vec<RmbId>,
+    mirrors: Vec<Arc<Mirror>>,
+}
+
+impl Buffers {
+    /// A number for a new RMB.
+    pub(crate) fn next_id(&mut self) -> RmbId {
+        self.next = self.next.wrapping_add(1);
+        RmbId(self.next)
+    }
+
+    /// The group has this RMB from now on.
+    pub(crate) fn add(&mut self, rmb: Arc<Rmb>) {
+        self.rmbs.push(rmb);
+    }
+
+    /// A pooled RMB of `len` bytes. The one put back last: it is the most likely to be in a cache.
+    pub(crate) fn take(&mut self, len: u32) -> Option<Arc<Rmb>> {
+        let fits = |id: &RmbId| self.get(*id).is_some_and(|rmb| rmb.buffer.len() == len);
+        let at = self.free.iter().rposition(fits)?;
+        let id = self.free.remove(at);
+        self.get(id).cloned()
+    }
+
+    /// An RMB of the group.
+    pub(crate) fn get(&self, id: RmbId) -> Option<&Arc<Rmb>> {
+        self.rmbs.iter().find(|rmb| rmb.id == id)
+    }
+
+    /// Puts a zeroed RMB into the pool. `false`: there are enough; it has to go.
+    #[must_use = "a buffer that is not pooled has to be removed"]
+    pub(crate) fn put_back(&mut self, rmb: &Rmb) -> bool {
+        let len = rmb.buffer.len();
+        let same = |id: &&RmbId| self.get(**id).is_some_and(|other| other.buffer.len() == len);
+        let room = self.free.iter().filter(same).count() < POOL_MAX;
+        if room && self.get(rmb.id).is_some() {
+            self.free.push(rmb.id);
+        }
+        room
+    }
+
+    /// The group does not have this RMB any more.
+    pub(crate) fn remove(&mut self, id: RmbId) -> Option<Arc<Rmb>> {
+        self.free.retain(|free| *free != id);
+        let at = self.rmbs.iter().position(|rmb| rmb.id == id)?;
+        Some(self.rmbs.swap_remove(at))
+    }
+
+    /// All RMBs.
+    pub(crate) fn all(&self) -> &[Arc<Rmb>] {
+        &self.rmbs
+    }
+
+    /// How many RMBs are in use, and how many in the pool.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.rmbs.len().saturating_sub(self.free.len()), self.free.len())
+    }
+
+    /// An unused send element of `len` bytes.
+    pub(crate) fn take_mirror(&mut self, len: u32) -> Option<Arc<Mirror>> {
+        let at = self.mirrors.iter().rposition(|mirror| mirror.len() == len)?;
+        Some(self.mirrors.swap_remove(at))
+    }
+
+    /// Keeps a send element for the next connection.
+    pub(crate) fn put_back_mirror(&mut self, mirror: Arc<Mirror>) {
+        if self.mirrors.len() < POOL_MAX {
+            self.mirrors.push(mirror);
+        }
+    }
+
+    /// A link is no more: neither are the keys that buffers had on it.
+    pub(crate) fn forget_link(&self, link: LinkKey) {
+        self.rmbs.iter().for_each(|rmb| rmb.buffer.forget(link));
+        self.mirrors.iter().for_each(|mirror| mirror.forget(link));
+    }
+}

@@ -1,0 +1,210 @@
+//! What a link group orders, carried out.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use smc_core::link_group::{
+    Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
+};
+
+use super::group::{Core, Group, Status};
+use super::link::{Link, Path};
+use crate::verbs::VerbsError;
+
+/// How long writes that are under way on a link that still works are waited for before its
+/// connections go to another one.
+const LAST_WRITES: Duration = Duration::from_millis(200);
+
+impl Group {
+    /// Carries out all orders. The group's state is locked all the while: orders have an order.
+    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core) {
+        let mut any = false;
+        while let Some(output) = core.machine.as_mut().and_then(|machine| machine.poll_output()) {
+            tracing::trace!(group = self.number(), ?output, "order");
+            any = true;
+            self.execute(core, output);
+        }
+        if any {
+            self.shared().timers_changed();
+        }
+    }
+
+    fn execute(self: &Arc<Self>, core: &mut Core, output: Output) {
+        match output {
+            Output::PostLlc { link, bytes, receipt } => {
+                if let Some(link) = find(core, link) {
+                    link.post_llc(bytes, receipt);
+                }
+            }
+            Output::PrepareLink { link, rnic, .. } => {
+                if let Err(error) = self.prepare(core, link, rnic) {
+                    self.refuse(core, link, &error);
+                }
+            }
+            Output::ConnectLink { link, remote, mtu } => {
+                let remote = RemoteEnd { mtu, ..remote };
+                if let Err(error) = self.connect(core, link, remote) {
+                    self.refuse(core, link, &error);
+                }
+            }
+            // A queue pair is brought to RTS as soon as it knows its peer.
+            Output::ActivateLink { .. } => {}
+            Output::LinkUsable { link } => {
+                tracing::debug!(group = self.number(), link = link.get(), "link usable");
+                self.ring();
+            }
+            Output::GroupUsable => {
+                tracing::debug!(group = self.number(), "link group usable");
+                self.set_status(Status::Usable);
+            }
+            Output::RmbConfirmed { rmb } => {
+                core.confirmed.insert(rmb);
+                self.ring();
+            }
+            Output::RmbRefused { rmb } => {
+                core.refused.insert(rmb);
+                core.buffers.remove(rmb);
+                self.ring();
+            }
+            Output::RmbDeleted { rmb } => {
+                core.confirmed.remove(&rmb);
+                core.buffers.remove(rmb);
+            }
+            Output::PeerRmbDeleted { rmb } => self.peer_rmb_deleted(core, rmb),
+            Output::MoveConnections { from, to, dead } => self.relocate(core, from, to, dead),
+            Output::DestroyLink { link } => destroy(core, link),
+            Output::Terminated { reason, ending } => {
+                tracing::debug!(group = self.number(), ?reason, ?ending, "link group over");
+                self.set_ending(reason, ending);
+                self.end(core, ending);
+            }
+        }
+    }
+
+    fn refuse(&self, core: &mut Core, link: LinkKey, error: &VerbsError) {
+        tracing::debug!(group = self.number(), link = link.get(), %error, "no link");
+        let now = self.shared().now();
+        if let Some(machine) = &mut core.machine {
+            machine.handle_link_failed(link, Cause::Setup, now);
+        }
+    }
+
+    fn prepare(
+        self: &Arc<Self>,
+        core: &mut Core,
+        key: LinkKey,
+        rnic: RnicId,
+    ) -> Result<(), VerbsError> {
+        let gone = || VerbsError::Gone(format!("port {}", rnic.0));
+        let Some(machine) = &mut core.machine else { return Err(gone()) };
+        let gid = machine.link(key).map(|link| link.rnic.gid).ok_or_else(gone)?;
+        let port = self.shared().port(rnic).ok_or_else(gone)?;
+        let v1 = self.version() == smc_core::wire::clc::Version::V1;
+        let source = port.source_of(gid, v1).ok_or_else(gone)?;
+        let link = Link::new(key, self, &port, (source.index, source.gid), self.version())?;
+        let mut regions = Vec::new();
+        for rmb in core.buffers.all() {
+            rmb.buffer().register(key, link.pd())?;
+            regions.extend(rmb.buffer().region(key).map(|region| (rmb.id(), region)));
+        }
+        let prepared = Prepared { qpn: link.qpn(), psn: link.psn(), regions };
+        core.links.push(link);
+        machine.handle_link_prepared(key, prepared, self.shared().now());
+        Ok(())
+    }
+
+    fn connect(&self, core: &Core, key: LinkKey, remote: RemoteEnd) -> Result<(), VerbsError> {
+        let direct = core
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.link(key))
+            .is_none_or(|link| link.rnic.direct);
+        let link = find(core, key).ok_or_else(|| VerbsError::Gone("link".into()))?;
+        link.connect(remote, direct)
+    }
+
+    /// The peer may write to other memory under that key any time: connections that use it have
+    /// ended, or end now.
+    fn peer_rmb_deleted(&self, core: &Core, rmb: PeerRmbId) {
+        for (endpoint, _) in core.connections.values() {
+            if endpoint.target().is_some_and(|(target, _)| target == rmb) {
+                self.lose(endpoint);
+            }
+        }
+    }
+
+    /// All connections of a link go to another one.
+    fn relocate(self: &Arc<Self>, core: &mut Core, from: LinkKey, to: LinkKey, dead: bool) {
+        let old = find(core, from).cloned();
+        if let Some(old) = &old {
+            if dead {
+                // Nothing that is still under way there may arrive after what is written anew.
+                old.stop();
+            } else {
+                let end = Instant::now() + LAST_WRITES;
+                while old.has_unacknowledged() && Instant::now() < end {
+                    old.port().device().poll_sends();
+                    std::thread::yield_now();
+                }
+            }
+        }
+        let Some(new) = find(core, to).cloned() else { return };
+        let Core { machine, connections, .. } = core;
+        let Some(machine) = machine else { return };
+        let mut moved = 0u32;
+        for (endpoint, on) in connections.values_mut().filter(|(_, on)| *on == from) {
+            *on = to;
+            moved += 1;
+            let Some((rmb, mirror)) = endpoint.depart(from) else { continue };
+            let region = machine.peer_region(rmb, to);
+            let registered = mirror.register(to, new.pd());
+            let (Some(region), Ok(mirror)) = (region, registered) else {
+                self.lose(endpoint);
+                continue;
+            };
+            let path =
+                Path { link: new.clone(), mirror, address: region.address, rkey: region.rkey };
+            endpoint.arrive(path);
+        }
+        if let Some(old) = old {
+            old.connections().fetch_sub(moved, Ordering::Relaxed);
+        }
+        new.connections().fetch_add(moved, Ordering::Relaxed);
+        self.failovers().fetch_add(u64::from(moved), Ordering::Relaxed);
+        tracing::debug!(
+            group = self.number(),
+            from = from.get(),
+            to = to.get(),
+            moved,
+            "connections moved"
+        );
+    }
+
+    fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
+        for link in std::mem::take(&mut core.links) {
+            link.close();
+        }
+        if ending != Ending::Quiet {
+            for (endpoint, _) in core.connections.values() {
+                self.lose(endpoint);
+            }
+        }
+        self.set_status(Status::Over);
+        self.shared().forget(self);
+    }
+}
+
+fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
+    core.links.iter().find(|link| link.key() == key)
+}
+
+fn destroy(core: &mut Core, key: LinkKey) {
+    let Some(at) = core.links.iter().position(|link| link.key() == key) else { return };
+    let link = core.links.swap_remove(at);
+    link.close();
+    core.buffers.forget_link(key);
+    for (endpoint, _) in core.connections.values() {
+        endpoint.forget_link(key);
+    }
+}

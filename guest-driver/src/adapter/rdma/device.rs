@@ -1,0 +1,285 @@
+//! An open RNIC: its completion queues, and the queue pairs that use them.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+
+use super::endpoint::Endpoint;
+use super::link::{Link, RECEIVES};
+use super::slots::{REQUESTS_PER_SLOT, SLOTS};
+use super::tokens::Plain;
+use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
+
+/// Completions taken at once.
+const BATCH: usize = 32;
+/// Entries of a completion queue, if the device has as many.
+const ENTRIES: u32 = 16 << 10;
+
+/// What one look at the receive queue found.
+pub(crate) trait Sink {
+    /// A CDC message was taken: the words of this connection may be new.
+    fn on_words(&mut self, endpoint: &Arc<Endpoint>);
+}
+
+/// An RNIC.
+pub(crate) struct Device {
+    context: Arc<Context>,
+    channel: Arc<Channel>,
+    recv_cq: Arc<Cq>,
+    send_cq: Arc<Cq>,
+    links: RwLock<HashMap<u32, Arc<Link>, BuildHasherDefault<Plain>>>,
+    /// Who takes completions; two at a time would only get in each other's way.
+    receiving: Mutex<Box<[Completion; BATCH]>>,
+    sending: Mutex<Box<[Completion; BATCH]>>,
+    /// A notice is on order, or waits to be read.
+    recv_armed: AtomicBool,
+    send_armed: AtomicBool,
+    /// How many wait for send completions.
+    send_awaited: AtomicUsize,
+    /// The device is of no use any more.
+    dead: AtomicBool,
+    counters: Counters,
+}
+
+/// What was odd about arriving messages.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// CDC messages with a token that no connection of the group has.
+    pub(crate) unknown_token: AtomicU64,
+    /// CDC messages that were overtaken.
+    pub(crate) overtaken: AtomicU64,
+    /// Messages that are neither CDC nor LLC.
+    pub(crate) malformed: AtomicU64,
+}
+
+impl Device {
+    /// Opens an RNIC.
+    ///
+    /// # Errors
+    /// What verbs say.
+    pub(crate) fn open(info: &DeviceInfo) -> Result<Arc<Device>, VerbsError> {
+        let context = Context::open(info)?;
+        let entries = context.limits()?.cq_entries.min(ENTRIES);
+        let channel = Channel::new(&context)?;
+        let recv_cq = Cq::new(&context, entries, Some(&channel))?;
+        let send_cq = Cq::new(&context, entries, Some(&channel))?;
+        let scratch = || Mutex::new(Box::new([Completion::default(); BATCH]));
+        Ok(Arc::new(Device {
+            context,
+            channel,
+            recv_cq,
+            send_cq,
+            links: RwLock::default(),
+            receiving: scratch(),
+            sending: scratch(),
+            recv_armed: AtomicBool::new(false),
+            send_armed: AtomicBool::new(false),
+            send_awaited: AtomicUsize::new(0),
+            dead: AtomicBool::new(false),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        self.context.device().name()
+    }
+
+    /// The open device.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Where its queue pairs tell of receives.
+    pub(crate) fn recv_cq(&self) -> &Arc<Cq> {
+        &self.recv_cq
+    }
+
+    /// Where its queue pairs tell of sends.
+    pub(crate) fn send_cq(&self) -> &Arc<Cq> {
+        &self.send_cq
+    }
+
+    /// What was odd about arriving messages.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Readable when there is a notice of a completion.
+    pub(crate) fn channel_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Whether the device is of no use any more.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// The device is of no use any more.
+    pub(crate) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Enters a link. `false`: the completion queues have no room for another one.
+    #[must_use = "a link without room would let the queues overrun"]
+    pub(crate) fn enter(&self, link: &Arc<Link>) -> bool {
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        let count = links.len() as u32 + 1;
+        // Of a queue pair in error every request completes, those without completion included.
+        let sends = count.saturating_mul(SLOTS * REQUESTS_PER_SLOT);
+        let fits = count.saturating_mul(RECEIVES) <= self.recv_cq.entries()
+            && sends <= self.send_cq.entries();
+        if fits {
+            links.insert(link.qpn().get(), link.clone());
+        }
+        fits
+    }
+
+    /// Removes a link.
+    pub(crate) fn leave(&self, link: &Link) {
+        self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&link.qpn().get());
+    }
+
+    /// All links over this device.
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    #[inline]
+    fn link(&self, qpn: u32) -> Option<Arc<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
+    }
+
+    /// Takes received messages; how many. 0 at once if another thread is at it.
+    pub(crate) fn poll_receives(&self, sink: &mut impl Sink) -> usize {
+        let mut scratch = match self.receiving.try_lock() {
+            Ok(scratch) => scratch,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        let mut total = 0;
+        // A peer that sends without end only keeps its own messages coming; others get their turn.
+        for _ in 0..8 {
+            let n = match self.recv_cq.poll(&mut scratch[..]) {
+                Ok(n) => n,
+                Err(error) => {
+                    self.fail(&error);
+                    return total;
+                }
+            };
+            for completion in scratch.iter().take(n) {
+                // Those of a link that is gone mean nothing to anybody.
+                if let Some(link) = self.link(completion.qp_num().get()) {
+                    link.on_receive(completion, self, sink);
+                }
+            }
+            total += n;
+            if n < BATCH {
+                break;
+            }
+        }
+        total
+    }
+
+    /// Takes send completions; how many. Frees slots, but does not use them:
+    /// [`Link::flush_waiting`] does.
+    pub(crate) fn poll_sends(&self) -> usize {
+        let mut scratch = match self.sending.try_lock() {
+            Ok(scratch) => scratch,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        let mut total = 0;
+        loop {
+            let n = match self.send_cq.poll(&mut scratch[..]) {
+                Ok(n) => n,
+                Err(error) => {
+                    self.fail(&error);
+                    return total;
+                }
+            };
+            for completion in scratch.iter().take(n) {
+                if let Some(link) = self.link(completion.qp_num().get()) {
+                    link.on_sent(completion);
+                }
+            }
+            total += n;
+            if n < BATCH {
+                return total;
+            }
+        }
+    }
+
+    /// Lets those send who waited for completions. Called without locks.
+    #[inline]
+    pub(crate) fn flush(&self) {
+        if self.send_awaited.load(Ordering::SeqCst) != 0 {
+            for link in self.links() {
+                link.flush_waiting();
+                link.flush_llc();
+            }
+        }
+    }
+
+    #[cold]
+    fn fail(&self, error: &VerbsError) {
+        if !self.dead.swap(true, Ordering::AcqRel) {
+            tracing::warn!(rnic = self.name(), %error, "RNIC failed");
+        }
+        self.links().iter().for_each(|link| link.fail());
+    }
+
+    /// Somebody waits for send completions from now on, which need a notice therefore.
+    pub(crate) fn await_sends(&self) {
+        self.send_awaited.fetch_add(1, Ordering::SeqCst);
+        self.arm_sends();
+    }
+
+    /// Undoes one [`Device::await_sends`].
+    pub(crate) fn sends_came(&self) {
+        self.send_awaited.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn arm_sends(&self) {
+        if !self.send_armed.swap(true, Ordering::SeqCst)
+            && let Err(error) = self.send_cq.arm(false)
+        {
+            self.fail(&error);
+        }
+    }
+
+    /// Orders a notice of the next receive (and send completion, if somebody waits for one), unless
+    /// one is on order. `true`: it was ordered just now, so poll once more before waiting.
+    pub(crate) fn arm(&self) -> bool {
+        if self.send_awaited.load(Ordering::SeqCst) != 0 {
+            self.arm_sends();
+        }
+        if self.recv_armed.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        if let Err(error) = self.recv_cq.arm(false) {
+            self.fail(&error);
+        }
+        true
+    }
+
+    /// Takes the notices that the channel has.
+    pub(crate) fn take_notices(&self) {
+        // At most one of each queue is on order.
+        self.channel.drain(2, |id| {
+            if id == self.recv_cq.id() {
+                self.recv_armed.store(false, Ordering::SeqCst);
+            } else {
+                self.send_armed.store(false, Ordering::SeqCst);
+            }
+        });
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("name", &self.name()).finish_non_exhaustive()
+    }
+}

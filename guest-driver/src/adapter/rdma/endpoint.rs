@@ -1,0 +1,260 @@
+//! One connection as links see it: where its messages go, and what was heard of the peer.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use smc_core::link_group::{LinkKey, PeerRmbId};
+use smc_core::wire::Cursor;
+use smc_core::wire::cdc::ConsumerWord;
+
+use super::buffers::Mirror;
+use super::group::Group;
+use super::link::{Link, NotPosted, Path};
+use super::outbound::Outbound;
+use super::spans::Shape;
+use super::words::Words;
+use crate::ism::DeliverError;
+use crate::sys::lock;
+
+/// The peer's element.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Its RMB.
+    pub(crate) rmb: PeerRmbId,
+    /// Where the element begins in the RMB, bytes.
+    pub(crate) offset: u64,
+    /// Its form.
+    pub(crate) shape: Shape,
+    /// The peer's alert token.
+    pub(crate) token: u32,
+}
+
+/// The sending side.
+#[derive(Debug)]
+struct Out {
+    outbound: Outbound,
+    target: Target,
+    mirror: Arc<Mirror>,
+    /// `None` between two links.
+    path: Option<Path>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    /// The own alert token.
+    token: u32,
+    group: Weak<Group>,
+    words: Words,
+    out: Mutex<Option<Out>>,
+    failed: AtomicBool,
+    /// The last words were told, or are about to be.
+    released: AtomicBool,
+    failovers: AtomicU32,
+}
+
+impl Endpoint {
+    /// A connection that has no peer yet.
+    pub(crate) fn new(token: u32, group: &Arc<Group>) -> Arc<Endpoint> {
+        Arc::new(Endpoint {
+            token,
+            group: Arc::downgrade(group),
+            words: Words::default(),
+            out: Mutex::new(None),
+            failed: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            failovers: AtomicU32::new(0),
+        })
+    }
+
+    /// What the peer calls it.
+    #[inline]
+    pub(crate) fn token(&self) -> u32 {
+        self.token
+    }
+
+    /// Whether it is a connection of this group.
+    #[inline]
+    pub(crate) fn is_of(&self, group: &Group) -> bool {
+        std::ptr::eq(self.group.as_ptr(), group)
+    }
+
+    /// What the peer says.
+    #[inline]
+    pub(crate) fn words(&self) -> &Words {
+        &self.words
+    }
+
+    fn out(&self) -> MutexGuard<'_, Option<Out>> {
+        lock(&self.out)
+    }
+
+    /// From now on it writes into the peer's element.
+    pub(crate) fn open(&self, target: Target, mirror: Arc<Mirror>, path: Path) {
+        let outbound = Outbound::new(target.shape, target.token);
+        *self.out() = Some(Out { outbound, target, mirror, path: Some(path) });
+    }
+
+    /// It works no more, and nothing is sent for it.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// The last words are told now: the peer may give its element to another connection.
+    pub(crate) fn release(&self) {
+        self.released.store(true, Ordering::Release);
+    }
+
+    /// Whether it (still) writes into this element.
+    pub(crate) fn writes(&self, target: &Target) -> bool {
+        let same = |out: &Out| out.target.rmb == target.rmb && out.target.offset == target.offset;
+        !self.released.load(Ordering::Acquire) && self.out().as_ref().is_some_and(same)
+    }
+
+    /// A link is no more.
+    pub(crate) fn forget_link(&self, link: LinkKey) {
+        if let Some(out) = self.out().as_ref() {
+            out.mirror.forget(link);
+        }
+    }
+
+    /// Whether it works no more.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Copies the pieces into the send element and tells the words, now or as soon as there is
+    /// room. Without `signal` the words wait for those that follow.
+    #[inline]
+    pub(crate) fn deliver(
+        self: &Arc<Self>,
+        pieces: &[(u32, &[u8])],
+        words: [u64; 2],
+        signal: bool,
+    ) -> Result<(), DeliverError> {
+        let mut guard = self.out();
+        let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else {
+            return Err(DeliverError::Failed);
+        };
+        for (offset, bytes) in pieces {
+            let dmb_len = out.target.shape.len();
+            if u64::from(*offset) + bytes.len() as u64 > u64::from(dmb_len) {
+                return Err(DeliverError::Range { offset: *offset, len: bytes.len(), dmb_len });
+            }
+            let memory = out.mirror.memory();
+            memory.copy_in(*offset as usize, bytes).map_err(|_| DeliverError::Failed)?;
+        }
+        out.outbound.tell(words);
+        if !signal {
+            return Ok(());
+        }
+        let crowded = self.post(out);
+        drop(guard);
+        if let Some(link) = crowded {
+            make_room(&link);
+        }
+        Ok(())
+    }
+
+    /// Sends what is due. Called without locks.
+    pub(crate) fn flush(self: &Arc<Self>) {
+        let mut guard = self.out();
+        let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else { return };
+        // Whoever calls this has just looked for completions.
+        let _ = self.post(out);
+    }
+
+    /// Posts what is due. The link, if it is worth looking for send completions.
+    #[inline]
+    fn post(self: &Arc<Self>, out: &mut Out) -> Option<Arc<Link>> {
+        // Without a path, and on a dead link, it is due until the group has found another one.
+        let path = out.path.as_ref()?;
+        while let Some(plan) = out.outbound.plan() {
+            match path.link.post(path, out.target.token, &plan) {
+                Ok(()) => out.outbound.posted(&plan),
+                Err(NotPosted::Dead) => return None,
+                Err(NotPosted::NoRoom) => {
+                    path.link.wait(self);
+                    return Some(path.link.clone());
+                }
+            }
+        }
+        path.link.is_short().then(|| path.link.clone())
+    }
+
+    /// The link that it uses.
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        self.out().as_ref()?.path.as_ref().map(|path| path.link.clone())
+    }
+
+    /// The peer's RMB.
+    pub(crate) fn target(&self) -> Option<(PeerRmbId, u32)> {
+        self.out().as_ref().map(|out| (out.target.rmb, out.target.token))
+    }
+
+    /// Keys of the peer's RMB, for people: on the link in use.
+    pub(crate) fn peer_rkey(&self) -> Option<u32> {
+        self.out().as_ref()?.path.as_ref().map(|path| path.rkey.0)
+    }
+
+    /// How often it went over to another link.
+    pub(crate) fn failovers(&self) -> u32 {
+        self.failovers.load(Ordering::Relaxed)
+    }
+
+    /// Whether everything that was told is with the peer's adapter.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let guard = self.out();
+        let Some(out) = guard.as_ref().filter(|_| !self.has_failed()) else { return true };
+        let Some(path) = &out.path else { return false };
+        let last = out.outbound.last();
+        out.outbound.plan().is_none() && path.link.unacknowledged(out.target.token, last).is_none()
+    }
+
+    /// Leaves the link `from`, if it uses that: nothing is posted until [`Endpoint::arrive`].
+    /// Returns the peer's RMB and the send element, which the next link needs to know.
+    pub(crate) fn depart(&self, from: LinkKey) -> Option<(PeerRmbId, Arc<Mirror>)> {
+        let mut guard = self.out();
+        let out = guard.as_mut()?;
+        let path = out.path.take_if(|path| path.link.key() == from)?;
+        let last = out.outbound.last();
+        let oldest = path.link.unacknowledged(out.target.token, last);
+        if self.released.load(Ordering::Acquire) && oldest.is_none() && !out.outbound.is_due() {
+            // The peer has the last words; its element may be another connection's by now.
+            self.fail();
+            return None;
+        }
+        let arrived = oldest.map_or(last, |oldest| oldest.wrapping_sub(1));
+        let confirmed = self.confirmed();
+        out.outbound.move_on(arrived, confirmed);
+        Some((out.target.rmb, out.mirror.clone()))
+    }
+
+    /// How far the peer has read, as it says.
+    fn confirmed(&self) -> Cursor {
+        ConsumerWord::from_u64(self.words.load()[1]).cursor
+    }
+
+    /// Goes on over another link: a validation, then what the peer has not confirmed.
+    pub(crate) fn arrive(self: &Arc<Self>, mut path: Path) {
+        if let Some(out) = self.out().as_mut() {
+            path.address = path.address.wrapping_add(out.target.offset);
+            out.path = Some(path);
+            self.failovers.fetch_add(1, Ordering::Relaxed);
+        }
+        self.flush();
+    }
+
+    /// The send element is not needed any more.
+    pub(crate) fn close(&self) -> Option<Arc<Mirror>> {
+        self.out().take().map(|out| out.mirror)
+    }
+}
+
+/// Looks for send completions, and lets those go on who waited for them.
+#[cold]
+fn make_room(link: &Arc<Link>) {
+    link.port().device().poll_sends();
+    link.flush_waiting();
+}

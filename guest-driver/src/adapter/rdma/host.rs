@@ -1,0 +1,334 @@
+//! The RNICs of a process as one source of wake-ups.
+
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use smc_core::link_group::RnicId;
+use smc_core::wire::llc::DeleteReason;
+
+use super::super::facts::{GroupFacts, RnicFacts};
+use super::super::source::{News, Source};
+use super::device::{Device, Sink};
+use super::endpoint::Endpoint;
+use super::group::Input;
+use super::port::Port;
+use super::shared::Shared;
+use super::{NoRdma, Rnics, SmcROptions, facts};
+use crate::verbs::{self, AsyncEvent};
+
+/// How soon connections whose last words are under way are looked at again.
+const SOON: Duration = Duration::from_millis(50);
+/// A port that has nothing to offer is not asked again sooner.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// The RNICs of a process, and its link groups.
+pub(crate) struct RdmaHost {
+    shared: Arc<Shared>,
+    devices: Vec<Arc<Device>>,
+    epoll: OwnedFd,
+    /// The queues were armed and looked at since.
+    settled: AtomicBool,
+    asked: std::sync::Mutex<Option<Instant>>,
+    subnets: super::route::Subnets,
+}
+
+/// Names in the epoll set: the kick, then two per device.
+const KICK: u64 = 0;
+
+impl RdmaHost {
+    /// Opens the RNICs.
+    ///
+    /// # Errors
+    /// See [`NoRdma`]; with [`Rnics::Auto`] an RNIC that cannot be opened is left out.
+    pub(crate) fn open(wanted: &Rnics, how: &SmcROptions) -> Result<Arc<RdmaHost>, NoRdma> {
+        if *wanted == Rnics::None {
+            return Err(NoRdma::Off);
+        }
+        let infos = verbs::devices().map_err(|why| match why {
+            verbs::NoRdma::Library(_) => NoRdma::NoLibrary,
+            other => match wanted {
+                Rnics::Names(names) => NoRdma::Rnic {
+                    name: names.first().cloned().unwrap_or_default(),
+                    why: other.to_string(),
+                },
+                _ => NoRdma::NoDevice,
+            },
+        })?;
+        let mut devices = Vec::new();
+        let mut ports = Vec::new();
+        for info in &infos {
+            let Some(numbers) = wanted.ports_of(info.name()) else { continue };
+            match open(info, numbers, ports.len() as u32) {
+                Ok((device, mut found)) => {
+                    devices.push(device);
+                    ports.append(&mut found);
+                }
+                Err(why) if *wanted == Rnics::Auto => {
+                    tracing::debug!(rnic = info.name(), %why, "left out");
+                }
+                Err(why) => return Err(NoRdma::Rnic { name: info.name().into(), why }),
+            }
+        }
+        if let Rnics::Names(names) = wanted {
+            let known = |name: &&String| {
+                let device = name.split('/').next().unwrap_or_default();
+                !devices.iter().any(|d: &Arc<Device>| d.name() == device)
+            };
+            if let Some(name) = names.iter().find(known) {
+                return Err(NoRdma::Rnic { name: name.clone(), why: "no such RNIC".into() });
+            }
+        }
+        if ports.is_empty() {
+            return Err(NoRdma::NoDevice);
+        }
+        let failed = |error: std::io::Error| NoRdma::Rnic {
+            name: devices.first().map(|d| d.name().to_owned()).unwrap_or_default(),
+            why: error.to_string(),
+        };
+        let shared = Shared::new(ports, how.clone()).map_err(failed)?;
+        let epoll = listen(&shared, &devices).map_err(failed)?;
+        Ok(Arc::new(RdmaHost {
+            shared,
+            devices,
+            epoll,
+            settled: AtomicBool::new(false),
+            asked: std::sync::Mutex::new(None),
+            subnets: super::route::Subnets::default(),
+        }))
+    }
+
+    /// What the groups share.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn subnets(&self) -> &super::route::Subnets {
+        &self.subnets
+    }
+
+    /// The port whose interface has the local address of a TCP connection.
+    pub(crate) fn port_of(&self, local: IpAddr) -> Option<Arc<Port>> {
+        let find = || {
+            let fits = |port: &&Arc<Port>| port.is_active() && port.source_v2(local).is_some();
+            self.shared.ports().iter().find(fits).cloned()
+        };
+        find().or_else(|| {
+            // Addresses come and go, and nobody may have listened to what the devices tell of it.
+            let mut asked = crate::sys::lock(&self.asked);
+            if asked.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+                return None;
+            }
+            *asked = Some(Instant::now());
+            drop(asked);
+            for port in self.shared.ports() {
+                port.refresh();
+            }
+            find()
+        })
+    }
+
+    /// RNIC ports as they are now.
+    pub(crate) fn rnics(&self) -> Vec<RnicFacts> {
+        self.shared.ports().iter().map(|port| facts::rnic(port, &self.shared)).collect()
+    }
+
+    /// Link groups as they are now.
+    pub(crate) fn groups(&self) -> Vec<GroupFacts> {
+        self.shared.groups().iter().map(facts::group).collect()
+    }
+
+    /// Ends the link groups in order and answers nobody any more; the stack is dropped.
+    pub(crate) fn shut_down(&self) {
+        let end = Instant::now() + Duration::from_millis(200);
+        for group in self.shared.groups() {
+            group.with(|machine, now| machine.terminate(DeleteReason::OPERATOR, now));
+        }
+        while self.shared.has_groups() && Instant::now() < end {
+            self.poll_events(&mut |_| {});
+            self.on_timer(Instant::now());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn on_async(&self, device: &Arc<Device>) {
+        while let Some(event) = device.context().next_async_event() {
+            tracing::debug!(rnic = device.name(), ?event, "RNIC event");
+            match event {
+                AsyncEvent::PortActive(_)
+                | AsyncEvent::PortDown(_)
+                | AsyncEvent::GidChange(_)
+                | AsyncEvent::PortChange(_) => {}
+                AsyncEvent::DeviceFatal | AsyncEvent::CqError(_) => device.set_dead(),
+                AsyncEvent::QpFatal(qpn)
+                | AsyncEvent::QpRequest(qpn)
+                | AsyncEvent::QpAccess(qpn) => {
+                    let links = device.links();
+                    links.iter().filter(|link| link.qpn() == qpn).for_each(|link| link.fail());
+                    continue;
+                }
+                AsyncEvent::QpNotice(..) | AsyncEvent::Other(_) => continue,
+            }
+            let mine = |port: &&Arc<Port>| Arc::ptr_eq(port.device(), device);
+            self.shared.ports().iter().filter(mine).for_each(|port| self.look_at(port));
+        }
+    }
+
+    /// A port may have come or gone.
+    fn look_at(&self, port: &Arc<Port>) {
+        let was = port.is_active();
+        let is = port.refresh();
+        for group in self.shared.groups() {
+            let v1 = group.version() == smc_core::wire::clc::Version::V1;
+            match (is, group.own_gid()) {
+                (false, _) if was || port.device().is_dead() => {
+                    group.put(Input::PortDown(port.id()));
+                }
+                (true, Some(like)) => {
+                    if let Some(rnic) = port.alternate(like, v1) {
+                        group.put(Input::PortUp(rnic));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn open(
+    info: &verbs::DeviceInfo,
+    numbers: Option<Vec<u8>>,
+    first: u32,
+) -> Result<(Arc<Device>, Vec<Arc<Port>>), String> {
+    let device = Device::open(info).map_err(|error| error.to_string())?;
+    let all = device.context().limits().map_err(|error| error.to_string())?.ports;
+    let numbers = numbers.unwrap_or_else(|| (1..=all).collect());
+    let mut ports = Vec::new();
+    for (number, id) in numbers.into_iter().zip(first..) {
+        let port = Port::new(RnicId(id), &device, number);
+        ports.push(port.map_err(|error| format!("port {number}: {error}"))?);
+    }
+    Ok((device, ports))
+}
+
+fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let add = |fd: BorrowedFd<'_>, name| {
+        epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+    };
+    add(shared.kick().as_fd(), KICK)?;
+    for (i, device) in devices.iter().enumerate() {
+        let name = 1 + 2 * i as u64;
+        add(device.channel_fd(), name)?;
+        add(device.context().as_fd(), name + 1)?;
+    }
+    Ok(set)
+}
+
+/// Passes keys of connections on.
+struct Tell<'a>(&'a mut dyn FnMut(News));
+
+impl Sink for Tell<'_> {
+    #[inline]
+    fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
+        (self.0)(News::Element(endpoint.token()));
+    }
+}
+
+impl Source for RdmaHost {
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn arm_interrupts(&self) -> bool {
+        if self.settled.swap(false, Ordering::AcqRel) {
+            return true;
+        }
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let (ready, _) = match epoll::wait(&self.epoll, &mut ready, Some(&now)) {
+            Ok(ready) => ready,
+            Err(_) => return false,
+        };
+        for event in ready.iter() {
+            match event.data.u64() {
+                KICK => self.shared.kick().hush(),
+                name => {
+                    let Some(device) = self.devices.get(((name - 1) / 2) as usize) else {
+                        continue;
+                    };
+                    match name % 2 {
+                        1 => device.take_notices(),
+                        _ => self.on_async(device),
+                    }
+                }
+            }
+        }
+        let found = !ready.is_empty();
+        let alive = self.devices.iter().filter(|device| !device.is_dead());
+        // All of them, not only the first that was not armed.
+        let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
+        self.settled.store(fresh || found, Ordering::Release);
+        !fresh && !found
+    }
+
+    fn suppress_interrupts(&self) {
+        // A notice that is on order costs nothing until it comes.
+        self.settled.store(false, Ordering::Release);
+    }
+
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize {
+        let mut total = 0;
+        for device in &self.devices {
+            total += device.poll_receives(&mut Tell(handle));
+            device.poll_sends();
+            device.flush();
+        }
+        total += self.shared.work();
+        self.shared.let_go();
+        for news in self.shared.take_news() {
+            handle(news);
+            total += 1;
+        }
+        total
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    fn has_memory(&self) -> bool {
+        true
+    }
+
+    fn must_be_polled(&self) -> bool {
+        true
+    }
+
+    fn has_peers(&self) -> bool {
+        self.shared.has_groups()
+    }
+
+    fn on_timer(&self, now: Instant) -> Option<Instant> {
+        let tick = self.shared.tick(now);
+        let due = self.shared.groups().iter().filter_map(|group| group.on_timer(tick)).min();
+        let due = due.map(|due| self.shared.instant(due));
+        // A timer may end a group, and with it connections.
+        self.shared.work();
+        match self.shared.let_go() {
+            true => Some(due.map_or(now + SOON, |due| due.min(now + SOON))),
+            false => due,
+        }
+    }
+}
+
+impl std::fmt::Debug for RdmaHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RdmaHost").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,248 @@
+//! What the link groups of a process share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use smc_core::handshake::{Instant as Tick, LinkEnd, PeerLink, PeerRnic};
+use smc_core::link_group::{LinkKey, RnicId, Role};
+
+use super::super::source::News;
+use super::SmcROptions;
+use super::bell::Bell;
+use super::endpoint::Endpoint;
+use super::group::{Group, Status};
+use super::port::Port;
+use super::tokens::Tokens;
+use crate::sys::lock;
+
+/// Groups, connections, ports, and what is to be told of them.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// All connections by alert token.
+    pub(crate) tokens: Tokens<Endpoint>,
+    /// How SMC-R is done here.
+    pub(crate) options: SmcROptions,
+    ports: Vec<Arc<Port>>,
+    epoch: Instant,
+    groups: Mutex<Vec<Arc<Group>>>,
+    /// Groups that have something to deal with.
+    due: Mutex<Vec<Arc<Group>>>,
+    has_due: AtomicBool,
+    /// Connections that are over here while their last words are under way.
+    leaving: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
+    has_leaving: AtomicBool,
+    news: Mutex<VecDeque<News>>,
+    has_news: AtomicBool,
+    /// Wakes who listens for a reason of this process's own.
+    kick: Bell,
+    numbers: AtomicU32,
+}
+
+impl Shared {
+    pub(super) fn new(ports: Vec<Arc<Port>>, options: SmcROptions) -> std::io::Result<Arc<Shared>> {
+        // Groups are numbered from anywhere, so that a restart does not begin with the same ones.
+        let first = u32::from_ne_bytes(super::tokens::random()?);
+        Ok(Arc::new(Shared {
+            tokens: Tokens::default(),
+            options,
+            ports,
+            epoch: Instant::now(),
+            groups: Mutex::default(),
+            due: Mutex::default(),
+            has_due: AtomicBool::new(false),
+            leaving: Mutex::default(),
+            has_leaving: AtomicBool::new(false),
+            news: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            kick: Bell::new()?,
+            numbers: AtomicU32::new(first),
+        }))
+    }
+
+    /// Now, as state machines count.
+    pub(crate) fn now(&self) -> Tick {
+        self.tick(Instant::now())
+    }
+
+    pub(super) fn tick(&self, at: Instant) -> Tick {
+        let since = at.saturating_duration_since(self.epoch);
+        Tick(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn instant(&self, tick: Tick) -> Instant {
+        self.epoch + std::time::Duration::from_micros(tick.0)
+    }
+
+    /// A number for a new group: 24 bits.
+    pub(crate) fn next_number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff
+    }
+
+    /// All ports.
+    pub(crate) fn ports(&self) -> &[Arc<Port>] {
+        &self.ports
+    }
+
+    /// A port by its number.
+    pub(crate) fn port(&self, id: RnicId) -> Option<Arc<Port>> {
+        self.ports.iter().find(|port| port.id() == id).cloned()
+    }
+
+    /// Who listens is to look.
+    pub(crate) fn kick(&self) -> &Bell {
+        &self.kick
+    }
+
+    /// A group has something to deal with.
+    pub(crate) fn have_work(&self, group: &Arc<Group>) {
+        let mut due = lock(&self.due);
+        if !due.iter().any(|other| Arc::ptr_eq(other, group)) {
+            due.push(group.clone());
+        }
+        drop(due);
+        if !self.has_due.swap(true, Ordering::SeqCst) {
+            self.kick.ring();
+        }
+    }
+
+    /// Has the groups do what they have to.
+    pub(super) fn work(&self) -> usize {
+        if !self.has_due.load(Ordering::SeqCst) || !self.has_due.swap(false, Ordering::SeqCst) {
+            return 0;
+        }
+        let due = std::mem::take(&mut *lock(&self.due));
+        due.iter().for_each(|group| group.work());
+        due.len()
+    }
+
+    fn tell(&self, news: News) {
+        lock(&self.news).push_back(news);
+        if !self.has_news.swap(true, Ordering::SeqCst) {
+            self.kick.ring();
+        }
+    }
+
+    /// A connection cannot go on.
+    pub(crate) fn tell_lost(&self, token: u32) {
+        self.tell(News::ElementLost(token));
+    }
+
+    /// Timers of groups may be sooner than they were.
+    pub(crate) fn timers_changed(&self) {
+        let told = lock(&self.news).iter().any(|news| matches!(news, News::Timers));
+        if !told {
+            self.tell(News::Timers);
+        }
+    }
+
+    pub(super) fn take_news(&self) -> VecDeque<News> {
+        if !self.has_news.load(Ordering::SeqCst) || !self.has_news.swap(false, Ordering::SeqCst) {
+            return VecDeque::new();
+        }
+        std::mem::take(&mut *lock(&self.news))
+    }
+
+    /// All groups that are not over.
+    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
+        lock(&self.groups).clone()
+    }
+
+    /// Whether there are groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        !lock(&self.groups).is_empty()
+    }
+
+    /// A new group.
+    pub(crate) fn enter(&self, group: Arc<Group>) {
+        lock(&self.groups).push(group);
+    }
+
+    /// A group is over.
+    pub(crate) fn forget(&self, group: &Group) {
+        lock(&self.groups).retain(|other| !std::ptr::eq(Arc::as_ptr(other), group));
+    }
+
+    /// What a server has for this peer (CLC-19): a group with room, or one whose first contact is
+    /// under way and worth waiting for.
+    pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
+        let groups = self.groups();
+        let mine = || {
+            let ours = |group: &&Arc<Group>| group.role() == Role::Server && group.peer() == peer;
+            groups.iter().filter(ours)
+        };
+        let usable = |group: &&Arc<Group>| {
+            group.status() == Status::Usable
+                && group.with(|machine, _| machine.has_room()) == Some(true)
+        };
+        let forming = |group: &&Arc<Group>| group.status() == Status::Forming;
+        mine().find(usable).or_else(|| mine().find(forming)).cloned()
+    }
+
+    /// The group and the link that a server named to this client (CLC-33). `Ok(None)`: a group
+    /// with this peer there is, but not that link.
+    pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
+        let mut known = None;
+        for group in self.groups() {
+            if group.role() != Role::Client || group.peer() != &peer.rnic {
+                continue;
+            }
+            let (qpn, gid) = (peer.qpn, peer.rnic.gid());
+            if let Some(Some(link)) = group.with(|machine, _| machine.link_to(qpn, gid)) {
+                return Some((group, Some(link)));
+            }
+            known = known.or(Some((group, None)));
+        }
+        known
+    }
+
+    /// A connection is over here; its last words may still be under way.
+    pub(crate) fn part(&self, group: Arc<Group>, endpoint: Arc<Endpoint>) {
+        if endpoint.is_quiet() {
+            return self.parted(&group, &endpoint);
+        }
+        lock(&self.leaving).push((group, endpoint));
+        self.has_leaving.store(true, Ordering::SeqCst);
+    }
+
+    fn parted(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
+        self.tokens.remove(endpoint.token());
+        group.leave(endpoint);
+    }
+
+    /// Lets go of connections whose last words have arrived. `true`: there are others.
+    pub(super) fn let_go(&self) -> bool {
+        if !self.has_leaving.load(Ordering::SeqCst) {
+            return false;
+        }
+        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.leaving))
+            .into_iter()
+            .partition(|(group, endpoint)| group.status() == Status::Over || endpoint.is_quiet());
+        let mut leaving = lock(&self.leaving);
+        leaving.extend(left);
+        let more = !leaving.is_empty();
+        self.has_leaving.store(more, Ordering::SeqCst);
+        drop(leaving);
+        gone.iter().for_each(|(group, endpoint)| self.parted(group, endpoint));
+        more
+    }
+}
+
+/// What Accept or Confirm tell of this end of a link, but for the element.
+pub(crate) fn link_end(link: &super::link::Link, direct: bool) -> LinkEnd {
+    use smc_core::wire::ids::{Mac, Rkey, SizeCode};
+    LinkEnd {
+        gid: link.gid(),
+        mac: link.port().mac().unwrap_or(Mac::NONE),
+        qpn: link.qpn(),
+        psn: link.psn(),
+        mtu: link.port().view().mtu,
+        rkey: Rkey(0),
+        address: 0,
+        index: 1,
+        token: 0,
+        size: SizeCode::MIN,
+        direct,
+    }
+}
