@@ -1,0 +1,249 @@
+//! First contact (RFC 7609 section 3.5.1; LG-17 to LG-25, ERR-14 to ERR-21).
+
+use std::time::Duration;
+
+use smc_core::handshake::Instant;
+use smc_core::link_group::*;
+
+use super::support::*;
+
+const ALL: [fn() -> Generation; 3] = [v1, v2, || v21(2)];
+
+#[test]
+fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
+    for generation in ALL {
+        let mut pair = Pair::usual(generation(), [1, 1]);
+        pair.settle();
+        assert!(pair.usable());
+        assert!(pair.now < Instant(1000), "nobody waited for a timer");
+        assert_eq!(pair.active(SERVER).len(), 1);
+        assert_eq!(pair.hosts[0].group.topology(), Topology::Single);
+        assert_eq!(pair.anomalies, []);
+        pair.assert_keys();
+    }
+}
+
+#[test]
+fn version_1_goes_through_the_messages_of_figures_8_and_9() {
+    let mut pair = Pair::usual(v1(), [2, 2]);
+    pair.settle();
+    assert_eq!(
+        pair.names(),
+        [
+            "> ConfirmLink 03",
+            "< ConfirmLink 83",
+            "> AddLink 00",
+            "< AddLink 80",
+            "> AddLinkCont 00",
+            "< AddLinkCont 80",
+            "> ConfirmLink 03",
+            "< ConfirmLink 83",
+        ]
+    );
+    assert!(pair.usable());
+    assert_eq!(pair.anomalies, []);
+    for host in &pair.hosts {
+        assert_eq!(host.group.topology(), Topology::Symmetric);
+        assert_eq!(host.outputs.last(), Some(&Output::GroupUsable));
+    }
+    pair.assert_keys();
+}
+
+#[test]
+fn version_2_names_the_keys_in_add_link() {
+    for generation in [v2(), v21(2)] {
+        let mut pair = Pair::usual(generation, [2, 2]);
+        pair.settle();
+        let names = pair.names();
+        let kinds: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(
+            kinds,
+            [
+                "> ConfirmLink 03",
+                "< ConfirmLink 83",
+                "> AddLink 00",
+                "< AddLink 80",
+                "> ConfirmLink 03",
+                "< ConfirmLink 83",
+            ]
+        );
+        assert!(pair.usable());
+        pair.assert_keys();
+    }
+}
+
+#[test]
+fn one_link_agreed_on_means_no_add_link() {
+    let mut pair = Pair::usual(v21(1), [2, 2]);
+    pair.settle();
+    assert_eq!(pair.names(), ["> ConfirmLink 03", "< ConfirmLink 83"]);
+    assert!(pair.usable());
+    assert_eq!(pair.hosts[1].group.topology(), Topology::Single);
+}
+
+#[test]
+fn one_sided_second_rnic_gives_an_asymmetric_link() {
+    for generation in ALL {
+        let topologies = |rnics| {
+            let mut pair = Pair::usual(generation(), rnics);
+            pair.settle();
+            assert!(pair.usable());
+            pair.assert_keys();
+            [pair.hosts[0].group.topology(), pair.hosts[1].group.topology()]
+        };
+        assert_eq!(topologies([2, 1]), [Topology::AsymmetricPeer, Topology::AsymmetricLocal]);
+        assert_eq!(topologies([1, 2]), [Topology::AsymmetricLocal, Topology::AsymmetricPeer]);
+    }
+}
+
+#[test]
+fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
+    let mut params = params_of(v2(), Conduct::LINUX, [1, 2]);
+    params[0].lone_rnic = LoneRnic::InvalidMtu;
+    let mut pair = Pair::new(params);
+    pair.settle();
+    assert!(pair.usable());
+    assert_eq!(pair.names()[2..], ["> AddLink 00", "< AddLink c0"]);
+    for host in &pair.hosts {
+        assert!(!host.outputs.iter().any(|o| matches!(o, Output::PrepareLink { .. })));
+        assert!(!host.outputs.iter().any(|o| matches!(o, Output::DestroyLink { .. })));
+    }
+}
+
+#[test]
+fn smaller_max_links_counts_in_version_1() {
+    for (server, client, both) in [(8, 3, 3), (2, 8, 2), (4, 0, 2), (1, 9, 2)] {
+        let [mut s, mut c] = params_of(v1(), Conduct::SPEC, [1, 1]);
+        s.generation = Generation::V1 { max_links: server };
+        c.generation = Generation::V1 { max_links: client };
+        let mut pair = Pair::new([s, c]);
+        pair.settle();
+        assert_eq!(pair.hosts.each_ref().map(|host| host.group.max_links()), [both, both]);
+    }
+}
+
+#[test]
+fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
+    let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
+    params[0].eye_catcher = EyeCatcher::On;
+    let mut pair = Pair::new(params);
+    pair.settle();
+    assert_eq!(pair.hosts[1].terminated(), Some((Reason::EyeCatcher, Ending::Fallback)));
+    pair.hosts[0].group.handle_decline(pair.now);
+    pair.settle();
+    assert_eq!(pair.hosts[0].terminated(), Some((Reason::PeerDeclined, Ending::Fallback)));
+}
+
+#[test]
+fn eye_catchers_at_both_ends_are_agreed_on() {
+    let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
+    params.iter_mut().for_each(|params| params.eye_catcher = EyeCatcher::On);
+    let mut pair = Pair::new(params);
+    pair.settle();
+    assert!(pair.usable());
+}
+
+#[test]
+fn confirm_link_is_sent_once_more_after_a_second() {
+    let mut pair = Pair::usual(v2(), [1, 1]);
+    pair.fault = Fault::Lose(0);
+    pair.settle();
+    assert_eq!(pair.sent, 1);
+    pair.run(Duration::from_secs(1));
+    assert!(pair.usable());
+    assert_eq!(pair.names()[..2], ["> ConfirmLink 03", "> ConfirmLink 03"]);
+}
+
+#[test]
+fn silence_at_first_contact_breaks_the_tcp_connection() {
+    let mut pair = Pair::usual(v2(), [1, 1]);
+    pair.cut(SERVER, LinkKey::FIRST);
+    pair.run(Duration::from_secs(10));
+    for host in &pair.hosts {
+        assert_eq!(host.terminated(), Some((Reason::NoConfirmLink, Ending::Reset)));
+    }
+}
+
+#[test]
+fn failed_send_of_the_first_message_leads_back_to_tcp() {
+    for which in [0, 1] {
+        let mut pair = Pair::usual(v2(), [1, 1]);
+        pair.fault = Fault::Break(which);
+        pair.settle();
+        let lost = Reason::LastLinkLost(Cause::QueuePair);
+        assert_eq!(pair.hosts[which].terminated(), Some((lost, Ending::Fallback)), "{which}");
+    }
+}
+
+#[test]
+fn point_of_no_return_is_the_add_link() {
+    let mut pair = Pair::usual(v2(), [1, 1]);
+    assert!(pair.hosts.iter().all(|host| host.group.may_fall_back()));
+    pair.settle();
+    assert!(pair.hosts.iter().all(|host| !host.group.may_fall_back()));
+    // The server's link fails when the reply to Add Link is under way: too late for TCP.
+    let mut pair = Pair::usual(v2(), [2, 2]);
+    pair.fault = Fault::Break(4);
+    pair.settle();
+    assert!(!pair.hosts[0].group.may_fall_back());
+}
+
+#[test]
+fn no_add_link_breaks_the_connection_unless_the_peer_is_linux() {
+    for (conduct, over) in [(Conduct::SPEC, true), (Conduct::LINUX, false)] {
+        let mut pair = Pair::new(params_of(v2(), conduct, [1, 1]));
+        pair.fault = Fault::Lose(2);
+        pair.run(Duration::from_secs(10));
+        assert_eq!(pair.hosts[1].group.is_over(), over);
+        assert_eq!(pair.hosts[0].group.is_over(), over);
+        if over {
+            assert_eq!(pair.hosts[1].terminated(), Some((Reason::NoAddLink, Ending::Reset)));
+            let silent = Some((Reason::NoAddLinkReply, Ending::Reset));
+            assert_eq!(pair.hosts[0].terminated(), silent);
+        }
+    }
+}
+
+#[test]
+fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
+    for generation in ALL {
+        // The new link is dead on arrival.
+        let mut pair = Pair::usual(generation(), [2, 2]);
+        while pair.hosts[1].group.links().len() < 2 {
+            pair.drain(0);
+            pair.drain(1);
+            let wire = pair.wires.pop_front().unwrap();
+            pair.deliver(wire);
+        }
+        pair.drain(1);
+        let new = pair.hosts[1].group.links()[1].key;
+        pair.cut(CLIENT, new);
+        pair.settle();
+        assert!(!pair.usable());
+        pair.run(Duration::from_secs(15));
+        assert!(pair.usable(), "{:?}", pair.names());
+        assert_eq!(pair.active(SERVER), [LinkKey::FIRST]);
+        assert!(pair.names().iter().any(|name| name.starts_with("> DeleteLink")));
+        pair.assert_keys();
+    }
+}
+
+#[test]
+fn client_without_resources_refuses() {
+    let mut pair = Pair::usual(v2(), [2, 2]);
+    pair.hosts[1].broken.extend([RnicId(0), RnicId(1)]);
+    pair.settle();
+    assert!(pair.usable());
+    assert_eq!(pair.active(SERVER).len(), 1);
+    assert_eq!(pair.names()[3], "< AddLink c1");
+}
+
+#[test]
+fn server_without_resources_tries_no_further() {
+    let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [2, 2]));
+    pair.hosts[0].broken.insert(RnicId(1));
+    pair.settle();
+    assert!(pair.hosts[0].group.is_usable());
+    pair.run(Duration::from_secs(4));
+    assert!(pair.usable());
+}

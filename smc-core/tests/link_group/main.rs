@@ -1,0 +1,10 @@
+//! Two link groups that talk to each other.
+
+mod support;
+
+mod deletion;
+mod failover;
+mod first_contact;
+mod golden;
+mod links;
+mod rkeys;

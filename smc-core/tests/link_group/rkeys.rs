@@ -1,0 +1,292 @@
+//! Confirm RKey and Delete RKey (LLC-46 to LLC-57, LLC-60 to LLC-74; RFC 7609 section 3.5.5.2).
+
+use std::time::Duration;
+
+use smc_core::link_group::*;
+use smc_core::wire::ids::Rkey;
+use smc_core::wire::llc::*;
+
+use super::support::*;
+
+fn confirmed(pair: &Pair, host: usize, rmb: u32) -> bool {
+    pair.hosts[host].has(&Output::RmbConfirmed { rmb: RmbId(rmb) })
+}
+
+#[test]
+fn an_rmb_is_confirmed_on_each_link_by_either_end() {
+    for (generation, rnics) in [(v1(), 1), (v1(), 2), (v2(), 1), (v2(), 2), (v21(1), 1)] {
+        for host in [SERVER, CLIENT] {
+            let mut pair = Pair::running(generation, [rnics, rnics]);
+            pair.forget();
+            pair.add_rmb(host, 7);
+            pair.settle();
+            assert!(confirmed(&pair, host, 7));
+            assert_eq!(pair.trace.len(), 2, "one request, one reply");
+            let body = |n: usize| (pair.trace[n].1[0], pair.trace[n].1[4..].to_vec());
+            assert_eq!(body(0), body(1), "reply repeats the request");
+            pair.assert_keys();
+        }
+    }
+}
+
+#[test]
+fn both_ends_may_confirm_at_once() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    pair.forget();
+    pair.add_rmb(SERVER, 7);
+    pair.add_rmb(CLIENT, 9);
+    pair.settle();
+    assert!(confirmed(&pair, SERVER, 7) && confirmed(&pair, CLIENT, 9));
+    assert_eq!(pair.anomalies, []);
+    pair.assert_keys();
+}
+
+#[test]
+fn eight_links_need_continuations_in_version_1() {
+    let [mut server, mut client] = params_of(v1(), Conduct::SPEC, [8, 8]);
+    server.generation = Generation::V1 { max_links: 8 };
+    client.generation = Generation::V1 { max_links: 8 };
+    let mut pair = Pair::new([server, client]);
+    pair.settle();
+    for n in 2..8 {
+        let rnic = rnic(SERVER, n);
+        pair.hosts[SERVER].group.handle_rnic_up(rnic, pair.now);
+        pair.settle();
+        assert_eq!(pair.active(SERVER).len(), n as usize + 1);
+    }
+    pair.forget();
+    pair.add_rmb(CLIENT, 7);
+    pair.settle();
+    assert!(confirmed(&pair, CLIENT, 7));
+    // Seven other links: two, three, two.
+    let counts: Vec<u8> = pair.trace.iter().map(|(_, bytes)| bytes[4]).collect();
+    assert_eq!(counts, [7, 7, 5, 5, 2, 2]);
+    assert_eq!(pair.anomalies, []);
+    pair.assert_keys();
+}
+
+#[test]
+fn many_rmbs_reach_a_new_link_two_by_two() {
+    for (server, client) in [(5, 1), (1, 5), (4, 4), (0, 0)] {
+        for generation in [v1(), v2()] {
+            let mut pair = Pair::running(generation, [1, 2]);
+            pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
+            pair.settle();
+            for n in 0..server {
+                pair.add_rmb(SERVER, 10 + n);
+            }
+            for n in 0..client {
+                pair.add_rmb(CLIENT, 20 + n);
+            }
+            pair.settle();
+            pair.forget();
+            pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+            pair.settle();
+            assert_eq!(pair.active(CLIENT).len(), 2);
+            assert_eq!(pair.anomalies, []);
+            pair.assert_keys();
+            let conts = pair.names().iter().filter(|name| name.contains("AddLinkCont")).count();
+            let most = 1 + server.max(client);
+            let rounds = if generation == v1() { (most as usize).div_ceil(2) } else { 0 };
+            assert_eq!(conts, 2 * rounds);
+        }
+    }
+}
+
+#[test]
+fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
+    for (generation, messages) in [(v1(), 3), (v2(), 2)] {
+        let mut pair = Pair::running(generation, [2, 2]);
+        for n in 1..=10 {
+            pair.add_rmb(CLIENT, n);
+        }
+        pair.settle();
+        pair.forget();
+        for n in 1..=10 {
+            pair.hosts[CLIENT].group.remove_rmb(RmbId(n), pair.now);
+        }
+        assert!(!pair.hosts[CLIENT].has(&Output::RmbDeleted { rmb: RmbId(1) }));
+        pair.settle();
+        let requests = pair.trace.iter().filter(|(from, _)| *from == CLIENT).count();
+        // The first goes alone, as it goes at once.
+        assert_eq!(requests, messages);
+        assert_eq!(pair.hosts[CLIENT].rmbs.len(), 1);
+        assert_eq!(pair.hosts[SERVER].group.peer_rmbs(), 1);
+        let deleted = |o: &&Output| matches!(o, Output::PeerRmbDeleted { .. });
+        assert_eq!(pair.hosts[SERVER].outputs.iter().filter(deleted).count(), 10);
+    }
+}
+
+/// Gives one message to a host as if from its peer, and takes what it answers.
+fn ask(pair: &mut Pair, to: usize, message: Message) -> (Result<(), Anomaly>, Message) {
+    let params = pair.hosts[to].group.params();
+    let (version, dialect) = (params.generation.version(), params.conduct.dialect);
+    let bytes = Llc { version, message }.emit(&dialect);
+    let result = pair.hosts[to].group.handle_message(LinkKey::FIRST, &bytes, pair.now);
+    pair.drain(to);
+    let (_, answer) = pair.trace.last().unwrap();
+    let answer = Llc::parse(answer, &dialect).unwrap().message;
+    pair.wires.clear();
+    (result, answer)
+}
+
+#[test]
+fn unknown_keys_give_a_negative_reply_and_no_more() {
+    let known = region(CLIENT, RmbId(0), first_link(CLIENT).qpn).rkey;
+    let rkeys = vec![known, Rkey(1), Rkey(2), Rkey(3)];
+    let request = Message::DeleteRkey(DeleteRkey { rkeys: rkeys.clone(), ..Default::default() });
+    let mut pair = Pair::running(v1(), [1, 1]);
+    let (result, answer) = ask(&mut pair, SERVER, request.clone());
+    assert_eq!(result, Err(Anomaly::UnknownRkey));
+    let expected = DeleteRkey { reply: true, negative: true, error_mask: 0b0111_0000, rkeys };
+    assert_eq!(answer, Message::DeleteRkey(expected));
+    let mut pair = Pair::running(v2(), [1, 1]);
+    let (_, answer) = ask(&mut pair, SERVER, request);
+    let Message::DeleteRkeyReply(reply) = answer else { panic!("{answer:?}") };
+    assert_eq!((reply.negative, reply.count, reply.not_deleted), (true, 4, 3));
+    assert_eq!(reply.rkeys.as_slice(), [Rkey(1), Rkey(2), Rkey(3)]);
+    assert_eq!(pair.active(SERVER).len(), 1, "the link stays up");
+}
+
+#[test]
+fn peers_have_255_rmbs_at_most() {
+    let mut pair = Pair::running(v2(), [1, 1]);
+    let confirm = |n: u32| {
+        Message::ConfirmRkey(ConfirmRkey { rkey: Rkey(n), address: 1, ..Default::default() })
+    };
+    for n in 1..255 {
+        assert_eq!(ask(&mut pair, SERVER, confirm(n << 20)).0, Ok(()));
+    }
+    assert_eq!(pair.hosts[SERVER].group.peer_rmbs(), MAX_RMBS);
+    let (result, answer) = ask(&mut pair, SERVER, confirm(0xfff));
+    assert_eq!(result, Err(Anomaly::TooManyRmbs));
+    assert!(matches!(answer, Message::ConfirmRkey(reply) if reply.negative && !reply.retry));
+    // One that is known may be confirmed again.
+    assert_eq!(ask(&mut pair, SERVER, confirm(1 << 20)).0, Ok(()));
+    let full = pair.hosts[SERVER]
+        .group
+        .bind_peer_rmb(LinkKey::FIRST, Region { rkey: Rkey(0xffe), address: 0 });
+    assert_eq!(full, Err(UseError::TooManyRmbs));
+}
+
+#[test]
+fn own_rmbs_are_255_at_most() {
+    let mut pair = Pair::running(v2(), [1, 1]);
+    for n in 1..255 {
+        pair.add_rmb(SERVER, n);
+    }
+    pair.settle();
+    let keys = [(LinkKey::FIRST, Region::default())];
+    let group = &mut pair.hosts[SERVER].group;
+    assert_eq!(group.add_rmb(RmbId(999), None, &keys, pair.now), Err(UseError::TooManyRmbs));
+    assert_eq!(group.add_rmb(RmbId(3), None, &keys, pair.now), Err(UseError::KnownRmb(RmbId(3))));
+    assert_eq!(pair.hosts[SERVER].rmbs.len(), 255);
+    pair.assert_keys();
+}
+
+#[test]
+fn a_key_for_each_link_is_asked_for() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    let keys = [(LinkKey::FIRST, Region::default())];
+    let missing = pair.active(SERVER)[1];
+    let result = pair.hosts[SERVER].group.add_rmb(RmbId(3), None, &keys, pair.now);
+    assert_eq!(result, Err(UseError::KeyMissing(missing)));
+}
+
+/// Client's Confirm RKey meets the server's Add Link (LLC-67, LLC-72).
+#[test]
+fn keys_that_meet_a_new_link_are_confirmed_with_it() {
+    for conduct in [Conduct::SPEC, Conduct::LINUX] {
+        for generation in [v1(), v2()] {
+            let mut pair = Pair::new(params_of(generation, conduct, [1, 2]));
+            pair.settle();
+            pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
+            pair.settle();
+            pair.forget();
+            // Both at the same moment.
+            pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+            pair.drain(SERVER);
+            pair.add_rmb(CLIENT, 7);
+            pair.run(Duration::from_secs(1));
+            assert!(confirmed(&pair, CLIENT, 7), "{:?}", pair.names());
+            assert_eq!(pair.active(CLIENT).len(), 2);
+            pair.assert_keys();
+            let refused = pair.hosts[CLIENT].group.counters().rkeys_refused;
+            assert_eq!(refused > 0, conduct == Conduct::SPEC);
+        }
+    }
+}
+
+/// Client's Confirm RKey meets the server's Delete Link (LLC-70, LLC-74).
+#[test]
+fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    let second = pair.active(SERVER)[1];
+    pair.forget();
+    pair.hosts[SERVER].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
+    pair.drain(SERVER);
+    pair.add_rmb(CLIENT, 7);
+    pair.run(Duration::from_millis(900));
+    assert!(confirmed(&pair, CLIENT, 7));
+    assert!(pair.hosts[CLIENT].group.counters().rkeys_refused > 0);
+    pair.assert_keys();
+}
+
+/// Client's Delete RKey meets the server's Add Link: kept (LLC-78), or answered at once for Linux.
+#[test]
+fn deletions_that_meet_a_new_link_are_kept() {
+    for (conduct, last) in [(Conduct::SPEC, "> DeleteRkeyReply 80"), (Conduct::LINUX, "")] {
+        let mut pair = Pair::new(params_of(v2(), conduct, [1, 2]));
+        pair.settle();
+        pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
+        pair.settle();
+        pair.add_rmb(CLIENT, 7);
+        pair.settle();
+        pair.forget();
+        pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+        pair.drain(SERVER);
+        pair.hosts[CLIENT].group.remove_rmb(RmbId(7), pair.now);
+        pair.run(Duration::from_secs(1));
+        assert!(pair.hosts[CLIENT].has(&Output::RmbDeleted { rmb: RmbId(7) }));
+        assert_eq!(pair.names().last().unwrap() == last, conduct == Conduct::SPEC);
+        assert_eq!(pair.active(SERVER).len(), 2);
+        pair.assert_keys();
+    }
+}
+
+#[test]
+fn unanswered_keys_fail_their_link_and_go_over_another() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    pair.forget();
+    pair.cut(CLIENT, LinkKey::FIRST);
+    pair.add_rmb(CLIENT, 7);
+    pair.run(Duration::from_secs(10));
+    assert!(confirmed(&pair, CLIENT, 7), "{:?}", pair.names());
+    assert!(pair.hosts[CLIENT].group.link(LinkKey::FIRST).is_none());
+    pair.assert_keys();
+}
+
+#[test]
+fn a_link_that_the_peer_names_no_key_for_is_dead() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    let second = pair.active(SERVER)[1];
+    let message = Message::ConfirmRkey(ConfirmRkey { rkey: Rkey(9), ..Default::default() });
+    assert_eq!(ask(&mut pair, SERVER, message).0, Ok(()));
+    assert_eq!(pair.hosts[SERVER].group.link(second).unwrap().state, LinkState::Failed);
+    assert_eq!(pair.hosts[SERVER].group.counters().anomalies(AnomalyKind::KeyMissing), 1);
+}
+
+#[test]
+fn a_refusal_for_good_gives_the_rmb_back() {
+    let mut pair = Pair::running(v2(), [1, 1]);
+    pair.forget();
+    pair.add_rmb(CLIENT, 7);
+    pair.drain(CLIENT);
+    let request = pair.trace[0].1.clone();
+    let mut refusal = request;
+    refusal[3] = 0xa0;
+    pair.wires.clear();
+    pair.hosts[CLIENT].group.handle_message(LinkKey::FIRST, &refusal, pair.now).unwrap();
+    pair.drain(CLIENT);
+    assert!(pair.hosts[CLIENT].has(&Output::RmbRefused { rmb: RmbId(7) }));
+}
