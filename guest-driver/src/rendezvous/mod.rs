@@ -23,8 +23,9 @@
 //! The wish and the answer are kept in the socket itself (a BPF socket storage), are gone with it,
 //! and nobody can take one connection for another. Everything ends with the process: nothing is
 //! pinned. Any number of processes may do this in one cgroup. An established connection costs
-//! nothing; making one costs a few callbacks of less than a microsecond in all, and one system call
-//! to read the answer.
+//! nothing; making one costs each end a few microseconds, most of them for the system calls that
+//! name the socket and read the answer, and sockets that are not named nothing that can be measured.
+//!
 //!
 //! # What has to be granted
 //!
