@@ -6,5 +6,6 @@ mod deletion;
 mod failover;
 mod first_contact;
 mod golden;
+mod hostile;
 mod links;
 mod rkeys;
