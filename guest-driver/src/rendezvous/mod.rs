@@ -26,7 +26,6 @@
 //! nothing; making one costs each end a few microseconds, most of them for the system calls that
 //! name the socket and read the answer, and sockets that are not named nothing that can be measured.
 //!
-//!
 //! # What has to be granted
 //!
 //! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
