@@ -37,10 +37,12 @@
 mod assembler;
 mod bpf;
 mod cgroup;
+mod meeting;
 mod policy;
 mod program;
 mod unavailable;
 
+pub use meeting::{Asked, ClientMove, Meeting, Mode, Plain, ServerMove};
 pub use policy::{Policy, PolicyError, Verdict};
 pub use unavailable::{Missing, Unavailable};
 

@@ -13,7 +13,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_driver::rendezvous::{Options, Policy, Rendezvous};
+use guest_driver::rendezvous::{
+    ClientMove, Meeting, Mode, Options, Plain, Policy, Rendezvous, ServerMove,
+};
 use hog::On;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::{Fate, HERE, Wire, there};
@@ -531,5 +533,35 @@ fn a_policy_keeps_a_listener_silent() {
         assert!(!silent.listen(&listener).unwrap());
         let _client = ask(&[&asking], &listener);
         assert_eq!(options(&wire), unanswered());
+    });
+}
+
+/// What sockets make of it, in every combination of ends.
+#[test]
+fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let open = |mode| Meeting::open(mode, Options::default());
+        let (off, auto, required) = (open(Mode::Off), open(Mode::Auto), open(Mode::Required));
+        let plain = ClientMove::Stay(Plain::NotAnswered);
+        for (client, server, client_move, server_move) in [
+            (&required, &required, ClientMove::Propose, ServerMove::AwaitProposal),
+            (&auto, &required, ClientMove::Propose, ServerMove::AwaitProposal),
+            (&required, &auto, ClientMove::Propose, ServerMove::AwaitProposal),
+            (&required, &off, plain, ServerMove::Look),
+            (&auto, &off, plain, ServerMove::Look),
+            (&off, &auto, ClientMove::Propose, ServerMove::Look),
+            (&off, &off, ClientMove::Propose, ServerMove::Look),
+        ] {
+            let listener = TcpListener::bind(any(0)).unwrap();
+            server.listen(&listener);
+            let to = there(listener.local_addr().unwrap());
+            let socket = socket(&to);
+            let asked = client.before_connect(&socket, &to);
+            rustix::net::connect(&socket, &to).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            assert_eq!(client.connected(&socket, asked), client_move, "{client:?} {server:?}");
+            assert_eq!(server.accepted(&accepted), server_move, "{client:?} {server:?}");
+        }
     });
 }
