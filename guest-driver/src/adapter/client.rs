@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    Accepted, AfterDecline, ClientStep, Config, DeclineReason, FallbackReason, HandshakeError,
-    Instant as Tick, SendDecline, start,
+    Accepted, AcceptedR, AfterDecline, ClientStep, Config, DeclineReason, FallbackReason,
+    HandshakeError, Instant as Tick, KnownLink, Route, SendDecline, start_on,
 };
 use virtio_ism_abi::Gid;
 
-use super::tcp::{fill, send, wait_readable};
-use super::{Broken, Fabrics, Link, LinkD, Outcome};
+use super::rdma::Connecting;
+use super::tcp::{fill, send, wait_either, wait_readable};
+use super::{Broken, ByRdma, Fabrics, Link, LinkD, Outcome};
 use crate::ism::IsmError;
 
 /// How this client shakes hands.
 pub(crate) struct Terms<'a> {
     pub(crate) config: &'a Arc<Config>,
     pub(crate) fabrics: &'a Fabrics,
-    /// Bytes of the own DMB.
+    pub(crate) rdma: Option<ByRdma<'a>>,
+    /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
     /// Looks again and again for as long as that is worth it; says whether it was.
     pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
@@ -29,7 +31,8 @@ pub(crate) struct Terms<'a> {
 /// Proposes SMC to the server.
 pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Broken> {
     // smc-core counts microseconds from whatever start the caller likes.
-    let (await_accept, proposal) = match start(terms.config.clone(), Tick(0)) {
+    let route = terms.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
+    let (await_accept, proposal) = match start_on(terms.config.clone(), route, Tick(0)) {
         Ok(begun) => begun,
         // Without TCP option 254 the server expects nothing: no message, just TCP.
         Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
@@ -55,15 +58,39 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     }
     let message = reader.message().unwrap_or_default();
     let known = |chid, gid| terms.fabrics.terms(chid, gid);
-    match await_accept.handle(message, known) {
+    let known_link =
+        |peer: &_| terms.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer));
+    match await_accept.handle_with(message, known, known_link) {
         ClientStep::Offered(accepted) => confirm(tcp, terms, accepted),
-        // Not offered, as the configuration has no SMC-R in use.
-        ClientStep::OfferedR(accepted) => give_up(tcp, accepted.decline(DeclineReason::NoRnic)),
+        ClientStep::OfferedR(accepted) => connect(tcp, terms, accepted),
         ClientStep::Decline(decline) => give_up(tcp, decline),
         ClientStep::PeerDeclined(peer) => {
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
         }
         ClientStep::Fail(error) => Err(error.into()),
+    }
+}
+
+/// Takes up an offer of SMC-R, which may take LLC messages to and fro.
+fn connect(tcp: &TcpStream, terms: &Terms<'_>, accepted: AcceptedR) -> Result<Outcome, Broken> {
+    let Some(rdma) = terms.rdma else {
+        return give_up(tcp, accepted.decline(DeclineReason::NoRnic));
+    };
+    let mut connecting = match Connecting::new(rdma.host, terms.config, accepted, terms.buffer) {
+        Ok(connecting) => connecting,
+        Err(decline) => return give_up(tcp, decline),
+    };
+    loop {
+        if let Some(outcome) = connecting.advance(tcp)? {
+            return Ok(outcome);
+        }
+        rdma.listeners.attend();
+        let end = connecting.deadline();
+        let end = terms.deadline.map_or(end, |deadline| deadline.min(end));
+        if terms.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Broken::Io(std::io::ErrorKind::TimedOut.into()));
+        }
+        wait_either(tcp, connecting.fd(), end)?;
     }
 }
 

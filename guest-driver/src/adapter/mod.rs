@@ -2,13 +2,11 @@
 
 pub(crate) mod client;
 pub(crate) mod fabric;
-#[allow(dead_code, reason = "not all of it is in use yet")]
 pub(crate) mod facts;
 pub(crate) mod peer;
-#[allow(dead_code, reason = "not all of it is in use yet")]
+#[allow(dead_code, reason = "its rooms are being furnished")]
 pub(crate) mod rdma;
 pub(crate) mod server;
-#[allow(dead_code, reason = "not all of it is in use yet")]
 pub(crate) mod source;
 mod tcp;
 
@@ -41,6 +39,28 @@ impl Fallback {
             Fallback::Asked => DeclineCode::PeerNoSmc,
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
         }
+    }
+}
+
+/// What a handshake needs for SMC-R.
+#[derive(Clone, Copy)]
+pub(crate) struct ByRdma<'a> {
+    pub(crate) host: &'a std::sync::Arc<rdma::RdmaHost>,
+    pub(crate) listeners: &'a dyn Attend,
+}
+
+/// Those who listen to the RNICs.
+pub(crate) trait Attend {
+    /// There is a peer from now on that has to be listened to, whatever the threads of the handshake
+    /// do.
+    fn attend(&self);
+}
+
+impl ByRdma<'_> {
+    /// What there is for a connection.
+    fn route(&self, tcp: &std::net::TcpStream) -> smc_core::handshake::Route {
+        // A connection without an address is about to fail anyway.
+        tcp.local_addr().map(|local| self.host.route(local.ip())).unwrap_or_default()
     }
 }
 

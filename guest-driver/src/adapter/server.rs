@@ -1,27 +1,30 @@
 //! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
 
 use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    AfterDecline, AwaitConfirm, AwaitProposal, Awaited, Candidate, ClcReader, Config, ConfirmStep,
-    DeclineReason, FallbackReason, HandshakeError, Instant as Tick, Selection, SendDecline,
-    ServerStep,
+    AfterDecline, AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config,
+    ConfirmStep, DeclineReason, FallbackReason, HandshakeError, Instant as Tick, PeerRnic, Route,
+    Selection, SendDecline, ServerStep,
 };
 use smc_core::wire::clc::{Guess, looks_like_opening};
 use virtio_ism_abi::Gid;
 
 use super::client::reason_of;
 use super::peer::{OwnBuffer, Peer};
+use super::rdma::{Accepting, Refused};
 use super::tcp::{fill, peek, send};
-use super::{Broken, Fabric, Fabrics, Link, LinkD, Outcome};
+use super::{Broken, ByRdma, Fabric, Fabrics, Link, LinkD, Outcome};
 
 /// What a server needs for each handshake.
 pub(crate) struct Terms<'a> {
     pub(crate) config: &'a Arc<Config>,
     pub(crate) fabrics: &'a Fabrics,
-    /// Bytes of the own DMB.
+    pub(crate) rdma: Option<ByRdma<'a>>,
+    /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
     /// How long a client may stay silent before it is taken for one that does not speak SMC.
     pub(crate) detect: Duration,
@@ -40,6 +43,7 @@ enum Stage {
     Detect,
     Proposal(AwaitProposal, ClcReader),
     Confirm(Box<Accepted>),
+    Rdma(Box<Accepting>),
     Over,
 }
 
@@ -59,7 +63,19 @@ impl Handshake {
 
     /// When [`Handshake::expire`] is due.
     pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
+        match &self.stage {
+            Stage::Rdma(accepting) => accepting.deadline(),
+            _ => self.deadline,
+        }
+    }
+
+    /// What else than TCP tells that [`Handshake::advance`] can go on: LLC has a descriptor of its
+    /// own.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Rdma(accepting) => Some(accepting.fd()),
+            _ => None,
+        }
     }
 
     /// Goes on as far as the bytes allow. `None`: more has to come.
@@ -89,11 +105,12 @@ impl Handshake {
                         self.stage = Stage::Proposal(awaiting, reader);
                         return Ok(None);
                     }
-                    match awaiting.handle(reader.message().unwrap_or_default()) {
+                    let route = || terms.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
+                    match awaiting.handle_on(reader.message().unwrap_or_default(), route) {
                         ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
-                            Ok(accepted) => {
+                            Ok(stage) => {
                                 self.deadline = Instant::now() + terms.patience;
-                                self.stage = Stage::Confirm(Box::new(accepted));
+                                self.stage = stage;
                             }
                             Err(decline) => return give_up(tcp, decline).map(Some),
                         },
@@ -113,16 +130,39 @@ impl Handshake {
                     }
                     return complete(tcp, *accepted).map(Some);
                 }
+                Stage::Rdma(mut accepting) => {
+                    let outcome = accepting.advance(tcp)?;
+                    if outcome.is_none() {
+                        // LLC may have begun.
+                        if let Some(rdma) = terms.rdma {
+                            rdma.listeners.attend();
+                        }
+                        self.stage = Stage::Rdma(accepting);
+                    }
+                    return Ok(outcome);
+                }
                 Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
             }
         }
     }
 
-    /// The deadline has passed: an ordinary client, or a broken one.
-    pub(crate) fn expire(self) -> Result<Outcome, Broken> {
-        let awaited = match self.stage {
-            Stage::Detect => return Ok(plain()),
+    /// The deadline has passed: an ordinary client, or a broken one. `None`: there is a new
+    /// deadline.
+    pub(crate) fn expire(
+        &mut self,
+        tcp: &TcpStream,
+        terms: &Terms<'_>,
+    ) -> Result<Option<Outcome>, Broken> {
+        let awaited = match &self.stage {
+            Stage::Detect => return Ok(Some(plain())),
             Stage::Proposal(..) => Awaited::Proposal,
+            Stage::Rdma(_) => {
+                let outcome = self.advance(tcp, terms)?;
+                if outcome.is_some() || self.deadline() > Instant::now() {
+                    return Ok(outcome);
+                }
+                Awaited::Confirm
+            }
             Stage::Confirm(..) | Stage::Over => Awaited::Confirm,
         };
         Err(HandshakeError::TimedOut { awaited }.into())
@@ -147,30 +187,49 @@ fn detect<'a>(tcp: &TcpStream, bytes: &'a mut [u8; 8]) -> Result<(Guess, &'a [u8
     })
 }
 
-/// Accepts on the first device that reaches the client and has a DMB; else the Decline to send.
+/// Accepts with the first choice that works: a device that reaches the client and has a DMB, or
+/// else an RNIC; else the Decline to send.
 fn accept(
     tcp: &TcpStream,
     terms: &Terms<'_>,
-    selection: Selection,
-) -> Result<Result<Accepted, SendDecline>, Broken> {
+    mut selection: Selection,
+) -> Result<Result<Stage, SendDecline>, Broken> {
     let mut reason = DeclineReason::NoIsmDevice;
-    let candidates = selection.candidates().to_vec();
-    for candidate in candidates {
-        match offer(terms, candidate) {
-            Ok((fabric, peer, own)) => {
-                // All processes on a loopback fabric share one GID (EISM-25): that one of them was
-                // here before says nothing of the one that asks now.
-                let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
-                let (awaiting, message) =
-                    selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
-                send(tcp, &message)?;
-                let reader = awaiting.reader();
-                return Ok(Ok(Accepted { awaiting, reader, fabric, peer, own }));
-            }
-            Err(because) => reason = because,
-        }
+    let choices: Vec<_> = selection.choices().collect();
+    for choice in choices {
+        reason = match choice {
+            Choice::D(_, candidate) => match offer(terms, candidate) {
+                Ok((fabric, peer, own)) => {
+                    // All processes on a loopback fabric share one GID (EISM-25): that one of them
+                    // was here before says nothing of the one that asks now.
+                    let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
+                    let (awaiting, message) =
+                        selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
+                    send(tcp, &message)?;
+                    let reader = awaiting.reader();
+                    let accepted = Accepted { awaiting, reader, fabric, peer, own };
+                    return Ok(Ok(Stage::Confirm(Box::new(accepted))));
+                }
+                Err(because) => because,
+            },
+            Choice::R(peer) => match offer_r(terms, selection, peer) {
+                Ok(accepting) => return Ok(Ok(Stage::Rdma(Box::new(accepting)))),
+                Err((back, because)) => {
+                    selection = *back;
+                    because
+                }
+            },
+        };
+        selection.refuse(choice.kind(), reason);
     }
     Ok(Err(selection.decline(reason)))
+}
+
+fn offer_r(terms: &Terms<'_>, selection: Selection, peer: PeerRnic) -> Result<Accepting, Refused> {
+    let Some(rdma) = terms.rdma else {
+        return Err((Box::new(selection), DeclineReason::NoRnic));
+    };
+    Accepting::new(rdma.host, terms.config, selection, peer, terms.buffer, terms.patience)
 }
 
 fn offer(

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -59,13 +59,27 @@ pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()
     wait(tcp, rustix::event::PollFlags::IN, left)
 }
 
+/// Waits until the stream or the other descriptor is readable, until `deadline` at most.
+pub(super) fn wait_either(
+    tcp: &TcpStream,
+    other: BorrowedFd<'_>,
+    deadline: Instant,
+) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags};
+    let left = deadline.saturating_duration_since(Instant::now());
+    wait_for(&mut [PollFd::new(tcp, PollFlags::IN), PollFd::new(&other, PollFlags::IN)], left)
+}
+
 fn wait(tcp: &TcpStream, flags: rustix::event::PollFlags, timeout: Duration) -> io::Result<()> {
-    let mut fds = [rustix::event::PollFd::new(tcp, flags)];
+    wait_for(&mut [rustix::event::PollFd::new(tcp, flags)], timeout)
+}
+
+fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Result<()> {
     let timeout = rustix::event::Timespec {
         tv_sec: timeout.as_secs().min(3600) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
     };
-    match rustix::event::poll(&mut fds, Some(&timeout)) {
+    match rustix::event::poll(fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -58,6 +58,8 @@ struct Entry {
     addr: SocketAddr,
     handshake: server::Handshake,
     registered: bool,
+    /// The other descriptor of the handshake is registered, too.
+    both: bool,
 }
 
 impl std::fmt::Debug for Pending {
@@ -223,6 +225,7 @@ impl SmcListener {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             epoll::add(&self.epoll, &entry.tcp, data, flags)?;
             entry.registered = true;
+            self.register_other(entry, key)?;
         }
         // With as many handshakes as are allowed, clients wait in TCP's queue, and must not keep this
         // thread awake.
@@ -231,6 +234,19 @@ impl SmcListener {
             let flags = if full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
             epoll::modify(&self.epoll, &self.tcp, epoll::EventData::new_u64(LISTENER), flags)?;
             pending.full = full;
+        }
+        Ok(())
+    }
+
+    /// Gives epoll the descriptor that LLC has beside TCP.
+    fn register_other(&self, entry: &mut Entry, key: u64) -> io::Result<()> {
+        if let Some(fd) = entry.handshake.fd()
+            && entry.registered
+            && !entry.both
+        {
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), flags)?;
+            entry.both = true;
         }
         Ok(())
     }
@@ -272,9 +288,9 @@ impl SmcListener {
             .map(|(key, _)| *key)
             .collect();
         for key in late {
-            if let Some(entry) = self.remove(pending, key) {
-                self.finish(pending, entry.tcp, entry.addr, entry.handshake.expire());
-            }
+            self.step_with(pending, key, |entry| {
+                entry.handshake.expire(&entry.tcp, &self.terms(current))
+            });
         }
         Ok(())
     }
@@ -297,7 +313,8 @@ impl SmcListener {
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
         let handshake = server::Handshake::new(&self.terms(current));
-        pending.handshakes.insert(key, Entry { tcp, addr, handshake, registered: false });
+        let entry = Entry { tcp, addr, handshake, registered: false, both: false };
+        pending.handshakes.insert(key, entry);
         pending.hot.push(key);
         self.step(pending, current, key);
         Ok(())
@@ -307,6 +324,7 @@ impl SmcListener {
         server::Terms {
             config: &current.config,
             fabrics: &current.fabrics,
+            rdma: current.rdma(),
             buffer: self.stack.buffer_len(),
             detect: self.stack.config().detect_timeout,
             patience: self.stack.config().clc_timeout,
@@ -314,9 +332,23 @@ impl SmcListener {
     }
 
     fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
+        self.step_with(pending, key, |entry| {
+            entry.handshake.advance(&entry.tcp, &self.terms(current))
+        });
+    }
+
+    fn step_with(
+        &self,
+        pending: &mut Pending,
+        key: u64,
+        step: impl FnOnce(&mut Entry) -> Result<Option<Outcome>, Broken>,
+    ) {
         let Some(entry) = pending.handshakes.get_mut(&key) else { return };
-        let outcome = match entry.handshake.advance(&entry.tcp, &self.terms(current)) {
-            Ok(None) => return,
+        let outcome = match step(entry) {
+            Ok(None) => match self.register_other(entry, key) {
+                Ok(()) => return,
+                Err(error) => Err(error.into()),
+            },
             Ok(Some(outcome)) => Ok(outcome),
             Err(broken) => Err(broken),
         };

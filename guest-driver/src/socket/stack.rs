@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use smc_core::handshake::{self, IsmDevice as Offered, Tolerance};
+use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
 use smc_core::wire::clc::Limits;
-use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, PeerId, Release};
+use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
 use virtio_ism_abi::{Gid, Token};
 
 use super::config::{Config, DataPath, MAX_DEVICES};
@@ -16,7 +16,7 @@ use super::hub::{Hub, Watcher};
 use super::wait::Spin;
 use super::{GroupFacts, RnicFacts, Rnics};
 use crate::adapter::rdma::{NoRdma, RdmaHost};
-use crate::adapter::{Fabric, Fabrics, Fallback, Link};
+use crate::adapter::{ByRdma, Fabric, Fabrics, Fallback, Link};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
 use crate::transport::DeviceAddress;
 
@@ -104,10 +104,9 @@ struct Rdma {
 pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
-    pub(crate) rdma: Option<Arc<RdmaHost>>,
+    rdma: Option<(Arc<RdmaHost>, Arc<Hub>)>,
     /// Of the fabrics, in their order.
     hubs: Vec<Arc<Hub>>,
-    rdma_hub: Option<Arc<Hub>>,
     missing: String,
 }
 
@@ -119,8 +118,13 @@ impl Current {
                 let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
                 self.hubs.get(at)
             }
-            Link::R(_) => self.rdma_hub.as_ref(),
+            Link::R(_) => self.rdma.as_ref().map(|(_, hub)| hub),
         }
+    }
+
+    /// What handshakes need for SMC-R, if there is any RNIC.
+    pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
+        self.rdma.as_ref().map(|(host, hub)| ByRdma { host, listeners: &**hub })
     }
 
     /// Why there is no device, if there is none.
@@ -294,6 +298,16 @@ impl Stack {
         if self.config.release_2_0 {
             config.release = Release::V2_0;
         }
+        if let Some(rdma) = self.rdma() {
+            let smcr = &self.config.smcr;
+            config.kinds.set(Kinds::SMCR_V1, smcr.v1);
+            config.kinds.set(Kinds::SMCR_V2, smcr.v2);
+            config.limits =
+                LinkLimits { max_conns: smcr.max_connections, max_links: smcr.max_links };
+            if let Some(mac) = rdma.host.shared().ports().iter().find_map(|port| port.mac()) {
+                config.peer_id = PeerId::new(self.peer_id.instance(), mac);
+            }
+        }
         config.devices = live
             .iter()
             .map(|live| Offered {
@@ -317,9 +331,8 @@ impl Stack {
         Current {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
             config: Arc::new(config),
-            rdma: self.rdma().map(|rdma| rdma.host.clone()),
+            rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.hub.clone())),
             hubs: live.iter().map(|live| live.hub.clone()).collect(),
-            rdma_hub: self.rdma().map(|rdma| rdma.hub.clone()),
             missing: missing.join("; "),
         }
     }

@@ -99,6 +99,7 @@ impl SmcStream {
         let terms = client::Terms {
             config: &current.config,
             fabrics: &current.fabrics,
+            rdma: current.rdma(),
             buffer: stack.buffer_len(),
             spin: &|look| stack.spin().until_asked(look),
             deadline,

@@ -98,6 +98,11 @@ impl Element {
         self.endpoint.deliver(pieces, words, signal)
     }
 
+    /// Whether the connection cannot go on.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.endpoint.has_failed()
+    }
+
     /// Deliveries fail from now on.
     pub(crate) fn fail(&self) {
         self.endpoint.fail();

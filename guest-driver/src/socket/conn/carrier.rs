@@ -120,6 +120,14 @@ impl Carrier {
         }
     }
 
+    /// Whether deliveries fail.
+    pub(super) fn has_failed(&self) -> bool {
+        match self {
+            Carrier::D(dmbs) => dmbs.theirs.dmb().is_failed(),
+            Carrier::R(element) => element.has_failed(),
+        }
+    }
+
     /// Deliveries fail from now on.
     pub(super) fn fail(&self) {
         match self {

@@ -178,6 +178,10 @@ impl Conn {
         });
         let member: Arc<dyn Member> = conn.clone();
         hub.join(key, slab, Arc::downgrade(&member));
+        if conn.carrier.has_failed() {
+            // It happened before the hub could tell.
+            conn.lost();
+        }
         Ok(conn)
     }
 

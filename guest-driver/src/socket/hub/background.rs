@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::super::wait::NAP;
 use super::{BACKGROUND, CALLER, FREE, Hub};
+use crate::adapter::Attend;
 
 /// How long the background thread sleeps when it has nothing to do.
 const NO_CHORES: Duration = Duration::from_secs(3600);
@@ -94,7 +95,13 @@ impl Hub {
                     self.dispatch();
                     self.stop_leading();
                 }
-                self.rest(seen, pause);
+                watch.led = self.led.load(Ordering::Relaxed);
+                // SeqCst, as in `attend`: either that sees this, or the peers are seen here.
+                self.idle.store(true, Ordering::SeqCst);
+                if !(self.polled && self.source.has_peers()) {
+                    self.rest(seen, pause);
+                }
+                self.idle.store(false, Ordering::SeqCst);
             }
         }
     }
@@ -105,13 +112,6 @@ impl Hub {
         self.background.wake();
         if self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.interrupt();
-        }
-    }
-
-    /// The source has peers from now on: the background thread listens to them if need be.
-    pub(crate) fn attend(&self) {
-        if self.polled {
-            self.background.wake();
         }
     }
 
@@ -249,6 +249,16 @@ impl Hub {
         self.source.suppress_interrupts();
         self.stop_leading();
         wanted()
+    }
+}
+
+impl Attend for Hub {
+    fn attend(&self) {
+        // While the thread leads, or looks every few milliseconds whether it should, it needs no
+        // call.
+        if self.idle.swap(false, Ordering::SeqCst) {
+            self.background.wake();
+        }
     }
 }
 

@@ -85,6 +85,8 @@ pub(crate) struct Hub {
     relief: AtomicBool,
     /// The background thread sleeps for long: what is to be done soon must wake it.
     resting: AtomicBool,
+    /// The background thread listens to nobody, for there is nobody.
+    idle: AtomicBool,
     /// Connections whose peers have not been told of all that was read.
     owing: Mutex<Vec<u32>>,
     followers: Mutex<Vec<Arc<Waiter>>>,
@@ -123,6 +125,7 @@ impl Hub {
             wanted: AtomicBool::new(false),
             relief: AtomicBool::new(false),
             resting: AtomicBool::new(false),
+            idle: AtomicBool::new(false),
             owing: Mutex::default(),
             followers: Mutex::default(),
             table: Mutex::default(),
