@@ -43,6 +43,17 @@ pub(super) enum MapKind {
     SocketStorage,
 }
 
+impl MapKind {
+    /// `enum bpf_map_type`.
+    fn number(self) -> u32 {
+        match self {
+            MapKind::LruHash => 9,
+            MapKind::PrefixTrie => 11,
+            MapKind::SocketStorage => 24,
+        }
+    }
+}
+
 // `enum bpf_cmd`.
 const MAP_CREATE: u32 = 0;
 const MAP_LOOKUP_ELEM: u32 = 1;
@@ -140,12 +151,12 @@ impl<K: Plain, V: Plain> Map<K, V> {
     /// Makes a map of at most `entries` entries. `name`: shown by `bpftool map`.
     pub(super) fn new(kind: MapKind, entries: u32, name: &str) -> io::Result<Map<K, V>> {
         let mut attributes = Attributes::default();
-        let (number, flags) = match kind {
-            MapKind::LruHash => (9, 0),
-            MapKind::PrefixTrie => (11, F_NO_PREALLOC),
-            MapKind::SocketStorage => (24, F_NO_PREALLOC | F_CLONE),
+        let flags = match kind {
+            MapKind::LruHash => 0,
+            MapKind::PrefixTrie => F_NO_PREALLOC,
+            MapKind::SocketStorage => F_NO_PREALLOC | F_CLONE,
         };
-        attributes.set32(0, number);
+        attributes.set32(0, kind.number());
         attributes.set32(4, size_of::<K>() as u32);
         attributes.set32(8, size_of::<V>() as u32);
         attributes.set32(12, entries);
@@ -163,7 +174,21 @@ impl<K: Plain, V: Plain> Map<K, V> {
         Ok(Self::of_fd(fd))
     }
 
-    /// A map that somebody else made with these types.
+    /// A map of a process that passed it on; refused if it was not made with these types.
+    pub(super) fn adopt(kind: MapKind, number: RawFd) -> io::Result<Map<K, V>> {
+        let fd = duplicate(number)?;
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let says = |name: &str, value: usize| {
+            let line = about.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.is_some_and(|text| text.trim() == value.to_string())
+        };
+        let same = says("map_type", kind.number() as usize)
+            && says("key_size", size_of::<K>())
+            && says("value_size", size_of::<V>());
+        if same { Ok(Self::of_fd(fd)) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
+
+    /// A map with keys of the size of K and values of the size of V.
     fn of_fd(fd: OwnedFd) -> Map<K, V> {
         Map { fd, types: std::marker::PhantomData }
     }
@@ -278,6 +303,16 @@ pub(super) fn attach(
     attributes.set32(8, hook.attach_type());
     // SAFETY: this command follows no addresses.
     unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
+}
+
+/// Another descriptor of what `number` is, which is none of this process's making.
+pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the number is only handed to fcntl(2), which refuses what is no descriptor.
+    let theirs = unsafe { BorrowedFd::borrow_raw(number) };
+    Ok(rustix::io::fcntl_dupfd_cloexec(theirs, 3)?)
 }
 
 /// Sets a socket option whose value is an `int`.

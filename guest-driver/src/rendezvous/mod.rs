@@ -30,7 +30,8 @@
 //!
 //! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
 //! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]; they may be given up afterwards, except
-//! before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. [`Unavailable`] says what is
+//! before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set; a process that has them may pass
+//! its rendezvous on to programs without ([`Rendezvous::pass_on`]). [`Unavailable`] says what is
 //! missing and which command grants it. Listeners that listened before they were named need Linux
 //! 6.12: name them earlier, or use [`Rendezvous::bind`].
 
@@ -46,12 +47,11 @@ pub use meeting::{Asked, ClientMove, Meeting, Mode, Plain, ServerMove};
 pub use policy::{Policy, PolicyError, Verdict};
 pub use unavailable::{Missing, Unavailable};
 
-use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -64,6 +64,8 @@ const MAX_PORTS: u32 = 4096;
 const MAX_REFUSED: u32 = 1024;
 /// Networks of a policy times listening ports at most.
 const MAX_CLIENTS: u32 = 1 << 16;
+/// Descriptors that are passed on get numbers from here.
+const PASSED_FROM: i32 = 100;
 /// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
 const BACKLOG: i32 = 4096;
 
@@ -84,16 +86,15 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Rendezvous {
     marks: Map<i32, u32>,
-    ports: Map<Listening, u64>,
-    refused: Map<u64, u64>,
     /// Whom a listener answers, if the policy looks at clients: 1 or 0.
     clients: Option<Map<Client, u64>>,
     policy: Policy,
-    cgroup: File,
+    cgroup: OwnedFd,
     path: PathBuf,
     /// As long as it is open, the program is called.
-    _link: OwnedFd,
-    late: OnceLock<Result<OwnedFd, i32>>,
+    link: OwnedFd,
+    /// Takes listeners that listen already; its error number if the kernel does not have it.
+    late: Result<OwnedFd, i32>,
 }
 
 /// A port on which somebody listens.
@@ -125,14 +126,11 @@ impl Rendezvous {
         let denied = |what| move |error| Unavailable::of_bpf(what, error);
         let marks = Map::new(MapKind::SocketStorage, 0, "smc_marks");
         let marks = marks.map_err(denied("a BPF socket storage"))?;
-        let ports = Map::new(MapKind::LruHash, MAX_PORTS, "smc_ports");
+        let ports = Map::<Listening, u64>::new(MapKind::LruHash, MAX_PORTS, "smc_ports");
         let ports = ports.map_err(denied("a BPF hash table"))?;
-        let refused = Map::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
+        let refused = Map::<u64, u64>::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
         let refused = refused.map_err(denied("a BPF hash table"))?;
-        let policy = match std::env::current_exe() {
-            Ok(executable) => options.policy.of_program(&executable),
-            Err(_) => options.policy,
-        };
+        let policy = of_this_program(options.policy);
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
         let clients = policy.looks_at_clients().then(clients).transpose();
         let clients = clients.map_err(denied("a BPF prefix trie"))?;
@@ -151,17 +149,76 @@ impl Rendezvous {
             Some(libc::EBADF) => Unavailable::Cgroup { path: path.clone(), error },
             _ => Unavailable::of_bpf("a BPF link to a cgroup", error),
         })?;
+        let code = program::take_listener(&maps).unwrap_or_default();
+        let late = bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
+            tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
+            rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
+        });
         tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
-        let late = OnceLock::new();
+        let cgroup = cgroup.into();
+        Ok(Arc::new(Rendezvous { marks, clients, policy, cgroup, path, link, late }))
+    }
+
+    /// For programs that this process starts and that may lack the rights for a rendezvous of their
+    /// own: its text goes into their environment or onto their command line, and from there to
+    /// [`Rendezvous::adopt`].
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pass_on(&self) -> io::Result<PassedOn> {
+        let own = [
+            Some(self.marks.as_fd()),
+            self.clients.as_ref().map(AsFd::as_fd),
+            self.late.as_ref().ok().map(AsFd::as_fd),
+            Some(self.cgroup.as_fd()),
+            Some(self.link.as_fd()),
+        ];
+        let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
+        for fd in own {
+            let number = match fd {
+                Some(fd) => {
+                    // Above the numbers that programs count on.
+                    let copy = rustix::io::fcntl_dupfd_cloexec(fd, PASSED_FROM)?;
+                    rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
+                    let number = copy.as_raw_fd().to_string();
+                    passed._descriptors.push(copy);
+                    number
+                }
+                None => "-".to_owned(),
+            };
+            let comma = if passed.text.is_empty() { "" } else { "," };
+            passed.text.push_str(comma);
+            passed.text.push_str(&number);
+        }
+        Ok(passed)
+    }
+
+    /// The rendezvous that the process's parent passed on; its descriptors stay for programs that
+    /// this one starts. The policy is this process's own.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the text is not one of [`Rendezvous::pass_on`]. Others: the descriptors have
+    /// been closed since.
+    pub fn adopt(text: &str, policy: Policy) -> io::Result<Arc<Rendezvous>> {
+        let number = |part: &str| match part {
+            "-" => Ok(None),
+            digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
+        };
+        let numbers = text.split(',').map(number).collect::<Result<Vec<Option<i32>>, _>>()?;
+        let [Some(marks), clients, late, Some(cgroup), Some(link)] = numbers[..] else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let clients = clients.map(|number| Map::adopt(MapKind::PrefixTrie, number)).transpose()?;
+        let late = late.map(bpf::duplicate).transpose()?.ok_or(libc::EOPNOTSUPP);
+        let cgroup = bpf::duplicate(cgroup)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd()))?;
         Ok(Arc::new(Rendezvous {
-            marks,
-            ports,
-            refused,
+            marks: Map::adopt(MapKind::SocketStorage, marks)?,
             clients,
-            policy,
+            policy: of_this_program(policy),
             cgroup,
             path,
-            _link: link,
+            link: bpf::duplicate(link)?,
             late,
         }))
     }
@@ -260,24 +317,11 @@ impl Rendezvous {
     /// Prepares a listener that listens already: callbacks can be asked for only inside the kernel,
     /// and setsockopt(2) is a way to get there.
     fn take_over(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
-        let program = self.late.get_or_init(|| {
-            let maps = Maps {
-                marks: self.marks.as_fd(),
-                ports: self.ports.as_fd(),
-                refused: self.refused.as_fd(),
-                clients: None,
-            };
-            let code = program::take_listener(&maps).unwrap_or_default();
-            bpf::load(Hook::SetSockOpt, "smc_listener", &code).map_err(|rejected| {
-                tracing::debug!(error = %rejected.error, verifier = rejected.verifier, "BPF");
-                rejected.error.raw_os_error().unwrap_or(libc::EINVAL)
-            })
-        });
         let unsupported = |error: io::Error| {
             let text = format!("a socket that listens already cannot be taken over: {error}");
             io::Error::new(io::ErrorKind::Unsupported, text)
         };
-        let program = match program {
+        let program = match &self.late {
             Ok(program) => program,
             Err(error) => return Err(unsupported(io::Error::from_raw_os_error(*error))),
         };
@@ -288,6 +332,26 @@ impl Rendezvous {
         let taken = bpf::set_socket_option(listener, level.cast_signed(), name.cast_signed(), 0);
         drop(link);
         taken.map_err(unsupported)
+    }
+}
+
+/// The descriptors of a rendezvous, open for programs that are started as long as this lives.
+#[derive(Debug)]
+pub struct PassedOn {
+    text: String,
+    _descriptors: Vec<OwnedFd>,
+}
+
+impl std::fmt::Display for PassedOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn of_this_program(policy: Policy) -> Policy {
+    match std::env::current_exe() {
+        Ok(executable) => policy.of_program(&executable),
+        Err(_) => policy,
     }
 }
 

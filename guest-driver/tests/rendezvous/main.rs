@@ -565,3 +565,65 @@ fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
         }
     });
 }
+
+#[test]
+fn a_rendezvous_can_be_passed_on() {
+    bed::run(|| {
+        let (wire, parent) = (Wire::honest(), attach());
+        let passed = parent.pass_on().unwrap();
+        // What a child inherits.
+        let child = Rendezvous::adopt(&passed.to_string(), Policy::default()).unwrap();
+        drop((passed, parent));
+        let late = TcpListener::bind(any(0)).unwrap();
+        child.listen(&late).unwrap();
+        for listener in [child.bind(&any(1)).unwrap(), late] {
+            let client = ask(&[&child], &listener);
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(options(&wire), answered());
+            assert_eq!(child.peer_speaks_smc(&client), Some(true));
+            assert_eq!(child.peer_speaks_smc(&server), Some(true));
+        }
+    });
+}
+
+#[test]
+fn adopts_only_what_was_passed_on() {
+    bed::run(|| {
+        let rendezvous = attach();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let no_map = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let passed = rendezvous.pass_on().unwrap().to_string();
+        for text in ["", "1,2", "-,-,-,-,-", "a,b,c,d,e", "-1,-,-,-1,-1", "9999,-,-,9999,9999"] {
+            assert!(Rendezvous::adopt(text, Policy::default()).is_err(), "{text}");
+        }
+        // The descriptors were closed when the text's owner was dropped.
+        assert!(Rendezvous::adopt(&passed, Policy::default()).is_err());
+        let text = format!("{no_map},-,-,{no_map},{no_map}");
+        assert!(Rendezvous::adopt(&text, Policy::default()).is_err());
+    });
+}
+
+/// A process may give up its rights after it has attached.
+#[test]
+fn works_without_capabilities_afterwards() {
+    bed::run(|| {
+        let (wire, rendezvous) = (Wire::honest(), attach());
+        let listener = rendezvous.bind(&any(0)).unwrap();
+        let late = TcpListener::bind(any(0)).unwrap();
+        let none = rustix::thread::CapabilitySets {
+            effective: rustix::thread::CapabilitySet::empty(),
+            permitted: rustix::thread::CapabilitySet::empty(),
+            inheritable: rustix::thread::CapabilitySet::empty(),
+        };
+        rustix::thread::set_capabilities(None, none).unwrap();
+        assert!(Rendezvous::attach(Options::default()).is_err());
+        rendezvous.listen(&late).unwrap();
+        for listener in [listener, rendezvous.bind(&any(1)).unwrap(), late] {
+            let client = ask(&[&rendezvous], &listener);
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(options(&wire), answered());
+            assert_eq!(rendezvous.peer_speaks_smc(&client), Some(true));
+            assert_eq!(rendezvous.peer_speaks_smc(&server), Some(true));
+        }
+    });
+}
