@@ -73,9 +73,10 @@ impl LinkGroup {
     ) -> Result<(), Anomaly> {
         let first = matches!(self.phase, Phase::FirstConfirm { .. }) && key == LinkKey::FIRST;
         if !first && !self.awaits_confirm(key) {
-            let again = self
-                .link(key)
-                .is_some_and(|link| link.state.carries() && link.number == message.link_number);
+            let again = self.link(key).is_some_and(|link| {
+                let same = link.remote.is_some_and(|remote| remote.qpn == message.qpn);
+                link.state.carries() && link.number == message.link_number && same
+            });
             if !again {
                 return Err(Anomaly::WrongTime("Confirm Link"));
             }

@@ -31,10 +31,8 @@ impl LinkGroup {
     fn on_delete_all(&mut self, message: DeleteLink, now: Instant) {
         let reason = Reason::PeerDeletedAll(message.reason);
         match self.phase {
-            Phase::Ending(farewell) if self.is_server() => {
-                // Its wish crossed with the own order.
-                let _ = farewell;
-            }
+            // Its wish crossed with the own order.
+            Phase::Ending(_) if self.is_server() => {}
             Phase::Ending(farewell) => self.end(farewell.reason, now),
             _ if self.is_server() => self.say_farewell(reason, message.reason, true, now),
             _ => self.end(reason, now),
@@ -131,6 +129,11 @@ impl LinkGroup {
             return Err(Anomaly::UnknownLink(message.link_number));
         };
         let reply = Message::DeleteLink(DeleteLink { reply: true, ..message });
+        // On the link that it came on (LLC-5), unless that is the dead one.
+        let over = match self.state_of(over).carries() {
+            true => over,
+            false => self.carrier(Some(key)).unwrap_or(over),
+        };
         if self.adding().is_some_and(|add| add.new == Some(key)) {
             self.config = None;
         }
@@ -209,10 +212,7 @@ impl LinkGroup {
             return;
         };
         let Some(over) = self.carrier(Some(key)) else {
-            if let Some(link) = self.link_mut(key) {
-                link.wish = None;
-            }
-            self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
+            self.delete_last(key, wish, now);
             return;
         };
         self.post_delete(over, number, wish);
@@ -227,10 +227,7 @@ impl LinkGroup {
             return;
         };
         let Some(over) = self.carrier(Some(key)) else {
-            if let Some(link) = self.link_mut(key) {
-                link.wish = None;
-            }
-            self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
+            self.delete_last(key, wish, now);
             return;
         };
         self.post_delete(over, number, wish);
@@ -238,6 +235,19 @@ impl LinkGroup {
         if let Some(link) = self.link_mut(key) {
             link.asked = Some(Asked { over, until });
         }
+    }
+
+    /// The link that was to go is the last one now. It takes the group with it, unless it was merely
+    /// not needed any more.
+    fn delete_last(&mut self, key: LinkKey, wish: Wish, now: Instant) {
+        if let Some(link) = self.link_mut(key) {
+            link.wish = None;
+        }
+        if wish.reason == DeleteReason::ASYMMETRIC && self.set_state(key, LinkEvent::Kept) {
+            self.judge_symmetry();
+            return;
+        }
+        self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
     }
 
     fn post_delete(&mut self, over: LinkKey, link_number: u8, wish: Wish) {

@@ -63,6 +63,7 @@ impl LinkState {
             (S::Preparing | S::Adding, E::Connected) => Some(S::Confirming),
             (S::Confirming, E::Confirmed) => Some(S::Active),
             (S::Active, E::DeleteWanted) => Some(S::Leaving),
+            (S::Leaving, E::Kept) => Some(S::Active),
             (S::Preparing | S::Adding | S::Confirming | S::Active | S::Leaving, E::Failed) => {
                 Some(S::Failed)
             }
@@ -92,6 +93,8 @@ pub enum LinkEvent {
     Confirmed,
     /// It is to be deleted while it still works.
     DeleteWanted,
+    /// It is the last one and stays after all.
+    Kept,
     /// It does not work.
     Failed,
     /// Delete Link has passed.
@@ -102,11 +105,12 @@ pub enum LinkEvent {
 
 impl LinkEvent {
     /// Every event.
-    pub const ALL: [LinkEvent; 7] = [
+    pub const ALL: [LinkEvent; 8] = [
         LinkEvent::Prepared,
         LinkEvent::Connected,
         LinkEvent::Confirmed,
         LinkEvent::DeleteWanted,
+        LinkEvent::Kept,
         LinkEvent::Failed,
         LinkEvent::DeletionAgreed,
         LinkEvent::Destroyed,

@@ -111,6 +111,7 @@ pub use params::{
     Conduct, EyeCatcher, FirstLink, Generation, LoneRnic, Params, Region, RemoteEnd, Rnic, RnicId,
     Role, Timers,
 };
+pub use queries::Activity;
 pub use rmb::{MAX_RMBS, PeerRmbId, RmbId, RmbState, UseError};
 
 use std::collections::VecDeque;

@@ -20,12 +20,18 @@ impl LinkGroup {
             self.pump_client(now);
         }
         self.become_usable(now);
-        let settled = !self.links.iter().any(|link| link.wish.is_some());
-        let may_start = matches!(self.phase, Phase::SecondLink | Phase::Usable);
-        if may_start && self.config.is_none() && self.rkey.is_none() && settled {
+        if self.may_start_rkeys() {
             self.start_rkeys(now);
         }
         self.watch_idle(now);
+    }
+
+    /// Whether neither links nor own keys are being changed, or about to be.
+    pub(super) fn may_start_rkeys(&self) -> bool {
+        matches!(self.phase, Phase::SecondLink | Phase::Usable)
+            && self.config.is_none()
+            && self.rkey.is_none()
+            && !self.links.iter().any(|link| link.wish.is_some())
     }
 
     fn wished(&self) -> Option<LinkKey> {
@@ -63,7 +69,7 @@ impl LinkGroup {
             return;
         }
         self.answer_kept();
-        if self.notice_wanted && self.rkey.is_none() && self.phase == Phase::Usable {
+        if self.notice_wanted && self.may_start_rkeys() && self.phase == Phase::Usable {
             self.notify_rnic(now);
         }
     }

@@ -1,5 +1,6 @@
 //! What the caller can ask the group, and how messages leave it.
 
+use super::exchange::{Config, RkeyExchange, Stage};
 use super::{Counters, Generation, Link, LinkGroup, LinkKey, Output, Params, Phase, Receipt, Role};
 use crate::wire::clc::Version;
 use crate::wire::ids::{Gid, Qpn};
@@ -8,7 +9,66 @@ use crate::wire::llc::{Llc, Message};
 /// Connections of a group where nothing else was agreed on.
 const MOST_CONNECTIONS: u32 = 255;
 
+/// What a group is waiting for, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activity {
+    /// Confirm Link, or its reply, on the first link.
+    FirstConfirmLink,
+    /// The send completion of the reply to it.
+    FirstReply,
+    /// Add Link of the server.
+    FirstAddLink,
+    /// A queue pair for a new link.
+    Preparing,
+    /// The reply to Add Link.
+    AddLink,
+    /// A continuation of Add Link.
+    AddLinkKeys,
+    /// Confirm Link, or its reply, on a new link.
+    ConfirmLink,
+    /// The reply to Delete Link, or the server's Delete Link that was asked for.
+    DeleteLink,
+    /// The reply to Request Add Link.
+    RequestAddLink,
+    /// The reply to Confirm RKey.
+    ConfirmRkey,
+    /// The reply to Delete RKey.
+    DeleteRkey,
+    /// Nothing.
+    Idle,
+    /// The end of Delete Link for all links.
+    Ending,
+    /// Over.
+    Over,
+}
+
 impl LinkGroup {
+    /// What the group is waiting for; if for several things, what counts most.
+    pub fn activity(&self) -> Activity {
+        match self.phase {
+            Phase::FirstConfirm { .. } => return Activity::FirstConfirmLink,
+            Phase::FirstReply { .. } => return Activity::FirstReply,
+            Phase::FirstAddLink { .. } => return Activity::FirstAddLink,
+            Phase::Ending(_) => return Activity::Ending,
+            Phase::Over => return Activity::Over,
+            Phase::SecondLink | Phase::Usable => {}
+        }
+        match (&self.config, &self.rkey) {
+            (Some(Config::Add(add)), _) => match add.stage {
+                Stage::Prepare => Activity::Preparing,
+                Stage::Reply => Activity::AddLink,
+                Stage::Keys(_) => Activity::AddLinkKeys,
+                Stage::Confirm => Activity::ConfirmLink,
+            },
+            (Some(Config::Delete { .. }), _) => Activity::DeleteLink,
+            (Some(Config::Request { .. }), _) => Activity::RequestAddLink,
+            _ if self.links.iter().any(|link| link.asked.is_some()) => Activity::DeleteLink,
+            (None, Some(RkeyExchange::Confirm { .. })) => Activity::ConfirmRkey,
+            (None, Some(RkeyExchange::Delete { .. })) => Activity::DeleteRkey,
+            (None, None) => Activity::Idle,
+        }
+    }
+
     /// Whether a failure now would still leave the first connection to TCP (ERR-3).
     pub fn may_fall_back(&self) -> bool {
         !self.committed && !self.is_over()

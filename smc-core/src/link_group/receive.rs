@@ -65,7 +65,9 @@ impl LinkGroup {
         }
         if matches!(self.phase, Phase::Ending(_)) {
             return match llc.message {
-                Message::DeleteLink(message) => self.on_delete_link(key, message, now),
+                Message::DeleteLink(message) if message.all => {
+                    self.on_delete_link(key, message, now)
+                }
                 Message::TestLink(message) => self.on_test_link(key, message),
                 _ => Err(Anomaly::WrongTime("message")),
             };
@@ -86,8 +88,9 @@ impl LinkGroup {
             }
             Message::ConfirmLink(message) if server => self.on_confirm_reply(key, message, now),
             Message::ConfirmLink(message) => self.on_confirm_request(key, message, now),
+            Message::DeleteLink(message) if message.all => self.on_delete_link(key, message, now),
             // Before its Confirm Link has passed a link carries nothing else (LLC-10).
-            _ if !self.state_of(key).carries() && self.state_of(key) == LinkState::Confirming => {
+            _ if self.state_of(key) == LinkState::Confirming => {
                 Err(Anomaly::WrongTime("message on a link that is not confirmed"))
             }
             Message::AddLink(message) => match (server, message.reply) {

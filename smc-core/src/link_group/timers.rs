@@ -1,7 +1,7 @@
 //! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
 
 use super::link::Probe;
-use super::{Cause, Config, LinkGroup, LinkKey, Phase, Reason, Stage};
+use super::{Cause, Config, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
 use crate::handshake::Instant;
 use crate::wire::llc::{Message, TestLink};
 
@@ -28,8 +28,9 @@ impl LinkGroup {
         note(self.rkey.as_ref().map(|exchange| exchange.until()));
         note(self.retry_at);
         note(self.idle_at);
-        if self.rkey.is_none() && self.config.is_none() {
-            self.rmbs.iter().for_each(|rmb| note(rmb.not_before));
+        if self.may_start_rkeys() {
+            let waiting = self.rmbs.iter().filter(|rmb| rmb.state != RmbState::Unwanted);
+            waiting.for_each(|rmb| note(rmb.not_before));
         }
         for link in &self.links {
             note(link.farewell.map(|(_, until)| until));

@@ -1,7 +1,9 @@
 //! Two link groups that talk to each other.
 
 mod support;
+mod tables;
 
+mod collisions;
 mod deletion;
 mod failover;
 mod first_contact;
