@@ -101,7 +101,32 @@ pub enum AnomalyKind {
 }
 
 /// How many kinds there are.
-const KINDS: usize = AnomalyKind::TooMany as usize + 1;
+const KINDS: usize = AnomalyKind::ALL.len();
+
+impl AnomalyKind {
+    /// Every kind.
+    pub const ALL: [AnomalyKind; 19] = [
+        AnomalyKind::NotLlc,
+        AnomalyKind::Optional,
+        AnomalyKind::Malformed,
+        AnomalyKind::WrongVersion,
+        AnomalyKind::WrongRole,
+        AnomalyKind::DeadLink,
+        AnomalyKind::GroupOver,
+        AnomalyKind::UnexpectedReply,
+        AnomalyKind::Repeated,
+        AnomalyKind::WrongTime,
+        AnomalyKind::WrongConfirmLink,
+        AnomalyKind::WrongAddLink,
+        AnomalyKind::WrongCount,
+        AnomalyKind::UnknownRkey,
+        AnomalyKind::UnknownLink,
+        AnomalyKind::KeyMissing,
+        AnomalyKind::TooManyRmbs,
+        AnomalyKind::WrongEcho,
+        AnomalyKind::TooMany,
+    ];
+}
 
 impl Anomaly {
     /// Which kind it is.

@@ -75,6 +75,23 @@
 //! assert_eq!(ends[0].pick_link(), Some(LinkKey::FIRST));
 //! ```
 //!
+//! # What the caller owes the group
+//!
+//! - Outputs are carried out in order. One that fails is a failed link
+//!   ([`LinkGroup::handle_link_failed`]), and the rest goes on.
+//! - A [`Receipt`] is handed back as soon as the send completion of its message is there. Without it
+//!   the group goes on after a second, which a first contact with one link can feel.
+//! - [`LinkGroup::handle_received`] is called when connection data arrive on a link, or Test Link
+//!   goes out in the middle of traffic; once per batch of completions is enough.
+//! - [`Output::PrepareLink`] is answered soon: the peer waits two seconds. Every RMB of the group gets
+//!   a key on the new link, those included whose [`LinkGroup::add_rmb`] is still under way.
+//! - The group counts connections per link and moves the counts itself with
+//!   [`Output::MoveConnections`].
+//! - An RMB that is kept for the next connection stays confirmed; nothing need be said about it. A
+//!   peer may confirm its own RMBs anew for each connection, as Linux does.
+//! - A late SMC Decline with the out-of-sync bit (RFC 7609 C.4) is answered by
+//!   [`LinkGroup::terminate`].
+//!
 //! # Failure
 //!
 //! A dead link is reported by [`LinkGroup::handle_link_failed`], a dead RNIC by

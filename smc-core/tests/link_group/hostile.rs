@@ -93,6 +93,13 @@ fn replies_to_nothing_are_dropped_until_there_are_too_many() {
 }
 
 #[test]
+fn each_kind_of_anomaly_has_a_counter_of_its_own() {
+    for (n, kind) in AnomalyKind::ALL.into_iter().enumerate() {
+        assert_eq!(kind as usize, n);
+    }
+}
+
+#[test]
 fn honest_messages_between_odd_ones_keep_the_link() {
     let mut pair = Pair::running(v2(), [1, 1]);
     for _ in 0..10 * MOST_ANOMALIES {

@@ -174,7 +174,7 @@ impl Situation {
 
     fn newest(&self) -> Link {
         let links = self.pair.hosts[self.host].group.links();
-        links.last().cloned().unwrap_or_else(|| links_of_nobody())
+        links.last().cloned().unwrap_or_else(links_of_nobody)
     }
 
     fn confirm(&mut self, reply: bool, qpn: u32) -> Result<(), Anomaly> {
