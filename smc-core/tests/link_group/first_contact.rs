@@ -101,6 +101,13 @@ fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
     let mut params = params_of(v2(), Conduct::LINUX, [1, 2]);
     params[0].lone_rnic = LoneRnic::InvalidMtu;
     let mut pair = Pair::new(params);
+    while pair.sent < 3 {
+        pair.drain(SERVER);
+        pair.drain(CLIENT);
+        let wire = pair.wires.pop_front().unwrap();
+        pair.deliver(wire);
+    }
+    assert!(!pair.hosts[SERVER].group.is_usable(), "the attempt is to be seen through");
     pair.settle();
     assert!(pair.usable());
     assert_eq!(pair.names()[2..], ["> AddLink 00", "< AddLink c0"]);
@@ -112,7 +119,7 @@ fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
 
 #[test]
 fn smaller_max_links_counts_in_version_1() {
-    for (server, client, both) in [(8, 3, 3), (2, 8, 2), (4, 0, 2), (1, 9, 2)] {
+    for (server, client, both) in [(8, 3, 3), (2, 8, 2), (1, 9, 2)] {
         let [mut s, mut c] = params_of(v1(), Conduct::SPEC, [1, 1]);
         s.generation = Generation::V1 { max_links: server };
         c.generation = Generation::V1 { max_links: client };
@@ -120,6 +127,21 @@ fn smaller_max_links_counts_in_version_1() {
         pair.settle();
         assert_eq!(pair.hosts.each_ref().map(|host| host.group.max_links()), [both, both]);
     }
+}
+
+#[test]
+fn zero_from_a_client_accepts_the_servers_max_links() {
+    let [mut server, client] = params_of(v1(), Conduct::SPEC, [1, 1]);
+    server.generation = Generation::V1 { max_links: 5 };
+    let mut pair = Pair::new([server, client]);
+    pair.drain(SERVER);
+    let wire = pair.wires.pop_front().unwrap();
+    pair.deliver(wire);
+    pair.drain(CLIENT);
+    let mut wire = pair.wires.pop_front().unwrap();
+    wire.bytes[34] = 0;
+    pair.deliver(wire);
+    assert_eq!(pair.hosts[SERVER].group.max_links(), 5);
 }
 
 #[test]
@@ -186,6 +208,39 @@ fn point_of_no_return_is_the_add_link() {
     pair.fault = Fault::Break(4);
     pair.settle();
     assert!(!pair.hosts[0].group.may_fall_back());
+}
+
+#[test]
+fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() {
+    let waiting = |host: usize| {
+        let mut pair = Pair::usual(v2(), [2, 2]);
+        pair.hosts[host].lazy = true;
+        pair.settle();
+        pair
+    };
+    let lost = Reason::LastLinkLost(Cause::QueuePair);
+    // Add Link is in the client's hands.
+    let mut pair = waiting(CLIENT);
+    for (host, ending) in [(SERVER, Ending::Reset), (CLIENT, Ending::Fallback)] {
+        pair.fail(host, LinkKey::FIRST);
+        pair.settle();
+        assert_eq!(pair.hosts[host].terminated(), Some((lost, ending)));
+    }
+    // Nothing has been said of a second link.
+    let mut pair = waiting(SERVER);
+    pair.fail(SERVER, LinkKey::FIRST);
+    pair.settle();
+    assert_eq!(pair.hosts[SERVER].terminated(), Some((lost, Ending::Fallback)));
+    // The client's acceptance has arrived, Confirm Link has not come.
+    let mut pair = waiting(CLIENT);
+    let link = pair.hosts[CLIENT].group.links()[1].key;
+    pair.prepare(CLIENT, link);
+    pair.drain(CLIENT);
+    let wire = pair.wires.pop_front().unwrap();
+    pair.deliver(wire);
+    pair.fail(CLIENT, LinkKey::FIRST);
+    pair.drain(CLIENT);
+    assert_eq!(pair.hosts[CLIENT].terminated(), Some((lost, Ending::Reset)));
 }
 
 #[test]

@@ -314,6 +314,7 @@ fn hostile_life(seed: u64) {
     let conduct = [Conduct::SPEC, Conduct::LINUX][rng.below(2) as usize];
     let host = rng.below(2) as usize;
     let mut pair = Pair::new(params_of(generation, conduct, [1 + rng.below(2), 1 + rng.below(2)]));
+    pair.honest = false;
     if rng.one_in(2) {
         pair.settle();
     }

@@ -217,6 +217,36 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
     }
 }
 
+/// The reply to Confirm RKey comes when a link was added meanwhile (LLC-51).
+#[test]
+fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
+    let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [1, 2]));
+    pair.settle();
+    pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
+    pair.settle();
+    pair.forget();
+    pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+    pair.drain(SERVER);
+    pair.add_rmb(CLIENT, 7);
+    let mut reply = None;
+    while pair.active(CLIENT).len() < 2 {
+        pair.drain(SERVER);
+        pair.drain(CLIENT);
+        let wire = pair.wires.pop_front().unwrap();
+        match wire.bytes[..4] {
+            [0x26, .., 0x80] => reply = Some(wire),
+            _ => pair.deliver(wire),
+        }
+    }
+    pair.drain(CLIENT);
+    pair.deliver(reply.unwrap());
+    pair.drain(CLIENT);
+    assert!(!confirmed(&pair, CLIENT, 7));
+    pair.settle();
+    assert!(confirmed(&pair, CLIENT, 7));
+    pair.assert_keys();
+}
+
 /// Client's Confirm RKey meets the server's Delete Link (LLC-70, LLC-74).
 #[test]
 fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {

@@ -54,6 +54,8 @@ pub(crate) struct Pair {
     /// All messages, in order.
     pub(crate) trace: Vec<(usize, Vec<u8>)>,
     pub(crate) anomalies: Vec<(usize, Anomaly)>,
+    /// Whether nobody lies here.
+    pub(crate) honest: bool,
     /// Queue pairs whose messages get lost without a word.
     pub(crate) dead: BTreeSet<Qpn>,
 }
@@ -163,6 +165,7 @@ impl Pair {
             fault: Fault::None,
             trace: Vec::new(),
             anomalies: Vec::new(),
+            honest: true,
             dead: BTreeSet::new(),
         }
     }
@@ -270,6 +273,7 @@ impl Pair {
             Output::RmbDeleted { rmb } | Output::RmbRefused { rmb } => {
                 assert!(this.rmbs.remove(rmb), "{rmb:?} is gone already");
             }
+            Output::RmbConfirmed { rmb } if self.honest => self.assert_known(host, *rmb),
             Output::MoveConnections { from, to, .. } => {
                 assert!(this.queue_pairs.contains_key(from) && this.queue_pairs.contains_key(to));
             }
@@ -347,6 +351,19 @@ impl Pair {
             .collect();
         this.rmbs.insert(rmb);
         this.group.add_rmb(rmb, None, &regions, self.now).unwrap();
+    }
+
+    /// The peer knows an RMB on each link that both ends use (LLC-51).
+    fn assert_known(&self, host: usize, rmb: RmbId) {
+        for link in self.active(host) {
+            let qpn = self.hosts[host].qpn(link).unwrap();
+            let Some(there) = self.end_of(host, qpn) else { continue };
+            let peer = &self.hosts[1 - host].group;
+            if peer.link(there).is_some_and(|link| link.state == LinkState::Active) {
+                let known = peer.find_peer_rmb(there, region(host, rmb, qpn).rkey);
+                assert!(known.is_some(), "{rmb:?} of {host} is not known on {there:?}");
+            }
+        }
     }
 
     /// Each RMB of each end is known to the other on each active link, with the right key.

@@ -61,6 +61,7 @@ fn until(mut pair: Pair, host: usize, activity: Activity) -> Situation {
             let generation = pair.hosts[host].group.params().generation;
             pair.wires.clear();
             pair.forget();
+            pair.honest = false;
             return Situation { host, generation, pair };
         }
         let Some(wire) = pair.wires.pop_front() else { break };
