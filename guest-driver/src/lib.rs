@@ -14,7 +14,7 @@ mod adapter;
 pub mod socket;
 
 pub use socket::{
-    Config, DataPath, Facts, Fallback, Interest, Poller, Readied, Rnics, SmcDFacts, SmcListener,
+    Config, ConnectionFacts, DataPath, Facts, Fallback, Interest, KeepAlive, Poller, Readied, Rnics, SmcDFacts, SmcListener,
     SmcRFacts, SmcROptions, SmcStream, Stack, Totals,
 };
 pub use transport::{DeviceAddress, PciAddress};

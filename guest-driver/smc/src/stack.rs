@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use guest_driver::transport::pci;
-use guest_driver::{Config, DataPath, Stack};
+use guest_driver::{Config, DataPath, Rnics, Stack, verbs};
 use smc_core::wire::ids::Eid;
 
 use crate::error::CliError;
@@ -16,12 +16,13 @@ use crate::places;
 /// Which device to use, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StackArgs {
-    /// The virtio-ism device: a socket, as the daemon listens on it, or a PCI device of this virtual
-    /// machine, by its address (0000:00:04.0) or "pci" for any that is free.
+    /// The virtio-ism device: a socket, as the daemon listens on it, a PCI device of this virtual
+    /// machine, by its address (0000:00:04.0) or "pci" for any that is free, or "none".
     ///
     /// The default is one of the two devices that "smc fabric" makes without options: a.sock for
     /// servers and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. Where there is no
-    /// such socket but a PCI device ("smc devices" lists them), it is "pci".
+    /// such socket but a PCI device ("smc devices" lists them), it is "pci". Where there is neither
+    /// but an RNIC, it is "none".
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE")]
     pub(crate) device: Option<PathBuf>,
 
@@ -30,7 +31,16 @@ pub(crate) struct StackArgs {
     #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
     pub(crate) eids: Vec<String>,
 
-    /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
+    /// RNIC for SMC-R, as rxe0 or mlx5_0/1 (port 1 of it); repeat it for more; "none" for no SMC-R
+    /// [default: all that there are]. SMC-R is used where the two ends have no fabric in common.
+    #[arg(long = "rnic", value_name = "NAME", env = "SMC_RNIC", value_delimiter = ',')]
+    pub(crate) rnics: Vec<String>,
+
+    /// Versions of SMC-R that are offered and accepted.
+    #[arg(long, value_enum, value_name = "VERSIONS", default_value_t = Versions::Both)]
+    pub(crate) smcr: Versions,
+
+    /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub(crate) buffer: usize,
 
@@ -42,6 +52,17 @@ pub(crate) struct StackArgs {
     /// How bytes travel.
     #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
     pub(crate) path: PathArg,
+}
+
+/// Versions of SMC-R, as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Versions {
+    /// Version 1 (RFC 7609) only.
+    V1,
+    /// Version 2 only.
+    V2,
+    /// Version 2, or else version 1.
+    Both,
 }
 
 /// When it is said that a device lets us wait.
@@ -75,7 +96,13 @@ impl StackArgs {
     /// A wrong EID; a device that cannot be opened.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
         let device = self.device.clone().unwrap_or_else(|| default_device(name));
-        let mut config = Config::new(&device);
+        let mut config = match device.to_str() {
+            Some("none") => Config::default(),
+            _ => Config::new(&device),
+        };
+        config.rnics = rnics(&self.rnics);
+        config.smcr.v1 = self.smcr != Versions::V2;
+        config.smcr.v2 = self.smcr != Versions::V1;
         for name in &self.eids {
             let eid = Eid::new(name)
                 .map_err(|why| CliError::Eid { name: name.clone(), why: why.to_string() })?;
@@ -88,12 +115,27 @@ impl StackArgs {
     }
 }
 
+/// The RNICs of `--rnic`.
+fn rnics(names: &[String]) -> Rnics {
+    match names {
+        [] => Rnics::Auto,
+        [none] if none == "none" => Rnics::None,
+        names => Rnics::Names(names.to_vec()),
+    }
+}
+
 /// The device if nobody says otherwise: the socket called `name` of "smc fabric", or in a virtual
-/// machine any PCI device.
+/// machine any PCI device, or none where there is an RNIC.
 pub(crate) fn default_device(name: &str) -> PathBuf {
     let socket = places::socket(name);
-    let has_pci = || pci::functions().is_ok_and(|found| !found.is_empty());
-    if !socket.exists() && has_pci() { "pci".into() } else { socket }
+    if socket.exists() {
+        return socket;
+    }
+    if pci::functions().is_ok_and(|found| !found.is_empty()) {
+        return "pci".into();
+    }
+    let has_rnic = verbs::devices().is_ok_and(|found| !found.is_empty());
+    if has_rnic { "none".into() } else { socket }
 }
 
 /// Opens a stack on one device. A device that is in use lets us wait, which is said.

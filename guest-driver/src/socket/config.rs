@@ -41,6 +41,9 @@ pub struct Config {
     pub close_timeout: Duration,
     /// How long a peer without connections is remembered, with its buffers.
     pub idle_peer_timeout: Duration,
+    /// Least keepalive time on the TCP connection of an SMC connection, whatever applications set:
+    /// nothing but these probes travels there (SOCK-15).
+    pub shortest_keepalive: Duration,
     /// Offer SMCv2 release 2.0 only (emulated devices then never match): for tests of old peers.
     pub release_2_0: bool,
 }
@@ -100,6 +103,7 @@ impl Default for Config {
             detect_timeout: Duration::from_millis(200),
             close_timeout: Duration::from_secs(60),
             idle_peer_timeout: Duration::from_secs(600),
+            shortest_keepalive: Duration::from_secs(1),
             release_2_0: false,
         }
     }

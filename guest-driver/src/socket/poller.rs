@@ -68,6 +68,10 @@ struct Inner {
     /// The device whose events this poller listens to while it sleeps; those of others are listened
     /// to by their background threads.
     hub: Option<Arc<Hub>>,
+    /// Connections of that device.
+    ours: usize,
+    /// Those that nobody but who looks takes news from: RNICs.
+    polled: Option<Arc<Hub>>,
     /// Where the next look begins, so that nobody starves.
     first: usize,
     kernel: HashMap<u64, OwnedFd>,
@@ -120,6 +124,8 @@ impl Poller {
             conns: Vec::new(),
             at: HashMap::new(),
             hub: None,
+            ours: 0,
+            polled: None,
             first: 0,
             kernel: HashMap::new(),
             ask_kernel: Instant::now(),
@@ -163,6 +169,11 @@ impl Poller {
         let foreign = !Arc::ptr_eq(ours, conn.hub());
         if foreign {
             conn.hub().add_pollable();
+        } else {
+            inner.ours += 1;
+        }
+        if conn.hub().must_be_polled() {
+            inner.polled = Some(conn.hub().clone());
         }
         let at = inner.conns.len();
         inner.at.insert(key, at);
@@ -229,9 +240,17 @@ impl Poller {
             return Ok(epoll::delete(&self.epoll, &fd)?);
         }
         let at = inner.at.remove(&key).ok_or(io::ErrorKind::NotFound)?;
-        inner.conns.swap_remove(at);
+        let foreign = inner.conns.swap_remove(at).foreign;
         if let Some(moved) = inner.conns.get(at).map(|watched| watched.key) {
             inner.at.insert(moved, at);
+        }
+        inner.ours -= usize::from(!foreign);
+        if inner.ours == 0 {
+            // It may be gone by now; others go on with their background threads.
+            inner.hub = None;
+        }
+        if inner.conns.is_empty() {
+            inner.polled = None;
         }
         Ok(())
     }
@@ -254,6 +273,7 @@ impl Poller {
                 std::thread::yield_now();
             }
             let mut inner = self.lock();
+            inner.poll();
             inner.look(ready, max);
             let now = Instant::now();
             if ready.is_empty() || now >= inner.ask_kernel {
@@ -279,10 +299,8 @@ impl Poller {
         let seen = self.waiter.seen();
         let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
         if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
-            match inner.conns.first().map(|watched| watched.conn.hub().clone()) {
-                Some(hub) => {
-                    Hub::sleep(&hub, &self.waiter, seen, timeout, Some(self.epoll.as_fd()))
-                }
+            match &inner.hub {
+                Some(hub) => Hub::sleep(hub, &self.waiter, seen, timeout, Some(self.epoll.as_fd())),
                 None => {
                     self.waiter.polling(true);
                     if !self.waiter.woken(seen) {
@@ -358,7 +376,14 @@ impl Inner {
         }
     }
 
+    fn poll(&self) {
+        if let Some(hub) = &self.polled {
+            hub.look();
+        }
+    }
+
     fn has_news(&self) -> bool {
+        self.poll();
         self.conns
             .iter()
             .any(|watched| watched.quiet.is_none_or(|seen| watched.conn.may_have_news(seen)))

@@ -14,7 +14,7 @@ use super::config::{Config, DataPath, MAX_DEVICES};
 use super::conn::Conn;
 use super::hub::{Hub, Watcher};
 use super::wait::Spin;
-use super::{GroupFacts, RnicFacts, Rnics};
+use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
 use crate::adapter::rdma::{NoRdma, RdmaHost};
 use crate::adapter::{ByRdma, Fabric, Fabrics, Fallback, Link};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
@@ -372,6 +372,11 @@ impl Stack {
 
     fn rdma(&self) -> Option<&Rdma> {
         self.rdma.get()?.as_ref().ok()
+    }
+
+    /// The SMC connections of this stack, closed ones included whose peer has not closed yet.
+    pub fn connections(&self) -> Vec<ConnectionFacts> {
+        self.hubs().iter().flat_map(|hub| hub.snapshots()).collect()
     }
 
     /// Why there is no SMC-R, if there is none.

@@ -5,13 +5,13 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::conn::Conn;
-use super::{Facts, Stack};
+use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
@@ -32,6 +32,7 @@ struct Shared {
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
     linger: Mutex<Option<Duration>>,
+    keepalive: Mutex<Option<KeepAlive>>,
     read_shut: AtomicBool,
 }
 
@@ -149,6 +150,7 @@ impl SmcStream {
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
+            keepalive: Mutex::new(None),
             read_shut: AtomicBool::new(false),
         };
         SmcStream { shared: Arc::new(shared) }
@@ -414,38 +416,6 @@ impl SmcStream {
         }
     }
 
-    /// Accepted and remembered; SMC sends everything at once anyway (SOCK-5, CDC-25).
-    ///
-    /// # Errors
-    /// Those of the socket option.
-    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.with_tcp(|tcp| tcp.set_nodelay(nodelay))
-    }
-
-    /// What [`SmcStream::set_nodelay`] set.
-    ///
-    /// # Errors
-    /// Those of the socket option.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        self.with_tcp(TcpStream::nodelay)
-    }
-
-    /// Time to live of the TCP connection's packets.
-    ///
-    /// # Errors
-    /// Those of the socket option.
-    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        self.with_tcp(|tcp| tcp.set_ttl(ttl))
-    }
-
-    /// What [`SmcStream::set_ttl`] set.
-    ///
-    /// # Errors
-    /// Those of the socket option.
-    pub fn ttl(&self) -> io::Result<u32> {
-        self.with_tcp(TcpStream::ttl)
-    }
-
     /// The pending error, once (SO_ERROR).
     ///
     /// # Errors
@@ -469,6 +439,15 @@ impl SmcStream {
         }
     }
 
+    /// The keepalive times that were set last.
+    pub(super) fn keepalive_slot(&self) -> MutexGuard<'_, Option<KeepAlive>> {
+        self.shared.keepalive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stack(&self) -> &Arc<Stack> {
+        &self.shared.stack
+    }
+
     pub(super) fn conn(&self) -> Option<&Arc<Conn>> {
         match &self.shared.kind {
             Kind::Smc(conn) => Some(conn),
@@ -476,7 +455,7 @@ impl SmcStream {
         }
     }
 
-    fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.with_tcp(f),
             Kind::Tcp(tcp, _) => f(tcp),

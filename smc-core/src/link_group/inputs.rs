@@ -1,5 +1,7 @@
 //! What the caller tells the group, but for messages, keys and time.
 
+use core::time::Duration;
+
 use super::link::Wish;
 use super::{
     Cause, Link, LinkGroup, LinkKey, LinkState, Output, Phase, Prepared, Reason, Receipt, Rnic,
@@ -18,6 +20,17 @@ impl LinkGroup {
     pub fn handle_received(&mut self, link: LinkKey, now: Instant) {
         if let Some(link) = self.link_mut(link) {
             link.heard = now;
+        }
+    }
+
+    /// A connection on this link has been silent for longer than its application wants to wait for
+    /// keepalive: the link is tested unless it was heard meanwhile (RFC 7609 section 4.5.3).
+    pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Instant) {
+        let is_due = |link: &Link| {
+            link.state.carries() && link.probe.is_none() && link.heard.after(silence).has_passed(now)
+        };
+        if self.link(link).is_some_and(is_due) {
+            self.send_probe(link, now);
         }
     }
 

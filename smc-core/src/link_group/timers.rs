@@ -185,7 +185,7 @@ impl LinkGroup {
     }
 
     /// Test Link after silence. Its data tell one from the next.
-    fn send_probe(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn send_probe(&mut self, key: LinkKey, now: Instant) {
         let mut data = [0; 16];
         if let Some(head) = data.first_chunk_mut() {
             *head = self.probes.to_be_bytes();

@@ -6,9 +6,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use guest_driver::{
-    Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals,
-};
+use guest_driver::{Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smc_core::handshake::DeclineCode;
@@ -253,6 +251,7 @@ impl Settings {
             detect_timeout: self.detect_timeout,
             close_timeout: self.close_timeout,
             idle_peer_timeout: self.idle_peer_timeout,
+            shortest_keepalive: Config::default().shortest_keepalive,
             release_2_0: self.release_2_0,
         })
     }

@@ -12,4 +12,5 @@ mod interop;
 mod isolation;
 mod lifecycle;
 mod rdma;
+mod smcr;
 mod stock;

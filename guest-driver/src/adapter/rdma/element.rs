@@ -1,6 +1,7 @@
 //! Both ends' elements of one connection.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
@@ -101,6 +102,19 @@ impl Element {
     /// Whether the connection cannot go on.
     pub(crate) fn has_failed(&self) -> bool {
         self.endpoint.has_failed()
+    }
+
+    /// Has the link tested if it has been silent for so long (RFC 7609 section 4.5.3).
+    pub(crate) fn test(&self, silence: Duration) {
+        let Some(link) = self.endpoint.link() else { return };
+        let (key, heard) = (link.key(), link.was_heard());
+        self.group.with(|machine, now| {
+            if heard {
+                machine.handle_received(key, now);
+            }
+            machine.handle_keepalive(key, silence, now);
+        });
+        self.group.shared().timers_changed();
     }
 
     /// Deliveries fail from now on.

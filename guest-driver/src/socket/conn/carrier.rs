@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN};
 use virtio_ism_abi::event::Event;
@@ -117,6 +118,15 @@ impl Carrier {
         match self {
             Carrier::D(dmbs) => dmbs.theirs.dmb().deliver(pieces, words, signal),
             Carrier::R(element) => element.deliver(pieces, words, signal),
+        }
+    }
+
+    /// Has the way to the peer tested if it has been silent for so long; nothing to do where a device
+    /// tells when a peer goes.
+    pub(super) fn test(&self, silence: Duration) {
+        match self {
+            Carrier::D(_) => {}
+            Carrier::R(element) => element.test(silence),
         }
     }
 

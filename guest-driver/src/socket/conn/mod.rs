@@ -10,6 +10,7 @@
 
 mod carrier;
 mod end;
+mod keep;
 mod ready;
 mod recv;
 mod send;
@@ -25,12 +26,13 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 use virtio_ism_abi::event::Event as IsmEvent;
 
 use carrier::{Carrier, no_ring};
+use keep::Silence;
 
 use super::hub::{Hub, Member};
 use super::readiness::Readiness;
 use super::wait::{NAP, Spin, Waiter};
 use crate::adapter::Link;
-use crate::socket::Facts;
+use crate::socket::{ConnectionFacts, Facts};
 
 /// Bytes that are copied before the peer is told: large enough to be cheap, small enough that the
 /// peer reads one piece while the next is written.
@@ -53,6 +55,8 @@ pub(super) struct Tx {
     seen: u64,
     /// When the wait for the peer's closing words ends.
     timer: Option<Instant>,
+    /// Bytes sent since the start.
+    total: u64,
 }
 
 /// The receive side.
@@ -89,6 +93,8 @@ pub(crate) struct Conn {
     write_blocked: AtomicBool,
     /// The background thread is to look whether the peer was told of all that was read.
     owes: AtomicBool,
+    /// When the way to a silent peer is tested.
+    keepalive: Mutex<Option<Silence>>,
     /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
     awaited: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
@@ -145,6 +151,7 @@ impl Conn {
             sender,
             seen,
             timer: None,
+            total: 0,
         };
         let rx = Rx { receiver, seen: [producer, seen], total: 0 };
         let (key, slab) = carrier.key();
@@ -162,6 +169,7 @@ impl Conn {
             write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
             owes: AtomicBool::new(false),
+            keepalive: Mutex::new(None),
             awaited: AtomicU32::new(0),
             sleepers: Mutex::default(),
             readiness: OnceLock::new(),
@@ -414,6 +422,7 @@ impl Member for Conn {
 
     fn on_glance(&self) {
         self.answer_flags();
+        self.keep_alive();
         // While the descriptor shows readable and writable the line is not armed, to spare the peer
         // a kick per message; a half close or the end must show all the same.
         self.settle();
@@ -421,6 +430,10 @@ impl Member for Conn {
 
     fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst) != 0
+    }
+
+    fn snapshot(&self) -> ConnectionFacts {
+        self.describe()
     }
 
     fn is_hit(&self, event: &IsmEvent) -> bool {

@@ -136,6 +136,7 @@ impl Conn {
         let taken = pieces.gather(bufs, skip, spans);
         let more = more || taken < n;
         let taken = tx.sender.advance(taken, more);
+        tx.total += u64::from(taken);
         self.deliver(tx, pieces.as_slice())?;
         Ok(taken)
     }
@@ -150,6 +151,7 @@ impl Conn {
             if tx.sender.space() > 0 {
                 let [span, _] = tx.sender.spans(1);
                 tx.sender.advance_urgent(1);
+                tx.total += 1;
                 return self.deliver(&mut tx, &[(span.offset, &[byte])]);
             }
             if !announced {

@@ -11,6 +11,8 @@
 //! done so for a while, until one wants to ([`background`]).
 
 mod background;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -23,6 +25,7 @@ use rustix::fd::OwnedFd;
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
+use super::ConnectionFacts;
 use super::wait::Waiter;
 use crate::adapter::source::{News, Source};
 
@@ -40,6 +43,8 @@ pub(crate) trait Member: Send + Sync {
     /// again, with that; it is what has been read by now, so that a second call sees whether the
     /// application is still at it.
     fn on_owing(&self, read_before: Option<u64>) -> Option<u64>;
+    /// How it is now.
+    fn snapshot(&self) -> ConnectionFacts;
     /// Whether this event is the end of the connection.
     fn is_hit(&self, event: &Event) -> bool;
     /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
@@ -182,6 +187,13 @@ impl Hub {
                 table.by_slab.remove(&slab);
             }
         }
+    }
+
+    /// The connections as they are now.
+    pub(crate) fn snapshots(&self) -> Vec<ConnectionFacts> {
+        let members: Vec<_> =
+            lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
+        members.iter().map(|member| member.snapshot()).collect()
     }
 
     /// Wakes a thread that sleeps in [`Hub::sleep`].

@@ -1,0 +1,141 @@
+//! Options of a connection that concern TCP, with or without SMC.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use super::SmcStream;
+
+/// When a silent peer is asked whether it is still there (SO_KEEPALIVE, TCP_KEEPIDLE,
+/// TCP_KEEPINTVL, TCP_KEEPCNT).
+///
+/// TCP has seconds; fractions are rounded up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Silence before the first question.
+    pub idle: Duration,
+    /// Time between two questions.
+    pub interval: Duration,
+    /// Questions without answer after which the connection is reset.
+    pub count: u32,
+}
+
+impl Default for KeepAlive {
+    /// The kernel's defaults.
+    fn default() -> KeepAlive {
+        let (idle, interval) = (Duration::from_secs(7200), Duration::from_secs(75));
+        KeepAlive { idle, interval, count: 9 }
+    }
+}
+
+impl KeepAlive {
+    fn apply(&self, tcp: &TcpStream, shortest: Duration) -> io::Result<()> {
+        let [idle, interval] = [self.idle, self.interval].map(|time| seconds(time.max(shortest)));
+        sockopt::set_tcp_keepidle(tcp, idle)?;
+        sockopt::set_tcp_keepintvl(tcp, interval)?;
+        sockopt::set_tcp_keepcnt(tcp, self.count.clamp(1, 127))?;
+        Ok(sockopt::set_socket_keepalive(tcp, true)?)
+    }
+}
+
+/// Whole seconds, at least one, at most what TCP takes.
+fn seconds(time: Duration) -> Duration {
+    Duration::from_secs(time.as_nanos().div_ceil(1_000_000_000).clamp(1, 32767) as u64)
+}
+
+impl SmcStream {
+    /// Accepted and remembered; SMC sends everything at once anyway (SOCK-5, CDC-25).
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.with_tcp(|tcp| tcp.set_nodelay(nodelay))
+    }
+
+    /// What [`SmcStream::set_nodelay`] set.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.with_tcp(TcpStream::nodelay)
+    }
+
+    /// Time to live of the TCP connection's packets.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        self.with_tcp(|tcp| tcp.set_ttl(ttl))
+    }
+
+    /// What [`SmcStream::set_ttl`] set.
+    ///
+    /// # Errors
+    /// Those of the socket option.
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.with_tcp(TcpStream::ttl)
+    }
+
+    /// Whether and when a silent peer is asked whether it is still there (SOCK-10 to SOCK-15).
+    ///
+    /// TCP asks on its connection, which is idle while SMC carries the data: that keeps it alive in
+    /// whatever lies between the two ends. On it,
+    /// [`Config::shortest_keepalive`](super::Config::shortest_keepalive) is the least time. SMC-R
+    /// also tests the link (TEST LINK) when the connection and the link have been silent for
+    /// [`KeepAlive::idle`]; a link that does not answer is one that has failed.
+    ///
+    /// # Errors
+    /// Those of the socket options.
+    pub fn set_keepalive(&self, keepalive: Option<KeepAlive>) -> io::Result<()> {
+        let smc = self.conn();
+        let shortest = match smc {
+            Some(_) => self.stack().config().shortest_keepalive,
+            None => Duration::ZERO,
+        };
+        self.with_tcp(|tcp| match keepalive {
+            Some(times) => times.apply(tcp, shortest),
+            None => Ok(sockopt::set_socket_keepalive(tcp, false)?),
+        })?;
+        if let Some(conn) = smc {
+            conn.set_keepalive(keepalive.map(|times| times.idle));
+        }
+        *self.keepalive_slot() = keepalive;
+        Ok(())
+    }
+
+    /// What [`SmcStream::set_keepalive`] set.
+    ///
+    /// # Errors
+    /// None today; as in `std`.
+    pub fn keepalive(&self) -> io::Result<Option<KeepAlive>> {
+        Ok(*self.keepalive_slot())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keepalive_times_are_whole_seconds_within_the_limits_of_tcp() {
+        for (given, taken) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (40_000_000, 32767)]
+        {
+            let given = Duration::from_millis(given);
+            assert_eq!(seconds(given), Duration::from_secs(taken), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn tcp_is_told_and_a_floor_is_kept() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (idle, interval) = (Duration::from_secs(20), Duration::from_secs(2));
+        KeepAlive { idle, interval, count: 4 }.apply(&tcp, Duration::from_secs(5)).unwrap();
+        assert!(sockopt::socket_keepalive(&tcp).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&tcp).unwrap(), idle);
+        assert_eq!(sockopt::tcp_keepintvl(&tcp).unwrap(), Duration::from_secs(5));
+        assert_eq!(sockopt::tcp_keepcnt(&tcp).unwrap(), 4);
+    }
+}

@@ -1,0 +1,48 @@
+//! What there is right now, for people.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use super::Facts;
+
+/// An SMC connection as it is now.
+#[derive(Clone, Debug)]
+pub struct ConnectionFacts {
+    /// Local address of the TCP connection, if it is still there.
+    pub local: Option<SocketAddr>,
+    /// The peer's address.
+    pub peer: Option<SocketAddr>,
+    /// What carries it, and what was negotiated.
+    pub facts: Facts,
+    /// State of RFC 7609 section 4.8, in words.
+    pub state: String,
+    /// Bytes sent since the start.
+    pub sent: u64,
+    /// Bytes received since the start.
+    pub received: u64,
+    /// Bytes that wait to be read here.
+    pub unread: u32,
+    /// Bytes that the peer has not read.
+    pub unread_by_peer: u32,
+}
+
+impl fmt::Display for ConnectionFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |address: Option<SocketAddr>| match address {
+            Some(address) => address.to_string(),
+            None => "?".into(),
+        };
+        write!(
+            f,
+            "{} -> {}: {}, {}, {} B sent ({} B unread), {} B received ({} B unread)",
+            name(self.local),
+            name(self.peer),
+            self.facts,
+            self.state,
+            self.sent,
+            self.unread_by_peer,
+            self.received,
+            self.unread,
+        )
+    }
+}

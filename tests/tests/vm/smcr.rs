@@ -1,0 +1,97 @@
+//! SMC-R between two guests, both of them this project's.
+
+use std::time::Duration;
+
+use smc_tests::interop::Report;
+use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A server and a client, each with a stack of its own.
+struct Ends {
+    server: Job,
+    client: Job,
+}
+
+impl Ends {
+    /// `who`: as `smc_tests::interop::Net` has it.
+    #[track_caller]
+    fn new(a: &Guest, b: &Guest, who: &str, address: &str) -> Ends {
+        let listen = if address.contains('[') { "[::]:5000" } else { "0.0.0.0:5000" };
+        let run = |words: [&str; 5]| Run::from(words).within(LIMIT);
+        let mut server = a.spawn(run(["smc-test-peer", "interop", "serve", who, listen]));
+        assert_eq!(server.line(), "ready");
+        let client = b.spawn(run(["smc-test-peer", "interop", "talk", who, address]).open_stdin());
+        Ends { server, client }
+    }
+
+    /// Gives an order and checks that both ends did it, over SMC-R.
+    #[track_caller]
+    fn order(&mut self, order: &str) -> [Report; 2] {
+        self.client.feed(&format!("{order}\n"));
+        let reports = [&mut self.client, &mut self.server].map(|job| {
+            let line = job.line();
+            serde_json::from_str::<Report>(&line).unwrap_or_else(|e| panic!("{e}: {line}"))
+        });
+        for report in &reports {
+            assert_eq!(report.error, "", "{order}: {report:?}");
+            assert_eq!(report.carrier.kind, "smc-r", "{order}: {report:?}");
+        }
+        let [client, server] = &reports;
+        assert_eq!(client.sent_digest, server.received_digest, "{order}");
+        assert_eq!(server.sent_digest, client.received_digest, "{order}");
+        println!("{order}: {} ms, {:?}", client.millis, client.carrier);
+        reports
+    }
+}
+
+/// Two guests with so many adapters each.
+fn guests(bed: &Bed, adapters: u32) -> [Guest; 2] {
+    bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(adapters)))
+}
+
+/// What a connection must be able to do, over whatever link.
+fn works(ends: &mut Ends, version: u8) {
+    let [first, _] = ends.order("ping 10000 1");
+    assert_eq!(first.carrier.version, version);
+    let [second, _] = ends.order("ping 10000 2");
+    assert_eq!(first.carrier.group, second.carrier.group, "one link group for both");
+    ends.order("bulk 4000000 3");
+    ends.order("wrap 500000 4");
+    ends.order("window 0 5");
+    ends.order("half 1000000 6");
+    ends.order("urgent 0 7");
+}
+
+#[test]
+fn version_2_carries_ipv4_and_ipv6() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 1);
+    let mut ends = Ends::new(&a, &b, "rust", &format!("{}:5000", a.ip()));
+    works(&mut ends, 2);
+    drop(ends);
+    let mut ends = Ends::new(&a, &b, "rust", &format!("[{}]:5000", a.ip6_on(0)));
+    works(&mut ends, 2);
+}
+
+#[test]
+fn version_1_carries_ipv4_over_two_links() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 2);
+    let mut ends = Ends::new(&a, &b, "rust:v1", &format!("{}:5000", a.ip()));
+    works(&mut ends, 1);
+}
+
+#[test]
+fn the_command_needs_no_options() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 1);
+    let server = a.spawn(Run::from(["smc", "listen", "-v", "5000"]).env("RUST_LOG", "debug"));
+    server.wait_for("listening");
+    let line = format!("echo hello | RUST_LOG=debug smc connect -v {} 5000", a.ip());
+    let client = b.run(Run::from(line));
+    println!("{client}\n{}", server.err());
+    assert_eq!(client.code(), 0);
+    assert_eq!(server.wait().ok(), "hello\n");
+    assert!(client.err.contains("SMC-R v2.1"), "{client}");
+}
