@@ -27,7 +27,9 @@ impl LinkGroup {
     /// keepalive: the link is tested unless it was heard meanwhile (RFC 7609 section 4.5.3).
     pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Instant) {
         let is_due = |link: &Link| {
-            link.state.carries() && link.probe.is_none() && link.heard.after(silence).has_passed(now)
+            link.state.carries()
+                && link.probe.is_none()
+                && link.heard.after(silence).has_passed(now)
         };
         if self.link(link).is_some_and(is_due) {
             self.send_probe(link, now);
