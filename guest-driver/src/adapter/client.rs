@@ -24,6 +24,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) buffer: u32,
     /// Looks again and again for as long as that is worth it; says whether it was.
     pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
+    /// The server has answered TCP option 254, and awaits a message whatever it is.
+    pub(crate) awaited: bool,
     /// When the application's patience ends, if it does.
     pub(crate) deadline: Option<Instant>,
 }
@@ -34,6 +36,7 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     let route = terms.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
     let (await_accept, proposal) = match start_on(terms.config.clone(), route, Tick(0)) {
         Ok(begun) => begun,
+        Err(nothing) if terms.awaited => return give_up(tcp, nothing),
         // Without TCP option 254 the server expects nothing: no message, just TCP.
         Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
     };

@@ -29,6 +29,12 @@ pub enum Fallback {
     /// The application asked for TCP.
     #[error("TCP was asked for")]
     Asked,
+    /// The policy does not let SMC happen with this peer.
+    #[error("the policy says TCP")]
+    Policy,
+    /// TCP option 254 is required and cannot be had.
+    #[error("no TCP option 254: {0}")]
+    NoRendezvous(String),
 }
 
 impl Fallback {
@@ -36,7 +42,9 @@ impl Fallback {
     pub fn code(&self) -> DeclineCode {
         match self {
             Fallback::Handshake(reason) => reason.code(),
-            Fallback::Asked => DeclineCode::PeerNoSmc,
+            Fallback::Asked | Fallback::Policy | Fallback::NoRendezvous(_) => {
+                DeclineCode::PeerNoSmc
+            }
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
         }
     }

@@ -61,6 +61,11 @@ impl Handshake {
         Handshake { stage: Stage::Detect, deadline: Instant::now() + terms.detect }
     }
 
+    /// Begins to wait for the first bytes of a client that has been told to send a Proposal.
+    pub(crate) fn awaited(terms: &Terms<'_>) -> Handshake {
+        Handshake { stage: Stage::Detect, deadline: Instant::now() + terms.patience }
+    }
+
     /// When [`Handshake::expire`] is due.
     pub(crate) fn deadline(&self) -> Instant {
         match &self.stage {

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use smc_core::handshake::ClcReader;
 
+use crate::rendezvous::{Asked, Meeting};
+
 /// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
 ///
 /// Nothing behind the message is taken from the stream (CLC-57).
@@ -85,21 +87,51 @@ fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Res
     }
 }
 
-/// Connects, with lazy acknowledgements from the start.
-pub(crate) fn connect(addr: &SocketAddr) -> io::Result<TcpStream> {
+/// Connects, with lazy acknowledgements from the start, and with TCP option 254 if the meeting is to
+/// be asked.
+///
+/// # Errors
+/// Those of connect(2); `TimedOut` when the deadline has passed.
+pub(crate) fn connect(
+    addr: &SocketAddr,
+    meeting: Option<&Meeting>,
+    deadline: Option<Instant>,
+) -> io::Result<(TcpStream, Option<Asked>)> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     acknowledge_lazily(&socket, true);
+    let asked = meeting.map(|meeting| meeting.before_connect(&socket, addr));
+    if deadline.is_some() {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+    }
     match net::connect(&socket, addr) {
-        Ok(()) => return Ok(socket.into()),
+        Ok(()) => {}
         // It goes on by itself.
-        Err(Errno::INTR) => {}
+        Err(Errno::INTR | Errno::INPROGRESS) => {
+            let left = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            loop {
+                let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
+                let timeout = left().map(|left| rustix::event::Timespec {
+                    tv_sec: left.as_secs().min(3600) as i64,
+                    tv_nsec: i64::from(left.subsec_nanos()),
+                });
+                match rustix::event::poll(&mut fds, timeout.as_ref()) {
+                    Ok(0) if left().is_some_and(|left| left.is_zero()) => {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    Ok(0) | Err(Errno::INTR) => {}
+                    Ok(_) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            sockopt::socket_error(&socket)??;
+        }
         Err(error) => return Err(error.into()),
     }
-    let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
-    while rustix::event::poll(&mut fds, None) == Err(Errno::INTR) {}
-    sockopt::socket_error(&socket)??;
-    Ok(socket.into())
+    if deadline.is_some() {
+        rustix::io::ioctl_fionbio(&socket, false)?;
+    }
+    Ok((socket.into(), asked))
 }
 
 /// Whether acknowledgements wait a moment for something to ride on. In a handshake each message

@@ -1,7 +1,8 @@
 //! What sockets do with what a rendezvous knows.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -36,7 +37,11 @@ pub enum Plain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientMove {
     /// It sends its Proposal at once.
-    Propose,
+    Propose {
+        /// The server has answered the option, so it waits for a message: a Decline, if there is
+        /// nothing to propose.
+        awaited: bool,
+    },
     /// It sends no byte of SMC.
     Stay(Plain),
 }
@@ -132,6 +137,14 @@ impl Meeting {
         client_move(self.mode, self.rendezvous.is_ok(), asked.0, known)
     }
 
+    /// Listens as [`TcpListener::bind`] does.
+    ///
+    /// # Errors
+    /// Those of the system calls. That the listener cannot answer is none of them: it is logged.
+    pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
+        super::bind(addr, |socket| self.listen(socket))
+    }
+
     /// To be called when a listener is bound, before it listens if that can be had.
     pub fn listen(&self, listener: impl AsFd) {
         if let Ok(rendezvous) = &self.rendezvous
@@ -157,10 +170,10 @@ impl fmt::Debug for Meeting {
 
 fn client_move(mode: Mode, attached: bool, asked: Answer, known: Option<bool>) -> ClientMove {
     match (mode, asked) {
-        (Mode::Off, _) => ClientMove::Propose,
-        (Mode::Auto, _) if !attached => ClientMove::Propose,
+        (Mode::Off, _) => ClientMove::Propose { awaited: false },
+        (Mode::Auto, _) if !attached => ClientMove::Propose { awaited: false },
         (Mode::Required, _) if !attached => ClientMove::Stay(Plain::Unavailable),
-        (_, Answer::Yes) if known == Some(true) => ClientMove::Propose,
+        (_, Answer::Yes) if known == Some(true) => ClientMove::Propose { awaited: true },
         (_, Answer::Yes) => ClientMove::Stay(Plain::NotAnswered),
         (_, Answer::Forbidden) => ClientMove::Stay(Plain::Policy),
         (_, Answer::Needless | Answer::Failed) => ClientMove::Stay(Plain::Unavailable),
@@ -190,10 +203,11 @@ mod tests {
 
     #[test]
     fn without_the_option_sockets_do_what_they_are_configured_to() {
+        let blind = ClientMove::Propose { awaited: false };
         for known in KNOWN {
             for asked in ANSWERS {
-                assert_eq!(client_move(Mode::Off, false, asked, known), ClientMove::Propose);
-                assert_eq!(client_move(Mode::Auto, false, asked, known), ClientMove::Propose);
+                assert_eq!(client_move(Mode::Off, false, asked, known), blind);
+                assert_eq!(client_move(Mode::Auto, false, asked, known), blind);
             }
             assert_eq!(server_move(Mode::Off, false, known), ServerMove::Look);
             assert_eq!(server_move(Mode::Auto, false, known), ServerMove::Look);
@@ -216,7 +230,8 @@ mod tests {
         for mode in [Mode::Auto, Mode::Required] {
             for asked in ANSWERS {
                 for known in KNOWN {
-                    let proposes = client_move(mode, true, asked, known) == ClientMove::Propose;
+                    let proposes = client_move(mode, true, asked, known)
+                        == ClientMove::Propose { awaited: true };
                     assert_eq!(proposes, asked == Answer::Yes && known == Some(true));
                 }
             }
@@ -247,7 +262,7 @@ mod tests {
         let to = listener.local_addr().unwrap();
         let client = std::net::TcpStream::connect(to).unwrap();
         let asked = meeting.before_connect(&client, &to);
-        assert_eq!(meeting.connected(&client, asked), ClientMove::Propose);
+        assert_eq!(meeting.connected(&client, asked), ClientMove::Propose { awaited: false });
         let (server, _) = listener.accept().unwrap();
         assert_eq!(meeting.accepted(&server), ServerMove::Look);
     }

@@ -266,14 +266,9 @@ impl Rendezvous {
     /// # Errors
     /// Those of the system calls, and of [`Rendezvous::listen`].
     pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
-        let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket =
-            rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        rustix::net::bind(&socket, addr)?;
-        self.listen(&socket)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok(socket.into())
+        let mut named = Ok(true);
+        let listener = bind(addr, |socket| named = self.listen(socket))?;
+        named.map(|_| listener)
     }
 
     /// Whether both ends of a connection have sent the option, as seen from here.
@@ -346,6 +341,17 @@ impl std::fmt::Display for PassedOn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// Listens as [`TcpListener::bind`] does, with something done in between.
+fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<TcpListener> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, addr)?;
+    prepare(socket.as_fd());
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn of_this_program(policy: Policy) -> Policy {

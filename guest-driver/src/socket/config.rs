@@ -5,6 +5,7 @@ use std::time::Duration;
 use smc_core::wire::ids::Eid;
 
 use crate::adapter::rdma::{Rnics, SmcROptions};
+use crate::rendezvous::{self, Mode};
 use crate::transport::DeviceAddress;
 
 /// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
@@ -44,6 +45,10 @@ pub struct Config {
     /// Least keepalive time on the TCP connection of an SMC connection, whatever applications set:
     /// nothing but these probes travels there (SOCK-15).
     pub shortest_keepalive: Duration,
+    /// How peers are found that speak SMC.
+    pub rendezvous: Mode,
+    /// Of TCP option 254: whose sockets take part, and which peers are spoken to.
+    pub rendezvous_options: rendezvous::Options,
     /// Offer SMCv2 release 2.0 only (emulated devices then never match): for tests of old peers.
     pub release_2_0: bool,
 }
@@ -104,6 +109,8 @@ impl Default for Config {
             close_timeout: Duration::from_secs(60),
             idle_peer_timeout: Duration::from_secs(600),
             shortest_keepalive: Duration::from_secs(1),
+            rendezvous: Mode::Off,
+            rendezvous_options: rendezvous::Options::default(),
             release_2_0: false,
         }
     }

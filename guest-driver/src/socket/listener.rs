@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use smc_core::handshake::FallbackReason;
 
 use super::stream::{SmcStream, break_off};
 use super::{Stack, stack::Current};
 use crate::adapter::{self, Broken, Outcome, server};
+use crate::rendezvous::ServerMove;
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
@@ -76,7 +78,14 @@ impl SmcListener {
     /// # Errors
     /// Those of [`TcpListener::bind`].
     pub fn bind(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcListener> {
-        Self::new(stack, TcpListener::bind(addr)?)
+        let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
+        for addr in addr.to_socket_addrs()? {
+            result = stack.meeting().bind(&addr);
+            if result.is_ok() {
+                break;
+            }
+        }
+        Self::of_tcp(stack, result?)
     }
 
     /// Takes over a listening TCP socket.
@@ -84,6 +93,11 @@ impl SmcListener {
     /// # Errors
     /// No descriptors are left.
     pub fn new(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
+        stack.meeting().listen(&tcp);
+        Self::of_tcp(stack, tcp)
+    }
+
+    fn of_tcp(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
         tcp.set_nonblocking(true)?;
         // Accepted sockets inherit it.
         adapter::acknowledge_lazily(&tcp, true);
@@ -310,9 +324,17 @@ impl SmcListener {
                 Err(error) => return Err(error),
             }
         };
+        let handshake = match self.stack.meeting().accepted(&tcp) {
+            ServerMove::AwaitProposal => server::Handshake::awaited(&self.terms(current)),
+            ServerMove::Look => server::Handshake::new(&self.terms(current)),
+            ServerMove::Stay => {
+                let plain = Outcome::Tcp(FallbackReason::PeerNotSmc.into());
+                self.finish(pending, tcp, addr, Ok(plain));
+                return Ok(());
+            }
+        };
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
-        let handshake = server::Handshake::new(&self.terms(current));
         let entry = Entry { tcp, addr, handshake, registered: false, both: false };
         pending.handshakes.insert(key, entry);
         pending.hot.push(key);

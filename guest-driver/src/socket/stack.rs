@@ -18,6 +18,7 @@ use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
 use crate::adapter::rdma::{NoRdma, RdmaHost};
 use crate::adapter::{ByRdma, Fabric, Fabrics, Fallback, Link};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
+use crate::rendezvous::Meeting;
 use crate::transport::DeviceAddress;
 
 /// A device that could not be opened is not tried again sooner.
@@ -32,6 +33,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
+    meeting: Meeting,
     slots: Mutex<Slots>,
     rdma: OnceLock<Result<Rdma, NoRdma>>,
     closing: Mutex<Vec<Arc<Conn>>>,
@@ -159,7 +161,9 @@ impl Stack {
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
         let spin = Arc::new(Spin::new(config.spin));
+        let meeting = Meeting::open(config.rendezvous, config.rendezvous_options.clone());
         let stack = Arc::new(Stack {
+            meeting,
             spin,
             config,
             peer_id: PeerId(random),
@@ -188,6 +192,11 @@ impl Stack {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How peers are found that speak SMC, and why TCP option 254 cannot be had if that is so.
+    pub fn meeting(&self) -> &Meeting {
+        &self.meeting
     }
 
     /// GIDs and CHIDs of the open devices.

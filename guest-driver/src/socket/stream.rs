@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
+use smc_core::handshake::FallbackReason;
+
 use super::conn::Conn;
 use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
+use crate::rendezvous::{Asked, ClientMove, Meeting, Plain};
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -44,20 +47,47 @@ enum Kind {
 impl SmcStream {
     /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
     ///
-    /// The server must expect SMC: an ordinary TCP server would take the handshake for data. Use
-    /// [`SmcStream::connect_tcp`] for those.
+    /// Without [`Config::rendezvous`](super::Config::rendezvous) the server must expect SMC: an
+    /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for those.
     ///
     /// # Errors
     /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
         let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
         for addr in addr.to_socket_addrs()? {
-            result = adapter::connect(&addr);
+            result = adapter::connect(&addr, Self::meeting(stack), None);
             if result.is_ok() {
                 break;
             }
         }
-        Self::upgrade(stack, result?, None)
+        Self::meet(stack, result?, None)
+    }
+
+    /// Who is to be asked for TCP option 254: nobody, if there is nothing to offer.
+    fn meeting(stack: &Arc<Stack>) -> Option<&Meeting> {
+        stack.current().no_device().is_none().then(|| stack.meeting())
+    }
+
+    /// Goes on as both ends agreed.
+    fn meet(
+        stack: &Arc<Stack>,
+        (tcp, asked): (TcpStream, Option<Asked>),
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        // Without a device it stays TCP, and says why.
+        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
+        match stack.meeting().connected(&tcp, asked) {
+            ClientMove::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
+            ClientMove::Stay(Plain::NotAnswered) => {
+                Self::of_tcp(stack, tcp, FallbackReason::PeerNotSmc.into())
+            }
+            ClientMove::Stay(Plain::Policy) => Self::of_tcp(stack, tcp, Fallback::Policy),
+            ClientMove::Stay(Plain::Unavailable) => {
+                let why = stack.meeting().unavailable().map(ToString::to_string);
+                let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
+                Self::of_tcp(stack, tcp, Fallback::NoRendezvous(why))
+            }
+        }
     }
 
     /// As [`SmcStream::connect`] to one address, with a time limit for everything.
@@ -70,9 +100,8 @@ impl SmcStream {
         timeout: Duration,
     ) -> io::Result<SmcStream> {
         let deadline = Instant::now() + timeout;
-        let tcp = TcpStream::connect_timeout(addr, timeout)?;
-        adapter::acknowledge_lazily(&tcp, true);
-        Self::upgrade(stack, tcp, Some(deadline))
+        let connected = adapter::connect(addr, Self::meeting(stack), Some(deadline))?;
+        Self::meet(stack, connected, Some(deadline))
     }
 
     /// Connects to an ordinary TCP server.
@@ -92,9 +121,21 @@ impl SmcStream {
         tcp: TcpStream,
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
+        Self::propose(stack, tcp, deadline, false)
+    }
+
+    /// Shakes hands. `awaited`: the server has answered TCP option 254.
+    fn propose(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+        awaited: bool,
+    ) -> io::Result<SmcStream> {
         stack.sweep();
         let current = stack.current();
-        if let Some(why) = current.no_device() {
+        if let Some(why) = current.no_device()
+            && !awaited
+        {
             return Self::of_tcp(stack, tcp, why);
         }
         let terms = client::Terms {
@@ -103,6 +144,7 @@ impl SmcStream {
             rdma: current.rdma(),
             buffer: stack.buffer_len(),
             spin: &|look| stack.spin().until_asked(look),
+            awaited,
             deadline,
         };
         match client::propose(&tcp, &terms) {

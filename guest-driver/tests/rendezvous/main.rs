@@ -6,6 +6,7 @@
 
 mod bed;
 mod hog;
+mod sockets;
 mod wire;
 
 use std::io::{Read, Write};
@@ -544,14 +545,15 @@ fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
         let open = |mode| Meeting::open(mode, Options::default());
         let (off, auto, required) = (open(Mode::Off), open(Mode::Auto), open(Mode::Required));
         let plain = ClientMove::Stay(Plain::NotAnswered);
+        let proposes = |awaited| ClientMove::Propose { awaited };
         for (client, server, client_move, server_move) in [
-            (&required, &required, ClientMove::Propose, ServerMove::AwaitProposal),
-            (&auto, &required, ClientMove::Propose, ServerMove::AwaitProposal),
-            (&required, &auto, ClientMove::Propose, ServerMove::AwaitProposal),
+            (&required, &required, proposes(true), ServerMove::AwaitProposal),
+            (&auto, &required, proposes(true), ServerMove::AwaitProposal),
+            (&required, &auto, proposes(true), ServerMove::AwaitProposal),
             (&required, &off, plain, ServerMove::Look),
             (&auto, &off, plain, ServerMove::Look),
-            (&off, &auto, ClientMove::Propose, ServerMove::Look),
-            (&off, &off, ClientMove::Propose, ServerMove::Look),
+            (&off, &auto, proposes(false), ServerMove::Look),
+            (&off, &off, proposes(false), ServerMove::Look),
         ] {
             let listener = TcpListener::bind(any(0)).unwrap();
             server.listen(&listener);

@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, Rnics, SmcListener, SmcStream, Stack};
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
@@ -55,6 +56,7 @@ impl Net {
     /// test=MS     how long a link may be silent before it is tested
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
+    /// option      finds peers by TCP option 254 only
     /// ```
     ///
     /// # Panics
@@ -74,6 +76,7 @@ impl Net {
             let number: u64 = value.parse().unwrap_or_default();
             match name {
                 "v1" => (config.smcr.v1, config.smcr.v2) = (true, false),
+                "option" => config.rendezvous = Mode::Required,
                 "v2.0" => config.release_2_0 = true,
                 "links" => config.smcr.max_links = number as u8,
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),

@@ -1,0 +1,205 @@
+//! What `SmcStream` and `SmcListener` make of the option.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guest_driver::rendezvous::{Mode, Policy};
+use guest_driver::{Config, Facts, Fallback, SmcListener, SmcStream, Stack};
+use vhost_device_ism::Daemon;
+use vhost_device_ism::config::PortSpec;
+
+use super::wire::{Fate, Wire, there};
+use super::{any, bed};
+
+/// A fabric of two.
+struct Fabric {
+    _daemon: Daemon,
+    dir: PathBuf,
+}
+
+impl Fabric {
+    fn new() -> Fabric {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("smc-rendezvous-{}-{n}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
+        for name in ["server", "client"] {
+            daemon.add_port(PortSpec::new(dir.join(name))).unwrap();
+        }
+        Fabric { _daemon: daemon, dir }
+    }
+
+    fn stack(&self, name: &str, mode: Mode, policy: &str) -> Arc<Stack> {
+        let mut config = Config::new(self.dir.join(name));
+        config.rendezvous = mode;
+        config.rendezvous_options.policy = Policy::parse(policy).unwrap();
+        // Whoever waits for this is noticed.
+        config.detect_timeout = Duration::from_secs(2);
+        Stack::open(config).unwrap()
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn here(listener: &SmcListener) -> SocketAddr {
+    there(listener.local_addr().unwrap())
+}
+
+/// The server speaks first, which a server that looks for a Proposal finds hardest.
+fn greet(mut server: impl Write, mut client: impl Read) {
+    server.write_all(b"220 ready").unwrap();
+    let mut greeting = [0; 9];
+    client.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"220 ready");
+}
+
+fn reason(stream: &SmcStream) -> Fallback {
+    match stream.facts() {
+        Facts::Tcp(why) => why,
+        smc => panic!("{smc}"),
+    }
+}
+
+#[test]
+fn two_stacks_find_each_other() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let server = fabric.stack("server", Mode::Required, "");
+        let client = fabric.stack("client", Mode::Required, "");
+        for family in [0, 1] {
+            let bound = SmcListener::bind(&server, any(family)).unwrap();
+            let taken = SmcListener::new(&server, TcpListener::bind(any(family)).unwrap()).unwrap();
+            for listener in [bound, taken] {
+                let to = here(&listener);
+                let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+                let timeout = Duration::from_secs(10);
+                let stream = SmcStream::connect_timeout(&client, &to, timeout).unwrap();
+                assert!(stream.is_smc(), "{}", stream.facts());
+                greet(accepted.join().unwrap(), stream);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_plain_server_sees_no_byte_of_smc() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        for mode in [Mode::Auto, Mode::Required] {
+            let client = fabric.stack("client", mode, "");
+            let listener = TcpListener::bind(any(0)).unwrap();
+            let to = there(listener.local_addr().unwrap());
+            let mut stream = SmcStream::connect(&client, to).unwrap();
+            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.facts());
+            let (mut server, _) = listener.accept().unwrap();
+            stream.write_all(b"GET /").unwrap();
+            let mut request = [0; 5];
+            server.read_exact(&mut request).unwrap();
+            assert_eq!(&request, b"GET /");
+        }
+    });
+}
+
+#[test]
+fn a_plain_client_is_served_at_once() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let stack = fabric.stack("server", Mode::Required, "");
+        let listener = SmcListener::bind(&stack, any(0)).unwrap();
+        let client = TcpStream::connect(here(&listener)).unwrap();
+        let start = Instant::now();
+        let (server, _) = listener.accept().unwrap();
+        greet(&server, &client);
+        assert!(start.elapsed() < Duration::from_secs(1), "nobody looked for a Proposal");
+        assert!(!server.is_smc());
+    });
+}
+
+#[test]
+fn stripped_options_leave_tcp() {
+    for syn in [true, false] {
+        bed::run(move || {
+            let _wire = Wire::new(move |packet| {
+                if packet.is_syn() && packet.is_ack() != syn {
+                    packet.replace_option([1; 8]);
+                }
+                Fate::Pass
+            });
+            let fabric = Fabric::new();
+            let server = fabric.stack("server", Mode::Required, "");
+            let client = fabric.stack("client", Mode::Required, "");
+            let listener = SmcListener::bind(&server, any(0)).unwrap();
+            let to = here(&listener);
+            let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+            let start = Instant::now();
+            let mut stream = SmcStream::connect(&client, to).unwrap();
+            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.facts());
+            stream.write_all(b"GET /").unwrap();
+            let mut request = [0; 5];
+            let mut server = accepted.join().unwrap();
+            server.read_exact(&mut request).unwrap();
+            assert_eq!(&request, b"GET /");
+            assert!(start.elapsed() < Duration::from_secs(1));
+        });
+    }
+}
+
+#[test]
+fn a_policy_says_why() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let policy = "[[rule]]\nuse = 'tcp'\npeers = ['10.77.0.2']";
+        let client = fabric.stack("client", Mode::Required, policy);
+        let server = fabric.stack("server", Mode::Required, "");
+        let listener = SmcListener::bind(&server, any(0)).unwrap();
+        let stream = SmcStream::connect(&client, here(&listener)).unwrap();
+        assert_eq!(reason(&stream), Fallback::Policy);
+        assert!(!listener.accept().unwrap().0.is_smc());
+    });
+}
+
+#[test]
+fn clients_that_know_by_configuration_are_understood() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let server = fabric.stack("server", Mode::Auto, "");
+        let client = fabric.stack("client", Mode::Off, "");
+        let listener = SmcListener::bind(&server, any(0)).unwrap();
+        let to = here(&listener);
+        let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+        let stream = SmcStream::connect(&client, to).unwrap();
+        assert!(stream.is_smc(), "{}", stream.facts());
+        assert!(accepted.join().unwrap().is_smc());
+    });
+}
+
+#[test]
+fn without_a_device_nobody_is_asked() {
+    bed::run(|| {
+        let wire = Wire::honest();
+        let config = Config {
+            rendezvous: Mode::Required,
+            rnics: guest_driver::Rnics::None,
+            ..Config::default()
+        };
+        let stack = Stack::open(config).unwrap();
+        let listener = TcpListener::bind(any(0)).unwrap();
+        let stream = SmcStream::connect(&stack, there(listener.local_addr().unwrap())).unwrap();
+        assert!(matches!(reason(&stream), Fallback::NoDevice(_)), "{}", stream.facts());
+        assert_eq!(super::options(&wire), super::silence());
+    });
+}
