@@ -144,10 +144,17 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// A connection is gone. `link` is the one it used last, by the outputs taken so far.
+    /// A connection is gone. `link` is the one it used last, by the outputs taken so far; if its
+    /// count has been moved from there meanwhile, it is taken off where it went.
     pub fn connection_removed(&mut self, link: LinkKey, now: Instant) {
-        if let Some(link) = self.link_mut(link) {
-            link.connections = link.connections.saturating_sub(1);
+        let counted = |have: &&mut Link| have.connections > 0;
+        let there = self
+            .links
+            .iter_mut()
+            .filter(counted)
+            .max_by_key(|have| (have.key == link, have.connections));
+        if let Some(there) = there {
+            there.connections -= 1;
         }
         self.pump(now);
     }

@@ -184,3 +184,117 @@ fn without_faults_nothing_is_odd() {
         }
     }
 }
+
+fn three_links() -> [Params; 2] {
+    let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
+    for params in &mut params {
+        params.generation = Generation::V1 { max_links: 3 };
+    }
+    params
+}
+
+/// Add Link is lost on its link, which counts as failed; the attempt is made over another (ERR-22,
+/// ERR-23, ERR-26, ERR-28).
+#[test]
+fn unanswered_add_link_fails_the_link_it_went_over() {
+    for lost in 0..5 {
+        let mut pair = Pair::new(three_links());
+        pair.settle();
+        let links = pair.active(SERVER);
+        pair.forget();
+        pair.fault = Fault::Lose(pair.sent + lost);
+        pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 2), pair.now);
+        pair.run(Duration::from_secs(30));
+        assert!(pair.usable(), "{lost}: {:?}", pair.names());
+        let carrier = pair.hosts[SERVER].group.link(links[0]);
+        assert_eq!(carrier.is_none(), lost < 4, "{lost}: {:?}", pair.names());
+        assert!(pair.active(SERVER).len() >= 2, "{lost}: {:?}", pair.names());
+        pair.assert_keys();
+    }
+}
+
+#[test]
+fn unanswered_request_add_link_fails_its_link() {
+    let mut pair = Pair::running(v2(), [1, 1]);
+    pair.fault = Fault::Lose(pair.sent);
+    pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
+    pair.run(Duration::from_secs(3));
+    let lost = Reason::LastLinkLost(Cause::NoAddLinkReply);
+    assert_eq!(pair.hosts[CLIENT].terminated(), Some((lost, Ending::Quiet)));
+}
+
+/// The client frees a deleted link when its reply has arrived, or, without any word of the adapter,
+/// a little later (LLC-39).
+#[test]
+fn client_frees_a_deleted_link_after_its_reply() {
+    for word in [true, false] {
+        let mut pair = Pair::running(v2(), [2, 2]);
+        pair.forget();
+        let second = pair.active(SERVER)[1];
+        pair.hosts[SERVER].broken.insert(RnicId(1));
+        pair.hosts[SERVER].group.delete_link(
+            second,
+            smc_core::wire::llc::DeleteReason::OPERATOR,
+            pair.now,
+        );
+        pair.drain(SERVER);
+        let wire = pair.wires.pop_front().unwrap();
+        pair.deliver(wire);
+        pair.drain(CLIENT);
+        let freed = |pair: &Pair| {
+            pair.hosts[CLIENT].outputs.iter().any(|o| matches!(o, Output::DestroyLink { .. }))
+        };
+        assert!(!freed(&pair));
+        if word {
+            pair.settle();
+        } else {
+            pair.wires.clear();
+            pair.run(Duration::from_secs(1));
+        }
+        assert!(freed(&pair));
+    }
+}
+
+/// Either end asks for its own end of a connection to be on another link (LG-29): what one end
+/// counts or moves changes nothing at the other.
+#[test]
+fn ends_choose_their_links_by_themselves() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    let [one, other] = pair.active(SERVER)[..] else { panic!() };
+    let now = pair.now;
+    for _ in 0..3 {
+        pair.hosts[SERVER].group.connection_added(one, now).unwrap();
+        pair.hosts[CLIENT].group.connection_added(other, now).unwrap();
+    }
+    assert_eq!(pair.hosts[SERVER].group.pick_link(), Some(other));
+    assert_eq!(pair.hosts[CLIENT].group.pick_link(), Some(one));
+}
+
+#[test]
+fn first_contact_waits_longer_than_anything_later() {
+    for role in [Role::Server, Role::Client] {
+        let timers = Timers::of(role);
+        assert!(timers.first_contact > 2 * timers.reply);
+        assert!(timers.add_link > timers.reply && timers.confirm_added > timers.reply);
+    }
+    assert!(Timers::of(Role::Client).idle > Timers::of(Role::Server).idle);
+}
+
+/// The caller ends a connection before it has carried out the move of it: nothing is left counted,
+/// or the group would never be idle.
+#[test]
+fn a_connection_that_ends_during_its_move_is_not_counted_any_more() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    let links = pair.active(SERVER);
+    let now = pair.now;
+    let group = &mut pair.hosts[SERVER].group;
+    group.connection_added(links[1], now).unwrap();
+    group.connection_added(links[0], now).unwrap();
+    group.handle_link_failed(links[1], Cause::QueuePair, now);
+    group.connection_removed(links[1], now);
+    assert_eq!(group.connections(), 1);
+    group.connection_removed(links[0], now);
+    assert_eq!(group.connections(), 0);
+    group.connection_removed(links[0], now);
+    assert_eq!(group.connections(), 0);
+}

@@ -320,3 +320,22 @@ fn a_refusal_for_good_gives_the_rmb_back() {
     pair.drain(CLIENT);
     assert!(pair.hosts[CLIENT].has(&Output::RmbRefused { rmb: RmbId(7) }));
 }
+
+#[test]
+fn keys_go_over_the_link_that_the_connection_wants() {
+    let mut pair = Pair::running(v2(), [2, 2]);
+    pair.forget();
+    let second = pair.active(CLIENT)[1];
+    let links = pair.active(CLIENT).into_iter();
+    let regions: Vec<(LinkKey, Region)> = links
+        .map(|link| (link, region(CLIENT, RmbId(7), pair.hosts[CLIENT].qpn(link).unwrap())))
+        .collect();
+    pair.hosts[CLIENT].rmbs.insert(RmbId(7));
+    let now = pair.now;
+    pair.hosts[CLIENT].group.add_rmb(RmbId(7), Some(second), &regions, now).unwrap();
+    pair.settle();
+    let on_second = |o: &Output| matches!(o, Output::PostLlc { link, .. } if *link == second);
+    assert!(pair.hosts[CLIENT].outputs.iter().any(on_second));
+    assert!(confirmed(&pair, CLIENT, 7));
+    pair.assert_keys();
+}
