@@ -96,10 +96,7 @@ impl StackArgs {
     /// A wrong EID; a device that cannot be opened.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
         let device = self.device.clone().unwrap_or_else(|| default_device(name));
-        let mut config = match device.to_str() {
-            Some("none") => Config::default(),
-            _ => Config::new(&device),
-        };
+        let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
         config.smcr.v1 = self.smcr != Versions::V2;
         config.smcr.v2 = self.smcr != Versions::V1;
@@ -113,6 +110,16 @@ impl StackArgs {
         config.path = self.path.into();
         open(config, &device)
     }
+}
+
+/// The defaults on this device, which may be "none".
+pub(crate) fn of_device(device: &Path) -> Config {
+    if is_none(device) { Config::default() } else { Config::new(device) }
+}
+
+/// Whether it says that no device is to be used.
+pub(crate) fn is_none(device: &Path) -> bool {
+    device.to_str() == Some("none")
 }
 
 /// The RNICs of `--rnic`.

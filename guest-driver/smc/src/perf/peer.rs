@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_driver::{Config, DataPath};
+use guest_driver::{DataPath, Rnics};
 use smc_core::wire::ids::Eid;
 
 use super::job::{Carrier, Job, Report, Told};
@@ -84,7 +84,10 @@ const FAR_DETECT: Duration = Duration::from_secs(10);
 
 fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {
     let device = job.device.clone().unwrap_or_default();
-    let mut config = Config::new(&device);
+    let mut config = stack::of_device(&device);
+    if !stack::is_none(&device) {
+        config.rnics = Rnics::None;
+    }
     config.recv_buffer = job.buffer;
     config.spin = Duration::from_micros(job.spin_us);
     config.path = path;

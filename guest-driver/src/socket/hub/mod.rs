@@ -379,10 +379,17 @@ impl Hub {
         extra.is_some() && by_extra
     }
 
-    /// Takes all events and tells whom they concern. Where callers must poll, any thread may; else
+    /// Takes events and tells whom they concern. Where callers must poll, any thread may; else
     /// only the leader.
     fn dispatch(&self) {
-        while self.source.poll_events(&mut |news| self.tell(news)) > 0 {}
+        loop {
+            let n = self.source.poll_events(&mut |news| self.tell(news));
+            // Where traffic itself makes the events, a thread would be at it for as long as others
+            // keep it up; what is left keeps it from sleeping.
+            if n == 0 || self.polled {
+                break;
+            }
+        }
         if self.source.is_gone() && !self.is_lost() {
             self.lose();
         }
