@@ -14,7 +14,8 @@ mod adapter;
 pub mod socket;
 
 pub use socket::{
-    Config, ConnectionFacts, DataPath, Facts, Fallback, Interest, KeepAlive, Poller, Readied, Rnics, SmcDFacts, SmcListener,
-    SmcRFacts, SmcROptions, SmcStream, Stack, Totals,
+    Config, ConnectionFacts, DataPath, Facts, Fallback, Greeting, Interest, KeepAlive, Look,
+    Poller, Readied, Rnics, Seen, SmcDFacts, SmcListener, SmcRFacts, SmcROptions, SmcStream, Stack,
+    Totals, Watch, Woken,
 };
 pub use transport::{DeviceAddress, PciAddress};

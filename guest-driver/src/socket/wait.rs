@@ -1,6 +1,6 @@
 //! How a thread waits: spin a little, then sleep where others can wake it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -33,6 +33,26 @@ pub(crate) struct Waiter {
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
+}
+
+thread_local! {
+    /// A signal was handled while this thread slept.
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Forgets about signals handled so far; before a wait that wants to know of them.
+pub(crate) fn clear_interrupted() {
+    INTERRUPTED.set(false);
+}
+
+/// Notes that a sleep ended because a signal was handled.
+pub(crate) fn note_interrupted() {
+    INTERRUPTED.set(true);
+}
+
+/// Whether a signal was handled since [`clear_interrupted`], while the thread slept.
+pub(crate) fn was_interrupted() -> bool {
+    INTERRUPTED.get()
 }
 
 impl Waiter {
@@ -97,7 +117,10 @@ impl Waiter {
         };
         self.state.store(ASLEEP, Ordering::SeqCst);
         // Every outcome (woken, value changed, timeout, signal) means: look again.
-        let _ = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, Some(&timeout));
+        let slept = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, Some(&timeout));
+        if slept == Err(rustix::io::Errno::INTR) {
+            note_interrupted();
+        }
         self.state.store(AWAKE, Ordering::SeqCst);
     }
 }

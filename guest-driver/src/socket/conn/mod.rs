@@ -11,6 +11,7 @@
 mod carrier;
 mod end;
 mod keep;
+mod park;
 mod ready;
 mod recv;
 mod send;
@@ -120,7 +121,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The two words as one comparable claim for readers: everything but the consumer cursor.
-fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
+pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
     let flags = ConsumerWord::from_u64(consumer);
     let flags = ConsumerWord { cursor: Default::default(), ..flags };
     [producer, flags.to_u64()]
@@ -265,7 +266,7 @@ impl Conn {
     }
 
     #[inline]
-    fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.failure.load(Ordering::Acquire) != FINE
     }
 

@@ -21,12 +21,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
 use super::ConnectionFacts;
-use super::wait::Waiter;
+use super::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
 use crate::adapter::source::{News, Source};
 
 /// A connection as the hub sees it.
@@ -292,6 +292,7 @@ impl Hub {
         timeout: Duration,
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
+        clear_interrupted();
         if self.try_lead(CALLER) {
             self.lead_until(waiter, seen, timeout, extra);
             return;
@@ -348,7 +349,7 @@ impl Hub {
             waiter.polling(true);
             let other = !waiter.woken(seen) && self.poll_once(left, extra);
             waiter.polling(false);
-            if other {
+            if other || was_interrupted() {
                 break;
             }
         }
@@ -500,5 +501,18 @@ fn poll_for(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
         tv_sec: timeout.as_secs().min(3600) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
     };
-    matches!(poll(fds, Some(&timeout)), Ok(n) if n > 0)
+    match poll(fds, Some(&timeout)) {
+        Ok(n) => n > 0,
+        Err(error) => {
+            if error == rustix::io::Errno::INTR {
+                note_interrupted();
+            }
+            false
+        }
+    }
+}
+
+/// Sleeps until the descriptor is readable, or for `timeout`.
+pub(super) fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
+    poll_for(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], timeout);
 }

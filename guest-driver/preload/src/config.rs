@@ -1,0 +1,181 @@
+//! What `smc run` tells the library, by environment variables.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use smc_core::wire::ids::Eid;
+
+/// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
+const DEVICES: &str = "SMC_RUN_DEVICES";
+/// EIDs, separated by commas.
+const EIDS: &str = "SMC_RUN_EIDS";
+/// Which connections to make over SMC: rules separated by commas, see [`Rule`].
+const CONNECT: &str = "SMC_RUN_CONNECT";
+/// Which ports accept SMC clients: rules separated by commas; their addresses are the clients'.
+const ACCEPT: &str = "SMC_RUN_ACCEPT";
+/// A directory for a file per process that tells what became of its connections.
+const STATUS: &str = "SMC_RUN_STATUS";
+/// Bytes of receive buffer.
+const BUFFER: &str = "SMC_RUN_BUFFER";
+/// Microseconds of spinning.
+const SPIN: &str = "SMC_RUN_SPIN_US";
+/// Milliseconds that a client may stay silent before it is taken for one without SMC.
+const DETECT: &str = "SMC_RUN_DETECT_MS";
+
+/// The settings of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    /// Where to look for a free device.
+    pub(crate) devices: Vec<PathBuf>,
+    /// User EIDs.
+    pub(crate) eids: Vec<Eid>,
+    /// Servers to which connections are made over SMC.
+    pub(crate) connect: Vec<Rule>,
+    /// Clients, and own ports, that may be on SMC.
+    pub(crate) accept: Vec<Rule>,
+    /// Directory of status files.
+    pub(crate) status: Option<PathBuf>,
+    /// Bytes of receive buffer.
+    pub(crate) buffer: usize,
+    /// How long to spin.
+    pub(crate) spin: Duration,
+    /// Patience with silent clients.
+    pub(crate) detect: Duration,
+}
+
+/// A peer filter: `ADDRESS[/BITS][:PORT[-PORT]]`, where the address may be `*`, and an IPv6 address
+/// has brackets if a port follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    address: Option<(IpAddr, u8)>,
+    ports: (u16, u16),
+}
+
+impl Rule {
+    /// Reads one rule.
+    pub(crate) fn parse(text: &str) -> Option<Rule> {
+        let (host, ports) = match text.rfind(':') {
+            Some(at) if text.starts_with('[') || text.find(':') == Some(at) => {
+                (text.get(..at)?, Some(text.get(at + 1..)?))
+            }
+            _ => (text, None),
+        };
+        let ports = match ports {
+            None | Some("*") => (0, u16::MAX),
+            Some(ports) => match ports.split_once('-') {
+                Some((first, last)) => (first.parse().ok()?, last.parse().ok()?),
+                None => ports.parse().ok().map(|port| (port, port))?,
+            },
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let address = match host {
+            "*" | "any" | "" => None,
+            host => {
+                let (ip, bits) = host.split_once('/').unwrap_or((host, ""));
+                let ip: IpAddr = ip.trim_end_matches(']').parse().ok()?;
+                let most = if ip.is_ipv4() { 32 } else { 128 };
+                let bits = if bits.is_empty() { most } else { bits.parse().ok()? };
+                (bits <= most).then_some(())?;
+                Some((ip, bits))
+            }
+        };
+        Some(Rule { address, ports })
+    }
+
+    /// Whether the rule is about all clients.
+    pub(crate) fn is_everyone(&self) -> bool {
+        self.address.is_none()
+    }
+
+    /// Whether the rule is about this address and port.
+    pub(crate) fn matches(&self, ip: IpAddr, port: u16) -> bool {
+        (self.ports.0..=self.ports.1).contains(&port)
+            && self.address.is_none_or(|(net, bits)| within(ip.to_canonical(), net, bits))
+    }
+}
+
+fn within(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
+    match (ip, net) {
+        (IpAddr::V4(ip), IpAddr::V4(net)) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
+            ip.to_bits() & mask == net.to_bits() & mask
+        }
+        (IpAddr::V6(ip), IpAddr::V6(net)) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
+            ip.to_bits() & mask == net.to_bits() & mask
+        }
+        _ => false,
+    }
+}
+
+fn rules(name: &str) -> Vec<Rule> {
+    let text = std::env::var(name).unwrap_or_default();
+    text.split(',').filter(|rule| !rule.is_empty()).filter_map(Rule::parse).collect()
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+impl Config {
+    /// Reads the environment. `None`: nobody asked for SMC.
+    pub(crate) fn from_environment() -> Option<Config> {
+        let devices = std::env::var_os(DEVICES)?;
+        let eids = std::env::var(EIDS).unwrap_or_default();
+        Some(Config {
+            devices: std::env::split_paths(&devices)
+                .filter(|p| !p.as_os_str().is_empty())
+                .collect(),
+            eids: eids.split(',').filter_map(|eid| Eid::new(eid).ok()).collect(),
+            connect: rules(CONNECT),
+            accept: rules(ACCEPT),
+            status: std::env::var_os(STATUS).map(PathBuf::from),
+            buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
+            spin: Duration::from_micros(number(SPIN, 50)),
+            detect: Duration::from_millis(number(DETECT, 200)),
+        })
+    }
+
+    /// Whether a connection to this server is to be SMC.
+    pub(crate) fn connects(&self, server: SocketAddr) -> bool {
+        self.connect.iter().any(|rule| rule.matches(server.ip(), server.port()))
+    }
+
+    /// Whether a connection from this client to this own port may be SMC.
+    pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
+        self.accept.iter().any(|rule| rule.matches(client, port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(rule: &str, addr: &str) -> bool {
+        let addr: SocketAddr = addr.parse().unwrap();
+        Rule::parse(rule).unwrap().matches(addr.ip(), addr.port())
+    }
+
+    #[test]
+    fn rules_name_networks_and_ports() {
+        assert!(matches("*", "10.1.2.3:80"));
+        assert!(matches("*:80", "10.1.2.3:80"));
+        assert!(!matches("*:81-90", "10.1.2.3:80"));
+        assert!(matches("10.0.0.0/8:70-80", "10.1.2.3:80"));
+        assert!(!matches("10.0.0.0/8", "11.1.2.3:80"));
+        assert!(matches("10.1.2.3", "10.1.2.3:80"));
+        assert!(matches("0.0.0.0/0", "10.1.2.3:80"));
+        assert!(matches("[fd00::/8]:80", "[fd01::2]:80"));
+        assert!(matches("fd00::/8", "[fd01::2]:80"));
+        assert!(!matches("fd00::/8", "10.1.2.3:80"));
+        assert!(matches("10.0.0.0/8", "[::ffff:10.1.2.3]:80"));
+    }
+
+    #[test]
+    fn nonsense_is_no_rule() {
+        for bad in ["10.0.0.0/33", "host:80", "*:x", "*:1-", "*:70000"] {
+            assert_eq!(Rule::parse(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! SMC or TCP: who finds out, and when.
+//!
+//! A connection that was accepted, or that a program is making, is *undecided* until a call needs to
+//! know. So a server that forks for each client leaves the handshake to the child, which opens a
+//! session of its own; and a program that accepts from an event loop finds the client's message
+//! waiting, so that the handshake is over in a moment. What takes longer goes on in a thread of its
+//! own, and the program is told when it is over.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use guest_driver::{Facts, Greeting, SmcStream};
+
+use crate::session::{self, Session};
+use crate::sock::{Role, Socket, State};
+use crate::sys::raw::{self, Errno};
+use crate::sys::table::{self, Ref};
+use crate::{epoll, status};
+
+/// What carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// SMC.
+    Smc,
+    /// TCP, or it is not connected: the kernel knows.
+    Tcp,
+    /// Nothing any more.
+    Broken,
+    /// It is not known yet.
+    NotYet,
+}
+
+/// How long a call may wait for a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// As long as it takes.
+    Forever,
+    /// So long that a peer that is awake can answer.
+    Moment,
+}
+
+/// How long a moment is.
+const MOMENT: Duration = Duration::from_millis(2);
+/// How often a thread that waits for a verdict looks by itself.
+const LOOK: Duration = Duration::from_secs(1);
+/// Descriptors of ours begin here if the limit allows, out of the way of the program's.
+const FLOOR: [c_int; 3] = [60_000, 4_000, 700];
+
+/// Finds out what carries a connection.
+pub(crate) fn settle(sock: &Ref, fd: c_int, patience: Patience) -> Verdict {
+    let Some(socket) = sock.stream() else { return Verdict::Tcp };
+    let mut waited = false;
+    loop {
+        match socket.state() {
+            State::Fresh | State::Tcp => return Verdict::Tcp,
+            State::Smc => return Verdict::Smc,
+            State::Broken => return Verdict::Broken,
+            State::Undecided => {
+                if socket.advance(State::Undecided, State::Deciding) {
+                    raw::without_signals(|| begin(sock, socket, fd, patience));
+                }
+            }
+            State::Deciding => match patience {
+                Patience::Forever => socket.await_decision(LOOK),
+                Patience::Moment if waited => return Verdict::NotYet,
+                Patience::Moment => {
+                    waited = true;
+                    socket.await_decision(MOMENT);
+                }
+            },
+        }
+    }
+}
+
+/// Begins the handshake, if nobody has, and does not wait.
+pub(crate) fn start(sock: &Ref, fd: c_int) {
+    if let Some(socket) = sock.stream()
+        && socket.advance(State::Undecided, State::Deciding)
+    {
+        raw::without_signals(|| begin(sock, socket, fd, Patience::Moment));
+    }
+}
+
+/// A second descriptor of the TCP connection, out of the program's way.
+fn second(fd: c_int) -> Result<OwnedFd, Errno> {
+    let tried = FLOOR.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
+    let copy = match tried {
+        Some(copy) => copy,
+        None => raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)?,
+    };
+    Ok(crate::sys::owned(copy as c_int))
+}
+
+fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
+    let (Some(session), Ok(tcp)) = (session::current(), second(fd)) else {
+        return finish(sock, fd, None, Err(io::ErrorKind::OutOfMemory.into()));
+    };
+    let tcp = TcpStream::from(tcp);
+    match socket.role() {
+        Role::Client => hand_over(sock, fd, move |sock, fd| propose(sock, fd, session, tcp)),
+        Role::Server => {
+            let mut greeting = session.greet(tcp);
+            let result = match patience {
+                Patience::Forever => attend(&mut greeting).map(Some),
+                Patience::Moment => greeting.advance_soon(),
+            };
+            match result {
+                Ok(Some(stream)) => finish(sock, fd, None, Ok(stream)),
+                Err(error) => finish(sock, fd, None, Err(error)),
+                Ok(None) => hand_over(sock, fd, move |sock, fd| {
+                    let result = attend(&mut greeting);
+                    finish(sock, fd, None, result);
+                }),
+            }
+        }
+    }
+}
+
+/// Goes on in a thread of its own.
+fn hand_over(sock: &Ref, fd: c_int, job: impl FnOnce(&Ref, c_int) + Send + 'static) {
+    let theirs = sock.clone();
+    let made = std::thread::Builder::new()
+        .name("smc-handshake".into())
+        .stack_size(128 << 10)
+        .spawn(move || job(&theirs, fd));
+    if let Err(error) = made {
+        finish(sock, fd, None, Err(error));
+    }
+}
+
+/// The client's half; waits for TCP first if need be.
+fn propose(sock: &Ref, fd: c_int, session: &dyn Session, tcp: TcpStream) {
+    use rustix::event::{PollFd, PollFlags};
+    let copy = tcp.as_fd().try_clone_to_owned().ok();
+    loop {
+        let mut fds = [PollFd::new(&tcp, PollFlags::OUT)];
+        match rustix::event::poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) if !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
+            // The kernel has the error, and tells it to the program.
+            _ => return finish_tcp(sock, fd),
+        }
+    }
+    if connects_to_itself(&tcp) {
+        return finish_tcp(sock, fd);
+    }
+    finish(sock, fd, copy, session.propose(tcp));
+}
+
+/// Whether the server is this very process: it would have to accept while it connects.
+fn connects_to_itself(tcp: &TcpStream) -> bool {
+    let (Ok(local), Ok(peer)) = (tcp.local_addr(), tcp.peer_addr()) else { return true };
+    local.ip() == peer.ip() && crate::sockets::listens_on(peer.port())
+}
+
+/// Waits for the client's messages.
+fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
+    use rustix::event::{PollFd, PollFlags};
+    if let Some(stream) = greeting.advance_soon()? {
+        return Ok(stream);
+    }
+    loop {
+        if let Some(stream) = greeting.advance()? {
+            return Ok(stream);
+        }
+        let left = greeting.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.unwrap_or_default() + Duration::from_millis(1);
+        let timeout = rustix::event::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let fds = greeting.fds();
+        let mut fds: Vec<_> =
+            fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+    }
+}
+
+fn finish_tcp(sock: &Ref, fd: c_int) {
+    let Some(socket) = sock.stream() else { return };
+    epoll::moved(sock, socket, State::Tcp);
+    socket.decide(State::Tcp);
+    table::remove_if(fd, sock);
+}
+
+fn finish(sock: &Ref, fd: c_int, tcp: Option<OwnedFd>, result: io::Result<SmcStream>) {
+    let Some(socket) = sock.stream() else { return };
+    let role = match socket.role() {
+        Role::Client => "client",
+        Role::Server => "server",
+    };
+    match result {
+        Ok(stream) => {
+            let facts = stream.facts();
+            let _ = &tcp;
+            status::decided(crate::sys::borrowed(fd), role, &facts);
+            if matches!(facts, Facts::Tcp(_)) {
+                drop(stream);
+                return finish_tcp(sock, fd);
+            }
+            // Waiting is this library's affair.
+            let _ = stream.set_nonblocking(true);
+            socket.set_timeouts(
+                Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
+                Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
+            );
+            if raw::option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_ok_and(|on| on != 0) {
+                let _ = stream.set_oob_inline(true);
+            }
+            socket.set_stream(stream);
+            epoll::moved(sock, socket, State::Smc);
+            socket.decide(State::Smc);
+        }
+        Err(error) => {
+            status::broken(role, &error);
+            socket.set_error(Errno::from(error).0);
+            if table::get(fd).is_some_and(|now| now.is(sock)) {
+                raw::disconnect(fd);
+            }
+            epoll::moved(sock, socket, State::Broken);
+            socket.decide(State::Broken);
+        }
+    }
+}

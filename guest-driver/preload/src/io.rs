@@ -1,0 +1,355 @@
+//! Bytes in and out.
+
+use std::ffi::c_int;
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use guest_driver::SmcStream;
+
+use crate::decide::{Patience, Verdict, settle};
+use crate::sock::Socket;
+use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::table::Ref;
+
+/// Who carries out a call.
+pub(crate) enum Way<'a> {
+    /// The kernel, on the TCP socket.
+    Native,
+    /// The SMC connection.
+    Smc(&'a Socket, &'a SmcStream),
+    /// Nobody.
+    Fail(Errno),
+}
+
+/// Finds out who carries out a call that reads or writes.
+#[inline]
+pub(crate) fn way(sock: &Ref, fd: c_int, dont_wait: bool) -> Way<'_> {
+    let Some(socket) = sock.stream() else { return Way::Native };
+    if let Some(stream) = socket.smc() {
+        return Way::Smc(socket, stream);
+    }
+    undecided(sock, socket, fd, dont_wait)
+}
+
+#[cold]
+fn undecided<'a>(sock: &'a Ref, socket: &'a Socket, fd: c_int, dont_wait: bool) -> Way<'a> {
+    let patient = !dont_wait && !socket.is_nonblocking();
+    match settle(sock, fd, if patient { Patience::Forever } else { Patience::Moment }) {
+        Verdict::Tcp => Way::Native,
+        Verdict::NotYet => Way::Fail(Errno(libc::EAGAIN)),
+        Verdict::Broken => match socket.take_error() {
+            0 => Way::Native,
+            error => Way::Fail(Errno(error)),
+        },
+        Verdict::Smc => match socket.smc() {
+            Some(stream) => Way::Smc(socket, stream),
+            // A parent's connection.
+            None => Way::Fail(Errno(libc::ECONNABORTED)),
+        },
+    }
+}
+
+/// What a wait that was interrupted returns, if anything.
+fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
+    // A call with a time limit is never begun again (signal(7)).
+    (deadline.is_some() || raw::signals_interrupt()).then_some(Errno(libc::EINTR))
+}
+
+/// Waits for a change since `seen`; an error is what the call returns.
+fn wait(
+    stream: &SmcStream,
+    seen: guest_driver::Seen,
+    write: bool,
+    deadline: Option<Instant>,
+) -> Result<(), Errno> {
+    match stream.wait_for_news(seen, write, deadline) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Interrupted => match interrupted(deadline) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads into the buffers as the flags of `recv` say.
+pub(crate) fn recv(
+    (socket, stream): (&Socket, &SmcStream),
+    bufs: &mut [IoSliceMut<'_>],
+    flags: c_int,
+) -> Sys {
+    if flags & libc::MSG_OOB != 0 {
+        return recv_urgent(stream, bufs, flags);
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno(libc::EAGAIN));
+    }
+    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+    let peek = flags & libc::MSG_PEEK != 0;
+    if flags & libc::MSG_TRUNC != 0 && !peek {
+        return discard((socket, stream), bufs.iter().map(|b| b.len()).sum(), flags);
+    }
+    let mut deadline = None;
+    let all = flags & libc::MSG_WAITALL != 0 && !peek;
+    let wanted: usize = if all { bufs.iter().map(|buf| buf.len()).sum() } else { 0 };
+    let mut done = 0usize;
+    loop {
+        let seen = stream.seen();
+        let result = if peek {
+            match bufs.iter_mut().find(|buf| !buf.is_empty()) {
+                Some(buf) => stream.peek(buf),
+                None => return Ok(0),
+            }
+        } else if done == 0 {
+            (&mut &*stream).read_vectored(bufs)
+        } else {
+            read_rest(stream, bufs, done)
+        };
+        match result {
+            Ok(0) => return Ok(done),
+            Ok(n) => {
+                done += n;
+                if done >= wanted {
+                    return Ok(done);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if dont_wait {
+                    return if done > 0 { Ok(done) } else { Err(Errno(libc::EAGAIN)) };
+                }
+                if deadline.is_none() {
+                    deadline = socket.timeout(false).map(|timeout| Instant::now() + timeout);
+                }
+                if let Err(error) = wait(stream, seen, false, deadline) {
+                    return if done > 0 { Ok(done) } else { Err(error) };
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Reads behind the first `done` bytes of the buffers.
+fn read_rest(
+    stream: &SmcStream,
+    bufs: &mut [IoSliceMut<'_>],
+    mut done: usize,
+) -> std::io::Result<usize> {
+    for buf in bufs {
+        if done >= buf.len() {
+            done -= buf.len();
+            continue;
+        }
+        return stream.recv(buf.get_mut(done..).unwrap_or_default());
+    }
+    Ok(0)
+}
+
+/// MSG_TRUNC: TCP throws bytes away.
+fn discard((socket, stream): (&Socket, &SmcStream), wanted: usize, flags: c_int) -> Sys {
+    let mut sink = [0u8; 4096];
+    let n = wanted.min(sink.len());
+    let sink = sink.get_mut(..n).unwrap_or_default();
+    recv((socket, stream), &mut [IoSliceMut::new(sink)], flags & !libc::MSG_TRUNC)
+}
+
+fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Sys {
+    let byte = match flags & libc::MSG_PEEK {
+        0 => stream.recv_urgent(),
+        _ => stream.has_urgent().and_then(|there| match there {
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => Err(ErrorKind::InvalidInput.into()),
+        }),
+    }?;
+    let first = bufs.iter_mut().find_map(|buf| buf.first_mut());
+    Ok(first.map_or(0, |place| {
+        *place = byte;
+        1
+    }))
+}
+
+/// Writes the buffers as the flags of `send` say.
+pub(crate) fn send(
+    (socket, stream): (&Socket, &SmcStream),
+    bufs: &[IoSlice<'_>],
+    flags: c_int,
+) -> Sys {
+    let sent = if flags & libc::MSG_OOB != 0 {
+        send_urgent((socket, stream), bufs, flags)
+    } else {
+        send_all((socket, stream), bufs, flags)
+    };
+    if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
+        raw::raise_sigpipe();
+    }
+    sent
+}
+
+fn send_all((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags: c_int) -> Sys {
+    let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+    let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+    let mut deadline = None;
+    let mut done = 0usize;
+    loop {
+        let seen = stream.seen();
+        let result = match done {
+            0 => (&mut &*stream).write_vectored(bufs),
+            _ => write_rest(stream, bufs, done),
+        };
+        match result {
+            Ok(n) => {
+                done += n;
+                if done >= wanted {
+                    return Ok(done);
+                }
+                if n > 0 && !dont_wait {
+                    continue;
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error.into()),
+        }
+        if dont_wait {
+            socket.write_blocked.store(true, Ordering::Relaxed);
+            return if done > 0 { Ok(done) } else { Err(Errno(libc::EAGAIN)) };
+        }
+        if deadline.is_none() {
+            deadline = socket.timeout(true).map(|timeout| Instant::now() + timeout);
+        }
+        if let Err(error) = wait(stream, seen, true, deadline) {
+            return if done > 0 { Ok(done) } else { Err(error) };
+        }
+    }
+}
+
+/// Writes behind the first `done` bytes of the buffers.
+fn write_rest(stream: &SmcStream, bufs: &[IoSlice<'_>], mut done: usize) -> std::io::Result<usize> {
+    for buf in bufs {
+        if done >= buf.len() {
+            done -= buf.len();
+            continue;
+        }
+        return stream.send(buf.get(done..).unwrap_or_default());
+    }
+    Ok(0)
+}
+
+/// All bytes but the last as usual, and that one as urgent.
+fn send_urgent((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags: c_int) -> Sys {
+    let all: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+    let Some((urgent, before)) = all.split_last() else { return Ok(0) };
+    if !before.is_empty() {
+        let sent = send_all((socket, stream), &[IoSlice::new(before)], flags & !libc::MSG_OOB)?;
+        if sent < before.len() {
+            return Ok(sent);
+        }
+    }
+    loop {
+        let seen = stream.seen();
+        match stream.send_urgent(*urgent) {
+            Ok(()) => return Ok(all.len()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking() {
+                    return if before.is_empty() {
+                        Err(Errno(libc::EAGAIN))
+                    } else {
+                        Ok(before.len())
+                    };
+                }
+                wait(stream, seen, true, None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Bytes that one turn of `sendfile` or `splice` moves.
+const TURN: usize = 64 << 10;
+
+/// `sendfile` into an SMC connection: read and written in turns.
+pub(crate) fn sendfile(
+    to: (&Socket, &SmcStream),
+    file: c_int,
+    mut offset: Option<&mut i64>,
+    count: usize,
+) -> Sys {
+    let mut buf = vec![0u8; TURN.min(count)];
+    let mut done = 0usize;
+    while done < count {
+        let room = (count - done).min(buf.len());
+        let piece = buf.get_mut(..room).unwrap_or_default();
+        // What the connection does not take must not be taken from the file either.
+        let at = match &offset {
+            Some(offset) => **offset,
+            None => crate::sys::position(file)?,
+        };
+        let n = match raw::pread(file, piece, at) {
+            Ok(n) => n,
+            Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+        };
+        if n == 0 {
+            break;
+        }
+        let sent = match send(to, &[IoSlice::new(piece.get(..n).unwrap_or_default())], 0) {
+            Ok(sent) => sent,
+            Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+        };
+        match &mut offset {
+            Some(offset) => **offset += sent as i64,
+            None => crate::sys::set_position(file, at + sent as i64)?,
+        }
+        done += sent;
+        if sent < n {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the connection.
+pub(crate) fn splice_out(
+    (socket, stream): (&Socket, &SmcStream),
+    pipe: c_int,
+    len: usize,
+    dont_wait: bool,
+) -> Sys {
+    let mut buf = vec![0u8; TURN.min(len)];
+    let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
+    let n = recv((socket, stream), &mut [IoSliceMut::new(&mut buf)], flags)?;
+    let written = raw::write(pipe, buf.get(..n).unwrap_or_default())?;
+    let taken = buf.get_mut(..written).unwrap_or_default();
+    recv((socket, stream), &mut [IoSliceMut::new(taken)], libc::MSG_DONTWAIT)
+}
+
+/// `splice` from a pipe into an SMC connection.
+pub(crate) fn splice_in(
+    to: (&Socket, &SmcStream),
+    pipe: c_int,
+    len: usize,
+    dont_wait: bool,
+) -> Sys {
+    if !to.1.look(false).writable && (dont_wait || to.0.is_nonblocking()) {
+        to.0.write_blocked.store(true, Ordering::Relaxed);
+        return Err(Errno(libc::EAGAIN));
+    }
+    let mut buf = vec![0u8; TURN.min(len)];
+    let n = raw::read(pipe, &mut buf)?;
+    // The bytes have left the pipe, so all of them must go, even if that takes a while.
+    let piece = buf.get(..n).unwrap_or_default();
+    let mut done = 0;
+    while done < n {
+        let rest = [IoSlice::new(piece.get(done..).unwrap_or_default())];
+        let seen = to.1.seen();
+        match send(to, &rest, libc::MSG_DONTWAIT) {
+            Ok(sent) => done += sent,
+            Err(Errno(libc::EAGAIN)) => {
+                let _ = to.1.wait_for_news(seen, true, None);
+            }
+            Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+        }
+    }
+    Ok(n)
+}

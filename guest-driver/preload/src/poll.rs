@@ -1,0 +1,312 @@
+//! poll, ppoll, select and pselect with SMC connections among the descriptors.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use guest_driver::{Seen, SmcStream, Woken};
+
+use crate::decide::{Patience, Verdict, settle};
+use crate::epoll::{self, Sleeper};
+use crate::sock::Socket;
+use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::table::{self, Ref};
+
+/// Sleepers that nobody uses.
+static IDLE: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
+/// At most so many are kept.
+const KEPT: usize = 16;
+
+/// One of the descriptors, if it is ours.
+struct Watched {
+    at: usize,
+    sock: Ref,
+    seen: Seen,
+}
+
+impl Watched {
+    fn stream(&self) -> Option<&SmcStream> {
+        self.sock.stream().and_then(Socket::smc)
+    }
+}
+
+/// Whether any of the descriptors needs this module.
+pub(crate) fn concerns(fds: &[libc::pollfd]) -> bool {
+    fds.iter().any(|fd| table::has(fd.fd))
+}
+
+/// `ppoll`; `sigmask` is the application's pointer, or zero. Writes `revents`.
+pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, sigmask: usize) -> Sys {
+    let end = timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        // Again at every turn: an undecided connection may be decided by now.
+        let (mut watched, mut native) = sort(fds);
+        if watched.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
+        {
+            return raw_poll(fds, left_of(end), sigmask);
+        }
+        let result = if sigmask != 0 {
+            by_kernel(fds, &watched, &mut native, left_of(end), sigmask)?
+        } else {
+            by_looking(fds, &mut watched, &mut native, end)?
+        };
+        match result {
+            Some(n) => return Ok(n),
+            None if end.is_some_and(|end| Instant::now() >= end) => {
+                fds.iter_mut().for_each(|fd| fd.revents = 0);
+                return Ok(0);
+            }
+            None => {}
+        }
+    }
+}
+
+fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, sigmask: usize) -> Sys {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    });
+    raw::ppoll(fds, time.as_ref(), sigmask)
+}
+
+/// The connections that are looked up, and what is left for the kernel: descriptors that are not for
+/// it are negative there.
+fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>) {
+    let mut watched = Vec::new();
+    let mut native = fds.to_vec();
+    for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
+        native.revents = 0;
+        if !table::has(fd.fd) {
+            continue;
+        }
+        let Some(sock) = table::get(fd.fd) else { continue };
+        let Some(socket) = sock.stream() else {
+            epoll::hand_to_kernel(fd.fd);
+            continue;
+        };
+        match settle(&sock, fd.fd, Patience::Moment) {
+            Verdict::Tcp | Verdict::Broken => {}
+            Verdict::NotYet => {
+                // Not ready for anything; readable when it is time to look again.
+                native.fd = socket.decision().unwrap_or(-1);
+                native.events = libc::POLLIN;
+            }
+            Verdict::Smc if socket.smc().is_some() => {
+                native.fd = -1;
+                watched.push(Watched { at, sock, seen: Seen::default() });
+            }
+            Verdict::Smc => {}
+        }
+    }
+    (watched, native)
+}
+
+/// What a connection shows, of what was asked.
+fn shown(stream: &SmcStream, events: i16) -> i16 {
+    let look = stream.look(events & libc::POLLPRI != 0);
+    let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
+    // poll and epoll have the same numbers for what both know.
+    (epoll::flags(look) & asked) as i16
+}
+
+/// Looks the connections up, asks the kernel about the rest, and sleeps if there is nothing. `None`:
+/// look again.
+fn by_looking(
+    fds: &mut [libc::pollfd],
+    watched: &mut [Watched],
+    native: &mut [libc::pollfd],
+    end: Option<Instant>,
+) -> Result<Option<usize>, Errno> {
+    let others = native.iter().any(|fd| fd.fd >= 0);
+    let sleeper = take_sleeper()?;
+    let mut any = false;
+    let count = sleeper.watch.count();
+    for one in watched.iter_mut() {
+        let Some(stream) = one.stream() else { continue };
+        one.seen = stream.seen();
+    }
+    for one in watched.iter() {
+        let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) else { continue };
+        fd.revents = shown(stream, fd.events);
+        any |= fd.revents != 0;
+    }
+    if others {
+        any |= raw_poll(native, Some(Duration::ZERO), 0)? > 0;
+    }
+    if any {
+        give_back(sleeper);
+        return Ok(merge(fds, watched, native));
+    }
+    if end.is_some_and(|end| Instant::now() >= end) {
+        give_back(sleeper);
+        return Ok(None);
+    }
+    let news = || watched.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.seen)));
+    let begun = Instant::now();
+    if !watched.is_empty() && sleeper.watch.spin_until(news) {
+        give_back(sleeper);
+        return Ok(None);
+    }
+    for one in watched.iter() {
+        if let Some(stream) = one.stream() {
+            stream.watch(&sleeper.watch);
+        }
+    }
+    let mut added = Vec::new();
+    for fd in native.iter().filter(|fd| fd.fd >= 0) {
+        if sleeper.add(fd.fd, fd.events as u16 as u32).is_ok() {
+            added.push(fd.fd);
+        }
+    }
+    let armed = watched.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
+    let mut woken = Woken::Look;
+    if armed && !news() {
+        let stream = watched.first().and_then(Watched::stream);
+        let left = left_of(end).unwrap_or(Duration::MAX);
+        woken = sleeper.watch.sleep(stream, count, left, sleeper.outer.as_fd());
+        sleeper.watch.slept(begun.elapsed());
+    }
+    let late = begun.elapsed() >= Duration::from_millis(900);
+    for one in watched.iter() {
+        if let Some(stream) = one.stream() {
+            stream.disarm();
+            stream.unwatch(&sleeper.watch);
+            if late {
+                stream.look_at_tcp();
+            }
+        }
+    }
+    added.iter().for_each(|fd| sleeper.remove(*fd));
+    sleeper.watch.clear_bell();
+    give_back(sleeper);
+    if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
+}
+
+/// With a signal mask only the kernel can wait: it gets the readiness objects.
+fn by_kernel(
+    fds: &mut [libc::pollfd],
+    watched: &[Watched],
+    native: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    sigmask: usize,
+) -> Result<Option<usize>, Errno> {
+    for one in watched {
+        let object = one.stream().and_then(|stream| stream.pollable().ok());
+        if let (Some(object), Some(fd)) = (object, native.get_mut(one.at)) {
+            fd.fd = object.as_raw_fd();
+        }
+        // What it can do already need not be waited for; also brings the object up to date.
+        if let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) {
+            fd.revents = shown(stream, fd.events);
+        }
+    }
+    let ready = watched.iter().any(|one| fds.get(one.at).is_some_and(|fd| fd.revents != 0));
+    let timeout = if ready { Some(Duration::ZERO) } else { timeout };
+    let n = raw_poll(native, timeout, sigmask)?;
+    if n == 0 && !ready {
+        return Ok(None);
+    }
+    // The objects say "look"; the connections say what there is.
+    for one in watched {
+        if let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) {
+            fd.revents = shown(stream, fd.events);
+        }
+    }
+    Ok(merge(fds, watched, native))
+}
+
+/// Copies the kernel's answers; how many descriptors are ready. `None`: only such as say "look again".
+fn merge(fds: &mut [libc::pollfd], watched: &[Watched], native: &[libc::pollfd]) -> Option<usize> {
+    let mut n = 0;
+    for (at, (fd, native)) in fds.iter_mut().zip(native).enumerate() {
+        if native.fd == fd.fd {
+            fd.revents = native.revents;
+        } else if !watched.iter().any(|one| one.at == at) {
+            fd.revents = 0;
+        }
+        n += usize::from(fd.revents != 0);
+    }
+    (n > 0).then_some(n)
+}
+
+fn take_sleeper() -> Result<Sleeper, Errno> {
+    match IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        Some(sleeper) => Ok(sleeper),
+        None => Ok(Sleeper::new()?),
+    }
+}
+
+fn give_back(sleeper: Sleeper) {
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    if idle.len() < KEPT {
+        idle.push(sleeper);
+    }
+}
+
+fn left_of(end: Option<Instant>) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(Instant::now()))
+}
+
+/// A set of `select`, as words of 64 descriptors.
+pub(crate) type Words<'a> = Option<&'a mut [u64]>;
+
+fn is_in(set: &Words<'_>, fd: usize) -> bool {
+    set.as_ref().is_some_and(|set| set.get(fd / 64).is_some_and(|word| word >> (fd % 64) & 1 != 0))
+}
+
+/// `pselect`, carried out as `ppoll`. `None`: nothing of ours is in it.
+pub(crate) fn select<'a>(
+    n: usize,
+    (read, write, except): (&mut Words<'a>, &mut Words<'a>, &mut Words<'a>),
+    timeout: Option<Duration>,
+    sigmask: usize,
+) -> Option<Sys> {
+    let mut fds = Vec::new();
+    let mut ours = false;
+    for fd in 0..n {
+        let mut events = 0;
+        for (set, flag) in
+            [(&*read, libc::POLLIN), (&*write, libc::POLLOUT), (&*except, libc::POLLPRI)]
+        {
+            events |= if is_in(set, fd) { flag } else { 0 };
+        }
+        if events != 0 {
+            ours |= table::has(fd as c_int);
+            fds.push(libc::pollfd { fd: fd as c_int, events, revents: 0 });
+        }
+    }
+    if !ours {
+        return None;
+    }
+    let found = match poll(&mut fds, timeout, sigmask) {
+        Ok(found) => found,
+        Err(error) => return Some(Err(error)),
+    };
+    if found > 0 && fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Some(Err(Errno(libc::EBADF)));
+    }
+    let mut count = 0;
+    for (set, meaning) in [
+        (read, libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR),
+        (write, libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR),
+        (except, libc::POLLPRI),
+    ] {
+        let asked = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI]
+            .into_iter()
+            .find(|flag| meaning & flag != 0)
+            .unwrap_or(0);
+        let Some(set) = set else { continue };
+        set.iter_mut().for_each(|word| *word = 0);
+        for fd in &fds {
+            if fd.events & asked != 0 && fd.revents & meaning != 0 {
+                let at = fd.fd as usize;
+                if let Some(word) = set.get_mut(at / 64) {
+                    *word |= 1 << (at % 64);
+                    count += 1;
+                }
+            }
+        }
+    }
+    Some(Ok(count))
+}

@@ -1,0 +1,174 @@
+//! The SMC session of this process: its device, opened when it is first needed.
+//!
+//! Everything above speaks to [`Session`] only; today it is the stack in threads of this process.
+
+use std::fs::File;
+use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack};
+
+use crate::config::Config;
+use crate::sys::raw;
+use crate::{fork, status};
+
+/// What carries out handshakes.
+pub(crate) trait Session: Send + Sync {
+    /// Proposes SMC on a connected TCP stream; waits for the answer.
+    fn propose(&self, tcp: TcpStream) -> std::io::Result<SmcStream>;
+    /// Begins the server's half on an accepted stream.
+    fn greet(&self, tcp: TcpStream) -> Greeting;
+}
+
+/// A stack in threads of this process.
+struct Local {
+    stack: Arc<Stack>,
+    /// The claim on the device, held by a lock.
+    _claim: Option<File>,
+}
+
+impl Session for Local {
+    fn propose(&self, tcp: TcpStream) -> std::io::Result<SmcStream> {
+        SmcStream::upgrade(&self.stack, tcp, None)
+    }
+
+    fn greet(&self, tcp: TcpStream) -> Greeting {
+        Greeting::new(&self.stack, tcp)
+    }
+}
+
+static CONFIG: OnceLock<Config> = OnceLock::new();
+static CURRENT: AtomicPtr<Open> = AtomicPtr::new(std::ptr::null_mut());
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// A session that was opened by a process of some generation.
+pub(crate) struct Open {
+    generation: u32,
+    session: Box<dyn Session>,
+    has_device: bool,
+    tried: Instant,
+}
+
+/// A device that could not be had is asked for again after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Takes the settings over; once.
+pub(crate) fn configure(config: Config) {
+    let _ = CONFIG.set(config);
+}
+
+/// The settings; `None`: the library does nothing.
+#[inline]
+pub(crate) fn config() -> Option<&'static Config> {
+    CONFIG.get()
+}
+
+/// The session of this process, opened if need be. Without a device, a session where everything
+/// becomes TCP, and which declines what clients propose.
+pub(crate) fn current() -> Option<&'static dyn Session> {
+    let config = config()?;
+    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = raw_current();
+    if let Some(open) = known
+        && open.generation == fork::generation()
+        && (open.has_device || open.tried.elapsed() < RETRY)
+    {
+        return Some(&*open.session);
+    }
+    let opened = raw::without_signals(|| open(config));
+    // Sessions live as long as the process: connections refer to them, and one of a parent must
+    // not be touched.
+    let opened: &'static Open = Box::leak(Box::new(opened));
+    CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
+    Some(&*opened.session)
+}
+
+fn raw_current() -> Option<&'static Open> {
+    crate::sys::leaked(CURRENT.load(Ordering::Acquire))
+}
+
+fn open(config: &Config) -> Open {
+    let tried = Instant::now();
+    let generation = fork::generation();
+    let mut why = "no device is configured".to_owned();
+    for (socket, claim) in free_devices(&config.devices) {
+        let mut stack = StackConfig::new(&socket);
+        shape(&mut stack, config);
+        match Stack::open(stack) {
+            Ok(stack) => {
+                let session = Box::new(Local { stack, _claim: claim });
+                status::opened(&socket);
+                return Open { generation, session, has_device: true, tried };
+            }
+            Err(error) => why = format!("{}: {error}", socket.display()),
+        }
+    }
+    status::no_device(&why);
+    let mut stack = StackConfig::default();
+    shape(&mut stack, config);
+    let session: Box<dyn Session> = match Stack::open(stack) {
+        Ok(stack) => Box::new(Local { stack, _claim: None }),
+        // Without devices there is nothing that could fail but the source of random numbers.
+        Err(_) => std::process::abort(),
+    };
+    Open { generation, session, has_device: false, tried }
+}
+
+fn shape(stack: &mut StackConfig, config: &Config) {
+    if !config.eids.is_empty() {
+        stack.eids.clone_from(&config.eids);
+    }
+    stack.recv_buffer = config.buffer;
+    stack.spin = config.spin;
+    stack.detect_timeout = config.detect;
+    // A server's program may take its time before it looks at a connection that TCP accepted.
+    stack.clc_timeout = Duration::from_secs(30);
+}
+
+/// Devices that no other process has claimed. A device serves one process; the claim is a lock on a
+/// file beside the socket.
+fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<File>)> {
+    let mut sockets = Vec::new();
+    for path in wanted {
+        if path.is_dir() {
+            let mut found: Vec<_> = std::fs::read_dir(path)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path())
+                .filter(|path| {
+                    path.extension().is_some_and(|e| e == "sock")
+                        && path.file_stem().is_some_and(|stem| stem != "management")
+                })
+                .collect();
+            found.sort();
+            sockets.extend(found);
+        } else {
+            sockets.push(path.clone());
+        }
+    }
+    sockets.into_iter().filter_map(|socket| {
+        if !socket.exists() {
+            // A PCI device, or a daemon that comes later: nothing to lock.
+            return Some((socket, None));
+        }
+        claim(&socket).map(|claim| (socket, Some(claim)))
+    })
+}
+
+fn claim(socket: &Path) -> Option<File> {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".claim");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o666)
+        .open(name)
+        .ok()?;
+    file.try_lock().ok().map(|()| file)
+}

@@ -1,0 +1,278 @@
+//! What is known of a descriptor: a TCP socket on its way to SMC or there, or an epoll set.
+
+use std::ffi::c_int;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use guest_driver::SmcStream;
+
+use crate::epoll::Set;
+use crate::fork;
+
+/// The content of an entry of the table.
+#[derive(Debug)]
+pub(crate) enum Sock {
+    /// A stream socket.
+    Stream(Socket),
+    /// An epoll set.
+    Set(Set),
+}
+
+impl Sock {
+    /// The stream socket, if it is one.
+    #[inline]
+    pub(crate) fn stream(&self) -> Option<&Socket> {
+        match self {
+            Sock::Stream(socket) => Some(socket),
+            Sock::Set(_) => None,
+        }
+    }
+
+    /// The epoll set, if it is one.
+    pub(crate) fn set(&self) -> Option<&Set> {
+        match self {
+            Sock::Set(set) => Some(set),
+            Sock::Stream(_) => None,
+        }
+    }
+}
+
+/// Where a socket stands on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum State {
+    /// Not connected: all calls are the kernel's.
+    Fresh = 0,
+    /// Connected (or being connected) by TCP, and nobody has begun the handshake.
+    Undecided = 1,
+    /// A thread is at the handshake.
+    Deciding = 2,
+    /// SMC carries it.
+    Smc = 3,
+    /// TCP carries it: all calls are the kernel's.
+    Tcp = 4,
+    /// The handshake broke it.
+    Broken = 5,
+}
+
+/// Which end of the connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Accepted.
+    Server,
+    /// Connected.
+    Client,
+}
+
+/// A registration in an epoll set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    /// The set's descriptor.
+    pub(crate) set: c_int,
+    /// The descriptor that the application named.
+    pub(crate) fd: c_int,
+    /// The application's mask.
+    pub(crate) events: u32,
+    /// The application's data.
+    pub(crate) data: u64,
+    /// What the kernel's set holds for it.
+    pub(crate) target: Target,
+}
+
+/// What stands for a socket in the kernel's epoll set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The socket itself.
+    Native,
+    /// Nothing yet: the connection is being decided.
+    Nothing,
+    /// The readiness object of the SMC connection.
+    Object(c_int),
+    /// Nothing: the set looks the connection up itself.
+    Shared,
+}
+
+/// A stream socket.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    state: AtomicU32,
+    /// Which end; a client is made by `socket`, a server by `accept`.
+    server: AtomicBool,
+    stream: OnceLock<SmcStream>,
+    /// The generation of the process (see `fork`) that the stream belongs to.
+    generation: u32,
+    nonblocking: AtomicBool,
+    read_timeout: AtomicU64,
+    write_timeout: AtomicU64,
+    /// The error of a broken handshake, told once.
+    error: AtomicI32,
+    /// The last write did not fit: an edge is due when there is room.
+    pub(crate) write_blocked: AtomicBool,
+    /// Registrations in epoll sets.
+    pub(crate) registrations: Mutex<Vec<Registration>>,
+    /// Becomes readable when the connection is decided; for callers of poll.
+    decision: OnceLock<(OwnedFd, OwnedFd)>,
+}
+
+impl Socket {
+    /// A socket in some state.
+    pub(crate) fn new(state: State, role: Role, nonblocking: bool) -> Socket {
+        Socket {
+            state: AtomicU32::new(state as u32),
+            server: AtomicBool::new(role == Role::Server),
+            stream: OnceLock::new(),
+            generation: fork::generation(),
+            nonblocking: AtomicBool::new(nonblocking),
+            read_timeout: AtomicU64::new(0),
+            write_timeout: AtomicU64::new(0),
+            error: AtomicI32::new(0),
+            write_blocked: AtomicBool::new(false),
+            registrations: Mutex::new(Vec::new()),
+            decision: OnceLock::new(),
+        }
+    }
+
+    /// Where it stands.
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        match self.state.load(Ordering::Acquire) {
+            0 => State::Fresh,
+            1 => State::Undecided,
+            2 => State::Deciding,
+            3 => State::Smc,
+            4 => State::Tcp,
+            _ => State::Broken,
+        }
+    }
+
+    /// Goes from one state to the next. `false`: somebody else was faster.
+    pub(crate) fn advance(&self, from: State, to: State) -> bool {
+        self.state
+            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Tells the outcome of the handshake, and wakes who waits for it.
+    pub(crate) fn decide(&self, state: State) {
+        self.state.store(state as u32, Ordering::Release);
+        let _ = rustix::thread::futex::wake(
+            &self.state,
+            rustix::thread::futex::Flags::PRIVATE,
+            i32::MAX as u32,
+        );
+        if let Some((_, writer)) = self.decision.get() {
+            let _ = rustix::io::write(writer, &[1]);
+        }
+    }
+
+    /// Sleeps until the connection is decided, or for `timeout`.
+    pub(crate) fn await_decision(&self, timeout: Duration) {
+        let timeout = rustix::thread::futex::Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let flags = rustix::thread::futex::Flags::PRIVATE;
+        // Every outcome means: look again.
+        let _ =
+            rustix::thread::futex::wait(&self.state, flags, State::Deciding as u32, Some(&timeout));
+    }
+
+    /// A descriptor that becomes readable when the connection is decided.
+    pub(crate) fn decision(&self) -> Option<c_int> {
+        use std::os::fd::AsRawFd;
+        if self.decision.get().is_none() {
+            let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+            let _ = self.decision.set(rustix::pipe::pipe_with(flags).ok()?);
+        }
+        let fd = self.decision.get().map(|(reader, _)| reader.as_raw_fd());
+        if !matches!(self.state(), State::Undecided | State::Deciding)
+            && let Some((_, writer)) = self.decision.get()
+        {
+            let _ = rustix::io::write(writer, &[1]);
+        }
+        fd
+    }
+
+    /// Which end it is.
+    pub(crate) fn role(&self) -> Role {
+        if self.server.load(Ordering::Relaxed) { Role::Server } else { Role::Client }
+    }
+
+    /// The SMC connection, if it is one of this process.
+    #[inline]
+    pub(crate) fn smc(&self) -> Option<&SmcStream> {
+        (self.state() == State::Smc && !self.is_foreign()).then(|| self.stream.get()).flatten()
+    }
+
+    /// Whether the connection belongs to the process that forked this one.
+    #[inline]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Takes the SMC connection over; [`Socket::decide`] follows.
+    pub(crate) fn set_stream(&self, stream: SmcStream) {
+        if let Err(stream) = self.stream.set(stream) {
+            // Decided twice cannot be; closing it tells the peer.
+            drop(stream);
+        }
+    }
+
+    /// Whether calls return EAGAIN instead of waiting.
+    #[inline]
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// O_NONBLOCK was set or taken away.
+    pub(crate) fn set_nonblocking(&self, on: bool) {
+        self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    /// SO_RCVTIMEO, SO_SNDTIMEO, microseconds.
+    pub(crate) fn set_timeouts(&self, read: Option<u64>, write: Option<u64>) {
+        if let Some(read) = read {
+            self.read_timeout.store(read, Ordering::Relaxed);
+        }
+        if let Some(write) = write {
+            self.write_timeout.store(write, Ordering::Relaxed);
+        }
+    }
+
+    /// How long a call may wait.
+    pub(crate) fn timeout(&self, write: bool) -> Option<Duration> {
+        let word = if write { &self.write_timeout } else { &self.read_timeout };
+        match word.load(Ordering::Relaxed) {
+            0 => None,
+            micros => Some(Duration::from_micros(micros)),
+        }
+    }
+
+    /// The error of a broken handshake; told once.
+    pub(crate) fn take_error(&self) -> c_int {
+        self.error.swap(0, Ordering::Relaxed)
+    }
+
+    /// Notes the error of a broken handshake.
+    pub(crate) fn set_error(&self, error: c_int) {
+        self.error.store(error, Ordering::Relaxed);
+    }
+
+    /// The registrations, locked.
+    pub(crate) fn registrations(&self) -> MutexGuard<'_, Vec<Registration>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.is_foreign()
+            && let Some(stream) = self.stream.take()
+        {
+            // It is the parent's: closing it here would close it there.
+            std::mem::forget(stream);
+        }
+    }
+}

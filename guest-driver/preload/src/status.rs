@@ -1,0 +1,81 @@
+//! What became of the connections of this process: a line per event in a file of its own, if
+//! `smc run --status` asked for it.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use guest_driver::Facts;
+
+use crate::session;
+
+fn line(text: &str) {
+    let Some(dir) = session::config().and_then(|config| config.status.as_ref()) else { return };
+    let path = dir.join(format!("{}.jsonl", std::process::id()));
+    let file = File::options().create(true).append(true).open(path);
+    if let Ok(mut file) = file {
+        // A report that cannot be written is no reason to disturb the program.
+        let _ = file.write_all(format!("{text}\n").as_bytes());
+    }
+}
+
+/// Text as a JSON string.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The session has a device.
+pub(crate) fn opened(device: &Path) {
+    line(&format!(
+        "{{\"event\":\"session\",\"device\":{}}}",
+        quoted(&device.display().to_string())
+    ));
+}
+
+/// The session has none.
+pub(crate) fn no_device(why: &str) {
+    line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
+}
+
+/// A connection was decided.
+pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
+    if session::config().is_none_or(|config| config.status.is_none()) {
+        return;
+    }
+    let text = |name: Option<rustix::net::SocketAddrAny>| {
+        let address = name.and_then(|name| std::net::SocketAddr::try_from(name).ok());
+        address.map_or_else(|| "?".into(), |address| address.to_string())
+    };
+    let local = text(rustix::net::getsockname(&socket).ok());
+    let peer = text(rustix::net::getpeername(&socket).ok().flatten());
+    line(&format!(
+        "{{\"event\":\"connection\",\"role\":\"{role}\",\"local\":\"{local}\",\"peer\":\"{peer}\",\
+         \"smc\":{},\"facts\":{}}}",
+        facts.is_smc(),
+        quoted(&facts.to_string())
+    ));
+}
+
+/// A handshake broke its connection.
+pub(crate) fn broken(role: &str, why: &std::io::Error) {
+    line(&format!(
+        "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",
+        quoted(&why.to_string())
+    ));
+}

@@ -1,0 +1,40 @@
+//! The library's beginning and end.
+
+use super::{hooks, raw};
+use crate::config::Config;
+use crate::{fds, fork, session};
+
+/// The descriptor on which `smc run` waits to hear that the library was loaded.
+const PROOF: &str = "SMC_RUN_PROOF";
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn begin() {
+    hooks::find_all();
+    fork::begin();
+    // SAFETY: the function lives as long as the program: the library is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
+        let _ = raw::write(fd, b"loaded");
+        let _ = raw::close(fd);
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::remove_var(PROOF) };
+    }
+    if let Some(config) = Config::from_environment() {
+        session::configure(config);
+    }
+}
+
+extern "C" fn in_child() {
+    fork::in_child();
+}
+
+extern "C" fn end() {
+    fds::end();
+}

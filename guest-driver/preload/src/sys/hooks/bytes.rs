@@ -1,0 +1,356 @@
+//! Bytes in and out.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::io::{IoSlice, IoSliceMut};
+
+use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use super::{recv_into, send_from};
+use crate::io::{self, Way};
+use crate::sys::next::next;
+use crate::sys::raw::{Errno, Sys};
+use crate::sys::table;
+use crate::sys::user::{self, done};
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's buffer.
+        let room = unsafe { user::room(buf, n) };
+        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], 0) {
+            return done(result);
+        }
+    }
+    next!(read, libc::SYS_read, (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's buffer.
+        let bytes = unsafe { user::bytes(buf, n) };
+        if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], 0) {
+            return done(result);
+        }
+    }
+    next!(write, libc::SYS_write, (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's list.
+        let rooms = unsafe { user::rooms(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
+        match rooms {
+            Ok(rooms) => {
+                if let Some(result) = recv_into(fd, rooms, 0) {
+                    return done(result);
+                }
+            }
+            Err(error) => return done(Err(error)),
+        }
+    }
+    next!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's list.
+        match unsafe { user::pieces(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
+            Ok(pieces) => {
+                if let Some(result) = send_from(fd, pieces, 0) {
+                    return done(result);
+                }
+            }
+            Err(error) => return done(Err(error)),
+        }
+    }
+    next!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn recv(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's buffer.
+        let room = unsafe { user::room(buf, n) };
+        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
+            return done(result);
+        }
+    }
+    let (none, zero) = (std::ptr::null_mut::<sockaddr>(), std::ptr::null_mut::<socklen_t>());
+    next!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+          none: *mut sockaddr, zero: *mut socklen_t) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's buffer.
+        let room = unsafe { user::room(buf, n) };
+        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
+            if !addr.is_null() && !len.is_null() {
+                // TCP does not say whom bytes are from.
+                // SAFETY: the program's length.
+                unsafe { *len = 0 };
+            }
+            return done(result);
+        }
+    }
+    next!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+          addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn send(
+    fd: c_int,
+    buf: *const c_void,
+    n: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same call.
+    unsafe { sendto(fd, buf, n, flags, std::ptr::null(), 0) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    n: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's buffer.
+        let bytes = unsafe { user::bytes(buf, n) };
+        if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], flags) {
+            return done(result);
+        }
+    }
+    next!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
+          addr: *const sockaddr, len: socklen_t) -> ssize_t)
+}
+
+/// What `recvmsg` does on a descriptor of ours.
+///
+/// # Safety
+/// `message` leads to a valid header.
+unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> {
+    // SAFETY: the caller's promise.
+    let header = unsafe { message.as_mut() }?;
+    // SAFETY: the program's list.
+    let rooms = match unsafe { user::rooms(header.msg_iov, header.msg_iovlen as usize) } {
+        Ok(rooms) => rooms,
+        Err(error) => return Some(Err(error)),
+    };
+    let result = recv_into(fd, rooms, flags)?;
+    if result.is_ok() {
+        (header.msg_namelen, header.msg_controllen) = (0, 0);
+        header.msg_flags = flags & libc::MSG_OOB;
+    }
+    Some(result)
+}
+
+/// What `sendmsg` does on a descriptor of ours.
+///
+/// # Safety
+/// `message` leads to a valid header.
+unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sys> {
+    // SAFETY: the caller's promise.
+    let header = unsafe { message.as_ref() }?;
+    // SAFETY: the program's list.
+    match unsafe { user::pieces(header.msg_iov, header.msg_iovlen as usize) } {
+        Ok(pieces) => send_from(fd, pieces, flags),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's header.
+        if let Some(result) = unsafe { receive(fd, message, flags) } {
+            return done(result);
+        }
+    }
+    let result = next!(recvmsg, libc::SYS_recvmsg,
+        (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+    if result >= 0 {
+        // SAFETY: the kernel has filled the header in.
+        unsafe { forget_received(message) };
+    }
+    result
+}
+
+/// Descriptors that arrived by SCM_RIGHTS are nothing of ours.
+///
+/// # Safety
+/// `message` leads to a header that the kernel filled in.
+unsafe fn forget_received(message: *const msghdr) {
+    // SAFETY: the caller's promise, as for all that follows.
+    let Some(header) = (unsafe { message.as_ref() }) else { return };
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the control data is as long as the kernel says; CMSG_* stay within.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while let Some(control) = at.as_ref() {
+            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+                let list = libc::CMSG_DATA(at).cast::<c_int>();
+                let n = (control.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                for i in 0..n {
+                    crate::fds::fresh(list.add(i).read_unaligned());
+                }
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if table::has(fd) {
+        // SAFETY: the program's header.
+        if let Some(result) = unsafe { transmit(fd, message, flags) } {
+            return done(result);
+        }
+    }
+    next!(sendmsg, libc::SYS_sendmsg, (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    list: *mut mmsghdr,
+    n: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if table::has(fd) && n > 0 && !list.is_null() {
+        let mut flags = flags & !libc::MSG_WAITFORONE;
+        for i in 0..n as usize {
+            // SAFETY: the program's list of `n` headers.
+            let message = unsafe { &mut *list.add(i) };
+            // SAFETY: the program's header.
+            match unsafe { receive(fd, &mut message.msg_hdr, flags) } {
+                Some(Ok(len)) => message.msg_len = len as c_uint,
+                Some(result) if i == 0 => return done(result) as c_int,
+                None if i == 0 => break,
+                _ => return i as c_int,
+            }
+            if message.msg_len == 0 || i + 1 == n as usize {
+                return i as c_int + 1;
+            }
+            // Bytes of a stream: what is here is enough.
+            flags |= libc::MSG_DONTWAIT;
+        }
+    }
+    next!(recvmmsg, libc::SYS_recvmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int,
+          timeout: *mut timespec) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+    if table::has(fd) && n > 0 && !list.is_null() {
+        for i in 0..n as usize {
+            // SAFETY: the program's list of `n` headers.
+            let message = unsafe { &mut *list.add(i) };
+            // SAFETY: the program's header.
+            match unsafe { transmit(fd, &message.msg_hdr, flags) } {
+                Some(Ok(len)) => message.msg_len = len as c_uint,
+                Some(result) if i == 0 => return done(result) as c_int,
+                None if i == 0 => break,
+                _ => return i as c_int,
+            }
+            if i + 1 == n as usize {
+                return n as c_int;
+            }
+        }
+    }
+    next!(sendmmsg, libc::SYS_sendmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int)
+          -> c_int)
+}
+
+/// `sendfile` into a connection of ours.
+///
+/// # Safety
+/// `offset` is null or leads to an offset.
+unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
+    let sock = table::get(to)?;
+    Some(match io::way(&sock, to, false) {
+        Way::Native => return None,
+        Way::Fail(error) => Err(error),
+        Way::Smc(socket, stream) => {
+            // SAFETY: the caller's promise.
+            let offset = unsafe { offset.as_mut() };
+            io::sendfile((socket, stream), from, offset, n.min(0x7fff_f000))
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, n: size_t) -> ssize_t {
+    if table::has(to) {
+        // SAFETY: the program's offset.
+        if let Some(result) = unsafe { sendfile_here(to, from, offset, n) } {
+            return done(result);
+        }
+    }
+    next!(sendfile, libc::SYS_sendfile, (to: c_int, from: c_int, offset: *mut off64_t, n: size_t)
+          -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(
+    to: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    n: size_t,
+) -> ssize_t {
+    // SAFETY: the same call.
+    unsafe { sendfile(to, from, offset, n) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_at: *mut off64_t,
+    to: c_int,
+    to_at: *mut off64_t,
+    n: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
+    for (fd, out) in [(from, true), (to, false)] {
+        let Some(sock) = table::get(fd) else { continue };
+        match io::way(&sock, fd, dont_wait) {
+            Way::Native => {}
+            Way::Fail(error) => return done(Err(error)),
+            Way::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
+                return done(Err(Errno(libc::ESPIPE)));
+            }
+            Way::Smc(socket, stream) => {
+                return done(match out {
+                    true => io::splice_out((socket, stream), to, n, dont_wait),
+                    false => io::splice_in((socket, stream), from, n, dont_wait),
+                });
+            }
+        }
+    }
+    next!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
+          to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
+}

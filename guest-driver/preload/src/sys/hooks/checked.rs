@@ -1,0 +1,102 @@
+//! The names under which fortified programs call, and those that libc itself exports besides.
+
+use std::ffi::{c_int, c_ulong, c_void};
+
+use libc::{pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use super::{bytes, fds, sockets, wait};
+
+unsafe extern "C" {
+    fn __chk_fail() -> !;
+}
+
+/// Ends the program if it asks for more than it has room for, as the function it calls does.
+fn check(asked: usize, room: usize) {
+    if asked > room {
+        // SAFETY: libc's way to report an overflow; does not return.
+        unsafe { __chk_fail() }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t) -> ssize_t {
+    check(n, room);
+    // SAFETY: the program's arguments.
+    unsafe { bytes::read(fd, buf, n) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check(n, room);
+    // SAFETY: the program's arguments.
+    unsafe { bytes::recv(fd, buf, n, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    room: size_t,
+    flags: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    check(n, room);
+    // SAFETY: the program's arguments.
+    unsafe { bytes::recvfrom(fd, buf, n, flags, addr, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    n: c_ulong,
+    timeout: c_int,
+    room: size_t,
+) -> c_int {
+    check((n as usize).saturating_mul(std::mem::size_of::<pollfd>()), room);
+    // SAFETY: the program's arguments.
+    unsafe { wait::poll(fds, n, timeout) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    n: c_ulong,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    check((n as usize).saturating_mul(std::mem::size_of::<pollfd>()), room);
+    // SAFETY: the program's arguments.
+    unsafe { wait::ppoll(fds, n, timeout, mask) }
+}
+
+/// A second name of a function, with the same arguments.
+macro_rules! also {
+    ($($name:ident = $room:ident::$other:ident($($arg:ident : $type:ty),*) -> $result:ty;)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: the program's arguments, unchanged.
+            unsafe { $room::$other($($arg),*) }
+        })*
+    };
+}
+
+also! {
+    __read = bytes::read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t;
+    __write = bytes::write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t;
+    __send = bytes::send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t;
+    __close = fds::close(fd: c_int) -> c_int;
+    __connect = sockets::connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    __poll = wait::poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int;
+    __fcntl = fds::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fcntl64 = fds::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    __dup2 = fds::dup2(old: c_int, new: c_int) -> c_int;
+}

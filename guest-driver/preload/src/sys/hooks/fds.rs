@@ -1,0 +1,169 @@
+//! Descriptors as such.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulong};
+
+use crate::sys::next::next;
+use crate::sys::raw::{self, Errno};
+use crate::sys::table;
+use crate::sys::user::done;
+use crate::{fds, session};
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if table::has(fd) {
+        fds::closing(fd);
+    }
+    next!(close, libc::SYS_close, (fd: c_int) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if session::config().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+        let end = c_int::try_from(last).unwrap_or(c_int::MAX);
+        fds::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
+    }
+    done(raw::close_range(first as c_int, last as c_int, flags)) as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    if session::config().is_some() {
+        fds::closing_range(first.max(0), c_int::MAX);
+    }
+    let _ = raw::close_range(first.max(0), -1, 0);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup(old: c_int) -> c_int {
+    let new = next!(dup, libc::SYS_dup, (old: c_int) -> c_int);
+    if new >= 0 {
+        fds::fresh(new);
+        if table::has(old) {
+            fds::duplicated(old, new);
+        }
+    }
+    new
+}
+
+/// What `dup2` and `dup3` have in common; `flags` as `dup3`.
+fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old == new || (!table::has(old) && !table::has(new)) {
+        return done(raw::dup3(old, new, flags)) as c_int;
+    }
+    // A descriptor that is not open changes nothing.
+    if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
+        return done(Err(error)) as c_int;
+    }
+    fds::fresh(new);
+    let result = done(raw::dup3(old, new, flags)) as c_int;
+    if result >= 0 {
+        fds::duplicated(old, new);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old == new {
+        return match raw::fcntl(old, libc::F_GETFD, 0) {
+            Ok(_) => new,
+            Err(error) => done(Err(error)) as c_int,
+        };
+    }
+    replace(old, new, 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    replace(old, new, flags)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let result = next!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
+                       -> c_int);
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
+            fds::fresh(result);
+            if table::has(fd) {
+                fds::duplicated(fd, result);
+            }
+        }
+        libc::F_SETFL if result >= 0 => {
+            if table::has(fd)
+                && let Some(sock) = table::get(fd)
+                && let Some(socket) = sock.stream()
+            {
+                fds::blocking_changed(fd, socket);
+            }
+        }
+        _ => {}
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+    let ours = if table::has(fd) { table::get(fd) } else { None };
+    if let Some(sock) = &ours
+        && let Some(answer) = fds::ioctl(fd, sock, request)
+    {
+        return match answer {
+            Ok(_) if argument.is_null() => done(Err(Errno(libc::EFAULT))) as c_int,
+            Ok(number) => {
+                // SAFETY: these requests have a number for an argument.
+                unsafe { *argument = number };
+                0
+            }
+            Err(error) => done(Err(error)) as c_int,
+        };
+    }
+    let result = next!(ioctl, libc::SYS_ioctl, (fd: c_int, request: c_ulong, argument: *mut c_int)
+                       -> c_int);
+    if result >= 0
+        && request == libc::FIONBIO
+        && let Some(socket) = ours.as_ref().and_then(|sock| sock.stream())
+    {
+        fds::blocking_changed(fd, socket);
+    }
+    result
+}
+
+/// Ends the program without its exit handlers; connections end properly all the same.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _exit(status: c_int) -> ! {
+    fds::end();
+    loop {
+        let _ = raw::exit_group(status);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    // SAFETY: the same function.
+    unsafe { _exit(status) }
+}
+
+/// A new descriptor: an entry under its number would be a leftover.
+macro_rules! makes {
+    ($($name:ident($($arg:ident : $type:ty),*);)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            let fd = next!($name, -1, ($($arg: $type),*) -> c_int);
+            if fd >= 0 {
+                fds::fresh(fd);
+            }
+            fd
+        })*
+    };
+}
+
+makes! {
+    open(path: *const c_char, flags: c_int, mode: c_uint);
+    open64(path: *const c_char, flags: c_int, mode: c_uint);
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
+    eventfd(count: c_uint, flags: c_int);
+    timerfd_create(clock: c_int, flags: c_int);
+    memfd_create(name: *const c_char, flags: c_uint);
+}

@@ -1,0 +1,178 @@
+//! Sockets as they come to be, and their options.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{sockaddr, socklen_t};
+
+use crate::sys::next::next;
+use crate::sys::raw::{Errno, Sys};
+use crate::sys::user::{self, done};
+use crate::sys::{raw, table};
+use crate::{fds, sockets};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let fd = next!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
+                   -> c_int);
+    if fd >= 0 {
+        fds::fresh(fd);
+        sockets::made(fd, domain, kind, protocol);
+    }
+    fd
+}
+
+/// libc's or the kernel's `connect`.
+fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Sys {
+    let result = next!(connect, libc::SYS_connect,
+        (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
+    if result == 0 { Ok(0) } else { Err(last_error()) }
+}
+
+fn last_error() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if table::has(fd)
+        && let Some(sock) = table::get(fd)
+        && let Some(socket) = sock.stream()
+    {
+        // SAFETY: the program's address.
+        let to = unsafe { user::address(addr, len) };
+        let native = || native_connect(fd, addr, len);
+        return done(sockets::connect(fd, &sock, socket, to, native)) as c_int;
+    }
+    next!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let result = next!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
+    if result == 0 && crate::session::config().is_some() {
+        sockets::listening(fd);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let new = next!(accept, libc::SYS_accept,
+        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
+    if new >= 0 {
+        fds::fresh(new);
+        sockets::accepted(new, false);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let new = next!(accept4, libc::SYS_accept4,
+        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
+    if new >= 0 {
+        fds::fresh(new);
+        sockets::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if table::has(fd)
+        && let Some(sock) = table::get(fd)
+        && let Some(answer) = sockets::own_option(&sock, fd, level, name)
+        && !value.is_null()
+        && !len.is_null()
+    {
+        // SAFETY: the program's length and room.
+        unsafe {
+            let room = (*len as usize).min(4);
+            std::ptr::copy_nonoverlapping(answer.to_ne_bytes().as_ptr(), value.cast(), room);
+            *len = room as socklen_t;
+        }
+        return 0;
+    }
+    next!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
+          value: *mut c_void, len: *mut socklen_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let ours = if table::has(fd) { table::get(fd) } else { None };
+    let socket = ours.as_ref().and_then(|sock| sock.stream());
+    if socket.is_some_and(|socket| sockets::refuses_option(socket, level, name)) {
+        return done(Err(Errno(libc::EOPNOTSUPP))) as c_int;
+    }
+    let result = next!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
+        value: *const c_void, len: socklen_t) -> c_int);
+    if result == 0
+        && let Some(socket) = socket
+    {
+        sockets::option_set(fd, socket, level, name);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if table::has(fd)
+        && let Some(sock) = table::get(fd)
+        && let Some(result) = fds::shutdown(fd, &sock, how)
+    {
+        return done(result) as c_int;
+    }
+    next!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
+}
+
+/// `syscall` reaches the kernel around all other hooks; what of it matters is sent back to them.
+///
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> i64 {
+    if crate::session::config().is_some() {
+        match number {
+            // Its own calls could not be seen: programs fall back to epoll.
+            libc::SYS_io_uring_setup => return done(Err(Errno(libc::ENOSYS))) as i64,
+            libc::SYS_accept4 => {
+                // SAFETY: the program's arguments.
+                return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
+            }
+            libc::SYS_close => {
+                fds::closing(a as c_int);
+            }
+            libc::SYS_close_range if c & libc::CLOSE_RANGE_CLOEXEC as usize == 0 => {
+                fds::closing_range(a as c_int, c_int::try_from(b as u32).unwrap_or(c_int::MAX));
+            }
+            _ => {}
+        }
+    }
+    // SAFETY: the program's arguments, unchanged.
+    done(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
+}

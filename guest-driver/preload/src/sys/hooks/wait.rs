@@ -1,0 +1,262 @@
+//! poll, select and epoll.
+
+use std::ffi::{c_int, c_ulong};
+use std::time::Duration;
+
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use crate::sys::next::next;
+use crate::sys::raw::Sys;
+use crate::sys::table;
+use crate::sys::user::{self, done};
+use crate::{epoll, fds};
+
+/// The program's list.
+///
+/// # Safety
+/// `list` leads to `n` entries.
+unsafe fn entries<'a>(list: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
+    if list.is_null() || n == 0 || n > 1 << 24 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(list, n as usize) }
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
+    // SAFETY: the program's list.
+    let entries = unsafe { entries(list, n) };
+    if crate::poll::concerns(entries) {
+        return done(crate::poll::poll(entries, user::millis(timeout), 0)) as c_int;
+    }
+    poll_natively(list, n, timeout)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn poll_natively(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
+    next!(poll, libc::SYS_poll, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn poll_natively(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
+    next!(poll, -1, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn ppoll(
+    list: *mut pollfd,
+    n: c_ulong,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's list.
+    let entries = unsafe { entries(list, n) };
+    if crate::poll::concerns(entries) {
+        // SAFETY: the program's time.
+        let timeout = unsafe { user::timespec(timeout) };
+        return done(crate::poll::poll(entries, timeout, mask as usize)) as c_int;
+    }
+    next!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
+          mask: *const sigset_t) -> c_int)
+}
+
+/// A set of `select` as words.
+///
+/// # Safety
+/// `set` is null or has room for `n` descriptors.
+unsafe fn words<'a>(set: *mut fd_set, n: c_int) -> Option<&'a mut [u64]> {
+    let words = usize::try_from(n).unwrap_or(0).div_ceil(64);
+    if set.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise; the kernel too works on whole words.
+    Some(unsafe { std::slice::from_raw_parts_mut(set.cast(), words) })
+}
+
+/// `select` if one of ours is in it.
+///
+/// # Safety
+/// The sets are null or have room for `n` descriptors.
+unsafe fn select_here(
+    n: c_int,
+    [read, write, except]: [*mut fd_set; 3],
+    timeout: Option<Duration>,
+    mask: usize,
+) -> Option<Sys> {
+    crate::session::config()?;
+    // SAFETY: the caller's promise.
+    let (mut read, mut write, mut except) =
+        unsafe { (words(read, n), words(write, n), words(except, n)) };
+    let sets = (&mut read, &mut write, &mut except);
+    crate::poll::select(usize::try_from(n).unwrap_or(0).min(65536), sets, timeout, mask)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn select(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the program's time.
+    let time = unsafe { timeout.as_ref() }.map(|time| {
+        let micros = u64::try_from(time.tv_usec).unwrap_or(0);
+        Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0)) + Duration::from_micros(micros)
+    });
+    let begun = std::time::Instant::now();
+    // SAFETY: the program's sets.
+    if let Some(result) = unsafe { select_here(n, [read, write, except], time, 0) } {
+        if let Some(time) = time {
+            let left = time.saturating_sub(begun.elapsed());
+            // SAFETY: the program's time; `select` of Linux leaves what is left.
+            unsafe {
+                (*timeout).tv_sec = left.as_secs() as i64;
+                (*timeout).tv_usec = left.subsec_micros().into();
+            }
+        }
+        return done(result) as c_int;
+    }
+    next!(select, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+          timeout: *mut timeval) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pselect(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's time.
+    let time = unsafe { user::timespec(timeout) };
+    let sets = [read, write, except];
+    // SAFETY: the program's sets.
+    if let Some(result) = unsafe { select_here(n, sets, time, mask as usize) } {
+        return done(result) as c_int;
+    }
+    next!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+          timeout: *const timespec, mask: *const sigset_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    let fd = next!(epoll_create, -1, (size: c_int) -> c_int);
+    if fd >= 0 {
+        fds::fresh(fd);
+        fds::set_made(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    let fd = next!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
+    if fd >= 0 {
+        fds::fresh(fd);
+        fds::set_made(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    if table::has(fd)
+        && let Some(sock) = table::get(fd)
+    {
+        match sock.stream() {
+            Some(socket) => {
+                // SAFETY: the program's event; packed, so it is copied.
+                let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+                let event = event.map_or((0, 0), |event| (event.events, event.u64));
+                return done(epoll::control(set, op, fd, &sock, socket, event)) as c_int;
+            }
+            // A set in a set: the outer one cannot look into it.
+            None => epoll::hand_to_kernel(fd),
+        }
+    }
+    next!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
+          event: *mut epoll_event) -> c_int)
+}
+
+/// Waits, if the set has connections of ours. `None`: the kernel's affair.
+///
+/// # Safety
+/// `list` leads to room for `max` events.
+unsafe fn wait_here(
+    set: c_int,
+    list: *mut epoll_event,
+    max: c_int,
+    timeout: Option<Duration>,
+) -> Option<Sys> {
+    let sock = table::get(set)?;
+    let room = usize::try_from(max).ok().filter(|room| *room > 0 && !list.is_null())?;
+    // SAFETY: the caller's promise.
+    let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(4096)) };
+    sock.set()?.wait(set, out, timeout)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_wait(
+    set: c_int,
+    list: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
+    if table::has(set) {
+        // SAFETY: the program's list.
+        if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout)) } {
+            return done(result) as c_int;
+        }
+    }
+    next!(epoll_wait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int)
+          -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait(
+    set: c_int,
+    list: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if table::has(set) {
+        if mask.is_null() {
+            // SAFETY: the program's list.
+            if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout)) } {
+                return done(result) as c_int;
+            }
+        } else {
+            epoll::hand_to_kernel(set);
+        }
+    }
+    next!(epoll_pwait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int,
+          mask: *const sigset_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    list: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if table::has(set) {
+        if mask.is_null() {
+            // SAFETY: the program's time and list.
+            let result = unsafe { wait_here(set, list, max, user::timespec(timeout)) };
+            if let Some(result) = result {
+                return done(result) as c_int;
+            }
+        } else {
+            epoll::hand_to_kernel(set);
+        }
+    }
+    next!(epoll_pwait2, -1, (set: c_int, list: *mut epoll_event, max: c_int,
+          timeout: *const timespec, mask: *const sigset_t) -> c_int)
+}

@@ -1,0 +1,80 @@
+//! The exported functions, system calls, and memory that the program handed over: all that is
+//! `unsafe` in this library.
+
+mod begin;
+mod hooks;
+mod next;
+pub(crate) mod raw;
+pub(crate) mod table;
+mod user;
+
+use std::ffi::c_int;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use raw::{Errno, Sys};
+
+/// What a pointer leads to that was leaked and is never freed.
+pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
+    // SAFETY: only called with null or what `Box::leak` gave.
+    unsafe { pointer.as_ref() }
+}
+
+/// Owns a descriptor that was just made.
+pub(crate) fn owned(fd: c_int) -> OwnedFd {
+    // SAFETY: the caller has it from the kernel and gives it away.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A descriptor of the program for the time of a call. If the program closes it meanwhile, the call
+/// fails or works on another, as it would without this library.
+pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: -1 is the one value that is not allowed; no memory depends on any other.
+    unsafe { BorrowedFd::borrow_raw(if fd < 0 { c_int::MAX } else { fd }) }
+}
+
+/// The position of a file.
+pub(crate) fn position(fd: c_int) -> Result<i64, Errno> {
+    // SAFETY: numbers only.
+    unsafe { raw::call(libc::SYS_lseek, [fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0]) }
+        .map(|at| at as i64)
+}
+
+/// Sets the position of a file.
+pub(crate) fn set_position(fd: c_int, at: i64) -> Result<(), Errno> {
+    let args = [fd as usize, at as usize, libc::SEEK_SET as usize, 0, 0, 0];
+    // SAFETY: numbers only.
+    unsafe { raw::call(libc::SYS_lseek, args) }.map(|_| ())
+}
+
+/// The kernel's `epoll_wait`.
+pub(crate) fn epoll_wait(
+    set: c_int,
+    out: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+) -> Sys {
+    let mut time = timeout.map(|timeout| libc::timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    });
+    let millis = match timeout {
+        None => -1isize,
+        Some(timeout) if timeout.is_zero() => 0,
+        Some(_) => {
+            let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
+            let list = out.as_mut_ptr() as usize;
+            let args = [set as usize, list, out.len(), time, 0, 8];
+            // SAFETY: list and time live until the call returns.
+            match unsafe { raw::call(libc::SYS_epoll_pwait2, args) } {
+                // An old kernel, or a sandbox that does not know the call.
+                Err(Errno(libc::ENOSYS | libc::EPERM)) => {}
+                result => return result,
+            }
+            timeout.map_or(0, |t| t.as_micros().div_ceil(1000).min(i32::MAX as u128) as isize)
+        }
+    };
+    let list = out.as_mut_ptr() as usize;
+    let args = [set as usize, list, out.len(), millis as usize, 0, 8];
+    // SAFETY: the list lives until the call returns.
+    unsafe { raw::call(libc::SYS_epoll_pwait, args) }
+}

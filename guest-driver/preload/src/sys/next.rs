@@ -1,0 +1,61 @@
+//! The functions that libc exports under the names that are taken here. They are looked up once, when
+//! the library is loaded: a look-up may allocate, and an allocator may call what is hooked.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// One function of libc.
+pub(super) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(super) const fn new(name: &'static CStr) -> Next {
+        Next { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Looks the function up.
+    pub(super) fn find(&self) {
+        // SAFETY: a name that ends with zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.found.store(found, Ordering::Release);
+    }
+
+    /// The function, if it was found.
+    #[inline]
+    pub(super) fn get(&self) -> Option<*mut c_void> {
+        let found = self.found.load(Ordering::Relaxed);
+        (!found.is_null()).then_some(found)
+    }
+}
+
+/// `next!(name, number, (a: type, ...) -> type)`: calls libc's function, or the kernel as long as
+/// that is not known.
+macro_rules! next {
+    ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
+        let number: i64 = $number;
+        if number < 0 && $crate::sys::hooks::real::$name.get().is_none() {
+            // Called before this library's beginning, and the kernel has no such call.
+            $crate::sys::hooks::real::$name.find();
+        }
+        let known = $crate::sys::hooks::real::$name.get();
+        match known {
+            Some(function) => {
+                // SAFETY: libc's function of this name has this type.
+                let function: unsafe extern "C" fn($($type),*) -> $result =
+                    unsafe { std::mem::transmute(function) };
+                // SAFETY: the program's arguments, unchanged.
+                unsafe { function($($arg),*) }
+            }
+            None => {
+                let mut all = [0usize; 6];
+                let given = [$($arg as usize),*];
+                all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
+                // SAFETY: the program's arguments, unchanged.
+                $crate::sys::user::done(unsafe { $crate::sys::raw::call(number, all) }) as $result
+            }
+        }
+    }};
+}
+pub(super) use next;

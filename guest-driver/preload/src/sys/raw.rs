@@ -1,0 +1,239 @@
+//! System calls without libc, whose functions are the ones this library stands in for.
+
+use std::ffi::c_int;
+
+/// The number of an error, as `errno` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// What a system call returns.
+pub(crate) type Sys = Result<usize, Errno>;
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Errno {
+        use std::io::ErrorKind as K;
+        Errno(error.raw_os_error().unwrap_or(match error.kind() {
+            K::WouldBlock => libc::EAGAIN,
+            K::BrokenPipe => libc::EPIPE,
+            K::ConnectionReset => libc::ECONNRESET,
+            K::ConnectionAborted => libc::ECONNABORTED,
+            K::ConnectionRefused => libc::ECONNREFUSED,
+            K::NotConnected => libc::ENOTCONN,
+            K::TimedOut => libc::ETIMEDOUT,
+            K::Interrupted => libc::EINTR,
+            K::InvalidInput => libc::EINVAL,
+            K::OutOfMemory => libc::ENOMEM,
+            _ => libc::ECONNRESET,
+        }))
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Errno {
+        Errno(error.raw_os_error())
+    }
+}
+
+/// Calls the kernel. Arguments that are addresses must be what the call expects.
+///
+/// # Safety
+/// As the system call.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
+    let result: isize;
+    // SAFETY: the caller's promise; the kernel clobbers rcx and r11 only.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") number as isize => result,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2],
+            in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    done(result)
+}
+
+/// Calls the kernel. Arguments that are addresses must be what the call expects.
+///
+/// # Safety
+/// As the system call.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
+    let result: isize;
+    // SAFETY: the caller's promise; the kernel keeps all registers but x0.
+    unsafe {
+        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a[0] => result,
+            in("x1") a[1], in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5],
+            options(nostack));
+    }
+    done(result)
+}
+
+#[inline]
+fn done(result: isize) -> Sys {
+    match result {
+        -4095..=-1 => Err(Errno((-result) as c_int)),
+        value => Ok(value as usize),
+    }
+}
+
+/// A call whose arguments are numbers only.
+macro_rules! numbers {
+    ($(#[$doc:meta])* $name:ident = $number:ident ($($arg:ident),*)) => {
+        $(#[$doc])*
+        pub(crate) fn $name($($arg: c_int),*) -> Sys {
+            let mut all = [0usize; 6];
+            let given = [$($arg as isize as usize),*];
+            all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
+            // SAFETY: no argument of this call is an address.
+            unsafe { call(libc::$number, all) }
+        }
+    };
+}
+
+numbers!(
+    /// `close`.
+    close = SYS_close(fd));
+numbers!(
+    /// `fcntl` with a number.
+    fcntl = SYS_fcntl(fd, command, argument));
+numbers!(
+    /// `dup3`.
+    dup3 = SYS_dup3(old, new, flags));
+numbers!(
+    /// `close_range`.
+    close_range = SYS_close_range(first, last, flags));
+numbers!(
+    /// `exit_group`.
+    exit_group = SYS_exit_group(status));
+numbers!(
+    /// `epoll_create1`.
+    epoll_create1 = SYS_epoll_create1(flags));
+
+/// Process id, never the cached one of a parent.
+pub(crate) fn getpid() -> c_int {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as c_int)
+}
+
+/// Sends SIGPIPE to the calling thread, as a write into a closed connection does.
+pub(crate) fn raise_sigpipe() {
+    // SAFETY: numbers only; to the calling thread itself.
+    unsafe {
+        let thread = call(libc::SYS_gettid, [0; 6]).unwrap_or(0);
+        let _ =
+            call(libc::SYS_tgkill, [getpid() as usize, thread, libc::SIGPIPE as usize, 0, 0, 0]);
+    }
+}
+
+/// One `epoll_ctl`.
+pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> Sys {
+    let event = libc::epoll_event { events, u64: data };
+    let event = std::ptr::addr_of!(event) as usize;
+    // SAFETY: the event lives until the call returns.
+    unsafe { call(libc::SYS_epoll_ctl, [set as usize, op as usize, fd as usize, event, 0, 0]) }
+}
+
+/// `ppoll`; `sigmask` is the application's pointer, or zero.
+pub(crate) fn ppoll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<&libc::timespec>,
+    sigmask: usize,
+) -> Sys {
+    // The kernel writes the time that is left.
+    let mut left = timeout.copied();
+    let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
+    let list = fds.as_mut_ptr() as usize;
+    // SAFETY: list and time are ours; the mask is what the application handed over.
+    unsafe { call(libc::SYS_ppoll, [list, fds.len(), time, sigmask, 8, 0]) }
+}
+
+/// `read` into our own memory.
+pub(crate) fn read(fd: c_int, buf: &mut [u8]) -> Sys {
+    let at = buf.as_mut_ptr() as usize;
+    // SAFETY: the buffer is ours and as long as said.
+    unsafe { call(libc::SYS_read, [fd as usize, at, buf.len(), 0, 0, 0]) }
+}
+
+/// `pread` into our own memory.
+pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Sys {
+    let at = buf.as_mut_ptr() as usize;
+    // SAFETY: the buffer is ours and as long as said.
+    unsafe { call(libc::SYS_pread64, [fd as usize, at, buf.len(), offset as usize, 0, 0]) }
+}
+
+/// `write` from our own memory.
+pub(crate) fn write(fd: c_int, buf: &[u8]) -> Sys {
+    let at = buf.as_ptr() as usize;
+    // SAFETY: the buffer is ours and as long as said.
+    unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
+}
+
+/// `getsockopt` of a number.
+pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    let mut value: c_int = 0;
+    let mut len: libc::socklen_t = 4;
+    let (at, room) = (std::ptr::from_mut(&mut value), std::ptr::from_mut(&mut len));
+    let args = [fd as usize, level as usize, name as usize, at as usize, room as usize, 0];
+    // SAFETY: both live until the call returns.
+    unsafe { call(libc::SYS_getsockopt, args) }.map(|_| value)
+}
+
+/// The read or write timeout of a socket, microseconds; zero: none.
+pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
+    let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = std::mem::size_of::<libc::timeval>() as libc::socklen_t;
+    let (at, room) = (std::ptr::from_mut(&mut value), std::ptr::from_mut(&mut len));
+    let args =
+        [fd as usize, libc::SOL_SOCKET as usize, name as usize, at as usize, room as usize, 0];
+    // SAFETY: both live until the call returns.
+    match unsafe { call(libc::SYS_getsockopt, args) } {
+        Ok(_) => (value.tv_sec as u64).saturating_mul(1_000_000) + value.tv_usec as u64,
+        Err(_) => 0,
+    }
+}
+
+/// Breaks a TCP connection by RST and leaves an unconnected socket.
+pub(crate) fn disconnect(fd: c_int) {
+    // SAFETY: an all-zero address is of family AF_UNSPEC.
+    let nowhere: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    let at = std::ptr::addr_of!(nowhere) as usize;
+    let len = std::mem::size_of_val(&nowhere);
+    // SAFETY: the address lives until the call returns.
+    let _ = unsafe { call(libc::SYS_connect, [fd as usize, at, len, 0, 0, 0]) };
+}
+
+/// Blocks all signals of the calling thread while `f` runs: threads that are made inherit that.
+pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    let all = u64::MAX;
+    let mut old = 0u64;
+    let (new, before) = (std::ptr::addr_of!(all) as usize, std::ptr::addr_of_mut!(old) as usize);
+    // SAFETY: both words live until the call returns.
+    let blocked = unsafe {
+        call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, before, 8, 0, 0])
+    };
+    let result = f();
+    if blocked.is_ok() {
+        // SAFETY: as above.
+        let _ = unsafe {
+            call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, before, 0, 8, 0, 0])
+        };
+    }
+    result
+}
+
+/// Whether a handler is installed that does not ask for interrupted calls to be begun again.
+pub(crate) fn signals_interrupt() -> bool {
+    for signal in 1..64usize {
+        // The kernel's own struct: handler, flags, restorer, mask.
+        let mut action = [0usize; 4];
+        let at = action.as_mut_ptr() as usize;
+        // SAFETY: room for the kernel's struct, which is four words.
+        let asked = unsafe { call(libc::SYS_rt_sigaction, [signal, 0, at, 8, 0, 0]) };
+        let handled = action[0] != libc::SIG_DFL && action[0] != libc::SIG_IGN;
+        if asked.is_ok() && handled && action[1] & libc::SA_RESTART as usize == 0 {
+            return true;
+        }
+    }
+    false
+}

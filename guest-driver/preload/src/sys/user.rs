@@ -1,0 +1,128 @@
+//! Memory that the program handed over. The kernel would check addresses; here a wrong one is a
+//! fault of the program's, as in any function of libc that touches memory itself.
+
+use std::ffi::{c_int, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::raw::{Errno, Sys};
+
+/// Room to read into.
+///
+/// # Safety
+/// `buf` must lead to `len` writable bytes.
+pub(crate) unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
+    if buf.is_null() || len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(buf.cast(), len.min(isize::MAX as usize)) }
+}
+
+/// Bytes to write.
+///
+/// # Safety
+/// `buf` must lead to `len` readable bytes.
+pub(crate) unsafe fn bytes<'a>(buf: *const c_void, len: usize) -> &'a [u8] {
+    if buf.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(buf.cast(), len.min(isize::MAX as usize)) }
+}
+
+/// Rooms to read into.
+///
+/// # Safety
+/// `iov` must lead to `n` descriptions of writable memory.
+pub(crate) unsafe fn rooms<'a>(
+    iov: *const libc::iovec,
+    n: usize,
+) -> Result<&'a mut [IoSliceMut<'a>], Errno> {
+    if n > libc::UIO_MAXIOV as usize {
+        return Err(Errno(libc::EINVAL));
+    }
+    if iov.is_null() || n == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The list is only read.
+    Ok(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) })
+}
+
+/// Bytes to write, in pieces.
+///
+/// # Safety
+/// `iov` must lead to `n` descriptions of readable memory.
+pub(crate) unsafe fn pieces<'a>(
+    iov: *const libc::iovec,
+    n: usize,
+) -> Result<&'a [IoSlice<'a>], Errno> {
+    if n > libc::UIO_MAXIOV as usize {
+        return Err(Errno(libc::EINVAL));
+    }
+    if iov.is_null() || n == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the caller's promise; `IoSlice` has the layout of `iovec`.
+    Ok(unsafe { std::slice::from_raw_parts(iov.cast(), n) })
+}
+
+/// An internet address.
+///
+/// # Safety
+/// `addr` must lead to `len` bytes.
+pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<SocketAddr> {
+    if addr.is_null() || (len as usize) < std::mem::size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the caller's promise; the length was compared.
+    let v4: libc::sockaddr_in = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
+    match c_int::from(v4.sin_family) {
+        libc::AF_INET => {
+            let ip = std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 if len as usize >= std::mem::size_of::<libc::sockaddr_in6>() => {
+            // SAFETY: as above.
+            let v6 = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let ip = std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddr::from((ip.to_canonical(), u16::from_be(v6.sin6_port))))
+        }
+        _ => None,
+    }
+}
+
+/// A timeout; `None`: for ever.
+///
+/// # Safety
+/// `time` must be null or lead to one.
+pub(crate) unsafe fn timespec(time: *const libc::timespec) -> Option<Duration> {
+    // SAFETY: the caller's promise.
+    unsafe { time.as_ref() }.map(|time| {
+        let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+        Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999))
+    })
+}
+
+/// A timeout in milliseconds; negative: for ever.
+pub(crate) fn millis(timeout: c_int) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(error: c_int) {
+    // SAFETY: the address of this thread's errno, always valid.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// A result as libc returns it.
+pub(crate) fn done(result: Sys) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(Errno(error)) => {
+            set_errno(error);
+            -1
+        }
+    }
+}

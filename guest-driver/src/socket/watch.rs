@@ -1,0 +1,208 @@
+//! `Watch`: waiting for any of several connections and one more descriptor, for callers that have
+//! an event loop of their own and do not want a system call per event.
+//!
+//! The order is that of every such wait: look at the connections; note what was seen; say "asleep" on
+//! each; look again; sleep.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::SmcStream;
+use super::hub::Hub;
+use super::wait::{NAP, Spin, Waiter, clear_interrupted, was_interrupted};
+
+/// What a connection can do right now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// A read would not block: bytes, end of data, or an error.
+    pub readable: bool,
+    /// A write would not block.
+    pub writable: bool,
+    /// The peer sends no more.
+    pub read_closed: bool,
+    /// Nothing goes either way any more.
+    pub hang_up: bool,
+    /// The connection ended abnormally.
+    pub failed: bool,
+    /// Urgent data is announced or there.
+    pub urgent: bool,
+}
+
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// Something may have happened: look again.
+    Look,
+    /// A signal was handled.
+    Interrupted,
+}
+
+/// The control words of a connection at some moment; see [`SmcStream::seen`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen([u64; 2]);
+
+impl Seen {
+    /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
+    pub fn same_for_reader(self, earlier: Seen) -> bool {
+        super::conn::reader_view(self.0) == super::conn::reader_view(earlier.0)
+    }
+}
+
+/// A sleeper that connections can wake. Belongs to one waiting thread at a time.
+#[derive(Debug)]
+pub struct Watch {
+    waiter: Arc<Waiter>,
+    spin: Spin,
+}
+
+impl Watch {
+    /// A sleeper that spins for at most `spin` before it sleeps.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn new(spin: Duration) -> io::Result<Watch> {
+        Ok(Watch { waiter: Arc::new(Waiter::with_bell()?), spin: Spin::new(spin) })
+    }
+
+    /// Spins until `changed` says so. `false`: not for as long as that is worth it.
+    pub fn spin_until(&self, changed: impl FnMut() -> bool) -> bool {
+        self.spin.until(changed)
+    }
+
+    /// Notes how long a wait took that had to sleep, so that the next one spins wisely.
+    pub fn slept(&self, wait: Duration) {
+        self.spin.slept(wait);
+    }
+
+    /// Readable when the watch was woken while it slept. A descriptor given to [`Watch::sleep`] must
+    /// be an epoll set that has this one in it.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        match self.waiter.bell() {
+            Some(bell) => bell.as_fd(),
+            // Made with one.
+            None => std::process::abort(),
+        }
+    }
+
+    /// Takes back that the bell rang.
+    pub fn clear_bell(&self) {
+        let _ = rustix::io::read(self.bell(), &mut [0u8; 8]);
+    }
+
+    /// Number of wake-ups so far; read before the connections are looked at.
+    pub fn count(&self) -> u32 {
+        self.waiter.seen()
+    }
+
+    /// Wakes the sleeper.
+    pub fn wake(&self) {
+        self.waiter.wake();
+    }
+
+    /// Sleeps until woken after `count`, until `extra` is readable, or for `timeout` (a second at
+    /// most). `any` is one of the connections that are watched, if there are any.
+    pub fn sleep(
+        &self,
+        any: Option<&SmcStream>,
+        count: u32,
+        timeout: Duration,
+        extra: BorrowedFd<'_>,
+    ) -> Woken {
+        clear_interrupted();
+        let timeout = timeout.min(NAP);
+        match any.and_then(SmcStream::conn) {
+            Some(conn) => Hub::sleep(conn.hub(), &self.waiter, count, timeout, Some(extra)),
+            None => {
+                self.waiter.polling(true);
+                if !self.waiter.woken(count) {
+                    super::hub::nap(extra, timeout);
+                }
+                self.waiter.polling(false);
+            }
+        }
+        if was_interrupted() { Woken::Interrupted } else { Woken::Look }
+    }
+}
+
+impl SmcStream {
+    /// What the connection can do right now; about urgent data only if that is `wanted`. For TCP:
+    /// nothing is known.
+    pub fn look(&self, wanted: bool) -> Look {
+        let Some(conn) = self.conn() else { return Look::default() };
+        conn.hub().look();
+        let ready = conn.ready();
+        Look {
+            readable: ready.readable,
+            writable: ready.writable,
+            read_closed: ready.read_closed,
+            hang_up: ready.hang_up,
+            failed: conn.has_failed(),
+            urgent: wanted && conn.has_urgent().unwrap_or(false),
+        }
+    }
+
+    /// The control words, to be compared by [`SmcStream::news_since`]: two loads.
+    pub fn seen(&self) -> Seen {
+        Seen(self.conn().map(|conn| conn.snapshot()).unwrap_or_default())
+    }
+
+    /// Whether [`SmcStream::look`] might say something else than at `seen`.
+    pub fn news_since(&self, seen: Seen) -> bool {
+        self.conn().is_some_and(|conn| {
+            conn.hub().look();
+            conn.may_have_news(seen.0)
+        })
+    }
+
+    /// From now on the watch is woken when the connection has news while it is armed.
+    pub fn watch(&self, watch: &Watch) {
+        if let Some(conn) = self.conn() {
+            conn.add_sleeper(&watch.waiter);
+        }
+    }
+
+    /// Takes [`SmcStream::watch`] back.
+    pub fn unwatch(&self, watch: &Watch) {
+        if let Some(conn) = self.conn() {
+            conn.remove_sleeper(&watch.waiter);
+        }
+    }
+
+    /// Says "asleep": the peer's next change wakes who watches. `false`: there was one; look again.
+    pub fn arm(&self) -> bool {
+        self.conn().is_none_or(|conn| conn.arm_for_poller())
+    }
+
+    /// Takes [`SmcStream::arm`] back, which spares the peer a wake-up.
+    pub fn disarm(&self) {
+        if let Some(conn) = self.conn() {
+            conn.disarm_for_poller();
+        }
+    }
+
+    /// Looks whether the TCP connection underneath was reset. Worth doing once a second.
+    pub fn look_at_tcp(&self) {
+        if let Some(conn) = self.conn() {
+            conn.look_at_tcp();
+        }
+    }
+
+    /// Waits until a read (`write`: or a write) may do something that it could not at `seen`. Spins
+    /// for a while first.
+    ///
+    /// # Errors
+    /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
+    pub fn wait_for_news(
+        &self,
+        seen: Seen,
+        write: bool,
+        deadline: Option<Instant>,
+    ) -> io::Result<()> {
+        match self.conn() {
+            Some(conn) => conn.wait_for_news(seen.0, write, deadline),
+            None => Ok(()),
+        }
+    }
+}
