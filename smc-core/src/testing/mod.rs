@@ -16,6 +16,7 @@
 mod close_table;
 mod end;
 mod fabric;
+pub mod links;
 mod memory;
 mod rng;
 

@@ -1,0 +1,298 @@
+//! What arrives for a connection, and what its application does.
+
+use super::super::memory::stream_byte;
+use super::half::{Release, token_of};
+use super::plan::Faults;
+use super::world::{Check, EndId, Event, HalfId, Simulation};
+use crate::connection::close::{Actions, Event as CloseEvent, State};
+use crate::connection::failover::{Verdict, judge};
+use crate::connection::{Order, Span};
+use crate::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
+
+/// As the default of the close machine, microseconds.
+const CLOSE_TIME: u64 = crate::connection::close::CLOSE_TIMEOUT_US;
+const ABORT_TIME: u64 = crate::connection::close::ABORT_TIMEOUT_US;
+const NONE: [Span; 2] = [Span { offset: 0, len: 0 }; 2];
+
+impl Simulation {
+    /// A control message comes in.
+    pub(super) fn take(&mut self, end: EndId, q: usize, cdc: Cdc) -> Check {
+        let EndId { session, role } = end;
+        let conn = cdc.token as usize / 2;
+        let id = HalfId { session, conn, role };
+        if conn >= self.sessions[session].conns.len() || token_of(id) != cdc.token {
+            return match self.sessions[session].lied {
+                true => Ok(()),
+                false => Err(format!("{end:?}: unknown token {}", cdc.token)),
+            };
+        }
+        if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
+            if self.half_ref(id).is_none() {
+                return Ok(());
+            }
+            // What came over other links may lie unseen.
+            for n in 0..self.end(end).qps.len() {
+                let Some((_, other)) = self.end(end).qps.get(n).copied() else { break };
+                while other != q
+                    && let Some(bytes) = self.take_cdc(other)
+                {
+                    if let Ok(cdc) = Cdc::parse(&bytes) {
+                        self.take(end, other, cdc)?;
+                    }
+                }
+            }
+            let Some(half) = self.half_ref(id) else { return Ok(()) };
+            return match judge(&half.seen, cdc.sequence) {
+                Verdict::Intact => Ok(()),
+                lost => Err(format!("{id:?}: {lost:?} although nothing was lost")),
+            };
+        }
+        let Some(half) = self.half(id) else { return Ok(()) };
+        if half.seen.judge(cdc.sequence) == Order::Old || half.state() == State::Closed {
+            return Ok(());
+        }
+        let producer = ProducerWord { cursor: cdc.producer };
+        let consumer = ConsumerWord {
+            cursor: cdc.consumer,
+            producer_flags: cdc.producer_flags,
+            state_flags: cdc.state_flags,
+        };
+        let delivery = match half.connection.on_control(producer, consumer, false) {
+            Ok(delivery) => delivery,
+            Err(error) => return Err(format!("{id:?}: honest peer refused: {error}, {cdc:?}")),
+        };
+        if delivery.arrival.update.is_due() {
+            self.tell(id)?;
+        }
+        self.act(id, delivery.actions)?;
+        self.wake(id);
+        self.finish(id)
+    }
+
+    /// Publishes, unless nothing more may be said.
+    fn tell(&mut self, id: HalfId) -> Check {
+        match self.half_ref(id).is_some_and(|half| half.connection.close.may_publish()) {
+            true => self.publish(id, NONE),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn close_event(&mut self, id: HalfId, event: CloseEvent) -> Check {
+        let Some(half) = self.half(id) else { return Ok(()) };
+        let actions = half.connection.close.on(event);
+        self.act(id, actions)?;
+        self.finish(id)
+    }
+
+    fn act(&mut self, id: HalfId, actions: Actions) -> Check {
+        if actions.intersects(Actions::REPORT_RESET | Actions::REPORT_ABORTED) {
+            let HalfId { session, conn, .. } = id;
+            let over = self.sessions[session].ends.iter().any(|end| !end.lives());
+            let conn = &mut self.sessions[session].conns[conn];
+            let excused = conn.excuse || over;
+            conn.reset = true;
+            if !excused && !self.sessions[session].lied {
+                return Err(format!("{id:?} is reset for no reason"));
+            }
+        }
+        for action in actions.iter() {
+            let now = self.now;
+            let Some(half) = self.half(id) else { return Ok(()) };
+            match action {
+                Actions::PURGE => {
+                    half.connection.receiver.purge();
+                    half.failed = true;
+                }
+                Actions::SEND_DONE | Actions::SEND_CLOSED => self.publish(id, NONE)?,
+                Actions::SEND_ABORT => {
+                    self.publish(id, NONE)?;
+                    self.close_event(id, CloseEvent::AbortDelivered)?;
+                }
+                Actions::STOP_TIMER => half.timer = None,
+                Actions::START_CLOSE_TIMER | Actions::START_ABORT_TIMER => {
+                    let time = match action == Actions::START_CLOSE_TIMER {
+                        true => CLOSE_TIME,
+                        false => ABORT_TIME,
+                    };
+                    half.timer = Some(now + time);
+                    self.at(now + time, Event::ConnTimer(id));
+                }
+                Actions::REUSE_BUFFER => half.release = Some(Release::Reuse),
+                Actions::WITHDRAW_BUFFER => half.release = Some(Release::Withdraw),
+                Actions::RESET_TCP => self.send_reset(id),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_conn_timer(&mut self, id: HalfId) -> Check {
+        let (now, calm) = (self.now, self.calm);
+        let Some(half) = self.half(id) else { return Ok(()) };
+        if half.timer.is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        half.timer = None;
+        if !calm {
+            // A minute of trouble.
+            self.sessions[id.session].conns[id.conn].excuse = true;
+        }
+        self.close_event(id, CloseEvent::Timeout)
+    }
+
+    /// Forgets a half that is over and of which all is said.
+    pub(super) fn finish(&mut self, id: HalfId) -> Check {
+        let Some(half) = self.half_ref(id) else { return Ok(()) };
+        if half.state() != State::Closed {
+            return Ok(());
+        }
+        let said = half.log.on_the_way() == 0 && !half.due;
+        let mute = half.peer_rmb.is_none();
+        if said || mute {
+            let how = half.release.unwrap_or(Release::Withdraw);
+            let complete = !half.failed && half.saw_end && half.budget == 0;
+            self.remove_half(id, how, complete);
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_half(&mut self, id: HalfId, how: Release, complete: bool) {
+        let conn = &mut self.sessions[id.session].conns[id.conn];
+        let Some(half) = conn.halves[id.role].take() else { return };
+        conn.ended[id.role] = true;
+        conn.complete[id.role] = complete;
+        if conn.ended == [true; 2] && !conn.declined {
+            match conn.complete == [true; 2] {
+                true => self.report.completed += 1,
+                false => self.report.reset += 1,
+            }
+        }
+        self.trace(|| format!("{id:?} is gone"));
+        let end = id.end();
+        self.release_rmb(end, half.rmb, how);
+        let now = self.instant();
+        if let Some(group) = &mut self.end(end).group {
+            group.connection_removed(half.link, now);
+        }
+        self.dirty.push(end);
+    }
+
+    // ---- the application
+
+    pub(super) fn on_app(&mut self, id: HalfId) -> Check {
+        let calm = self.calm;
+        let abort = !calm && self.plan.faults.contains(Faults::ABORT) && self.rng.one_in(400);
+        let usable = self.group(id.end()).is_some_and(crate::link_group::LinkGroup::is_usable);
+        let Some(half) = self.half(id) else { return Ok(()) };
+        half.scheduled = false;
+        if !usable {
+            // Before its first contact is over the application has no socket, and after the end
+            // none that works.
+            return Ok(());
+        }
+        if half.state() == State::Closed || half.failed || half.closed {
+            return Ok(());
+        }
+        if abort {
+            self.sessions[id.session].conns[id.conn].excuse = true;
+            return self.close_event(id, CloseEvent::Abort);
+        }
+        self.read(id)?;
+        self.write(id)?;
+        let Some(half) = self.half(id) else { return Ok(()) };
+        if half.budget == 0 && !half.shut {
+            half.shut = true;
+            self.close_event(id, CloseEvent::ShutdownWrite { unsent: false })?;
+        }
+        let Some(half) = self.half(id) else { return Ok(()) };
+        if half.saw_end && half.shut && !half.closed {
+            half.closed = true;
+            let unread = half.connection.receiver.available() != 0;
+            self.close_event(id, CloseEvent::Close { unread, unsent: false })?;
+        }
+        let Some(half) = self.half(id) else { return Ok(()) };
+        let can_write = half.budget > 0 && half.connection.sender.space() > 0;
+        if half.connection.receiver.readable() > 0 || can_write {
+            self.wake(id);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, id: HalfId) -> Check {
+        let n = if self.rng.one_in(2) { u32::MAX } else { 1 + self.rng.below(200) };
+        let session = &mut self.sessions[id.session];
+        let conn = &mut session.conns[id.conn];
+        let written = conn.written[1 - id.role];
+        let Some(half) = conn.halves[id.role].as_mut() else { return Ok(()) };
+        let n = n.min(half.connection.receiver.readable());
+        if n > 0 {
+            let memory = session.ends[id.role].rmbs.iter().find(|rmb| rmb.id == half.rmb);
+            let Some(memory) = memory else { return Err(format!("{id:?} has no memory")) };
+            for span in half.connection.receiver.spans(n) {
+                for at in span.offset..span.offset + span.len {
+                    let want = stream_of(id.peer(), half.read);
+                    let have = memory.memory.get(at as usize).copied();
+                    if have != Some(want) && !conn.spoiled {
+                        return Err(format!("{id:?}: wrong byte at position {}", half.read));
+                    }
+                    half.read += 1;
+                }
+            }
+            if half.read > written {
+                return Err(format!("{id:?} has read {} of {written} bytes", half.read));
+            }
+            let update = half.connection.receiver.consume(n);
+            self.report.bytes += u64::from(n);
+            if update.is_due() {
+                self.tell(id)?;
+            }
+        }
+        let Some(half) = self.half(id) else { return Ok(()) };
+        let nothing = half.connection.receiver.readable() == 0;
+        if nothing && half.connection.close.peer_done() && !half.saw_end {
+            half.saw_end = true;
+            if half.read != written {
+                let read = half.read;
+                return Err(format!("{id:?}: end of data at {read} of {written} bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, id: HalfId) -> Check {
+        let want = 1 + self.rng.below(600);
+        let conn = &mut self.sessions[id.session].conns[id.conn];
+        let Some(half) = conn.halves[id.role].as_mut() else { return Ok(()) };
+        if half.budget == 0 || !half.connection.close.can_write() {
+            half.budget = if half.connection.close.can_write() { half.budget } else { 0 };
+            return Ok(());
+        }
+        let want = want.min(half.budget);
+        let sender = &mut half.connection.sender;
+        let spans = sender.spans(want);
+        let n = spans[0].len + spans[1].len;
+        if n == 0 {
+            sender.block();
+            return if sender.publish_due() { self.tell(id) } else { Ok(()) };
+        }
+        for span in spans {
+            for at in span.offset..span.offset + span.len {
+                let byte = stream_of(id, half.written);
+                let Some(place) = half.element.get_mut(at as usize) else {
+                    return Err(format!("{id:?}: {span:?} leaves the element"));
+                };
+                *place = byte;
+                half.written += 1;
+            }
+        }
+        sender.advance(n, n < want);
+        half.budget -= n;
+        conn.written[id.role] = half.written;
+        self.publish(id, spans)
+    }
+}
+
+/// Byte number `position` of the stream that a half sends.
+fn stream_of(id: HalfId, position: u64) -> u8 {
+    stream_byte(id.role, position ^ ((id.conn as u64) << 40) ^ ((id.session as u64) << 50))
+}

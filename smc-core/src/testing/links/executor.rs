@@ -1,0 +1,494 @@
+//! Does what link groups say, as a host with RNICs would.
+
+use super::fabric::{Done, Message, Op, QpState};
+use super::half::Release;
+use super::plan::{Faults, rnic};
+use super::world::{Check, EndId, Event, Simulation};
+use crate::link_group::{
+    Cause, Ending, LinkGroup, LinkKey, LinkState, Output, Prepared, Region, RmbId,
+};
+use crate::handshake::Instant;
+use crate::wire::cdc::Cdc;
+use crate::wire::ids::{Gid, Psn, Qpn, Rkey};
+
+/// How long outstanding writes on a link that works are waited for before connections leave it.
+const LAST_WRITES: u64 = 200_000;
+/// Outputs of one call; more can only be an endless loop.
+const MOST_OUTPUTS: u32 = 4096;
+
+/// A key of an RMB on a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key {
+    pub(super) rmb: RmbId,
+    pub(super) link: LinkKey,
+    pub(super) region: Region,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RmbUse {
+    /// The peer is being told.
+    Unconfirmed,
+    Free,
+    Used,
+    Unwanted,
+}
+
+#[derive(Debug)]
+pub(super) struct Rmb {
+    pub(super) id: RmbId,
+    pub(super) memory: Vec<u8>,
+    pub(super) usage: RmbUse,
+    /// Connection that has it, or waits for it.
+    pub(super) conn: Option<usize>,
+    /// Not used again before.
+    pub(super) rests_until: u64,
+    pub(super) since: u64,
+}
+
+/// One end of a pair of groups.
+#[derive(Debug, Default)]
+pub(super) struct End {
+    pub(super) group: Option<LinkGroup>,
+    /// The host's process has died.
+    pub(super) dead: bool,
+    pub(super) over: Option<Ending>,
+    pub(super) qps: Vec<(LinkKey, usize)>,
+    pub(super) keys: Vec<Key>,
+    pub(super) rmbs: Vec<Rmb>,
+    pub(super) next_rmb: u32,
+    pub(super) timer_at: Option<u64>,
+    /// Since when links are in the state in which they are.
+    pub(super) watch: Vec<(LinkKey, LinkState, u64)>,
+}
+
+impl End {
+    pub(super) fn lives(&self) -> bool {
+        self.group.is_some()
+    }
+
+    pub(super) fn qp(&self, link: LinkKey) -> Option<usize> {
+        self.qps.iter().find(|(key, _)| *key == link).map(|(_, q)| *q)
+    }
+
+    pub(super) fn region(&self, rmb: RmbId, link: LinkKey) -> Option<Region> {
+        let key = self.keys.iter().find(|key| key.rmb == rmb && key.link == link)?;
+        Some(key.region)
+    }
+
+    pub(super) fn key(&self, rkey: Rkey) -> Option<Key> {
+        self.keys.iter().find(|key| key.region.rkey == rkey).copied()
+    }
+
+    pub(super) fn rmb(&mut self, id: RmbId) -> Option<&mut Rmb> {
+        self.rmbs.iter_mut().find(|rmb| rmb.id == id)
+    }
+}
+
+impl Simulation {
+    pub(super) fn end(&mut self, id: EndId) -> &mut End {
+        &mut self.sessions[id.session].ends[id.role]
+    }
+
+    pub(super) fn group(&self, id: EndId) -> Option<&LinkGroup> {
+        self.sessions[id.session].ends[id.role].group.as_ref()
+    }
+
+    /// A call of the group, and all that follows from it.
+    pub(super) fn call(&mut self, id: EndId, what: impl FnOnce(&mut LinkGroup, Instant)) -> Check {
+        let now = self.instant();
+        let Some(group) = &mut self.end(id).group else { return Ok(()) };
+        what(group, now);
+        self.carry_out(id)
+    }
+
+    /// Carries out what was said in passing.
+    pub(super) fn drain_dirty(&mut self) -> Check {
+        while let Some(id) = self.dirty.pop() {
+            self.carry_out(id)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn carry_out(&mut self, id: EndId) -> Check {
+        let mut count = 0;
+        while let Some(output) = self.end(id).group.as_mut().and_then(LinkGroup::poll_output) {
+            self.trace(|| format!("{id:?} {output:?}"));
+            self.execute(id, output)?;
+            count += 1;
+            if count > MOST_OUTPUTS {
+                return Err(format!("{id:?} has no end of things to do"));
+            }
+        }
+        self.revive(id)?;
+        self.check_end(id)?;
+        self.arm_timer(id);
+        Ok(())
+    }
+
+    fn arm_timer(&mut self, id: EndId) {
+        let Some(at) = self.group(id).and_then(LinkGroup::poll_timeout) else { return };
+        if self.end(id).timer_at.is_none_or(|have| have > at.0) {
+            self.end(id).timer_at = Some(at.0);
+            // A host may be busy.
+            let late = if self.rng.one_in(8) { self.time(20_000) } else { 0 };
+            self.at(at.0 + late, Event::Timer(id));
+        }
+    }
+
+    pub(super) fn on_timer(&mut self, id: EndId) -> Check {
+        self.end(id).timer_at = None;
+        let now = self.instant();
+        if self.group(id).and_then(LinkGroup::poll_timeout).is_some_and(|at| at.has_passed(now)) {
+            self.call(id, |group, now| group.handle_timeout(now))?;
+            let next = self.group(id).and_then(LinkGroup::poll_timeout);
+            if next.is_some_and(|at| at.has_passed(now)) {
+                return Err(format!("{id:?}: timer stands still"));
+            }
+        }
+        self.arm_timer(id);
+        Ok(())
+    }
+
+    fn execute(&mut self, id: EndId, output: Output) -> Check {
+        match output {
+            Output::PostLlc { link, bytes, receipt } => {
+                let Some(q) = self.end(id).qp(link) else {
+                    return Err(format!("{id:?}: message on {link:?}, which has no queue pair"));
+                };
+                self.post_llc(q, bytes, receipt);
+            }
+            Output::PrepareLink { link, .. } => {
+                let slow = self.plan.faults.contains(Faults::SETUP) && !self.calm;
+                let wait = if slow && self.rng.one_in(4) { 3_000_000 } else { 5000 };
+                let wait = self.time(wait);
+                self.at(self.now + wait, Event::Prepare(id, link));
+            }
+            Output::ConnectLink { link, remote, .. } => {
+                let Some(q) = self.end(id).qp(link) else {
+                    return Err(format!("{id:?}: {link:?} is to be connected and has no queue pair"));
+                };
+                self.connect(q, remote.gid, remote.qpn);
+            }
+            Output::ActivateLink { link } | Output::LinkUsable { link } => {
+                if self.end(id).qp(link).is_none() {
+                    return Err(format!("{id:?}: {output:?} without a queue pair"));
+                }
+                if matches!(output, Output::LinkUsable { .. }) {
+                    self.report.links += 1;
+                }
+            }
+            Output::GroupUsable => self.on_group_usable(id)?,
+            Output::RmbConfirmed { rmb } => {
+                let waits = self.end(id).rmb(rmb).map(|rmb| {
+                    rmb.usage = RmbUse::Free;
+                    rmb.conn.take()
+                });
+                let Some(waits) = waits else {
+                    return Err(format!("{id:?}: {rmb:?} is confirmed, and does not exist"));
+                };
+                if let Some(conn) = waits {
+                    self.on_rmb(id, conn, Some(rmb))?;
+                }
+            }
+            Output::RmbRefused { rmb } => {
+                let waits = self.end(id).rmb(rmb).and_then(|rmb| rmb.conn.take());
+                self.forget_rmb(id, rmb)?;
+                if let Some(conn) = waits {
+                    self.on_rmb(id, conn, None)?;
+                }
+            }
+            Output::RmbDeleted { rmb } => self.forget_rmb(id, rmb)?,
+            Output::PeerRmbDeleted { rmb } => self.on_peer_rmb_deleted(id, rmb)?,
+            Output::MoveConnections { from, to, dead } => self.relocate(id, from, to, dead)?,
+            Output::DestroyLink { link } => self.destroy(id, link)?,
+            Output::Terminated { reason, ending } => {
+                self.trace(|| format!("{id:?} is over: {reason:?}"));
+                self.on_terminated(id, ending)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post_llc(&mut self, q: usize, bytes: Vec<u8>, receipt: Option<crate::link_group::Receipt>) {
+        let session = self.qps[q].owner.session;
+        let faults = if self.calm { Faults::empty() } else { self.plan.faults };
+        let mut sent = bytes.clone();
+        if faults.contains(Faults::CORRUPT) && self.rng.one_in(24) {
+            self.sessions[session].lied = true;
+            for _ in 0..1 + self.rng.below(3) {
+                let len = sent.len() as u32;
+                let bit = self.rng.below(len * 8);
+                if let Some(byte) = sent.get_mut(bit as usize / 8) {
+                    *byte ^= 1 << (bit % 8);
+                }
+            }
+        }
+        self.post(q, Op::Llc { bytes: sent, receipt });
+        if faults.contains(Faults::DUPLICATE) && self.rng.one_in(12) {
+            self.sessions[session].doubled = true;
+            if self.rng.one_in(2) {
+                self.post(q, Op::Llc { bytes, receipt: None });
+            } else {
+                self.copies.push(bytes);
+                let wait = self.time(8_000_000);
+                self.at(self.now + wait, Event::LateLlc(q, self.copies.len() - 1));
+            }
+        }
+    }
+
+    pub(super) fn on_late_llc(&mut self, q: usize, n: usize) -> Check {
+        let bytes = std::mem::take(&mut self.copies[n]);
+        if !self.calm {
+            self.post(q, Op::Llc { bytes, receipt: None });
+        }
+        Ok(())
+    }
+
+    pub(super) fn connect(&mut self, q: usize, gid: Gid, qpn: Qpn) {
+        let host = 1 - self.qps[q].owner.role;
+        let there = |n: usize| rnic(host, n).gid.same_address(gid);
+        let is = |qp: &super::fabric::Qp| {
+            qp.owner.role == host
+                && qp.state != QpState::Gone
+                && qp.qpn == qpn.get()
+                && there(qp.rnic)
+        };
+        self.qps[q].peer = self.qps.iter().rposition(is);
+    }
+
+    pub(super) fn on_prepare(&mut self, id: EndId, link: LinkKey) -> Check {
+        let Some(state) = self.group(id).and_then(|group| group.link(link)) else { return Ok(()) };
+        if state.state != LinkState::Preparing {
+            return Ok(());
+        }
+        let n = state.rnic.id.0 as usize;
+        let broken = self.plan.faults.contains(Faults::SETUP) && !self.calm && self.rng.one_in(12);
+        if n >= 2 || !self.ports[id.role][n] || broken {
+            return self.call(id, |group, now| group.handle_link_failed(link, Cause::Setup, now));
+        }
+        let q = self.new_qp(id, link, n);
+        self.end(id).qps.push((link, q));
+        let rmbs: Vec<RmbId> = self.end(id).rmbs.iter().map(|rmb| rmb.id).collect();
+        let regions = rmbs.into_iter().map(|rmb| (rmb, self.register(id, rmb, link))).collect();
+        let qpn = Qpn::new(self.qps[q].qpn);
+        let psn = Psn::new(self.rng.below(1 << 24));
+        let prepared = Prepared { qpn, psn, regions };
+        self.call(id, |group, now| group.handle_link_prepared(link, prepared, now))
+    }
+
+    /// A key of an RMB on a link: no two are the same.
+    pub(super) fn register(&mut self, id: EndId, rmb: RmbId, link: LinkKey) -> Region {
+        let rkey = loop {
+            let rkey = Rkey(self.rng.bits() as u32);
+            if self.end(id).key(rkey).is_none() {
+                break rkey;
+            }
+        };
+        let region = Region { rkey, address: self.rng.bits() >> 1 };
+        self.end(id).keys.push(Key { rmb, link, region });
+        region
+    }
+
+    /// A new RMB, of which the peer is told.
+    pub(super) fn add_rmb(&mut self, id: EndId, len: u32, conn: usize, on: LinkKey) -> Check {
+        let rmb = RmbId(self.end(id).next_rmb);
+        let Some(group) = self.group(id) else { return Ok(()) };
+        let links: Vec<LinkKey> = group.key_links().collect();
+        if let Some(link) = links.iter().find(|link| self.sessions[id.session].ends[id.role].qp(**link).is_none())
+        {
+            return Err(format!("{id:?}: key wanted for {link:?}, which has no queue pair"));
+        }
+        self.end(id).next_rmb += 1;
+        let since = self.now;
+        self.end(id).rmbs.push(Rmb {
+            id: rmb,
+            memory: vec![0; len as usize],
+            usage: RmbUse::Unconfirmed,
+            conn: Some(conn),
+            rests_until: 0,
+            since,
+        });
+        let regions: Vec<(LinkKey, Region)> =
+            links.into_iter().map(|link| (link, self.register(id, rmb, link))).collect();
+        let mut result = Ok(());
+        self.call(id, |group, now| result = group.add_rmb(rmb, Some(on), &regions, now))?;
+        if result.is_err() {
+            self.forget_rmb(id, rmb)?;
+            self.on_rmb(id, conn, None)?;
+        }
+        Ok(())
+    }
+
+    fn forget_rmb(&mut self, id: EndId, rmb: RmbId) -> Check {
+        let lied = self.sessions[id.session].lied;
+        let end = self.end(id);
+        let Some(at) = end.rmbs.iter().position(|have| have.id == rmb) else {
+            return Err(format!("{id:?}: {rmb:?} goes, and does not exist"));
+        };
+        if end.rmbs[at].usage == RmbUse::Used && !lied {
+            return Err(format!("{id:?}: {rmb:?} goes, and is used"));
+        }
+        end.rmbs.remove(at);
+        end.keys.retain(|key| key.rmb != rmb);
+        Ok(())
+    }
+
+    /// A connection does not need its RMB any more.
+    pub(super) fn release_rmb(&mut self, id: EndId, rmb: RmbId, how: Release) {
+        // What was written once more over another link may be slower than the end of the
+        // connection, which went over the first: the memory has to rest.
+        let rests_until = self.now + 10_000_000;
+        let now = self.now;
+        let Some(have) = self.end(id).rmb(rmb) else { return };
+        (have.conn, have.rests_until, have.since) = (None, rests_until, now);
+        have.usage = match how {
+            Release::Reuse => RmbUse::Free,
+            Release::Withdraw => RmbUse::Unwanted,
+        };
+        if how == Release::Withdraw {
+            let now = self.instant();
+            if let Some(group) = &mut self.end(id).group {
+                group.remove_rmb(rmb, now);
+            }
+            self.dirty.push(id);
+        }
+    }
+
+    /// All connections of a link go to another one.
+    fn relocate(&mut self, id: EndId, from: LinkKey, to: LinkKey, dead: bool) -> Check {
+        if self.end(id).qp(to).is_none() {
+            return Err(format!("{id:?}: connections move to {to:?}, which is gone"));
+        }
+        self.take_all_cdc(id)?;
+        if let (true, Some(q)) = (dead, self.end(id).qp(from)) {
+            // Nothing that is still under way there may arrive after what is written anew.
+            self.stop_qp(q);
+        }
+        for half in self.halves_of(id) {
+            if self.half(half).is_some_and(|half| half.link == from) {
+                self.change_link(half, to, dead);
+            }
+        }
+        if !dead {
+            self.at(self.now + LAST_WRITES, Event::LastWrites(id, from));
+        }
+        Ok(())
+    }
+
+    /// Enough waiting for outstanding writes.
+    pub(super) fn on_last_writes(&mut self, id: EndId, from: LinkKey) -> Check {
+        let Some(q) = self.end(id).qp(from) else { return Ok(()) };
+        let late = self.halves_of(id).into_iter().filter(|half| {
+            self.half_ref(*half).is_some_and(|half| half.path == Some(q) && half.leaving)
+        });
+        let late: Vec<_> = late.collect();
+        if !late.is_empty() {
+            self.take_all_cdc(id)?;
+            self.break_qp(q);
+            for half in late {
+                self.depart(half);
+            }
+            self.revive(id)?;
+        }
+        Ok(())
+    }
+
+    /// Connections see what has arrived before anything is concluded from what has not.
+    pub(super) fn take_all_cdc(&mut self, id: EndId) -> Check {
+        for n in 0..self.end(id).qps.len() {
+            let Some((_, q)) = self.end(id).qps.get(n).copied() else { break };
+            while let Some(bytes) = self.take_cdc(q) {
+                self.on_cdc(id, q, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn destroy(&mut self, id: EndId, link: LinkKey) -> Check {
+        let Some(q) = self.end(id).qp(link) else {
+            let preparing = self.end(id).keys.iter().all(|key| key.link != link);
+            return match preparing {
+                true => Ok(()),
+                false => Err(format!("{id:?}: {link:?} is destroyed twice")),
+            };
+        };
+        while let Some(bytes) = self.take_cdc(q) {
+            self.on_cdc(id, q, &bytes)?;
+        }
+        for half in self.halves_of(id) {
+            if self.half(half).is_some_and(|half| half.path == Some(q)) {
+                self.depart(half);
+            }
+        }
+        self.destroy_qp(q);
+        let end = self.end(id);
+        end.qps.retain(|(key, _)| *key != link);
+        end.keys.retain(|key| key.link != link);
+        Ok(())
+    }
+
+    pub(super) fn on_broken(&mut self, q: usize) -> Check {
+        let (id, link) = (self.qps[q].owner, self.qps[q].link);
+        if self.qps[q].state != QpState::Error {
+            return Ok(());
+        }
+        self.call(id, |group, now| group.handle_link_failed(link, Cause::QueuePair, now))
+    }
+
+    pub(super) fn on_done(&mut self, id: EndId, done: Done) -> Check {
+        match done {
+            Done::Receipt(receipt) => self.call(id, |group, now| group.handle_sent(receipt, now)),
+            Done::Cdc { from, number } => self.on_cdc_sent(from, number),
+        }
+    }
+
+    pub(super) fn on_message(&mut self, q: usize, message: Message) -> Check {
+        let (id, link) = (self.qps[q].owner, self.qps[q].link);
+        match message {
+            Message::Cdc(bytes) => {
+                self.call(id, |group, now| group.handle_received(link, now))?;
+                self.on_cdc(id, q, &bytes)
+            }
+            Message::Llc(bytes) => {
+                let mut result = Ok(());
+                self.call(id, |group, now| result = group.handle_message(link, &bytes, now))?;
+                self.report.messages += 1;
+                if let Err(anomaly) = result {
+                    self.report.anomalies += 1;
+                    self.trace(|| format!("{id:?} {anomaly}"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn on_cdc(&mut self, id: EndId, q: usize, bytes: &[u8]) -> Check {
+        let Ok(cdc) = Cdc::parse(bytes) else {
+            return Err("connection data cannot be parsed".into());
+        };
+        self.take(id, q, cdc)
+    }
+
+    fn on_terminated(&mut self, id: EndId, ending: Ending) -> Check {
+        let end = self.end(id);
+        if !end.qps.is_empty() {
+            return Err(format!("{id:?}: links are left at the end: {:?}", end.qps));
+        }
+        self.end(id).over = Some(ending);
+        self.on_group_over(id, ending)?;
+        let end = self.end(id);
+        if end.group.as_mut().and_then(LinkGroup::poll_output).is_some() {
+            return Err(format!("{id:?} speaks after its end"));
+        }
+        if end.group.as_ref().is_some_and(|group| group.poll_timeout().is_some()) {
+            return Err(format!("{id:?} has a timer after its end"));
+        }
+        // Nothing that a group that is over is told makes it do anything.
+        self.poke_the_dead(id)?;
+        let end = self.end(id);
+        end.group = None;
+        end.rmbs.clear();
+        end.keys.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+//! Two hosts, their link groups and connections, and faults: see `smc_core::testing::links`.
+//!
+//! A failing run prints the command that repeats it. `SMC_SIM_SEED=0x1234` runs that seed alone,
+//! `SMC_SIM_STEPS=5000` lets its faults last that long, `SMC_SIM_RUNS=100000` runs that many seeds,
+//! `SMC_SIM_TRACE=1` tells what happens.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use smc_core::testing::links::{Report, Simulation};
+
+const STEPS: u64 = 4000;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let digits = text.strip_prefix("0x");
+    Some(digits.map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16)).unwrap())
+}
+
+fn simulate(seed: u64, steps: u64) -> Report {
+    let run = || Simulation::new(seed).run(steps);
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        eprintln!(
+            "panicked: SMC_SIM_SEED={seed:#x} SMC_SIM_STEPS={steps} \
+             cargo test -p smc-core --test link_simulation"
+        );
+        resume_unwind(panic)
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+#[test]
+fn links_come_and_go_and_no_byte_is_lost() {
+    let steps = number("SMC_SIM_STEPS").unwrap_or(STEPS);
+    let seeds = match number("SMC_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SMC_SIM_RUNS").unwrap_or(300),
+    };
+    let begin = std::time::Instant::now();
+    let mut all = Report::default();
+    for seed in seeds {
+        let report = simulate(seed, steps);
+        all.steps += report.steps;
+        all.time += report.time;
+        all.groups += report.groups;
+        all.links += report.links;
+        all.connections += report.connections;
+        all.completed += report.completed;
+        all.reset += report.reset;
+        all.failovers += report.failovers;
+        all.bytes += report.bytes;
+        all.messages += report.messages;
+        all.anomalies += report.anomalies;
+    }
+    println!("{all:?} in {:?}", begin.elapsed());
+}
