@@ -102,6 +102,7 @@
 //! have limits, and the worst that follows is the end of this group.
 
 mod add_client;
+mod add_keys;
 mod add_link;
 mod anomaly;
 mod confirm_link;
