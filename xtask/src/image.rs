@@ -56,6 +56,17 @@ pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     Ok(paths.into_iter().map(|path| (path.clone(), path.into())).collect())
 }
 
+/// Finds a program of iproute2: busybox's know less of them.
+///
+/// # Errors
+/// It is not installed.
+pub(crate) fn iproute(name: &str) -> Result<PathBuf, ToolError> {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut found = std::env::split_paths(&places).chain(sbin).map(|dir| dir.join(name));
+    found.find(|path| path.is_file()).ok_or(ToolError::Missing("iproute2"))
+}
+
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

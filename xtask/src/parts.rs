@@ -53,6 +53,8 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     let may_install = install || tool::is_true("CI");
     let busybox = installed(image::busybox, may_install)?;
     let verbs = installed(image::verbs, may_install)?;
+    let ip = installed(|| image::iproute("ip"), may_install)?;
+    let tc = installed(|| image::iproute("tc"), may_install)?;
     let install: &[&str] = if install { &["--install-deps"] } else { &[] };
     let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
     let v1_args = [&["--v1"], install].concat();
@@ -72,7 +74,11 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
 
     eprintln!("xtask: builds the programs (some minutes the first time)");
     let programs = cargo(root, &["build", "--bins"])?;
-    let tests = cargo(root, &["test", "--no-run", "--test", "vm", "--test", "conformance"])?;
+    let mut test = vec!["test", "--no-run", "-p", "guest-driver"];
+    for name in ["vm", "conformance", "verbs_rxe", "rendezvous"] {
+        test.extend(["--test", name]);
+    }
+    let tests = cargo(root, &test)?;
     let daemon = find(&programs, "vhost-device-ism")?;
     let vm = find(&tests, "vm")?;
     let contents = Contents {
@@ -82,6 +88,10 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
             ("smc", find(&programs, "smc")?),
             ("smc-test-peer", find(&programs, "smc-test-peer")?),
             ("conformance", find(&tests, "conformance")?),
+            ("verbs-rxe", find(&tests, "verbs_rxe")?),
+            ("rendezvous", find(&tests, "rendezvous")?),
+            ("ip", ip),
+            ("tc", tc),
         ],
         files: verbs,
     };

@@ -51,6 +51,10 @@ enum What {
     Demo,
     /// Measure SMC next to TCP, and virtio sockets if possible, between two virtual machines.
     Perf {
+        /// SMC-R next to the kernel's AF_SMC over the same soft-RoCE, instead of SMC-D. The argument, if
+        /// there is one, is the number of runs.
+        #[arg(long)]
+        rdma: bool,
         /// Further arguments of "smc perf --to", such as "bulk --runs 3 --json".
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -74,9 +78,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             return Ok(ExitCode::SUCCESS);
         }
         Some(What::Demo) => tool::status(with(&parts, &parts::example(&root, "vm-demo")?))?,
-        Some(What::Perf { args }) => {
+        Some(What::Perf { rdma: false, args }) => {
             let mut command = with(&parts, &parts::example(&root, "vm-perf")?);
             command.envs(parts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
+            tool::status(command)?
+        }
+        Some(What::Perf { rdma: true, args }) => {
+            let mut command = with(&parts, &parts::example(&root, "vm-perf-rdma")?);
+            command.args(args);
             tool::status(command)?
         }
         None => {

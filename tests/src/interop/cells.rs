@@ -14,8 +14,9 @@ use crate::bytes;
 /// Names of the cells, and what they are.
 ///
 /// Besides there are `hold` (bytes there and back, then both ends wait for the other's end), `flood`
-/// (the client sends until that fails), `pour` (the server does) and `many` (see
-/// [`super::programs`]).
+/// (the client sends until that fails), `pour` (the server does), `many` and `connects` (see
+/// [`super::programs`]), and two that measure and do not look at the bytes: `stream` and `rounds` (so
+/// many messages of 64 bytes there and back).
 pub const CELLS: [(&str, &str); 8] = [
     ("ping", "bytes there and back"),
     ("byte", "single bytes there and back"),
@@ -31,6 +32,8 @@ pub const CELLS: [(&str, &str); 8] = [
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a piece in bulk.
 const PIECE: usize = 64 << 10;
+/// Bytes of a call of a measured stream.
+const STREAM: usize = 256 << 10;
 /// Bytes of a piece that does not fit the ring.
 const ODD: usize = 7777;
 /// How long a writer must have been unable to write to be taken for waiting.
@@ -49,18 +52,22 @@ pub(super) struct Talk<'a> {
     pub(super) seed: u64,
     sent: Digest,
     received: Digest,
+    last: Option<Instant>,
+    pause: Duration,
     pub(super) note: String,
 }
 
 impl<'a> Talk<'a> {
     pub(super) fn new(line: &'a Line, seed: u64) -> Talk<'a> {
         let (sent, received) = (Digest::default(), Digest::default());
-        Talk { line, seed, sent, received, note: String::new() }
+        let (last, pause) = (None, Duration::ZERO);
+        Talk { line, seed, sent, received, last, pause, note: String::new() }
     }
 
     pub(super) fn into_report(self, report: &mut Report) {
         (report.sent, report.sent_digest) = (self.sent.len(), self.sent.value());
         (report.received, report.received_digest) = (self.received.len(), self.received.value());
+        report.pause = self.pause.as_millis() as u64;
         report.note = self.note;
     }
 
@@ -98,6 +105,10 @@ impl<'a> Talk<'a> {
             return Err(io::Error::other(format!("byte {at} is not what was sent")));
         }
         self.received.update(&expected);
+        let now = Instant::now();
+        if let Some(last) = self.last.replace(now) {
+            self.pause = self.pause.max(now - last);
+        }
         Ok(n)
     }
 
@@ -144,6 +155,8 @@ impl<'a> Talk<'a> {
                 self.echo(len, len, first)?;
                 return self.end();
             }
+            "stream" => self.stream(len, first)?,
+            "rounds" => self.rounds(len, first)?,
             "flood" => return self.flow(first),
             "pour" => return self.flow(!first),
             _ => return Err(io::Error::other(format!("no cell {cell:?}"))),
@@ -301,6 +314,52 @@ impl<'a> Talk<'a> {
         self.send(1)
     }
 
+    /// Bytes from the client to the server.
+    fn stream(&mut self, len: usize, first: bool) -> io::Result<()> {
+        let mut piece = vec![7; STREAM];
+        let (mut left, start) = (len, Instant::now());
+        while left > 0 {
+            let most = left.min(STREAM);
+            left -= match first {
+                true => self.line.send(&piece[..most])?,
+                false => self.line.recv(&mut piece[..most])?,
+            };
+        }
+        if !first {
+            return self.send(1);
+        }
+        self.receive(1)?;
+        self.note = format!("{:.2}", len as f64 / start.elapsed().as_secs_f64() / 1e6);
+        Ok(())
+    }
+
+    /// Messages there and back: the median and the 99th percentile, microseconds.
+    fn rounds(&mut self, count: usize, first: bool) -> io::Result<()> {
+        let mut message = [7; 64];
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let start = Instant::now();
+            if first {
+                self.line.send(&message)?;
+            }
+            let mut got = 0;
+            while got < message.len() {
+                match self.line.recv(&mut message[got..])? {
+                    0 => return Err(ErrorKind::UnexpectedEof.into()),
+                    n => got += n,
+                }
+            }
+            if !first {
+                self.line.send(&message)?;
+            }
+            times.push(start.elapsed());
+        }
+        times.sort_unstable();
+        let at = |percent: usize| times.get(count * percent / 100).map_or(0.0, micros);
+        self.note = format!("{:.1} {:.1}", at(50), at(99));
+        Ok(())
+    }
+
     /// One end sends and the other receives, until that fails. Never returns without an error.
     fn flow(&mut self, sends: bool) -> io::Result<()> {
         let mut last = Instant::now();
@@ -321,4 +380,8 @@ impl<'a> Talk<'a> {
         self.note += &format!("{} ms after the last byte ", last.elapsed().as_millis());
         Err(error)
     }
+}
+
+fn micros(time: &Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }

@@ -144,9 +144,11 @@ fn obey(net: &Net, addr: SocketAddr, order: &Order, opened: impl FnOnce(&Line)) 
 }
 
 /// Does what its standard input says, as the client: a report per order. `many` is so many
-/// connections at once; its report is that of the last one, with the first error of all.
+/// connections at once; its report is that of the last one, with the first error of all. `connects` is
+/// so many one after the other.
 ///
-/// With `&` after it an order is obeyed in the background, so that others can follow.
+/// With `&` after it an order is obeyed in the background, so that others can follow; it has another
+/// report before its own, `opened`, when the connection is there.
 ///
 /// # Panics
 /// The sockets cannot be made.
@@ -161,15 +163,38 @@ pub fn talk(who: &str, address: &str, say: fn(&str)) {
         };
         if order.cell == "many" {
             say_report(&many(&net, addr, &order), say);
+        } else if order.cell == "connects" {
+            say_report(&connects(&net, addr, &order), say);
         } else if line.ends_with('&') {
             let net = net.clone();
             background.push(thread::spawn(move || {
-                say_report(&obey(&net, addr, &order, |_| {}), say);
+                let opened = |line: &Line| {
+                    let cell = "opened".into();
+                    say_report(&Report { cell, carrier: line.carrier(), ..Report::default() }, say);
+                };
+                say_report(&obey(&net, addr, &order, opened), say);
             }));
         } else {
             say_report(&obey(&net, addr, &order, |_| {}), say);
         }
     }
+}
+
+/// `order.len` connections one after the other, with a byte there and back on each.
+fn connects(net: &Net, addr: SocketAddr, order: &Order) -> Report {
+    let start = Instant::now();
+    let each = Order { cell: "ping".into(), len: 1, ..order.clone() };
+    let mut report = Report::default();
+    for _ in 0..order.len {
+        report = obey(net, addr, &each, |_| {});
+        if !report.error.is_empty() {
+            return report;
+        }
+    }
+    let took = start.elapsed();
+    report.millis = took.as_millis() as u64;
+    report.note = format!("{:.1}", order.len as f64 / took.as_secs_f64());
+    report
 }
 
 /// `order.len` connections that are open at the same time, with 10 000 bytes there and back on each.

@@ -23,6 +23,8 @@ pub struct Report {
     pub received: u64,
     /// Digest of them.
     pub received_digest: u64,
+    /// Longest time in which the reader got nothing once it had got something, milliseconds.
+    pub pause: u64,
     /// Milliseconds from connecting or accepting to the end of the order.
     pub millis: u64,
     /// What else there is to say.

@@ -339,6 +339,7 @@ fn killed(
     kill_client: bool,
 ) -> Result<String, String> {
     client.feed(&format!("{order}\n"));
+    field.carried(&report(client))?;
     std::thread::sleep(Duration::from_secs(1));
     let (victim, survivor) = if kill_client { (client, server) } else { (server, client) };
     victim.kill();

@@ -1,7 +1,7 @@
 //! Guests with RDMA adapters, and Linux's own SMC between them.
 
 use smc_tests::eventually;
-use smc_tests::vm::{Bed, Guest, Vm};
+use smc_tests::vm::{Bed, Guest, Run, Vm};
 
 /// The lines about an adapter.
 #[track_caller]
@@ -52,4 +52,31 @@ fn an_adapter_goes_down_and_comes_back_with_its_interface_and_its_cable() {
     a.ok(format!("ping -c 1 -W 20 {}", b.ip_on(1)));
     b.ok(["smc-test-peer", "rdma", "remove", "rxe1"]);
     assert!(!b.ok(["smc-test-peer", "rdma", "show"]).contains("rxe1"));
+}
+
+/// The driver's own test programs, a process per test, for each leaves something behind.
+#[track_caller]
+fn passes(guest: &Guest, program: &str, options: &str) {
+    let list = guest.ok(format!("{program} {options} --list"));
+    let tests: Vec<&str> = list.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+    assert!(!tests.is_empty(), "{list}");
+    for test in &tests {
+        guest.ok(Run::from(format!("{program} {options} --exact {test}")).env("CI", "true"));
+    }
+    println!("{program}: {} tests", tests.len());
+}
+
+#[test]
+fn verbs_do_what_the_driver_expects_of_them() {
+    let bed = Bed::new();
+    let [guest] = bed.boot([Vm::named("a").no_ism().lan().rnics(1)]);
+    passes(&guest, "verbs-rxe", "--ignored --skip cost");
+}
+
+#[test]
+fn tcp_options_are_sent_and_seen() {
+    let bed = Bed::new();
+    let [guest] = bed.boot([Vm::named("a").no_ism()]);
+    // The kernel of the guests has no SYN cookies.
+    passes(&guest, "rendezvous", "--skip syn_cookies");
 }

@@ -1,0 +1,142 @@
+//! A link group with two links loses one of them while bytes flow, and gets it back.
+
+use std::thread;
+use std::time::Duration;
+
+use smc_tests::eventually;
+use smc_tests::interop::Report;
+use smc_tests::linux::Smc;
+use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
+
+/// How long bytes may pause.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// How a link is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "what AF_SMC does not survive")]
+enum Loss {
+    /// Somebody takes the client's interface down.
+    Interface,
+    /// Somebody takes the server's interface down.
+    ServersInterface,
+    /// Somebody pulls the cable out of the client.
+    Cable,
+}
+
+/// MiB that are moved in each direction: 1024, or as many as `SMC_FAILOVER_BULK` says.
+fn bulk() -> usize {
+    let mib = std::env::var("SMC_FAILOVER_BULK").ok().and_then(|text| text.parse().ok());
+    mib.unwrap_or(1024) << 20
+}
+
+#[track_caller]
+fn report(job: &mut Job) -> Report {
+    let line = job.line();
+    let report: Report = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    assert_eq!(report.error, "", "{report:?}");
+    report
+}
+
+#[track_caller]
+fn smc(guest: &Guest) -> Smc {
+    serde_json::from_str(&guest.ok(["smc-test-peer", "linux", "show"])).unwrap()
+}
+
+/// Links of the only link group that a kernel has.
+#[track_caller]
+fn links(guest: &Guest) -> usize {
+    smc(guest).groups.iter().map(|group| group.links.len()).sum()
+}
+
+/// Two guests with two adapters each.
+#[track_caller]
+fn guests(bed: &Bed) -> [Guest; 2] {
+    let guests = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(2).mtu(9000)));
+    for guest in &guests {
+        guest.ok(["smc-test-peer", "linux", "ueid", "VIRTIO-ISM"]);
+    }
+    guests
+}
+
+/// Loses the link that carries a connection, and waits for its end. `server` and `client` say whose
+/// sockets they are.
+#[track_caller]
+fn survives(server: &str, client: &str, loss: Loss) {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed);
+    let limit = Duration::from_secs(1200);
+    let command = ["smc-test-peer", "interop", "serve", server, "0.0.0.0:5000"];
+    let mut serves = a.spawn(Run::from(command).within(limit));
+    assert_eq!(serves.line(), "ready");
+    let address = format!("{}:5000", a.ip());
+    let command = ["smc-test-peer", "interop", "talk", client, &address];
+    let mut talks = b.spawn(Run::from(command).open_stdin().within(limit));
+    // The link group, with its second link.
+    talks.feed("ping 1000 1\n");
+    report(&mut talks);
+    report(&mut serves);
+    for (guest, who) in [(&a, server), (&b, client)] {
+        if who == "linux" {
+            eventually("there are two links", || links(guest) == 2);
+        }
+    }
+    talks.feed(&format!("bulk {} 2 &\n", bulk()));
+    let opened = report(&mut talks);
+    assert_eq!(opened.carrier.kind, "smc-r", "{opened:?}");
+    let nic: u32 = opened.carrier.adapter.trim_start_matches("rxe").parse().unwrap();
+    thread::sleep(Duration::from_secs(2));
+    lose(&a, &b, nic, loss);
+    let here = report(&mut talks);
+    let there = report(&mut serves);
+    assert_eq!((here.sent, here.sent_digest), (there.received, there.received_digest));
+    assert_eq!((there.sent, there.sent_digest), (here.received, here.received_digest));
+    assert_eq!(here.sent, bulk() as u64 + 1);
+    println!(
+        "{client} client -> {server} server, {loss:?} of rxe{nic}: {} MiB each way in {} ms \
+         ({}{}), longest pauses {} and {} ms",
+        bulk() >> 20,
+        here.millis,
+        here.note,
+        there.note,
+        there.pause,
+        here.pause
+    );
+    // AF_SMC waits 10 s for what it has posted on the link, which soft-RoCE repeats for ever.
+    let ours = ![server, client].contains(&"linux");
+    for pause in [here.pause, there.pause].into_iter().filter(|_| ours) {
+        assert!(Duration::from_millis(pause) <= PAUSE, "a pause of {pause} ms");
+    }
+    restore(&a, &b, nic, loss);
+    for (guest, who) in [(&a, server), (&b, client)] {
+        if who == "linux" {
+            eventually("the link is back", || links(guest) == 2);
+        }
+    }
+    talks.feed("ping 1000 3\n");
+    let again = report(&mut talks);
+    assert_eq!(again.carrier.kind, "smc-r", "{again:?}");
+    assert_eq!(again.carrier.group, opened.carrier.group, "{again:?}");
+    report(&mut serves);
+}
+
+fn lose(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
+    match loss {
+        Loss::Interface => drop(b.ok(format!("ip link set eth{nic} down"))),
+        Loss::ServersInterface => drop(a.ok(format!("ip link set eth{nic} down"))),
+        Loss::Cable => b.set_cable(nic, false),
+    }
+}
+
+fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
+    match loss {
+        Loss::Interface => drop(b.ok(format!("ip link set eth{nic} up"))),
+        Loss::ServersInterface => drop(a.ok(format!("ip link set eth{nic} up"))),
+        Loss::Cable => b.set_cable(nic, true),
+    }
+}
+
+// With the server's interface, or with the cable of either, AF_SMC stalls until its peer gives up.
+#[test]
+fn linux_to_linux_when_an_interface_goes_down() {
+    survives("linux", "linux", Loss::Interface);
+}
