@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
+use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -252,6 +253,9 @@ impl Settings {
             close_timeout: self.close_timeout,
             idle_peer_timeout: self.idle_peer_timeout,
             shortest_keepalive: Config::default().shortest_keepalive,
+            // Both ends are told of each other, and options are not for everybody to send.
+            rendezvous: Mode::Off,
+            rendezvous_options: Config::default().rendezvous_options,
             release_2_0: self.release_2_0,
         })
     }
