@@ -172,6 +172,26 @@ fn silence_brings_test_link_and_its_echo() {
 }
 
 #[test]
+fn keepalive_of_a_connection_tests_a_link_that_was_silent_as_long() {
+    let mut pair = Pair::running(v21(1), [1, 1]);
+    pair.forget();
+    let silence = Duration::from_secs(10);
+    let ask = |pair: &mut Pair| {
+        let now = pair.now;
+        pair.hosts[SERVER].group.handle_keepalive(LinkKey::FIRST, silence, now);
+        pair.drain(SERVER);
+        pair.settle();
+        pair.names().len()
+    };
+    pair.run(Duration::from_secs(9));
+    assert_eq!(ask(&mut pair), 0, "not silent for long enough");
+    pair.run(Duration::from_secs(2));
+    assert_eq!(ask(&mut pair), 2, "asked and answered");
+    assert_eq!(ask(&mut pair), 2, "the answer was heard");
+    assert!(pair.names().iter().all(|name| name.contains("TestLink")));
+}
+
+#[test]
 fn a_link_that_does_not_answer_test_link_is_dead() {
     let mut pair = Pair::running(v2(), [1, 1]);
     pair.hosts[SERVER].group.connection_added(LinkKey::FIRST, pair.now).unwrap();
