@@ -145,7 +145,9 @@ impl LinkGroup {
             self.phase = Phase::Ending(Farewell { reason, over, receipt, until, answered_by_peer });
             return Ok(());
         }
-        if self.state_of(key) == LinkState::Active {
+        if self.state_of(key) == LinkState::Active
+            || self.link(key).is_some_and(|link| link.connections > 0)
+        {
             self.move_connections(key, !message.orderly);
         }
         let again = self.state_of(key) == LinkState::Deleting;
@@ -215,6 +217,10 @@ impl LinkGroup {
             self.delete_last(key, wish, now);
             return;
         };
+        if self.link(key).is_some_and(|link| link.connections > 0) {
+            // They came while it was leaving, as both ends delete a link.
+            self.move_connections(key, !wish.orderly);
+        }
         self.post_delete(over, number, wish);
         let until = now.after(self.params.timers.reply);
         self.config = Some(Config::Delete { link: key, over, until });

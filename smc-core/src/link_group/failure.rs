@@ -127,6 +127,10 @@ impl LinkGroup {
 
     /// Frees a link and forgets its keys.
     pub(super) fn destroy(&mut self, key: LinkKey, now: Instant) {
+        if self.link(key).is_some_and(|link| link.connections > 0) {
+            // They came while it was leaving, as there was no better link.
+            self.move_connections(key, true);
+        }
         if !self.set_state(key, LinkEvent::Destroyed) {
             return;
         }
@@ -159,6 +163,7 @@ impl LinkGroup {
         }
         let ending = self.ending(reason);
         self.config = None;
+        self.links.iter_mut().for_each(|link| link.connections = 0);
         let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
         for key in keys {
             self.destroy(key, now);
