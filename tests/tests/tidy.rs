@@ -84,6 +84,7 @@ fn arrows_inside_the_driver_point_down() {
     refuse("guest-driver/src/transport", &["crate::ism", "crate::adapter", "smc_core"]);
     refuse("guest-driver/src/ism", &["crate::adapter", "crate::socket", "smc_core"]);
     refuse("guest-driver/src/adapter", &["crate::socket"]);
+    refuse("guest-driver/src/verbs", &["crate::adapter", "crate::socket", "crate::ism"]);
     refuse("guest-driver/src/rendezvous", &["crate::", "smc_core", "virtio"]);
 }
 

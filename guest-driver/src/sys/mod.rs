@@ -1,4 +1,5 @@
-//! What the driver asks of the operating system, and the driver's only `unsafe`.
+//! What the driver asks of the operating system, and its `unsafe` (that of other libraries and calls
+//! is in `verbs` and `rendezvous`).
 //!
 //! Everything above this module sees safe types: memory shared with an untrusted peer
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
