@@ -20,7 +20,7 @@ impl LinkGroup {
         self.add_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
         let number = self.new_number();
-        let lone = self.active().any(|link| link.rnic.id == rnic.id);
+        let lone = self.active().any(|link| !link.asymmetric && link.rnic.id == rnic.id);
         if lone && self.full_links() == 1 && self.params.lone_rnic == LoneRnic::InvalidMtu {
             let until = self.add_deadline(now);
             let (stage, told) = (Stage::Reply, Vec::new());
