@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::{decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, stat};
+use crate::{decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, run, stat};
 
 const LONG_ABOUT: &str = "\
 Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
@@ -50,6 +50,9 @@ enum Command {
     /// Measure SMC next to TCP, Unix sockets and bare shared memory.
     #[command(long_about = perf::LONG_ABOUT, after_long_help = perf::AFTER)]
     Perf(perf::PerfArgs),
+    /// Run a program with its TCP connections on SMC.
+    #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
+    Run(Box<run::RunArgs>),
     Decode(decode::DecodeArgs),
     /// Show what a daemon counts.
     #[command(long_about = stat::LONG_ABOUT)]
@@ -68,6 +71,10 @@ enum Command {
     #[command(about = "Run the daemon that emulates virtio-ism devices",
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
     Fabric(Box<fabric::FabricArgs>),
+    #[command(name = "__proof", hide = true)]
+    Proof {
+        task: String,
+    },
     #[command(name = "__keeper", hide = true)]
     Keeper {
         task: String,
@@ -111,6 +118,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Decode(args) => {
             decode::run(args).map(|()| ExitCode::SUCCESS).map_err(CliError::from)
         }
+        Command::Run(args) => run::run(&args),
+        Command::Proof { task } => return run::watch(&task),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),

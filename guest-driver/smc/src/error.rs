@@ -52,6 +52,14 @@ pub(crate) enum CliError {
         /// Why.
         source: io::Error,
     },
+    /// A program could not be run.
+    #[error("cannot run {program}: {why}")]
+    Run {
+        /// Its name.
+        program: String,
+        /// Why.
+        why: String,
+    },
     /// The connection is TCP, and that was not allowed.
     #[error("the connection is not SMC: {why}")]
     NotSmc {

@@ -15,6 +15,7 @@ mod perf;
 mod pipe;
 mod places;
 mod rig;
+mod run;
 mod stack;
 mod stat;
 mod transport;

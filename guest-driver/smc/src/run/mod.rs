@@ -1,0 +1,170 @@
+//! `smc run`: a program whose TCP sockets are to be on SMC.
+
+mod inspect;
+mod library;
+mod proof;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+
+use crate::error::CliError;
+use crate::places;
+use inspect::Obstacle;
+
+pub(crate) use proof::watch;
+
+/// Help of `smc run`.
+pub(crate) const LONG_ABOUT: &str = "\
+Runs a program whose TCP connections are SMC where the other end speaks SMC, too. The program is not
+changed and does not notice: a library is loaded into it that stands in for the functions of libc that
+work on sockets. Connections to and from others are TCP as ever.
+
+A server recognises an SMC client by its first bytes. A client must be told which servers speak SMC
+(--peer), for others would take the first message of SMC for data.
+
+Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
+directory of sockets are used in turn. A process that finds none stays on TCP.";
+
+/// Help of `smc run`, examples.
+pub(crate) const AFTER: &str = "\
+Examples:
+  smc run redis-server
+  smc run --peer '*:6379' redis-benchmark -t get,set
+  smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
+
+Left on TCP, with a notice (an error with --strict): static programs, programs in Go (they make system
+calls themselves), programs for another libc, and those with more rights than their user (setuid).
+io_uring is not offered to the program, which then uses epoll.";
+
+/// Options of `smc run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// A virtio-ism device, or a directory of their sockets; repeat it for more [default: the
+    /// directory of "smc fabric"].
+    #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE", value_delimiter = ':')]
+    device: Vec<PathBuf>,
+
+    /// User EID (enterprise id); repeat it for more. Both ends need one in common
+    /// [default: VIRTIO-ISM].
+    #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
+    eids: Vec<String>,
+
+    /// Servers that speak SMC: ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat it for
+    /// more.
+    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    peer: Vec<String>,
+
+    /// Clients that may be on SMC, and own ports, in the same form [default: all].
+    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    accept: Vec<String>,
+
+    /// Own ports whose clients may be on SMC; short for --accept '*:PORT'.
+    #[arg(long, value_name = "PORT[-PORT]", value_delimiter = ',')]
+    port: Vec<String>,
+
+    /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
+    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_size)]
+    buffer: usize,
+
+    /// How long a waiting call looks at the shared memory before it sleeps, microseconds; 0: it
+    /// sleeps at once.
+    #[arg(long, value_name = "US", default_value_t = 50)]
+    spin_us: u64,
+
+    /// Write a file per process into this directory that tells what became of each connection.
+    #[arg(long, value_name = "DIRECTORY")]
+    status: Option<PathBuf>,
+
+    /// Fail if the program cannot be put on SMC, instead of running it on TCP.
+    #[arg(long)]
+    strict: bool,
+
+    /// The program and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program.
+///
+/// # Errors
+/// There is no such program, or it cannot be started; with `--strict`, it would stay on TCP.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
+    let Some((name, rest)) = args.command.split_first() else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let program = inspect::find(name).ok_or_else(|| CliError::Run {
+        program: name.to_string_lossy().into(),
+        why: "no such program".into(),
+    })?;
+    let mut command = Command::new(&program);
+    command.arg0(name).args(rest);
+    let prepared = match inspect::look(&program) {
+        Some(obstacle) => Err(obstacle.to_string()),
+        None => library::find().ok_or_else(|| Obstacle::NoLibrary.to_string()),
+    };
+    match prepared {
+        Ok(library) => prepare(&mut command, &library, args, name)?,
+        Err(why) if args.strict => {
+            return Err(CliError::Run { program: name.to_string_lossy().into(), why });
+        }
+        Err(why) => {
+            eprintln!("smc run: {} stays on TCP: {why}", name.to_string_lossy());
+        }
+    }
+    let error = command.exec();
+    Err(CliError::Run { program: name.to_string_lossy().into(), why: error.to_string() })
+}
+
+fn prepare(
+    command: &mut Command,
+    library: &std::path::Path,
+    args: &RunArgs,
+    name: &OsString,
+) -> Result<(), CliError> {
+    let mut preload = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    for eid in &args.eids {
+        smc_core::wire::ids::Eid::new(eid)
+            .map_err(|why| CliError::Eid { name: eid.clone(), why: why.to_string() })?;
+    }
+    let devices = match args.device.is_empty() {
+        true => vec![places::directory()],
+        false => args.device.clone(),
+    };
+    let devices = std::env::join_paths(devices).map_err(|error| CliError::Run {
+        program: name.to_string_lossy().into(),
+        why: error.to_string(),
+    })?;
+    let mut accept = args.accept.clone();
+    accept.extend(args.port.iter().map(|port| format!("*:{port}")));
+    if accept.is_empty() {
+        accept.push("*".into());
+    }
+    command
+        .env("LD_PRELOAD", preload)
+        .env("SMC_RUN_DEVICES", devices)
+        .env("SMC_RUN_EIDS", args.eids.join(","))
+        .env("SMC_RUN_CONNECT", args.peer.join(","))
+        .env("SMC_RUN_ACCEPT", accept.join(","))
+        .env("SMC_RUN_BUFFER", args.buffer.to_string())
+        .env("SMC_RUN_SPIN_US", args.spin_us.to_string());
+    if let Some(status) = &args.status {
+        std::fs::create_dir_all(status)
+            .map_err(CliError::io(format!("cannot make {}", status.display())))?;
+        let status = std::path::absolute(status).unwrap_or_else(|_| status.clone());
+        command.env("SMC_RUN_STATUS", status);
+    }
+    proof::ask(command, &name.to_string_lossy(), args.strict)
+}
