@@ -124,23 +124,32 @@ impl Log {
     }
 
     /// Leaves the present link. `producer` is the connection's producer cursor; everything between
-    /// it and the last message that completed is to be written again. May be called again before
-    /// the new link has confirmed anything.
+    /// it and the last message that completed is to be written again, except what the peer has
+    /// read: `consumed` is its consumer cursor ([`super::Sender::consumed`]). A completion may be
+    /// seen long after the peer has read the bytes and others have taken their place. May be called
+    /// again before the new link has confirmed anything.
     ///
     /// # Errors
-    /// [`CursorError`] if the cursor is not of this ring, or more than a ring ahead: a mistake of
+    /// [`CursorError`] if the cursors are not of this ring, or more than a ring apart: a mistake of
     /// the caller.
-    pub fn fail_over(&mut self, producer: Cursor) -> Result<Resume, CursorError> {
+    pub fn fail_over(&mut self, producer: Cursor, consumed: Cursor) -> Result<Resume, CursorError> {
         let (sequence, cursor) = self.done;
-        let Some(from) = self.ring.position(cursor) else {
-            let (first, last) = (self.ring.start().count, self.ring.len());
-            return Err(CursorError::BeyondRing { cursor, first, last });
+        let Some(read) = self.ring.position(consumed) else {
+            let (first, last) =
+                (self.ring.start().count, self.ring.start().count + (self.ring.len() - 1));
+            return Err(CursorError::BeyondRing { cursor: consumed, first, last });
         };
-        let (bytes, _) = self.ring.moved(from, producer)?;
-        if bytes > self.ring.len() {
+        let (unread, _) = self.ring.moved(read, producer)?;
+        if unread > self.ring.len() {
             let space = self.ring.len();
-            return Err(CursorError::BeyondWindow { cursor: producer, claimed: bytes, space });
+            return Err(CursorError::BeyondWindow { cursor: producer, claimed: unread, space });
         }
+        let done = self.ring.position(cursor).unwrap_or(read);
+        // More than that, or even more than a round: the peer was faster than the completions.
+        let (from, bytes) = match self.ring.moved(done, producer) {
+            Ok((bytes, _)) if bytes <= unread => (done, bytes),
+            _ => (read, unread),
+        };
         let lost = self.len > 0;
         (self.first, self.len) = (0, 0);
         Ok(Resume { sequence, spans: self.ring.spans(from, bytes), lost })
@@ -178,7 +187,7 @@ mod tests {
         let mut log = Log::new(ring());
         assert_eq!((log.post(at(0, 10)), log.post(at(0, 20)), log.post(at(0, 30))), (1, 2, 3));
         assert!(log.completed(2));
-        let resume = log.fail_over(at(0, 30)).unwrap();
+        let resume = log.fail_over(at(0, 30), at(0, 0)).unwrap();
         assert_eq!(resume.sequence, 2);
         assert_eq!(resume.spans, [Span { offset: 20, len: 10 }, Span::default()]);
         let cdc = resume.validation(7);
@@ -190,7 +199,7 @@ mod tests {
     fn before_any_completion_all_is_written_again_and_the_number_is_zero() {
         let mut log = Log::new(ring());
         log.post(at(0, 90));
-        let resume = log.fail_over(at(0, 95)).unwrap();
+        let resume = log.fail_over(at(0, 95), at(0, 0)).unwrap();
         assert_eq!((resume.sequence, resume.lost), (0, true));
         assert_eq!(resume.spans[0], Span { offset: 0, len: 95 });
         assert_eq!(judge(&Sequence::new(), 0), Verdict::Intact);
@@ -202,10 +211,10 @@ mod tests {
         log.post(at(0, 40));
         log.completed(1);
         log.post(at(0, 60));
-        let first = log.fail_over(at(0, 60)).unwrap();
+        let first = log.fail_over(at(0, 60), at(0, 0)).unwrap();
         assert!(!log.completed(2), "a completion of the old link");
         log.post(at(0, 60));
-        assert_eq!(log.fail_over(at(0, 60)).unwrap().spans, first.spans);
+        assert_eq!(log.fail_over(at(0, 60), at(0, 0)).unwrap().spans, first.spans);
     }
 
     #[test]
@@ -213,7 +222,7 @@ mod tests {
         let mut log = Log::new(ring());
         log.post(at(0, 80));
         log.completed(1);
-        let resume = log.fail_over(at(1, 30)).unwrap();
+        let resume = log.fail_over(at(1, 30), at(0, 40)).unwrap();
         assert_eq!(resume.spans, [Span { offset: 80, len: 20 }, Span { offset: 0, len: 30 }]);
         assert!(!resume.lost);
     }
@@ -221,9 +230,29 @@ mod tests {
     #[test]
     fn more_than_a_ring_is_a_mistake_of_the_caller() {
         let mut log = Log::new(ring());
-        assert!(log.fail_over(at(1, 1)).is_err());
-        assert!(log.fail_over(at(0, 100)).is_err());
-        assert_eq!(log.fail_over(at(1, 0)).unwrap().spans[0], Span { offset: 0, len: 100 });
+        assert!(log.fail_over(at(1, 1), at(0, 0)).is_err());
+        assert!(log.fail_over(at(0, 100), at(0, 0)).is_err());
+        assert_eq!(
+            log.fail_over(at(1, 0), at(0, 0)).unwrap().spans[0],
+            Span { offset: 0, len: 100 }
+        );
+    }
+
+    #[test]
+    fn what_the_peer_has_read_is_not_written_again() {
+        let mut log = Log::new(ring());
+        log.post(at(0, 90));
+        let again = |log: &Log, producer, consumed| {
+            let mut log = *log;
+            log.fail_over(producer, consumed).unwrap().spans
+        };
+        assert_eq!(again(&log, at(0, 90), at(0, 30))[0], Span { offset: 30, len: 60 });
+        // The completion is still to be seen, and the ring has been round twice.
+        log.post(at(2, 20));
+        assert_eq!(again(&log, at(2, 20), at(2, 10))[0], Span { offset: 10, len: 10 });
+        assert_eq!(again(&log, at(2, 20), at(2, 20))[0].len, 0);
+        assert!(log.fail_over(at(2, 20), at(0, 90)).is_err());
+        assert!(log.fail_over(at(2, 20), at(2, 100)).is_err());
     }
 
     #[test]
@@ -250,7 +279,10 @@ mod tests {
         }
         assert_eq!(log.on_the_way(), MAX_POSTED);
         assert!(!log.completed(100), "taken together with a later one");
-        assert_eq!(log.fail_over(at(0, 200)).unwrap().spans[0], Span { offset: 0, len: 200 });
+        assert_eq!(
+            log.fail_over(at(0, 200), at(0, 0)).unwrap().spans[0],
+            Span { offset: 0, len: 200 }
+        );
     }
 
     proptest! {
@@ -262,22 +294,22 @@ mod tests {
             let ring = Ring::smcr(104).unwrap();
             let mut log = Log::new(ring);
             let (mut position, mut confirmed) = (super::super::Position::START, 0_u32);
-            let mut total = 0_u32;
+            let (mut total, mut read) = (0_u32, ring.start());
             let mut sent = Vec::new();
             for (bytes, complete) in steps {
                 let bytes = bytes.min(100 - (total - confirmed));
                 position = ring.advance(position, bytes);
                 total += bytes;
-                sent.push((log.post(ring.cursor(position)), total));
+                sent.push((log.post(ring.cursor(position)), total, ring.cursor(position)));
                 if complete && sent.len() > 1 {
-                    let (number, upto) = sent.remove(sent.len() / 2);
+                    let (number, upto, cursor) = sent.remove(sent.len() / 2);
                     if log.completed(number) {
-                        confirmed = upto;
+                        (confirmed, read) = (upto, cursor);
                     }
-                    sent.retain(|(_, end)| *end > upto);
+                    sent.retain(|(_, end, _)| *end > upto);
                 }
             }
-            let resume = log.fail_over(ring.cursor(position)).unwrap();
+            let resume = log.fail_over(ring.cursor(position), read).unwrap();
             let again: u32 = resume.spans.iter().map(|span| span.len).sum();
             prop_assert_eq!(again, total - confirmed);
         }

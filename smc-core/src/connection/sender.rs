@@ -202,6 +202,12 @@ impl Sender {
         self.ring.cursor(self.produced)
     }
 
+    /// The peer's consumer cursor, as last accepted.
+    #[inline]
+    pub const fn consumed(&self) -> Cursor {
+        self.ring.cursor(self.consumed)
+    }
+
     /// The producer word of an SMC-D control block.
     #[inline]
     pub const fn producer_word(&self) -> ProducerWord {

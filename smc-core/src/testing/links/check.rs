@@ -1,7 +1,7 @@
 //! What must hold.
 
-use super::fabric::QpState;
 use super::executor::RmbUse;
+use super::fabric::QpState;
 use super::plan::Faults;
 use super::world::{Check, EndId, HalfId, Simulation};
 use crate::link_group::{
@@ -60,9 +60,8 @@ impl Simulation {
         let now = self.now;
         let end = &mut self.sessions[id.session].ends[id.role];
         let Some(group) = &end.group else { return Ok(()) };
-        end.watch.retain(|(key, state, _)| {
-            group.link(*key).is_some_and(|link| link.state == *state)
-        });
+        end.watch
+            .retain(|(key, state, _)| group.link(*key).is_some_and(|link| link.state == *state));
         for link in group.links().iter().filter(|link| link.state != LinkState::Active) {
             match end.watch.iter().find(|(key, ..)| *key == link.key) {
                 None => end.watch.push((link.key, link.state, now)),
@@ -99,9 +98,9 @@ impl Simulation {
     }
 
     pub(super) fn is_quiet(&self) -> bool {
-        self.sessions.iter().all(|session| {
-            session.conns.iter().all(|conn| conn.halves.iter().all(Option::is_none))
-        })
+        self.sessions
+            .iter()
+            .all(|session| session.conns.iter().all(|conn| conn.halves.iter().all(Option::is_none)))
     }
 
     /// All connections have ended.
@@ -114,7 +113,10 @@ impl Simulation {
                     return Err(format!(
                         "connection {n}/{c} has not ended at {role}: {state:?}, peer {flags:?}, \
                          link {:?}, path {:?}, {} on the way, due {}",
-                        half.link, half.path, half.log.on_the_way(), half.due
+                        half.link,
+                        half.path,
+                        half.log.on_the_way(),
+                        half.due
                     ));
                 }
             }
@@ -144,7 +146,13 @@ impl Simulation {
             }
             let two = a.max_links() > 1 && self.plan.rnics == [2, 2];
             if two && a.topology() != Topology::Symmetric && !session.doubled {
-                return Err(format!("group {n} could be symmetric and is {:?}", a.topology()));
+                let links = |group: &LinkGroup| -> Vec<_> {
+                    let of = |link: &Link| (link.number, link.rnic.id.0, link.asymmetric);
+                    group.links().iter().map(of).collect()
+                };
+                let (links, rnics) = ([links(a), links(b)], [a, b].map(|g| g.params().rnics.len()));
+                let topology = a.topology();
+                return Err(format!("group {n} is {topology:?}: {links:?}, {rnics:?} RNICs"));
             }
             for role in 0..2 {
                 self.same_keys(EndId { session: n, role })?;
@@ -187,7 +195,9 @@ impl Simulation {
                 let have = have.and_then(|have| group.peer_region(have, link.key));
                 if have != want || want.is_none() {
                     let (rmb, link) = (rmb.id, link.number);
-                    return Err(format!("{id:?}: {rmb:?} on {link} is {want:?}, known as {have:?}"));
+                    return Err(format!(
+                        "{id:?}: {rmb:?} on {link} is {want:?}, known as {have:?}"
+                    ));
                 }
             }
         }

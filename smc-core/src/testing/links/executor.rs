@@ -4,10 +4,10 @@ use super::fabric::{Done, Message, Op, QpState};
 use super::half::Release;
 use super::plan::{Faults, rnic};
 use super::world::{Check, EndId, Event, Simulation};
+use crate::handshake::Instant;
 use crate::link_group::{
     Cause, Ending, LinkGroup, LinkKey, LinkState, Output, Prepared, Region, RmbId,
 };
-use crate::handshake::Instant;
 use crate::wire::cdc::Cdc;
 use crate::wire::ids::{Gid, Psn, Qpn, Rkey};
 
@@ -136,8 +136,10 @@ impl Simulation {
     }
 
     pub(super) fn on_timer(&mut self, id: EndId) -> Check {
-        self.end(id).timer_at = None;
         let now = self.instant();
+        if self.end(id).timer_at.take_if(|at| *at <= now.0).is_none() {
+            return Ok(());
+        }
         if self.group(id).and_then(LinkGroup::poll_timeout).is_some_and(|at| at.has_passed(now)) {
             self.call(id, |group, now| group.handle_timeout(now))?;
             let next = self.group(id).and_then(LinkGroup::poll_timeout);
@@ -165,7 +167,9 @@ impl Simulation {
             }
             Output::ConnectLink { link, remote, .. } => {
                 let Some(q) = self.end(id).qp(link) else {
-                    return Err(format!("{id:?}: {link:?} is to be connected and has no queue pair"));
+                    return Err(format!(
+                        "{id:?}: {link:?} is to be connected and has no queue pair"
+                    ));
                 };
                 self.connect(q, remote.gid, remote.qpn);
             }
@@ -294,7 +298,8 @@ impl Simulation {
         let rmb = RmbId(self.end(id).next_rmb);
         let Some(group) = self.group(id) else { return Ok(()) };
         let links: Vec<LinkKey> = group.key_links().collect();
-        if let Some(link) = links.iter().find(|link| self.sessions[id.session].ends[id.role].qp(**link).is_none())
+        if let Some(link) =
+            links.iter().find(|link| self.sessions[id.session].ends[id.role].qp(**link).is_none())
         {
             return Err(format!("{id:?}: key wanted for {link:?}, which has no queue pair"));
         }

@@ -22,9 +22,21 @@ pub(super) enum QpState {
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     /// A piece of a send element, which is read when it goes over the wire.
-    Write { from: HalfId, span: Span, rkey: u32, address: u64 },
-    Cdc { from: HalfId, number: u16, bytes: [u8; CDC_LEN] },
-    Llc { bytes: Vec<u8>, receipt: Option<Receipt> },
+    Write {
+        from: HalfId,
+        span: Span,
+        rkey: u32,
+        address: u64,
+    },
+    Cdc {
+        from: HalfId,
+        number: u16,
+        bytes: [u8; CDC_LEN],
+    },
+    Llc {
+        bytes: Vec<u8>,
+        receipt: Option<Receipt>,
+    },
 }
 
 /// A send completion.

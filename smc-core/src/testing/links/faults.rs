@@ -192,9 +192,8 @@ impl Simulation {
 
     fn remove_idle_rmb(&mut self, id: EndId) -> Check {
         let now = self.now;
-        let idle = |rmb: &&mut super::executor::Rmb| {
-            rmb.usage == RmbUse::Free && rmb.rests_until <= now
-        };
+        let idle =
+            |rmb: &&mut super::executor::Rmb| rmb.usage == RmbUse::Free && rmb.rests_until <= now;
         let Some(rmb) = self.end(id).rmbs.iter_mut().find(idle) else { return Ok(()) };
         (rmb.usage, rmb.since) = (RmbUse::Unwanted, now);
         let rmb = rmb.id;

@@ -55,7 +55,13 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn new(now: u64, [own, peer]: [Ring; 2], lens: u32, rmb: RmbId, link: LinkKey) -> Half {
+    pub(super) fn new(
+        now: u64,
+        [own, peer]: [Ring; 2],
+        lens: u32,
+        rmb: RmbId,
+        link: LinkKey,
+    ) -> Half {
         Half {
             connection: Connection::new(peer, own),
             log: Log::new(peer),
@@ -169,7 +175,9 @@ impl Simulation {
         let Some(end) = at.checked_add(len).filter(|end| *end <= memory.len()) else {
             return Ok(false);
         };
-        if user == Some(from.conn) && at == start {
+        if user.is_none_or(|user| user == from.conn) && at == start {
+            // The memory of one that has ended rests for writes like this, which were slower over
+            // their link than the end was over another.
             memory[at..end].copy_from_slice(&element[start..start + len]);
             return Ok(true);
         }
@@ -281,10 +289,13 @@ impl Simulation {
         self.finish(id)
     }
 
-    fn unwritten(&mut self, id: HalfId) -> (Option<crate::connection::failover::Resume>, [Span; 2]) {
+    fn unwritten(
+        &mut self,
+        id: HalfId,
+    ) -> (Option<crate::connection::failover::Resume>, [Span; 2]) {
         let Some(half) = self.half(id) else { return (None, [Span::default(); 2]) };
-        let cursor = half.connection.sender.cursor();
-        match half.log.fail_over(cursor) {
+        let sender = &half.connection.sender;
+        match half.log.fail_over(sender.cursor(), sender.consumed()) {
             Ok(resume) => (Some(resume), resume.spans),
             Err(error) => {
                 self.trace(|| format!("{id:?}: {error}"));

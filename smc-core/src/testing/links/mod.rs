@@ -27,8 +27,8 @@
 //!
 //! Corrupted LLC is a peer that lies: then only what does not depend on its honesty must hold.
 
-mod check;
 mod app;
+mod check;
 mod executor;
 mod fabric;
 mod faults;

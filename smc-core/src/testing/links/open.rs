@@ -22,11 +22,20 @@ const MOST_RMBS: usize = 24;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tcp {
     /// SMC Confirm of a first contact.
-    FirstConfirm { rnics: [usize; 2], regions: [Region; 2] },
+    FirstConfirm {
+        rnics: [usize; 2],
+        regions: [Region; 2],
+    },
     /// SMC Decline of a first contact that has failed.
     FirstDecline,
-    Accept { qpn: Qpn, gid: Gid, region: Region },
-    Confirm { region: Region },
+    Accept {
+        qpn: Qpn,
+        gid: Gid,
+        region: Region,
+    },
+    Confirm {
+        region: Region,
+    },
     Decline,
     Reset,
 }
@@ -106,9 +115,9 @@ impl Simulation {
 
     fn some_port(&mut self, host: usize) -> Option<usize> {
         let first = self.rng.below(self.plan.rnics[host]) as usize;
-        [first, 0, 1].into_iter().find(|n| {
-            *n < self.plan.rnics[host] as usize && self.ports[host][*n]
-        })
+        [first, 0, 1]
+            .into_iter()
+            .find(|n| *n < self.plan.rnics[host] as usize && self.ports[host][*n])
     }
 
     /// A client proposes, and the server accepts, over two queue pairs.
@@ -432,9 +441,8 @@ impl Simulation {
     /// The peer has deleted an RMB: who writes to it must stop.
     pub(super) fn on_peer_rmb_deleted(&mut self, id: EndId, rmb: PeerRmbId) -> Check {
         let users = self.halves_of(id).into_iter();
-        let users = users.filter(|half| {
-            self.half_ref(*half).is_some_and(|half| half.peer_rmb == Some(rmb))
-        });
+        let users = users
+            .filter(|half| self.half_ref(*half).is_some_and(|half| half.peer_rmb == Some(rmb)));
         for half in users.collect::<Vec<_>>() {
             let lied = self.sessions[id.session].lied;
             let conn = &mut self.sessions[id.session].conns[half.conn];

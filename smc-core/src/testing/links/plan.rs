@@ -104,8 +104,11 @@ impl Plan {
 
     pub(super) fn params(&self, role: usize, number: u32, up: &[bool; 2]) -> Params {
         let side = if role == 0 { Role::Server } else { Role::Client };
-        let mut params =
-            Params::new(side, self.generation, self.conduct.get(role).copied().unwrap_or(Conduct::SPEC));
+        let mut params = Params::new(
+            side,
+            self.generation,
+            self.conduct.get(role).copied().unwrap_or(Conduct::SPEC),
+        );
         params.timers = Timers { idle: Duration::from_secs(600), ..params.timers };
         params.eye_catcher = self.eye_catcher;
         params.lone_rnic = self.lone;
