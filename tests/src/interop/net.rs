@@ -56,7 +56,7 @@ impl Net {
     /// test=MS     how long a link may be silent before it is tested
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
-    /// option      finds peers by TCP option 254 only
+    /// no-option   SMC is proposed to everybody, and peers are not known by TCP option 254
     /// ```
     ///
     /// # Panics
@@ -71,12 +71,14 @@ impl Net {
         }
         let mut config = Config::default();
         config.smcr.v1 = false;
+        // AF_SMC knows its peers by TCP option 254 and by nothing else.
+        config.rendezvous = Mode::Required;
         for option in options.split(',').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, "0"));
             let number: u64 = value.parse().unwrap_or_default();
             match name {
                 "v1" => (config.smcr.v1, config.smcr.v2) = (true, false),
-                "option" => config.rendezvous = Mode::Required,
+                "no-option" => config.rendezvous = Mode::Off,
                 "v2.0" => config.release_2_0 = true,
                 "links" => config.smcr.max_links = number as u8,
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),
