@@ -130,6 +130,12 @@ impl Carrier {
         }
     }
 
+    /// Whether the peer's words come only to who polls the hub.
+    #[inline]
+    pub(super) fn must_be_polled(&self) -> bool {
+        matches!(self, Carrier::R(_))
+    }
+
     /// Whether deliveries fail.
     pub(super) fn has_failed(&self) -> bool {
         match self {

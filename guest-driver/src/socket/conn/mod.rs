@@ -301,7 +301,9 @@ impl Conn {
     /// socket with a timeout does. Called without locks.
     fn wait(&self, deadline: Option<Instant>, mut changed: impl FnMut() -> bool) -> io::Result<()> {
         let mut news = || {
-            self.hub.look();
+            if self.carrier.must_be_polled() {
+                self.hub.look();
+            }
             changed() || self.has_failed()
         };
         if self.spin.until(&mut news) {
