@@ -152,7 +152,11 @@ impl LinkGroup {
     pub(super) fn set_state(&mut self, key: LinkKey, event: LinkEvent) -> bool {
         let Some(link) = self.link_mut(key) else { return false };
         let Some(next) = link.state.next(event) else { return false };
-        link.state = next;
+        let before = std::mem::replace(&mut link.state, next);
+        if before == LinkState::Active {
+            // Both ends judge before the next link comes, or they judge differently.
+            self.judge_symmetry();
+        }
         true
     }
 
