@@ -1,5 +1,6 @@
 //! How a process wants its sockets.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
@@ -49,6 +50,8 @@ pub struct Config {
     pub rendezvous: Mode,
     /// Of TCP option 254: whose sockets take part, and which peers are spoken to.
     pub rendezvous_options: rendezvous::Options,
+    /// Socket at which others may ask what this process has, see [`statistics`](super::statistics).
+    pub statistics: Option<PathBuf>,
     /// Offer SMCv2 release 2.0 only (emulated devices then never match): for tests of old peers.
     pub release_2_0: bool,
 }
@@ -111,6 +114,7 @@ impl Default for Config {
             shortest_keepalive: Duration::from_secs(1),
             rendezvous: Mode::Off,
             rendezvous_options: rendezvous::Options::default(),
+            statistics: None,
             release_2_0: false,
         }
     }

@@ -11,6 +11,7 @@ mod poller;
 mod readiness;
 mod snapshot;
 mod stack;
+pub mod statistics;
 mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -26,7 +27,7 @@ pub use greeting::Greeting;
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use poller::{Interest, Poller, Readied};
-pub use snapshot::ConnectionFacts;
+pub use snapshot::{ConnectionFacts, Cursors};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
 pub use watch::{Look, Seen, Watch, Woken};

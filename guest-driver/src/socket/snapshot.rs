@@ -24,6 +24,21 @@ pub struct ConnectionFacts {
     pub unread: u32,
     /// Bytes that the peer has not read.
     pub unread_by_peer: u32,
+    /// Where both ends stand in the two rings.
+    pub cursors: Cursors,
+}
+
+/// Cursors of a connection, each as the wrap sequence and the offset in its ring, bytes (CDC-3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursors {
+    /// Producer in the peer's ring: how far this end has written.
+    pub written: (u16, u32),
+    /// Consumer in the peer's ring: how far the peer says that it has read.
+    pub read_by_peer: (u16, u32),
+    /// Producer in the own ring: how far the peer says that it has written.
+    pub written_by_peer: (u16, u32),
+    /// Consumer in the own ring: how far this end has read.
+    pub read: (u16, u32),
 }
 
 impl fmt::Display for ConnectionFacts {

@@ -13,6 +13,7 @@ use virtio_ism_abi::{Gid, Token};
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::conn::Conn;
 use super::hub::{Hub, Watcher};
+use super::statistics::{self, Plain, Server};
 use super::wait::Spin;
 use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
 use crate::adapter::rdma::{NoRdma, RdmaHost};
@@ -45,6 +46,8 @@ pub struct Stack {
     /// Dropped on the background thread, because their end takes device commands.
     burdens: Mutex<Vec<Box<dyn Send>>>,
     counters: Counters,
+    plain: Plain,
+    statistics: OnceLock<Server>,
 }
 
 #[derive(Default)]
@@ -174,6 +177,8 @@ impl Stack {
             ticking: AtomicBool::new(false),
             burdens: Mutex::default(),
             counters: Counters::default(),
+            plain: Plain::default(),
+            statistics: OnceLock::new(),
         });
         let rdma = stack.start_rdma();
         match (&rdma, &stack.config.rnics) {
@@ -184,9 +189,19 @@ impl Stack {
         let _ = stack.rdma.set(rdma);
         let current = stack.current();
         match current.no_device() {
-            Some(Fallback::NoDevice(why)) if wanted => Err(io::Error::other(why)),
-            _ => Ok(stack),
+            Some(Fallback::NoDevice(why)) if wanted => return Err(io::Error::other(why)),
+            _ => {}
         }
+        if let Some(path) = &stack.config.statistics {
+            match Server::start(path, &stack) {
+                Ok(server) => {
+                    let _ = stack.statistics.set(server);
+                }
+                // Nobody's connection depends on it.
+                Err(error) => tracing::info!(path = %path.display(), %error, "no statistics"),
+            }
+        }
+        Ok(stack)
     }
 
     /// The configuration.
@@ -249,8 +264,36 @@ impl Stack {
         }
     }
 
-    pub(crate) fn count_tcp(&self) {
+    pub(crate) fn count_tcp(&self, why: &Fallback) {
         self.counters.tcp.fetch_add(1, Ordering::Relaxed);
+        self.plain.count(why);
+    }
+
+    /// What is known of connections that are TCP.
+    pub(super) fn plain(&self) -> &Plain {
+        &self.plain
+    }
+
+    /// The devices of the configuration, open or not.
+    pub(super) fn device_list(&self) -> Vec<statistics::Device> {
+        let slots = lock(&self.slots);
+        let describe = |slot: &Slot| {
+            let path = slot.address.to_string();
+            match &slot.live {
+                Some(Live { fabric, .. }) => statistics::Device {
+                    path,
+                    chid: Some(fabric.chid().to_string()),
+                    gid: Some(fabric.device().gid().to_string()),
+                    problem: None,
+                },
+                None => statistics::Device {
+                    path,
+                    problem: Some(slot.error.clone()),
+                    ..statistics::Device::default()
+                },
+            }
+        };
+        slots.list.iter().map(describe).collect()
     }
 
     pub(crate) fn count_broken(&self) {

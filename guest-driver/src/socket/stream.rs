@@ -13,6 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 use smc_core::handshake::FallbackReason;
 
 use super::conn::Conn;
+use super::statistics::Described;
 use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
 use crate::rendezvous::{Asked, ClientMove, Meeting, Plain};
@@ -177,7 +178,7 @@ impl SmcStream {
         tcp: TcpStream,
         why: Fallback,
     ) -> io::Result<SmcStream> {
-        stack.count_tcp();
+        stack.count_tcp(&why);
         if why != Fallback::Asked {
             adapter::acknowledge_lazily(&tcp, false);
         }
@@ -195,7 +196,12 @@ impl SmcStream {
             keepalive: Mutex::new(None),
             read_shut: AtomicBool::new(false),
         };
-        SmcStream { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
+            let entry: Arc<dyn Described> = shared.clone();
+            stack.plain().enter(Arc::downgrade(&entry));
+        }
+        SmcStream { shared }
     }
 
     /// What was negotiated.
@@ -531,6 +537,15 @@ pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
     match broken {
         Broken::Handshake(error) if error.is_timeout() => drop(tcp),
         _ => adapter::reset(tcp),
+    }
+}
+
+impl Described for Shared {
+    fn tcp(&self) -> Option<(&TcpStream, &Fallback)> {
+        match &self.kind {
+            Kind::Smc(_) => None,
+            Kind::Tcp(tcp, why) => Some((tcp, why)),
+        }
     }
 }
 

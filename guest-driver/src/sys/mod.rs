@@ -4,7 +4,8 @@
 //! Everything above this module sees safe types: memory shared with an untrusted peer
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
 //! are waited for ([`EventFd`], [`wait`]), the driver side of a virtqueue ([`Ring`]), and what it
-//! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`].
+//! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`]; and what the kernel
+//! counts for a TCP connection.
 
 mod dma;
 mod event;
@@ -13,6 +14,7 @@ mod memfd;
 mod registers;
 mod ring;
 mod shared;
+mod tcp;
 mod vfio;
 
 pub use dma::{DmaError, DmaMemory};
@@ -24,6 +26,7 @@ pub use registers::Registers;
 pub(crate) use ring::device::Device as RingDevice;
 pub use ring::{Completion, Ring, RingAddresses, RingError, Span};
 pub use shared::{OutOfBounds, SharedSlice};
+pub use tcp::{TcpCounts, tcp_counts};
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

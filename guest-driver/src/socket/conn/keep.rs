@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use smc_core::wire::cdc::{ConsumerWord, ProducerWord};
+use smc_core::wire::cursor::Cursor;
+
 use super::{Conn, lock};
-use crate::socket::ConnectionFacts;
+use crate::socket::{ConnectionFacts, Cursors};
 
 /// How long a connection has been silent.
 #[derive(Clone, Copy, Debug)]
@@ -45,11 +48,12 @@ impl Conn {
     /// How the connection is now.
     pub(super) fn describe(&self) -> ConnectionFacts {
         let addresses = self.addresses().ok();
-        let (received, unread) = {
+        let (received, unread, read, written_by_peer) = {
             let mut rx = self.rx();
             // An error shows in the state.
             let _ = self.refresh_rx(&mut rx);
-            (rx.total, rx.receiver.available())
+            let written = ProducerWord::from_u64(rx.seen[0]).cursor;
+            (rx.total, rx.receiver.available(), rx.receiver.cursor(), written)
         };
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
@@ -62,6 +66,16 @@ impl Conn {
             received,
             unread,
             unread_by_peer: tx.sender.in_flight(),
+            cursors: Cursors {
+                written: place(tx.sender.producer_word().cursor),
+                read_by_peer: place(ConsumerWord::from_u64(tx.seen).cursor),
+                written_by_peer: place(written_by_peer),
+                read: place(read),
+            },
         }
     }
+}
+
+fn place(cursor: Cursor) -> (u16, u32) {
+    (cursor.wrap, cursor.count)
 }

@@ -1,0 +1,108 @@
+//! Where processes can be asked, and how.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::Process;
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes of an answer at most.
+const MAX_LEN: usize = 64 << 20;
+/// Files of a directory that are looked at, at most.
+const MAX_FILES: usize = 65_536;
+const PREFIX: &str = "process-";
+const SUFFIX: &str = ".sock";
+
+/// Where this process listens in a directory that its user keeps for such sockets.
+pub fn path_in(directory: &Path) -> PathBuf {
+    directory.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
+}
+
+/// The process id in the name of a socket.
+fn pid_of(name: &str) -> Option<i32> {
+    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    // Behind the id may be the number of a further stack of the process.
+    middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
+}
+
+/// The sockets of processes in a directory, those of dead processes removed.
+pub fn find(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut found = Vec::new();
+    for entry in entries.take(MAX_FILES).flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(pid_of) else { continue };
+        if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+            continue;
+        }
+        let path = entry.path();
+        if is_stale(&path, pid) {
+            tracing::debug!(path = %path.display(), "of a process that has ended");
+            let _ = fs::remove_file(&path);
+        } else {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Whether nobody listens, nor ever will. A process of another container has an id of its own there,
+/// and one that is about to listen refuses for a moment: both have to be true.
+fn is_stale(path: &Path, pid: i32) -> bool {
+    let gone = rustix::process::Pid::from_raw(pid)
+        .is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
+    gone && UnixStream::connect(path)
+        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Asks the process that listens at a socket.
+///
+/// # Errors
+/// Nobody answers there, in time; or not with a [`Process`].
+pub fn ask(socket: &Path) -> io::Result<Process> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = UnixStream::connect(socket)?;
+    let mut answer = Vec::new();
+    let mut piece = vec![0u8; 64 << 10];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => answer.extend_from_slice(piece.get(..n).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) => return Err(error),
+        }
+        if answer.len() > MAX_LEN {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+    }
+    serde_json::from_slice(&answer)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_sockets_have_the_process_id() {
+        assert_eq!(pid_of("process-17.sock"), Some(17));
+        assert_eq!(pid_of("process-17-2.sock"), Some(17));
+        for other in ["process-.sock", "process-x.sock", "process-0.sock", "a.sock", "process-1"] {
+            assert_eq!(pid_of(other), None, "{other}");
+        }
+    }
+}

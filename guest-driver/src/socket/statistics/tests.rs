@@ -1,0 +1,132 @@
+//! Sockets that are asked.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::socket::{Config, Rnics, SmcStream, Stack};
+
+/// A directory that is removed at the end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("smc-stat-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    fn stack(&self) -> Arc<Stack> {
+        let statistics = Some(path_in(&self.0));
+        Stack::open(Config { rnics: Rnics::None, statistics, ..Config::default() }).unwrap()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_process_tells_its_connections_and_why_they_are_tcp() {
+    let dir = Dir::new("tells");
+    let stack = dir.stack();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let stream = SmcStream::connect(&stack, address).unwrap();
+    stream.send(b"12345").unwrap();
+    listener.accept().unwrap().0.read_exact(&mut [0; 5]).unwrap();
+    drop(SmcStream::connect_tcp(&stack, address).unwrap());
+    let process = ask(&find(&dir.0)[0]).unwrap();
+    assert_eq!((process.version, process.pid), (VERSION, std::process::id()));
+    assert!(!process.program.is_empty());
+    let [connection] = &process.connections[..] else { panic!("{process:?}") };
+    assert_eq!((connection.kind.as_str(), connection.peer), ("TCP", Some(address)));
+    assert!(connection.sent >= 5, "{connection:?}");
+    let reason = connection.reason.as_ref().unwrap();
+    assert_eq!((reason.name.as_str(), reason.side.as_str()), ("NOSMCDEV", "here"));
+    assert_eq!(process.totals.tcp, 2);
+    assert_eq!(process.totals.reasons.iter().map(|reason| reason.count).sum::<u64>(), 2);
+    assert_eq!(process.no_rdma.as_deref(), Some("RDMA is switched off"));
+}
+
+#[test]
+fn the_socket_goes_with_the_stack_and_each_stack_has_one() {
+    let dir = Dir::new("goes");
+    let (one, two) = (dir.stack(), dir.stack());
+    assert_eq!(find(&dir.0).len(), 2);
+    drop(one);
+    let left = find(&dir.0);
+    assert_eq!(left.len(), 1);
+    ask(&left[0]).unwrap();
+    drop(two);
+    assert!(find(&dir.0).is_empty());
+}
+
+#[test]
+fn only_the_user_may_ask() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = Dir::new("user");
+    let _stack = dir.stack();
+    let mode = std::fs::metadata(&find(&dir.0)[0]).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn sockets_of_dead_processes_are_removed_and_others_left_alone() {
+    let dir = Dir::new("stale");
+    // No process has this id: it is beyond the largest.
+    let stale = dir.0.join("process-2147483647.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    let file = dir.0.join("process-2147483646.sock");
+    std::fs::write(&file, "not a socket").unwrap();
+    let other = dir.0.join("a.sock");
+    drop(UnixListener::bind(&other).unwrap());
+    assert!(find(&dir.0).is_empty());
+    assert!(!stale.exists() && file.exists() && other.exists());
+}
+
+#[test]
+fn a_name_that_an_earlier_process_left_is_taken_over() {
+    let dir = Dir::new("name");
+    drop(UnixListener::bind(path_in(&dir.0)).unwrap());
+    let _stack = dir.stack();
+    assert_eq!(ask(&path_in(&dir.0)).unwrap().pid, std::process::id());
+}
+
+#[test]
+fn readers_that_do_not_read_keep_nobody_waiting() {
+    let dir = Dir::new("slow");
+    let stack = dir.stack();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // Enough that a document does not fit into the buffer of a socket.
+    let connect =
+        |_| (SmcStream::connect_tcp(&stack, address).unwrap(), listener.accept().unwrap());
+    let streams: Vec<_> = (0..400).map(connect).collect();
+    let path = path_in(&dir.0);
+    let slow: Vec<_> = (0..5).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let start = Instant::now();
+    assert_eq!(ask(&path).unwrap().connections.len(), streams.len());
+    assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
+    drop(slow);
+}
+
+#[test]
+fn answers_that_are_none_are_errors() {
+    let dir = Dir::new("none");
+    let path = dir.0.join("process-1.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let answer = std::thread::spawn(move || {
+        use std::io::Write;
+        listener.accept().unwrap().0.write_all(b"{\"pid\":").unwrap();
+    });
+    assert_eq!(ask(&path).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+    answer.join().unwrap();
+    assert!(ask(&path).is_err());
+}
