@@ -265,10 +265,16 @@ impl LinkGroup {
 
     /// Server, version 1: the client has one more RNIC (LLC-23 to LLC-26).
     pub(super) fn on_client_add(&mut self) -> Result<(), Anomaly> {
-        if self.adding().is_none() {
+        if !self.add_is_answer() {
             self.add_wanted = true;
         }
         Ok(())
+    }
+
+    /// Whether an Add Link is under way that the client had not answered when it last wrote. Its
+    /// Confirm Link goes over another queue pair, and is overtaken by what it says afterwards.
+    fn add_is_answer(&self) -> bool {
+        self.adding().is_some_and(|add| matches!(add.stage, Stage::Prepare | Stage::Reply))
     }
 
     /// Server, version 2: the client has other addresses (LLCV2-27, LLCV2-28, LLCV2-40).
@@ -284,7 +290,7 @@ impl LinkGroup {
             return Err(Anomaly::WrongTime("Request Add Link"));
         }
         // An Add Link that is under way is the answer (LLCV2-29).
-        if self.adding().is_none() {
+        if !self.add_is_answer() {
             self.request_to_answer = Some(key);
             self.add_wanted = true;
         }
