@@ -1,7 +1,8 @@
 //! Two hosts, their link groups and connections, and faults: see `smc_core::testing::links`.
 //!
 //! A failing run prints the command that repeats it. `SMC_SIM_SEED=0x1234` runs that seed alone,
-//! `SMC_SIM_STEPS=5000` lets its faults last that long, `SMC_SIM_RUNS=100000` runs that many seeds,
+//! `SMC_SIM_STEPS=5000` lets its faults last that long, `SMC_SIM_RUNS=100000` runs that many seeds
+//! from `SMC_SIM_FROM` on,
 //! `SMC_SIM_TRACE=1` tells what happens.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
@@ -9,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use smc_core::testing::links::{Report, Simulation};
 
+const RUNS: u64 = 600;
 const STEPS: u64 = 4000;
 
 fn number(name: &str) -> Option<u64> {
@@ -34,7 +36,10 @@ fn links_come_and_go_and_no_byte_is_lost() {
     let steps = number("SMC_SIM_STEPS").unwrap_or(STEPS);
     let seeds = match number("SMC_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SMC_SIM_RUNS").unwrap_or(300),
+        None => {
+            let first = number("SMC_SIM_FROM").unwrap_or(0);
+            first..first + number("SMC_SIM_RUNS").unwrap_or(RUNS)
+        }
     };
     let begin = std::time::Instant::now();
     let mut all = Report::default();

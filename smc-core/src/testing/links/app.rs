@@ -169,7 +169,8 @@ impl Simulation {
         }
         self.trace(|| format!("{id:?} is gone"));
         let end = id.end();
-        self.release_rmb(end, half.rmb, how);
+        let moved = self.sessions[id.session].conns[id.conn].moved;
+        self.release_rmb(end, half.rmb, how, moved);
         let now = self.instant();
         if let Some(group) = &mut self.end(end).group {
             group.connection_removed(half.link, now);

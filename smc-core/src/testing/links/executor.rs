@@ -10,6 +10,7 @@ use crate::link_group::{
 };
 use crate::wire::cdc::Cdc;
 use crate::wire::ids::{Gid, Psn, Qpn, Rkey};
+use crate::wire::llc::Llc;
 
 /// How long outstanding writes on a link that works are waited for before connections leave it.
 const LAST_WRITES: u64 = 200_000;
@@ -112,7 +113,14 @@ impl Simulation {
     pub(super) fn carry_out(&mut self, id: EndId) -> Check {
         let mut count = 0;
         while let Some(output) = self.end(id).group.as_mut().and_then(LinkGroup::poll_output) {
-            self.trace(|| format!("{id:?} {output:?}"));
+            let dialect = self.plan.conduct[id.role].dialect;
+            self.trace(|| match &output {
+                Output::PostLlc { link, bytes, .. } => {
+                    let message = Llc::parse(bytes, &dialect).map(|llc| llc.message);
+                    format!("{id:?} on {}: {message:?}", link.get())
+                }
+                _ => format!("{id:?} {output:?}"),
+            });
             self.execute(id, output)?;
             count += 1;
             if count > MOST_OUTPUTS {
@@ -339,10 +347,10 @@ impl Simulation {
     }
 
     /// A connection does not need its RMB any more.
-    pub(super) fn release_rmb(&mut self, id: EndId, rmb: RmbId, how: Release) {
+    pub(super) fn release_rmb(&mut self, id: EndId, rmb: RmbId, how: Release, moved: bool) {
         // What was written once more over another link may be slower than the end of the
         // connection, which went over the first: the memory has to rest.
-        let rests_until = self.now + 10_000_000;
+        let rests_until = if moved { self.now + 10_000_000 } else { self.now };
         let now = self.now;
         let Some(have) = self.end(id).rmb(rmb) else { return };
         (have.conn, have.rests_until, have.since) = (None, rests_until, now);

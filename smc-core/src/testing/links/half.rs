@@ -7,6 +7,9 @@ use crate::connection::{Connection, Ring, Sequence, Span, State};
 use crate::link_group::{LinkKey, PeerRmbId, Region, RmbId};
 use crate::wire::cdc::{Cdc, StateFlags};
 
+/// How long a connection may be between two links, microseconds.
+const PARKED: u64 = 60_000_000;
+
 /// What may become of the own element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
@@ -230,6 +233,7 @@ impl Simulation {
         let now = self.now;
         let Some(half) = self.half(id) else { return };
         (half.path, half.leaving, half.moved, half.parked) = (None, false, true, now);
+        self.sessions[id.session].conns[id.conn].moved = true;
     }
 
     /// Halves without a path go on where they can.
@@ -238,6 +242,18 @@ impl Simulation {
             if self.half_ref(half).is_some_and(|half| half.path.is_none()) {
                 self.try_arrive(half)?;
             }
+            let Some(have) = self.half_ref(half).filter(|half| half.path.is_none()) else {
+                continue;
+            };
+            if self.now - have.parked < PARKED || have.peer_rmb.is_none() {
+                continue;
+            }
+            // The key that it waits for never comes.
+            if !self.sessions[id.session].lied {
+                return Err(format!("{half:?} has had no path for long"));
+            }
+            self.send_reset(half);
+            self.remove_half(half, Release::Withdraw, false);
         }
         Ok(())
     }

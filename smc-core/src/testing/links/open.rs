@@ -6,7 +6,7 @@ use super::executor::{End, Rmb, RmbUse};
 use super::half::{Half, Release};
 use super::plan::rnic;
 use super::world::{Check, EndId, Event, HalfId, Session, Simulation};
-use crate::connection::close::Event as CloseEvent;
+use crate::connection::close::{Event as CloseEvent, State};
 use crate::connection::{Ring, RingError};
 use crate::link_group::{
     Ending, FirstLink, LinkGroup, LinkKey, PeerRmbId, Region, RemoteEnd, RmbId,
@@ -16,7 +16,7 @@ use crate::wire::ids::{Gid, Mtu, Psn, Qpn};
 /// Connections of one pair of groups at a time.
 const MOST_CONNS: usize = 10;
 /// RMBs of one end; more are not made.
-const MOST_RMBS: usize = 24;
+const MOST_RMBS: usize = 32;
 
 /// What one end tells the other over TCP.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,8 @@ pub(super) struct Conn {
     /// Somebody lied about where its memory is.
     pub(super) spoiled: bool,
     pub(super) reset: bool,
+    /// A half has left a path.
+    pub(super) moved: bool,
     pub(super) written: [u64; 2],
     pub(super) ended: [bool; 2],
     pub(super) complete: [bool; 2],
@@ -76,6 +78,7 @@ impl Conn {
             excuse: false,
             spoiled: false,
             reset: false,
+            moved: false,
             written: [0; 2],
             ended: [false; 2],
             complete: [false; 2],
@@ -242,7 +245,13 @@ impl Simulation {
         let wait = self.time(self.plan.open_every * 2);
         self.at(self.now + wait, Event::Open(session));
         let usable = self.group(id).is_some_and(LinkGroup::is_usable);
-        if !usable || self.halves_of(id).len() >= MOST_CONNS {
+        let now = self.now;
+        let room = |end: &End| {
+            let free = |rmb: &Rmb| rmb.usage == RmbUse::Free && rmb.rests_until <= now;
+            end.rmbs.len() < MOST_RMBS || end.rmbs.iter().any(free)
+        };
+        let full = !self.sessions[session].ends.iter().all(room);
+        if !usable || full || self.halves_of(id).len() >= MOST_CONNS {
             return Ok(());
         }
         let conn = self.new_conn();
@@ -318,7 +327,7 @@ impl Simulation {
         };
         self.use_rmb(id, rmb);
         if !self.count(end, link) {
-            self.release_rmb(end, rmb, Release::Reuse);
+            self.release_rmb(end, rmb, Release::Reuse, false);
             return Ok(false);
         }
         self.new_half(id, rmb, link, None)?;
@@ -346,7 +355,7 @@ impl Simulation {
         self.call(end, |group, _| bound = group.bind_peer_rmb(link, region))?;
         let counted = bound.is_ok() && self.count(end, link);
         let (Ok(peer), true) = (bound, counted) else {
-            self.release_rmb(end, rmb, Release::Reuse);
+            self.release_rmb(end, rmb, Release::Reuse, false);
             return Ok(false);
         };
         self.new_half(id, rmb, link, Some(peer))?;
@@ -444,6 +453,13 @@ impl Simulation {
         let users = users
             .filter(|half| self.half_ref(*half).is_some_and(|half| half.peer_rmb == Some(rmb)));
         for half in users.collect::<Vec<_>>() {
+            if let Some(have) = self.half_ref(half).filter(|half| half.state() == State::Closed) {
+                // It is over, and waits to see that its last message has arrived. It has.
+                let complete = !have.failed && have.saw_end && have.budget == 0;
+                let how = have.release.unwrap_or(Release::Withdraw);
+                self.remove_half(half, how, complete);
+                continue;
+            }
             let lied = self.sessions[id.session].lied;
             let conn = &mut self.sessions[id.session].conns[half.conn];
             if !conn.excuse && !lied {
