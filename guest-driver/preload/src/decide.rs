@@ -9,12 +9,13 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Facts, Greeting, SmcStream};
+use smc_core::wire::clc::{Guess, looks_like_opening};
 
-use crate::session::{self, Session};
+use crate::session;
 use crate::sock::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
 use crate::sys::table::{self, Ref};
@@ -95,27 +96,98 @@ fn second(fd: c_int) -> Result<OwnedFd, Errno> {
 }
 
 fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
-    let (Some(session), Ok(tcp)) = (session::current(), second(fd)) else {
-        return finish(sock, fd, None, Err(io::ErrorKind::OutOfMemory.into()));
+    let Ok(tcp) = second(fd) else {
+        // Without descriptors there is no SMC; a client's Proposal could not even be declined.
+        return finish(sock, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
     };
     let tcp = TcpStream::from(tcp);
-    match socket.role() {
-        Role::Client => hand_over(sock, fd, move |sock, fd| propose(sock, fd, session, tcp)),
-        Role::Server => {
-            let mut greeting = session.greet(tcp);
-            let result = match patience {
-                Patience::Forever => attend(&mut greeting).map(Some),
-                Patience::Moment => greeting.advance_soon(),
-            };
-            match result {
-                Ok(Some(stream)) => finish(sock, fd, None, Ok(stream)),
-                Err(error) => finish(sock, fd, None, Err(error)),
-                Ok(None) => hand_over(sock, fd, move |sock, fd| {
-                    let result = attend(&mut greeting);
-                    finish(sock, fd, None, result);
-                }),
-            }
+    if socket.role() == Role::Client {
+        return hand_over(sock, fd, move |sock, fd| propose(sock, fd, tcp));
+    }
+    match patience {
+        Patience::Forever => {
+            let opening = await_opening(&tcp);
+            answer(sock, fd, tcp, opening, true);
         }
+        // The client's message may be there already, or come at any moment.
+        Patience::Moment => match opening(&tcp) {
+            Opening::Silence => hand_over(sock, fd, move |sock, fd| {
+                let opening = await_opening(&tcp);
+                answer(sock, fd, tcp, opening, true);
+            }),
+            opening => answer(sock, fd, tcp, opening, false),
+        },
+    }
+}
+
+/// What a client said first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    /// Nothing, or not enough to know.
+    Silence,
+    /// A message of SMC.
+    Smc,
+    /// Something else.
+    Other,
+}
+
+/// Looks at a client's first bytes without taking them. An ordinary client costs no more than that:
+/// no device is opened for it.
+fn opening(tcp: &TcpStream) -> Opening {
+    use rustix::net::RecvFlags;
+    let mut bytes = [0u8; 8];
+    match rustix::net::recv(tcp, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => Opening::Silence,
+        Err(_) | Ok((0, _)) => Opening::Other,
+        Ok((n, _)) => match looks_like_opening(bytes.get(..n).unwrap_or_default()) {
+            Guess::Yes => Opening::Smc,
+            Guess::NeedMore => Opening::Silence,
+            Guess::No => Opening::Other,
+        },
+    }
+}
+
+/// Waits for a client's first bytes. One that stays silent is taken for one without SMC.
+fn await_opening(tcp: &TcpStream) -> Opening {
+    let patience = session::config().map(|config| config.detect).unwrap_or_default();
+    let end = Instant::now() + patience;
+    loop {
+        let found = opening(tcp);
+        let left = end.saturating_duration_since(Instant::now());
+        if found != Opening::Silence || left.is_zero() {
+            return found;
+        }
+        nap(&[Some(tcp.as_fd())], left);
+    }
+}
+
+/// Sleeps until one of the descriptors is readable.
+fn nap(fds: &[Option<BorrowedFd<'_>>], timeout: Duration) {
+    use rustix::event::{PollFd, PollFlags};
+    let mut fds: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = rustix::event::Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    let _ = rustix::event::poll(&mut fds, Some(&timeout));
+}
+
+/// The server's half, after the client's first bytes.
+fn answer(sock: &Ref, fd: c_int, tcp: TcpStream, opening: Opening, patient: bool) {
+    if opening != Opening::Smc {
+        status::plain(&tcp);
+        return finish_tcp(sock, fd);
+    }
+    let Some(session) = session::current() else { return finish_tcp(sock, fd) };
+    let mut greeting = session.greet(tcp);
+    let result = if patient { attend(&mut greeting).map(Some) } else { greeting.advance_soon() };
+    match result {
+        Ok(Some(stream)) => finish(sock, fd, Ok(stream)),
+        Err(error) => finish(sock, fd, Err(error)),
+        Ok(None) => hand_over(sock, fd, move |sock, fd| {
+            let result = attend(&mut greeting);
+            finish(sock, fd, result);
+        }),
     }
 }
 
@@ -124,17 +196,16 @@ fn hand_over(sock: &Ref, fd: c_int, job: impl FnOnce(&Ref, c_int) + Send + 'stat
     let theirs = sock.clone();
     let made = std::thread::Builder::new()
         .name("smc-handshake".into())
-        .stack_size(128 << 10)
+        .stack_size(1 << 20)
         .spawn(move || job(&theirs, fd));
     if let Err(error) = made {
-        finish(sock, fd, None, Err(error));
+        finish(sock, fd, Err(error));
     }
 }
 
 /// The client's half; waits for TCP first if need be.
-fn propose(sock: &Ref, fd: c_int, session: &dyn Session, tcp: TcpStream) {
+fn propose(sock: &Ref, fd: c_int, tcp: TcpStream) {
     use rustix::event::{PollFd, PollFlags};
-    let copy = tcp.as_fd().try_clone_to_owned().ok();
     loop {
         let mut fds = [PollFd::new(&tcp, PollFlags::OUT)];
         match rustix::event::poll(&mut fds, None) {
@@ -147,7 +218,8 @@ fn propose(sock: &Ref, fd: c_int, session: &dyn Session, tcp: TcpStream) {
     if connects_to_itself(&tcp) {
         return finish_tcp(sock, fd);
     }
-    finish(sock, fd, copy, session.propose(tcp));
+    let Some(session) = session::current() else { return finish_tcp(sock, fd) };
+    finish(sock, fd, session.propose(tcp));
 }
 
 /// Whether the server is this very process: it would have to accept while it connects.
@@ -158,7 +230,6 @@ fn connects_to_itself(tcp: &TcpStream) -> bool {
 
 /// Waits for the client's messages.
 fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
-    use rustix::event::{PollFd, PollFlags};
     if let Some(stream) = greeting.advance_soon()? {
         return Ok(stream);
     }
@@ -167,15 +238,7 @@ fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
             return Ok(stream);
         }
         let left = greeting.deadline().map(|end| end.saturating_duration_since(Instant::now()));
-        let left = left.unwrap_or_default() + Duration::from_millis(1);
-        let timeout = rustix::event::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let fds = greeting.fds();
-        let mut fds: Vec<_> =
-            fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        nap(&greeting.fds(), left.unwrap_or_default() + Duration::from_millis(1));
     }
 }
 
@@ -186,7 +249,7 @@ fn finish_tcp(sock: &Ref, fd: c_int) {
     table::remove_if(fd, sock);
 }
 
-fn finish(sock: &Ref, fd: c_int, tcp: Option<OwnedFd>, result: io::Result<SmcStream>) {
+fn finish(sock: &Ref, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = sock.stream() else { return };
     let role = match socket.role() {
         Role::Client => "client",
@@ -195,7 +258,6 @@ fn finish(sock: &Ref, fd: c_int, tcp: Option<OwnedFd>, result: io::Result<SmcStr
     match result {
         Ok(stream) => {
             let facts = stream.facts();
-            let _ = &tcp;
             status::decided(crate::sys::borrowed(fd), role, &facts);
             if matches!(facts, Facts::Tcp(_)) {
                 drop(stream);

@@ -102,7 +102,7 @@ pub(crate) struct Socket {
     server: AtomicBool,
     stream: OnceLock<SmcStream>,
     /// The generation of the process (see `fork`) that the stream belongs to.
-    generation: u32,
+    generation: AtomicU32,
     nonblocking: AtomicBool,
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
@@ -123,7 +123,7 @@ impl Socket {
             state: AtomicU32::new(state as u32),
             server: AtomicBool::new(role == Role::Server),
             stream: OnceLock::new(),
-            generation: fork::generation(),
+            generation: AtomicU32::new(fork::generation()),
             nonblocking: AtomicBool::new(nonblocking),
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
@@ -209,11 +209,12 @@ impl Socket {
     /// Whether the connection belongs to the process that forked this one.
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
-        self.generation != fork::generation()
+        self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
     /// Takes the SMC connection over; [`Socket::decide`] follows.
     pub(crate) fn set_stream(&self, stream: SmcStream) {
+        self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
             // Decided twice cannot be; closing it tells the peer.
             drop(stream);
@@ -268,9 +269,8 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if self.is_foreign()
-            && let Some(stream) = self.stream.take()
-        {
+        let foreign = self.is_foreign();
+        if foreign && let Some(stream) = self.stream.take() {
             // It is the parent's: closing it here would close it there.
             std::mem::forget(stream);
         }

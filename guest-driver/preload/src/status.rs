@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use guest_driver::Facts;
+use smc_core::handshake::FallbackReason;
 
 use crate::session;
 
@@ -70,6 +71,11 @@ pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
         facts.is_smc(),
         quoted(&facts.to_string())
     ));
+}
+
+/// A client did not propose SMC.
+pub(crate) fn plain(socket: impl AsFd) {
+    decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
 }
 
 /// A handshake broke its connection.
