@@ -36,6 +36,12 @@ pub(crate) struct StackArgs {
     #[arg(long = "rnic", value_name = "NAME", env = "SMC_RNIC", value_delimiter = ',')]
     pub(crate) rnics: Vec<String>,
 
+    /// Physical network of a network interface or an RNIC, as eth0=NET1 or mlx5_0/1=NET1; repeat it. A
+    /// connection over an interface that is listed uses an RNIC of the same network; others one
+    /// whose own interface is that of the connection.
+    #[arg(long, value_name = "NAME=ID", value_delimiter = ',', value_parser = parse_pnet)]
+    pub(crate) pnet: Vec<(String, String)>,
+
     /// Versions of SMC-R that are offered and accepted.
     #[arg(long, value_enum, value_name = "VERSIONS", default_value_t = Versions::Both)]
     pub(crate) smcr: Versions,
@@ -98,6 +104,7 @@ impl StackArgs {
         let device = self.device.clone().unwrap_or_else(|| default_device(name));
         let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
+        config.smcr.pnet.clone_from(&self.pnet);
         config.smcr.v1 = self.smcr != Versions::V2;
         config.smcr.v2 = self.smcr != Versions::V1;
         for name in &self.eids {
@@ -165,6 +172,14 @@ pub(crate) fn open(config: Config, device: &Path) -> Result<Arc<Stack>, CliError
     opened.map_err(|source| CliError::Device { device: device.into(), source })
 }
 
+/// Reads a name and the id of its physical network.
+fn parse_pnet(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, id)) if !name.is_empty() && !id.is_empty() => Ok((name.into(), id.into())),
+        _ => Err(format!("{text:?} is not NAME=ID; example: eth0=NET1")),
+    }
+}
+
 /// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
 pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     let wrong = || format!("{text:?} is not a size; examples: 100, 64K, 1M");
@@ -181,6 +196,14 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn networks_have_a_name_and_an_id() {
+        assert_eq!(parse_pnet("a/1=B"), Ok(("a/1".into(), "B".into())));
+        for bad in ["", "a", "=B", "a="] {
+            assert!(parse_pnet(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes_have_suffixes_and_are_not_zero() {

@@ -95,3 +95,23 @@ fn the_command_needs_no_options() {
     assert_eq!(server.wait().ok(), "hello\n");
     assert!(client.err.contains("SMC-R v2.1"), "{client}");
 }
+
+#[test]
+fn an_adapter_of_the_same_physical_network_serves_another_interface() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 2);
+    // The only adapter in use has another interface than the connection.
+    let talk = |options: &str| {
+        let server = a.spawn(Run::from(format!("smc listen -v --rnic rxe1 {options} 5000")));
+        server.wait_for("listening");
+        let ip = a.ip();
+        let line = format!("echo hello | smc connect -v --rnic rxe1 {options} {ip} 5000");
+        (b.run(Run::from(line)), server.wait())
+    };
+    let (client, server) = talk("--pnet eth0=NET,rxe1=NET");
+    assert_eq!(server.ok(), "hello\n");
+    assert!(client.err.contains("on rxe1/1, 10.0.1.2"), "{client}");
+    let (client, server) = talk("--tcp-ok --pnet eth0=NET,rxe1=OTHER");
+    assert_eq!(server.ok(), "hello\n");
+    assert!(client.err.contains("TCP"), "{client}");
+}

@@ -136,12 +136,10 @@ pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicFacts {
     let netdev = view.gids.iter().find_map(|entry| entry.net_device.as_ref());
     let netdev = netdev.map(|device| device.name.clone());
     let name = port.device().name().to_owned();
-    let pnet = shared.options.pnet.iter().find(|(who, _)| {
-        *who == name || *who == format!("{name}/{}", port.number()) || Some(who) == netdev.as_ref()
-    });
+    let pnet = super::pnet::network_of(&shared.options.pnet, port);
     let mine = |link: &&Arc<Link>| link.port().number() == port.number();
     RnicFacts {
-        pnet: pnet.map(|(_, id)| id.clone()),
+        pnet: pnet.map(str::to_owned),
         port: port.number(),
         active,
         netdev,

@@ -29,6 +29,7 @@ mod interfaces;
 mod link;
 mod llc;
 mod outbound;
+mod pnet;
 mod port;
 mod route;
 pub(crate) mod server;

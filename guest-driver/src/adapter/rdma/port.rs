@@ -105,6 +105,15 @@ impl Port {
         source_v1(&lock(&self.view).gids, local)
     }
 
+    /// Its address for a connection that goes over another interface: one of the same family.
+    pub(crate) fn source_like(&self, local: IpAddr, v1: bool) -> Option<Source> {
+        let own = if v1 { self.source_v1(local) } else { self.source_v2(local) };
+        own.or_else(|| {
+            let gid = alternate(&lock(&self.view).gids, gid_of(local), v1)?;
+            self.source_of(gid, v1)
+        })
+    }
+
     /// Its place in the GID table for a GID that was told to a peer.
     pub(crate) fn source_of(&self, gid: Gid, v1: bool) -> Option<Source> {
         let view = lock(&self.view);

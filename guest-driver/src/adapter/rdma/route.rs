@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use smc_core::handshake::{IpSubnet, Rnic, Route};
 use smc_core::wire::ids::Gid;
 
@@ -31,6 +32,15 @@ impl Subnets {
                 all
             }
         }
+    }
+
+    /// The name of the interface that has this address.
+    pub(crate) fn interface_of(&self, local: IpAddr) -> Option<String> {
+        let local = local.to_canonical();
+        let number = self.all().iter().find(|address| address.address == local)?.interface;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None).ok()?;
+        net::netdevice::index_to_name(&socket, number).ok()
     }
 
     /// The subnets of the interface that has this address.
@@ -73,14 +83,15 @@ impl RdmaHost {
     pub(crate) fn route(&self, local: IpAddr) -> Route {
         let local = local.to_canonical();
         let options = &self.shared().options;
-        let rnic = self.port_of(local).and_then(|port| {
+        let rnic = self.place_of(local).and_then(|place| {
+            let port = place.port;
             let others = self.shared().ports().iter().filter(|other| other.is_active());
             let second = others.filter(|other| other.id() != port.id()).count() != 0;
             Some(Rnic {
                 mac: port.mac()?,
                 mtu: port.view().mtu,
-                gid_v1: port.source_v1(local).map(|source| source.gid).filter(|_| options.v1),
-                gid_v2: port.source_v2(local).map(|source| source.gid).filter(|_| options.v2),
+                gid_v1: place.v1.map(|source| source.gid).filter(|_| options.v1),
+                gid_v2: place.v2.map(|source| source.gid).filter(|_| options.v2),
                 max_links: if second { options.max_links } else { 1 },
             })
         });
