@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
+use smc_core::handshake::Instant as Tick;
+
 use super::endpoint::Endpoint;
 use super::link::{Link, RECEIVES};
 use super::slots::{REQUESTS_PER_SLOT, SLOTS};
@@ -21,6 +23,8 @@ const ENTRIES: u32 = 16 << 10;
 pub(crate) trait Sink {
     /// A CDC message was taken: the words of this connection may be new.
     fn on_words(&mut self, endpoint: &Arc<Endpoint>);
+    /// The time. Asked once for the messages that are taken at once.
+    fn now(&self) -> Tick;
 }
 
 /// An RNIC.
@@ -169,10 +173,11 @@ impl Device {
                     return total;
                 }
             };
+            let now = if n == 0 { Tick(0) } else { sink.now() };
             for completion in scratch.iter().take(n) {
                 // Those of a link that is gone mean nothing to anybody.
                 if let Some(link) = self.link(completion.qp_num().get()) {
-                    link.on_receive(completion, self, sink);
+                    link.on_receive(completion, now, self, sink);
                 }
             }
             total += n;

@@ -109,8 +109,8 @@ impl Element {
         let Some(link) = self.endpoint.link() else { return };
         let (key, heard) = (link.key(), link.was_heard());
         self.group.with(|machine, now| {
-            if heard {
-                machine.handle_received(key, now);
+            if let Some(heard) = heard {
+                machine.handle_received(key, heard);
             }
             machine.handle_keepalive(key, silence, now);
         });

@@ -257,8 +257,10 @@ impl Group {
         let mut core = self.core();
         let core = &mut *core;
         let machine = core.machine.as_mut()?;
-        for link in core.links.iter().filter(|link| link.was_heard()) {
-            machine.handle_received(link.key(), now);
+        for link in &core.links {
+            if let Some(heard) = link.was_heard() {
+                machine.handle_received(link.key(), heard);
+            }
         }
         if machine.poll_timeout().is_some_and(|due| due.0 <= now.0) {
             machine.handle_timeout(now);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
+use smc_core::handshake::Instant as Tick;
 use smc_core::link_group::RnicId;
 use smc_core::wire::llc::DeleteReason;
 
@@ -231,12 +232,16 @@ fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> 
 }
 
 /// Passes keys of connections on.
-struct Tell<'a>(&'a mut dyn FnMut(News));
+struct Tell<'a>(&'a mut dyn FnMut(News), &'a Shared);
 
 impl Sink for Tell<'_> {
     #[inline]
     fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
         (self.0)(News::Element(endpoint.token()));
+    }
+
+    fn now(&self) -> Tick {
+        self.1.now()
     }
 }
 
@@ -285,7 +290,7 @@ impl Source for RdmaHost {
     fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize {
         let mut total = 0;
         for device in &self.devices {
-            total += device.poll_receives(&mut Tell(handle));
+            total += device.poll_receives(&mut Tell(handle, &self.shared));
             device.poll_sends();
             device.flush();
         }

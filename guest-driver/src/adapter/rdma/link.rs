@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use smc_core::handshake::Instant as Tick;
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
 use smc_core::wire::clc::Version;
@@ -78,8 +79,9 @@ pub(crate) struct Link {
     waiting: Mutex<Vec<Arc<Endpoint>>>,
     waits: AtomicBool,
     dead: AtomicBool,
-    /// Something other than LLC has been received since this was last asked.
-    heard: AtomicBool,
+    /// When something other than LLC was last received, if that was since it was last asked: in
+    /// microseconds, as the group counts, or 0.
+    heard: AtomicU64,
     peer: Mutex<Option<RemoteEnd>>,
     connections: AtomicU32,
 }
@@ -131,7 +133,7 @@ impl Link {
             waiting: Mutex::default(),
             waits: AtomicBool::new(false),
             dead: AtomicBool::new(false),
-            heard: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
             peer: Mutex::new(None),
             connections: AtomicU32::new(0),
         });
@@ -229,9 +231,12 @@ impl Link {
         SLOTS - self.slots.used()
     }
 
-    /// Whether something other than LLC has been received since this was last asked.
-    pub(crate) fn was_heard(&self) -> bool {
-        self.heard.swap(false, Ordering::Relaxed)
+    /// When something other than LLC was last received, if that was since this was last asked.
+    pub(crate) fn was_heard(&self) -> Option<Tick> {
+        match self.heard.swap(0, Ordering::Relaxed) {
+            0 => None,
+            heard => Some(Tick(heard)),
+        }
     }
 
     /// Whether it does not work any more.
@@ -440,6 +445,7 @@ impl Link {
     pub(crate) fn on_receive(
         &self,
         completion: &Completion,
+        now: Tick,
         device: &Device,
         sink: &mut impl Sink,
     ) {
@@ -458,7 +464,7 @@ impl Link {
             return;
         }
         if short.first() == Some(&CDC_TYPE) {
-            self.heard.store(true, Ordering::Relaxed);
+            self.heard.store(now.0, Ordering::Relaxed);
             if len == CDC_LEN {
                 self.on_cdc(short, device, sink);
             } else {
