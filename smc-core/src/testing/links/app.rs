@@ -26,21 +26,20 @@ impl Simulation {
                 false => Err(format!("{end:?}: unknown token {}", cdc.token)),
             };
         }
-        if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
-            if self.half_ref(id).is_none() {
-                return Ok(());
+        let validates = cdc.producer_flags.contains(ProducerFlags::FAILOVER);
+        let Some(half) = self.half(id) else { return Ok(()) };
+        if !half.heard.contains(&q) {
+            if !validates && !half.validating && !half.heard.is_empty() {
+                return Err(format!("{id:?} hears on {q} and nothing was validated there"));
             }
+            half.heard.push(q);
+        }
+        if validates {
+            half.validating = true;
             // What came over other links may lie unseen.
-            for n in 0..self.end(end).qps.len() {
-                let Some((_, other)) = self.end(end).qps.get(n).copied() else { break };
-                while other != q
-                    && let Some(bytes) = self.take_cdc(other)
-                {
-                    if let Ok(cdc) = Cdc::parse(&bytes) {
-                        self.take(end, other, cdc)?;
-                    }
-                }
-            }
+            self.take_all_cdc_but(end, Some(q))?;
+            let Some(half) = self.half(id) else { return Ok(()) };
+            half.validating = false;
             let Some(half) = self.half_ref(id) else { return Ok(()) };
             return match judge(&half.seen, cdc.sequence) {
                 Verdict::Intact => Ok(()),

@@ -408,9 +408,15 @@ impl Simulation {
 
     /// Connections see what has arrived before anything is concluded from what has not.
     pub(super) fn take_all_cdc(&mut self, id: EndId) -> Check {
+        self.take_all_cdc_but(id, None)
+    }
+
+    pub(super) fn take_all_cdc_but(&mut self, id: EndId, but: Option<usize>) -> Check {
         for n in 0..self.end(id).qps.len() {
             let Some((_, q)) = self.end(id).qps.get(n).copied() else { break };
-            while let Some(bytes) = self.take_cdc(q) {
+            while Some(q) != but
+                && let Some(bytes) = self.take_cdc(q)
+            {
                 self.on_cdc(id, q, &bytes)?;
             }
         }

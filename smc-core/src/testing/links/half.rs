@@ -22,6 +22,10 @@ pub(super) struct Half {
     pub(super) connection: Connection,
     pub(super) log: Log,
     pub(super) seen: Sequence,
+    /// Queue pairs over which messages came, each but the first with a validation first.
+    pub(super) heard: Vec<usize>,
+    /// A validation is being judged.
+    pub(super) validating: bool,
     /// Own memory.
     pub(super) rmb: RmbId,
     /// The peer's, once the handshake has told.
@@ -69,6 +73,8 @@ impl Half {
             connection: Connection::new(peer, own),
             log: Log::new(peer),
             seen: Sequence::new(),
+            heard: Vec::new(),
+            validating: false,
             rmb,
             peer_rmb: None,
             element: vec![0; lens as usize],

@@ -449,6 +449,8 @@ impl Simulation {
 
     /// The peer has deleted an RMB: who writes to it must stop.
     pub(super) fn on_peer_rmb_deleted(&mut self, id: EndId, rmb: PeerRmbId) -> Check {
+        // Its last word may have come over another link and lie unseen.
+        self.take_all_cdc(id)?;
         let users = self.halves_of(id).into_iter();
         let users = users
             .filter(|half| self.half_ref(*half).is_some_and(|half| half.peer_rmb == Some(rmb)));
