@@ -35,8 +35,8 @@ pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     ldconfig.arg("-p");
     let known = tool::output(ldconfig)?;
     let paths = known.lines().filter(|line| line.trim_start().starts_with("libibverbs.so.1 "));
-    let library = paths.filter_map(|line| line.split_once(" => ")).map(|(_, path)| path.trim());
-    let library = library.last().ok_or(ToolError::Missing("libibverbs1"))?;
+    let mut library = paths.filter_map(|line| line.split_once(" => ")).map(|(_, path)| path.trim());
+    let library = library.next_back().ok_or(ToolError::Missing("libibverbs1"))?;
     let real = fs::canonicalize(library).map_err(at(Path::new(library)))?;
     let directory = real.parent().unwrap_or(Path::new("/")).join("libibverbs");
     let missing = ToolError::Missing("ibverbs-providers");
