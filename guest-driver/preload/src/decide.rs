@@ -19,7 +19,7 @@ use crate::session;
 use crate::sock::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
 use crate::sys::table::{self, Ref};
-use crate::{epoll, status};
+use crate::{epoll, relay, status};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,10 @@ pub(crate) fn settle(sock: &Ref, fd: c_int, patience: Patience) -> Verdict {
     loop {
         match socket.state() {
             State::Fresh | State::Tcp => return Verdict::Tcp,
+            State::Relayed => {
+                relay::ask(socket);
+                return Verdict::Tcp;
+            }
             State::Smc => return Verdict::Smc,
             State::Broken => return Verdict::Broken,
             State::Undecided => {
@@ -82,6 +86,27 @@ pub(crate) fn start(sock: &Ref, fd: c_int) {
         && socket.advance(State::Undecided, State::Deciding)
     {
         raw::without_signals(|| begin(sock, socket, fd, Patience::Moment));
+    }
+}
+
+/// Finds connections that the program had before this library was in it: a server that executes a
+/// program for each client leaves the handshake to that program.
+pub(crate) fn inherit() {
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
+    let fds: Vec<c_int> =
+        fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in fds {
+        let is_tcp = raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+            && raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
+        if !is_tcp {
+            continue;
+        }
+        let first = opening(crate::sys::borrowed(fd));
+        let untouched = || raw::has_moved_bytes(fd) == Some(false);
+        if first == Opening::Smc || first == Opening::Silence && untouched() {
+            let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
+            crate::sockets::accepted(fd, flags & libc::O_NONBLOCK != 0);
+        }
     }
 }
 
@@ -133,7 +158,7 @@ enum Opening {
 
 /// Looks at a client's first bytes without taking them. An ordinary client costs no more than that:
 /// no device is opened for it.
-fn opening(tcp: &TcpStream) -> Opening {
+fn opening(tcp: impl AsFd) -> Opening {
     use rustix::net::RecvFlags;
     let mut bytes = [0u8; 8];
     match rustix::net::recv(tcp, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {

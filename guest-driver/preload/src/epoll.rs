@@ -58,7 +58,11 @@ pub(crate) struct Sleeper {
 impl Sleeper {
     /// One that sleeps on nothing but its bell yet.
     pub(crate) fn new() -> std::io::Result<Sleeper> {
-        let spin = session::config().map_or(Duration::ZERO, |config| config.spin);
+        Self::that_spins(session::config().map_or(Duration::ZERO, |config| config.spin))
+    }
+
+    /// One that looks at shared memory for so long before it sleeps.
+    pub(crate) fn that_spins(spin: Duration) -> std::io::Result<Sleeper> {
         let watch = Watch::new(spin)?;
         let outer = raw::epoll_create1(libc::EPOLL_CLOEXEC)
             .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
@@ -479,7 +483,7 @@ fn place(sock: &Ref, socket: &Socket, registration: &Registration, state: State)
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
         State::Undecided | State::Deciding => Target::Nothing,
-        State::Fresh | State::Tcp | State::Broken => {
+        State::Fresh | State::Tcp | State::Broken | State::Relayed => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
             Target::Native
         }
@@ -555,6 +559,26 @@ pub(crate) fn moved(sock: &Ref, socket: &Socket, state: State) {
             registration.target = place(sock, socket, registration, State::Smc);
         }
     }
+}
+
+/// The connection's registrations leave the sets, for [`enter`].
+pub(crate) fn leave(socket: &Socket) {
+    for registration in socket.registrations().iter_mut() {
+        displace(registration);
+        registration.target = Target::Nothing;
+    }
+}
+
+/// The registrations of `old` are from now on those of the descriptors as the kernel knows them.
+pub(crate) fn enter(old: &Socket, fd: c_int) {
+    for r in socket_of(old, fd) {
+        let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
+    }
+}
+
+/// The registrations of one descriptor.
+fn socket_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
+    socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
 }
 
 /// The last descriptor is being closed: the kernel forgets registrations then, and so do we.

@@ -10,6 +10,7 @@ use guest_driver::SmcStream;
 
 use crate::epoll::Set;
 use crate::fork;
+use crate::sys::raw;
 
 /// The content of an entry of the table.
 #[derive(Debug)]
@@ -55,6 +56,8 @@ pub(crate) enum State {
     Tcp = 4,
     /// The handshake broke it.
     Broken = 5,
+    /// Another process carries it, see `relay`: the descriptor is a Unix socket.
+    Relayed = 6,
 }
 
 /// Which end of the connection this is.
@@ -108,6 +111,10 @@ pub(crate) struct Socket {
     write_timeout: AtomicU64,
     /// The error of a broken handshake, told once.
     error: AtomicI32,
+    /// Relayed: the TCP socket, for names and options; -1: none.
+    names: AtomicI32,
+    /// Relayed: the owner was asked.
+    asked: AtomicBool,
     /// The last write did not fit: an edge is due when there is room.
     pub(crate) write_blocked: AtomicBool,
     /// Registrations in epoll sets.
@@ -128,6 +135,8 @@ impl Socket {
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             error: AtomicI32::new(0),
+            names: AtomicI32::new(-1),
+            asked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
             registrations: Mutex::new(Vec::new()),
             decision: OnceLock::new(),
@@ -143,6 +152,7 @@ impl Socket {
             2 => State::Deciding,
             3 => State::Smc,
             4 => State::Tcp,
+            6 => State::Relayed,
             _ => State::Broken,
         }
     }
@@ -261,6 +271,26 @@ impl Socket {
         self.error.store(error, Ordering::Relaxed);
     }
 
+    /// From now on the connection goes through another process; `names` is the TCP socket.
+    pub(crate) fn relay(&self, names: c_int) {
+        let old = self.names.swap(names, Ordering::Relaxed);
+        if old >= 0 {
+            let _ = raw::close(old);
+        }
+        self.state.store(State::Relayed as u32, Ordering::Release);
+    }
+
+    /// Whether the owner has yet to be asked for the connection.
+    pub(crate) fn ask_once(&self) -> bool {
+        !self.asked.swap(true, Ordering::Relaxed)
+    }
+
+    /// The TCP socket of a relayed connection.
+    pub(crate) fn names(&self) -> Option<c_int> {
+        let fd = self.names.load(Ordering::Relaxed);
+        (self.state() == State::Relayed && fd >= 0).then_some(fd)
+    }
+
     /// The registrations, locked.
     pub(crate) fn registrations(&self) -> MutexGuard<'_, Vec<Registration>> {
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
@@ -269,6 +299,10 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        let names = *self.names.get_mut();
+        if names >= 0 {
+            let _ = raw::close(names);
+        }
         let foreign = self.is_foreign();
         if foreign && let Some(stream) = self.stream.take() {
             // It is the parent's: closing it here would close it there.

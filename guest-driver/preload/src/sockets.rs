@@ -174,7 +174,7 @@ pub(crate) fn own_option(sock: &Ref, fd: c_int, level: c_int, name: c_int) -> Op
             Some(error.map_or(0, |error| Errno::from(error).0))
         }
         State::Broken => Some(socket.take_error()).filter(|error| *error != 0),
-        State::Fresh | State::Tcp => None,
+        State::Fresh | State::Tcp | State::Relayed => None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{hooks, raw};
 use crate::config::Config;
-use crate::{fds, fork, session};
+use crate::{decide, fds, fork, relay, session};
 
 /// The descriptor on which `smc run` waits to hear that the library was loaded.
 const PROOF: &str = "SMC_RUN_PROOF";
@@ -19,7 +19,7 @@ extern "C" fn begin() {
     hooks::find_all();
     fork::begin();
     // SAFETY: the function lives as long as the program: the library is never unloaded.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
         let _ = raw::write(fd, b"loaded");
         let _ = raw::close(fd);
@@ -28,11 +28,21 @@ extern "C" fn begin() {
     }
     if let Some(config) = Config::from_environment() {
         session::configure(config);
+        decide::inherit();
     }
 }
 
-extern "C" fn in_child() {
+unsafe extern "C" fn before_fork() {
+    relay::prepare();
+}
+
+unsafe extern "C" fn in_parent() {
+    relay::in_parent();
+}
+
+unsafe extern "C" fn in_child() {
     fork::in_child();
+    relay::in_child();
 }
 
 extern "C" fn end() {

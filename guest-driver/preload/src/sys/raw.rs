@@ -193,6 +193,19 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
     }
 }
 
+/// Whether a TCP connection has carried any bytes.
+pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
+    let mut info = [0u64; 32];
+    let mut len = std::mem::size_of_val(&info) as libc::socklen_t;
+    let (at, room) = (info.as_mut_ptr() as usize, std::ptr::from_mut(&mut len) as usize);
+    let args = [fd as usize, libc::IPPROTO_TCP as usize, libc::TCP_INFO as usize, at, room, 0];
+    // SAFETY: both live until the call returns, and the kernel writes no more than there is room.
+    unsafe { call(libc::SYS_getsockopt, args) }.ok()?;
+    // tcpi_bytes_acked and tcpi_bytes_received; the SYN may count as one.
+    let (acked, received) = (info.get(15)?, info.get(16)?);
+    (len >= 136).then_some(*acked > 1 || *received > 0)
+}
+
 /// Breaks a TCP connection by RST and leaves an unconnected socket.
 pub(crate) fn disconnect(fd: c_int) {
     // SAFETY: an all-zero address is of family AF_UNSPEC.
@@ -203,9 +216,11 @@ pub(crate) fn disconnect(fd: c_int) {
     let _ = unsafe { call(libc::SYS_connect, [fd as usize, at, len, 0, 0, 0]) };
 }
 
-/// Blocks all signals of the calling thread while `f` runs: threads that are made inherit that.
+/// Blocks the program's signals in the calling thread while `f` runs: threads that are made inherit
+/// that.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    let all = u64::MAX;
+    // Not libc's own two: setuid must reach all threads.
+    let all: u64 = !(0b11 << 31);
     let mut old = 0u64;
     let (new, before) = (std::ptr::addr_of!(all) as usize, std::ptr::addr_of_mut!(old) as usize);
     // SAFETY: both words live until the call returns.

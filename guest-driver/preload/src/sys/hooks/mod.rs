@@ -38,7 +38,7 @@ macro_rules! functions {
 
 functions! {
     socket connect accept accept4 listen shutdown close dup dup2 dup3 fcntl ioctl
-    getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send sendto sendmsg
+    getsockname getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send sendto sendmsg
     sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1 epoll_ctl epoll_wait
     epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd timerfd_create memfd_create
 }

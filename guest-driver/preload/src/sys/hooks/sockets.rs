@@ -82,6 +82,27 @@ unsafe extern "C" fn accept4(
     new
 }
 
+/// The descriptor that has the names, and the options of TCP and IP: of a relayed connection it is
+/// another one.
+fn named(fd: c_int) -> c_int {
+    let sock = if table::has(fd) { table::get(fd) } else { None };
+    sock.as_ref().and_then(|sock| sock.stream()?.names()).unwrap_or(fd)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let fd = named(fd);
+    next!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
+          len: *mut socklen_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let fd = named(fd);
+    next!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
+          len: *mut socklen_t) -> c_int)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -104,6 +125,7 @@ unsafe extern "C" fn getsockopt(
         }
         return 0;
     }
+    let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
     next!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
           value: *mut c_void, len: *mut socklen_t) -> c_int)
 }
@@ -121,6 +143,7 @@ unsafe extern "C" fn setsockopt(
     if socket.is_some_and(|socket| sockets::refuses_option(socket, level, name)) {
         return done(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
+    let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
     let result = next!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);
     if result == 0
