@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::{decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, run, stat};
+use crate::{check, decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, run, stat};
 
 const LONG_ABOUT: &str = "\
 Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
@@ -22,7 +22,7 @@ Five commands to see bytes cross, in three terminals:
   smc fabric                                  a daemon with two devices
   smc listen -v 5000 > copy                   a server
   smc connect -v localhost 5000 < /bin/ls     a client
-  smc stat                                    what the daemon saw
+  smc stat                                    what the daemon saw, and who has SMC
   cmp copy /bin/ls
 
 RUST_LOG=debug shows what the library does. \"smc COMMAND --help\" tells more.";
@@ -54,10 +54,13 @@ enum Command {
     #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
     Run(Box<run::RunArgs>),
     Decode(decode::DecodeArgs),
-    /// Show what a daemon counts.
-    #[command(long_about = stat::LONG_ABOUT)]
+    /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
+    #[command(long_about = stat::LONG_ABOUT, after_long_help = stat::AFTER)]
     Stat(stat::StatArgs),
-    /// List the virtio-ism PCI devices of this machine, or hand them to programs.
+    /// Try whether a connection to a server would be SMC, and say what stops it.
+    #[command(long_about = check::LONG_ABOUT, after_long_help = check::AFTER)]
+    Check(check::CheckArgs),
+    /// List the virtio-ism PCI devices and RNICs of this machine, or hand devices to programs.
     #[command(long_about = devices::LONG_ABOUT)]
     Devices(devices::DevicesArgs),
     /// Say what this machine can do for SMC, and the commands that grant what is missing.
@@ -121,6 +124,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Proof { task } => return run::watch(&task),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Check(args) => check::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
         Command::Completions(args) => {

@@ -25,6 +25,12 @@ pub(crate) enum CliError {
         /// Why.
         source: vhost_device_ism::management::ClientError,
     },
+    /// There is nothing that could be asked.
+    #[error("no daemon listens at {socket}, and no process of yours has SMC")]
+    NothingRuns {
+        /// The management socket.
+        socket: PathBuf,
+    },
     /// Text that is not an address.
     #[error("{0:?} is not an address: expected ADDR:PORT, :PORT or PORT")]
     Address(String),
@@ -154,6 +160,13 @@ impl CliError {
                 "No daemon listens there. Start one with \"smc fabric\", or with \"smc fabric \
                  --management {} --socket-path ...\"; or name another socket with --management or \
                  SMC_MANAGEMENT.",
+                socket.display()
+            ),
+            CliError::NothingRuns { socket } => format!(
+                "No daemon listens there. Start one with \"smc fabric\", or with \"smc fabric \
+                 --management {} --socket-path ...\"; or name another socket with --management or \
+                 SMC_MANAGEMENT. Processes are \"smc listen\", \"smc connect\", and programs under \
+                 \"smc run\".",
                 socket.display()
             ),
             CliError::Eid { .. } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use guest_driver::transport::pci;
-use guest_driver::{Config, DataPath, Rnics, Stack, verbs};
+use guest_driver::{Config, DataPath, Rnics, Stack, statistics, verbs};
 use smc_core::wire::ids::Eid;
 
 use crate::error::CliError;
@@ -101,6 +101,15 @@ impl StackArgs {
     /// # Errors
     /// A wrong EID; a device that cannot be opened.
     pub(crate) fn open(&self, name: &str) -> Result<Arc<Stack>, CliError> {
+        let (config, device) = self.config(name)?;
+        open(config, &device)
+    }
+
+    /// What the options say, and the device, by default the one called `name`.
+    ///
+    /// # Errors
+    /// A wrong EID.
+    pub(crate) fn config(&self, name: &str) -> Result<(Config, PathBuf), CliError> {
         let device = self.device.clone().unwrap_or_else(|| default_device(name));
         let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
@@ -115,7 +124,7 @@ impl StackArgs {
         config.recv_buffer = self.buffer;
         config.spin = Duration::from_micros(self.spin_us);
         config.path = self.path.into();
-        open(config, &device)
+        Ok((config, device))
     }
 }
 
@@ -152,11 +161,18 @@ pub(crate) fn default_device(name: &str) -> PathBuf {
     if has_rnic { "none".into() } else { socket }
 }
 
-/// Opens a stack on one device. A device that is in use lets us wait, which is said.
+/// Where this process tells what it has, if there is a place that belongs to its user alone.
+pub(crate) fn statistics_socket() -> Option<PathBuf> {
+    Some(statistics::path_in(&places::make_directory().ok()?))
+}
+
+/// Opens a stack on one device, which "smc stat" can look at. A device that is in use lets us wait,
+/// which is said.
 ///
 /// # Errors
 /// [`CliError::Device`].
-pub(crate) fn open(config: Config, device: &Path) -> Result<Arc<Stack>, CliError> {
+pub(crate) fn open(mut config: Config, device: &Path) -> Result<Arc<Stack>, CliError> {
+    config.statistics = statistics_socket();
     let (done, waiting) = channel::<()>();
     let name = device.display().to_string();
     std::thread::spawn(move || {

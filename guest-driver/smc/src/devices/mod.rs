@@ -1,4 +1,4 @@
-//! `smc devices`: the virtio-ism devices of this (virtual) machine.
+//! `smc devices`: the virtio-ism devices and RNICs of this (virtual) machine.
 
 use clap::Args;
 use guest_driver::PciAddress;
@@ -7,13 +7,14 @@ use crate::error::CliError;
 
 mod bind;
 mod look;
+mod rnics;
 mod show;
 
 /// Help of `smc devices`.
 pub(crate) const LONG_ABOUT: &str = "\
 Lists the virtio-ism PCI devices of this machine: where each is, who has it, its fabric (CHID), GID
 and features, whether bytes travel through its window or by moves and why, and how fast the window
-was just now.
+was just now. Then its RNICs: network interface, state, MTU, GIDs, and whether SMC-R can use them.
 
 A free device is set up for a moment to be measured, which gives it a new GID. A device that is in
 use is only looked at.
@@ -29,9 +30,13 @@ Doing it again changes nothing. \"smc devices --unbind\" gives the devices back 
 /// Options of `smc devices`.
 #[derive(Args, Debug)]
 pub(crate) struct DevicesArgs {
-    /// Print JSON: a list of objects.
+    /// Print JSON: a list of virtio-ism devices.
     #[arg(long)]
     json: bool,
+
+    /// With --json: an object with two lists instead, "ism" and "rnics". Without: RNICs only.
+    #[arg(long, conflicts_with_all = ["bind", "unbind"])]
+    rdma: bool,
 
     /// Make devices usable by programs: all, or those at these addresses.
     #[arg(long, value_name = "ADDR", num_args = 0.., conflicts_with_all = ["unbind", "json"])]
@@ -63,5 +68,10 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), CliError> {
     if let Some(which) = &args.unbind {
         return bind::unbind(which);
     }
-    show::print(&look::all()?, args.json)
+    match (args.json, args.rdma) {
+        (true, false) => show::json(&look::all()?),
+        (true, true) => show::json_of_both(&look::all()?, &rnics::all()),
+        (false, false) => show::text(Some(&look::all()?), &rnics::all()),
+        (false, true) => show::text(None, &rnics::all()),
+    }
 }

@@ -2,17 +2,52 @@
 
 use std::fmt::Write as _;
 
+use serde::Serialize;
+
 use super::look::Device;
+use super::rnics::Rnic;
 use crate::error::CliError;
 use crate::output;
 
-pub(super) fn print(devices: &[Device], json: bool) -> Result<(), CliError> {
-    let text = if json { as_json(devices)? } else { as_text(devices) };
+/// Prints the list of devices as JSON.
+pub(super) fn json(devices: &[Device]) -> Result<(), CliError> {
+    output::print(&as_json(&devices)?)
+}
+
+/// Prints devices and RNICs as one JSON object.
+pub(super) fn json_of_both(
+    devices: &[Device],
+    rnics: &Result<Vec<Rnic>, String>,
+) -> Result<(), CliError> {
+    let both = Both {
+        ism: devices,
+        rnics: rnics.as_deref().unwrap_or_default(),
+        no_rdma: rnics.as_ref().err(),
+    };
+    output::print(&as_json(&both)?)
+}
+
+/// Prints everything for people.
+pub(super) fn text(
+    devices: Option<&[Device]>,
+    rnics: &Result<Vec<Rnic>, String>,
+) -> Result<(), CliError> {
+    let mut text = devices.map(as_text).unwrap_or_default();
+    text += &rnics_as_text(rnics);
     output::print(&text)
 }
 
-fn as_json(devices: &[Device]) -> Result<String, CliError> {
-    let text = serde_json::to_string(devices)
+/// Both lists.
+#[derive(Serialize)]
+struct Both<'a> {
+    ism: &'a [Device],
+    rnics: &'a [Rnic],
+    /// Why there are no RNICs.
+    no_rdma: Option<&'a String>,
+}
+
+fn as_json(value: &impl Serialize) -> Result<String, CliError> {
+    let text = serde_json::to_string(value)
         .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
     Ok(text + "\n")
 }
@@ -24,6 +59,41 @@ fn as_text(devices: &[Device]) -> String {
     let mut text = String::new();
     for device in devices {
         paragraph(&mut text, device);
+    }
+    text
+}
+
+fn rnics_as_text(rnics: &Result<Vec<Rnic>, String>) -> String {
+    let rnics = match rnics {
+        Ok(rnics) => rnics,
+        Err(why) => return format!("This machine has no RNIC that can be used: {why}.\n"),
+    };
+    let mut text = String::new();
+    for rnic in rnics {
+        let state = match &rnic.problem {
+            None => "can be used".into(),
+            Some(problem) => format!("cannot be used: {problem}"),
+        };
+        let _ = writeln!(text, "{}/{}  {state}", rnic.name, rnic.port);
+        let mut line = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                let _ = writeln!(text, "  {name:<11} {value}");
+            }
+        };
+        line("interface", rnic.netdev.clone());
+        line("port", rnic.state.map(Into::into));
+        line("MTU", rnic.mtu.map(|mtu| mtu.to_string()));
+        let versions = match (rnic.smcr_v1, rnic.smcr_v2) {
+            (true, true) => "v1, v2",
+            (true, false) => "v1 (v2 needs a GID of RoCE v2)",
+            (false, true) => "v2",
+            (false, false) => "no",
+        };
+        line("SMC-R", Some(versions.into()));
+        for gid in &rnic.gids {
+            let netdev = gid.netdev.as_deref().unwrap_or("another network namespace");
+            line("GID", Some(format!("{}: {} (RoCE {}, {netdev})", gid.index, gid.gid, gid.roce)));
+        }
     }
     text
 }
@@ -67,12 +137,13 @@ fn paragraph(text: &mut String, device: &Device) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rnics::Gid;
     use super::*;
 
     #[test]
     fn a_machine_without_devices_says_so_and_lists_nothing() {
         assert!(as_text(&[]).contains("no virtio-ism PCI device"));
-        assert_eq!(as_json(&[]).unwrap(), "[]\n");
+        assert_eq!(as_json(&Vec::<Device>::new()).unwrap(), "[]\n");
     }
 
     #[test]
@@ -104,5 +175,25 @@ mod tests {
         );
         let json = as_json(&[Device { in_use: true, ..Device::default() }]).unwrap();
         assert!(json.contains("\"in_use\":true"), "{json}");
+    }
+
+    #[test]
+    fn rnics_are_listed_with_their_gids_or_the_reason_why_there_are_none() {
+        let text = rnics_as_text(&Err("no libibverbs".into()));
+        assert!(text.contains("no RNIC that can be used: no libibverbs."), "{text}");
+        let gid =
+            Gid { index: 1, gid: "192.0.2.7".into(), roce: "v2", netdev: Some("eth0".into()) };
+        let rnic = Rnic {
+            name: "rxe0".into(),
+            port: 1,
+            gids: vec![gid],
+            smcr_v1: true,
+            smcr_v2: true,
+            ..Rnic::default()
+        };
+        let text = rnics_as_text(&Ok(vec![rnic]));
+        assert!(text.starts_with("rxe0/1  can be used\n"), "{text}");
+        assert!(text.contains("1: 192.0.2.7 (RoCE v2, eth0)"), "{text}");
+        assert!(text.contains("v1, v2"), "{text}");
     }
 }

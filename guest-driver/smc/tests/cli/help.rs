@@ -5,7 +5,7 @@ use crate::support::{Dir, run, smc, text};
 #[test]
 fn help_names_the_commands_and_a_way_to_start() {
     let help = text(&run(&["--help"]).stdout);
-    for command in ["demo", "listen", "connect", "perf", "stat", "decode", "fabric"] {
+    for command in ["demo", "listen", "connect", "perf", "stat", "check", "decode", "fabric"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} is not in\n{help}");
     }
     assert!(help.contains("Start with \"smc demo\""), "{help}");
@@ -20,6 +20,9 @@ fn help_of_each_command_explains_it() {
         ("connect", "An ordinary TCP server is no good"),
         ("perf", "the server is one thread that\n         takes a connection"),
         ("stat", "refused     commands and moves that were refused"),
+        ("stat", "smc stat connections --watch"),
+        ("check", "Exit status: 0 it would be SMC"),
+        ("devices", "\"ism\" and \"rnics\""),
         ("fabric", "With options it is vhost-device-ism"),
         ("fabric", "--socket-path <PATH[,KEY=VALUE..]>"),
         ("decode", "capture"),

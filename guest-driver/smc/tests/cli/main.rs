@@ -1,9 +1,11 @@
 //! The `smc` command as its users run it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod check;
 mod demo;
 mod help;
 mod perf;
 mod perf_far;
 mod pipe;
+mod stat;
 mod support;

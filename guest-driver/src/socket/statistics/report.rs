@@ -238,7 +238,7 @@ pub struct Rnic {
 
 impl Process {
     /// What there is now.
-    pub(super) fn of(stack: &Stack) -> Process {
+    pub fn of(stack: &Stack) -> Process {
         let mut connections: Vec<_> = stack.connections().into_iter().map(smc).collect();
         connections.extend(stack.plain().open().iter().filter_map(|socket| tcp(&**socket)));
         let omitted = connections.len().saturating_sub(MAX_CONNECTIONS);

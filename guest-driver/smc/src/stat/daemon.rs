@@ -1,84 +1,23 @@
-//! `smc stat`: what the daemon counts.
+//! What the daemon counts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use clap::Args;
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
-use vhost_device_ism::management::{Client, Guest};
+use vhost_device_ism::management::Guest;
 
-use crate::error::CliError;
-use crate::{output, places};
+use super::table::{row, size, table};
 
-/// Help of `smc stat`.
-pub(crate) const LONG_ABOUT: &str = "\
-Shows what a daemon counts, by its management socket: the fabrics and their guests, what they hold,
-and how bytes and wake-ups went.
-
-  DMBs        registered buffers and their bytes; attached: buffers of peers it may write
-  slabs       shared memory that holds the buffers of one pair of guests
-  moves       copies by the device; stores through the window are not the daemon's to see
-  signals     how often somebody was to be woken; saved: was awake, so nothing had to be done;
-              wakes: records that were posted
-  refused     commands and moves that were refused, by reason
-  faults      what a front end or driver did wrong
-
-Counters of a guest start anew with each connection of its front end.";
-
-/// Options of `smc stat`.
-#[derive(Args, Debug)]
-pub(crate) struct StatArgs {
-    /// Management socket of the daemon [default: that of "smc fabric" without options].
-    #[arg(long, value_name = "SOCKET", env = "SMC_MANAGEMENT")]
-    management: Option<PathBuf>,
-
-    /// Print JSON: an object with a list of fabrics; with --watch one a line.
-    #[arg(long)]
-    json: bool,
-
-    /// Repeat, every so many seconds.
-    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
-          value_parser = clap::value_parser!(u32).range(1..=86400))]
-    watch: Option<u32>,
-}
-
+/// A fabric with its guests.
 #[derive(Debug, Serialize)]
-struct Fabric<'a> {
+pub(super) struct Fabric<'a> {
     chid: &'a str,
     guests: Vec<&'a Guest>,
 }
 
-/// Prints once, or again and again.
-///
-/// # Errors
-/// No daemon answers.
-pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
-    let socket = args.management.clone().unwrap_or_else(|| places::socket(places::MANAGEMENT));
-    let failed = |source| CliError::Management { socket: socket.clone(), source };
-    let mut client = Client::connect(&socket).map_err(failed)?;
-    let mut before: Option<(Instant, Vec<Guest>)> = None;
-    loop {
-        let guests = client.list().map_err(failed)?;
-        let now = Instant::now();
-        let text = match args.json {
-            true => json(&guests)?,
-            false => {
-                let clear = if args.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
-                let rates = before.as_ref().map(|(then, old)| (now - *then, old.as_slice()));
-                format!("{clear}{}", render(&guests, rates))
-            }
-        };
-        output::print(&text)?;
-        let Some(seconds) = args.watch else { return Ok(()) };
-        before = Some((now, guests));
-        std::thread::sleep(Duration::from_secs(seconds.into()));
-    }
-}
-
-fn by_fabric(guests: &[Guest]) -> Vec<Fabric<'_>> {
+/// Guests by their fabric.
+pub(super) fn by_fabric(guests: &[Guest]) -> Vec<Fabric<'_>> {
     let mut fabrics: BTreeMap<&str, Vec<&Guest>> = BTreeMap::new();
     for guest in guests {
         fabrics.entry(&guest.chid).or_default().push(guest);
@@ -86,41 +25,8 @@ fn by_fabric(guests: &[Guest]) -> Vec<Fabric<'_>> {
     fabrics.into_iter().map(|(chid, guests)| Fabric { chid, guests }).collect()
 }
 
-fn json(guests: &[Guest]) -> Result<String, CliError> {
-    let value = serde_json::json!({ "fabrics": by_fabric(guests) });
-    Ok(format!("{value}\n"))
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
-    table.set_header(header.iter().enumerate().map(|(at, title)| {
-        let side = if at == 0 { CellAlignment::Left } else { CellAlignment::Right };
-        Cell::new(title).set_alignment(side)
-    }));
-    table
-}
-
-fn row(table: &mut Table, name: &str, cells: impl IntoIterator<Item = String>) {
-    let mut row = vec![Cell::new(name)];
-    row.extend(cells.into_iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right)));
-    table.add_row(row);
-}
-
-/// A number of bytes in three digits.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let decimals = if unit == 0 || value >= 100.0 { 0 } else { 1 };
-    format!("{value:.decimals$} {}", units.get(unit).unwrap_or(&"B"))
-}
-
-fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> String {
+/// As text; with what there was some time ago, rates.
+pub(super) fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> String {
     if guests.is_empty() {
         return "The daemon has no guests.\n".into();
     }
@@ -236,13 +142,5 @@ mod tests {
         assert_eq!(rates[1], 10.0);
         let reborn = Guest { gid: Some("2".into()), ..now };
         assert!(same_life(&[old], &reborn).is_none());
-    }
-
-    #[test]
-    fn sizes_have_three_digits() {
-        assert_eq!(
-            [0, 999, 65536, 1 << 20, 3 << 30].map(size),
-            ["0 B", "999 B", "64.0 KiB", "1.0 MiB", "3.0 GiB"]
-        );
     }
 }

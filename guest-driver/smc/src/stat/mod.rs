@@ -1,0 +1,207 @@
+//! `smc stat`: what a daemon and the processes with SMC have.
+
+mod daemon;
+mod processes;
+mod table;
+mod tables;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use vhost_device_ism::management::{Client, Guest};
+
+use crate::error::CliError;
+use crate::{output, places};
+use processes::Processes;
+
+/// Help of `smc stat`.
+pub(crate) const LONG_ABOUT: &str = "\
+Shows which connections really use SMC, and why the others do not: what a daemon counts, by its
+management socket, and what the processes of this user have, by their statistics sockets (in
+$XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
+
+  overview      the daemon's guests, and a line per process
+  fabric        the daemon's guests only
+  connections   type, state, addresses, bytes, buffers; why it is TCP. With --details also cursors,
+                GIDs, tokens and keys
+  groups        link groups of SMC-R, and their links
+  rnics         RNICs that processes use
+  totals        what became of handshakes, with the reasons of TCP counted by code
+
+Of a daemon:
+  DMBs        registered buffers and their bytes; attached: buffers of peers it may write
+  slabs       shared memory that holds the buffers of one pair of guests
+  moves       copies by the device; stores through the window are not the daemon's to see
+  signals     how often somebody was to be woken; saved: was awake, so nothing had to be done;
+              wakes: records that were posted
+  refused     commands and moves that were refused, by reason
+  faults      what a front end or driver did wrong
+Counters of a guest start anew with each connection of its front end.
+
+Of a connection: unread are bytes that wait here / that the peer has not read; buffer is the own one /
+the peer's. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
+
+/// End of the help of `smc stat`.
+pub(crate) const AFTER: &str = "\
+Examples:
+  smc stat
+  smc stat connections --watch
+  smc stat --json | jq '.processes[].connections[] | {peer, kind, reason: .reason.says}'";
+
+/// Options of `smc stat`.
+#[derive(Args, Debug)]
+pub(crate) struct StatArgs {
+    /// What to show.
+    #[arg(value_enum, default_value_t = What::Overview)]
+    what: What,
+
+    /// Management socket of the daemon [default: that of "smc fabric" without options].
+    #[arg(long, value_name = "SOCKET", env = "SMC_MANAGEMENT")]
+    management: Option<PathBuf>,
+
+    /// Print JSON, always of everything: an object with a list of fabrics (null without a daemon) and
+    /// a list of processes; with --watch one a line.
+    #[arg(long)]
+    json: bool,
+
+    /// More of each connection.
+    #[arg(long, short)]
+    details: bool,
+
+    /// Repeat, every so many seconds.
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=86400))]
+    watch: Option<u32>,
+}
+
+/// What to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    Overview,
+    Fabric,
+    Connections,
+    Groups,
+    Rnics,
+    Totals,
+}
+
+impl What {
+    /// Whether the daemon has to do with it.
+    fn asks_daemon(self) -> bool {
+        matches!(self, What::Overview | What::Fabric)
+    }
+}
+
+/// What there is at some moment.
+#[derive(Debug)]
+struct Sight {
+    at: Instant,
+    /// Guests of the daemon, or why it is not asked.
+    guests: Result<Vec<Guest>, CliError>,
+    processes: Processes,
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    fabrics: Option<Vec<daemon::Fabric<'a>>>,
+    #[serde(flatten)]
+    processes: &'a Processes,
+}
+
+/// Prints once, or again and again.
+///
+/// # Errors
+/// There is neither a daemon nor a process to be asked, or the daemon that was named does not answer.
+pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
+    let mut client = None;
+    let mut before: Option<Sight> = None;
+    loop {
+        let mut sight = Sight {
+            at: Instant::now(),
+            guests: guests(args, &mut client),
+            processes: processes::all(),
+        };
+        // Who watches may have begun before anything runs.
+        if before.is_none() {
+            sight = sight.check(args)?;
+        }
+        let text = match args.json {
+            true => sight.json()?,
+            false => {
+                let clear = if args.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
+                format!("{clear}{}", sight.text(args, before.as_ref()))
+            }
+        };
+        output::print(&text)?;
+        let Some(seconds) = args.watch else { return Ok(()) };
+        before = Some(sight);
+        std::thread::sleep(Duration::from_secs(seconds.into()));
+    }
+}
+
+/// Asks the daemon, by the connection of last time if there is one.
+fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
+    let socket = args.management.clone().unwrap_or_else(|| places::socket(places::MANAGEMENT));
+    let failed = |source| CliError::Management { socket: socket.clone(), source };
+    let mut connected = match client.take() {
+        Some(client) => client,
+        None => Client::connect(&socket).map_err(failed)?,
+    };
+    let guests = connected.list().map_err(failed)?;
+    *client = Some(connected);
+    Ok(guests)
+}
+
+impl Sight {
+    /// Refuses what has nothing to show.
+    fn check(self, args: &StatArgs) -> Result<Sight, CliError> {
+        let named = args.management.is_some() || args.what == What::Fabric;
+        match self.guests {
+            Err(error) if named && args.what.asks_daemon() => Err(error),
+            Err(CliError::Management { socket, .. })
+                if self.processes.is_empty() && !socket.exists() =>
+            {
+                Err(CliError::NothingRuns { socket })
+            }
+            Err(error) if self.processes.is_empty() => Err(error),
+            _ => Ok(self),
+        }
+    }
+
+    fn json(&self) -> Result<String, CliError> {
+        let fabrics = self.guests.as_ref().ok().map(|guests| daemon::by_fabric(guests));
+        let whole = Whole { fabrics, processes: &self.processes };
+        let text = serde_json::to_string(&whole)
+            .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
+        Ok(text + "\n")
+    }
+
+    fn text(&self, args: &StatArgs, before: Option<&Sight>) -> String {
+        let since = before.map(|before| self.at - before.at);
+        let old = before.map(|before| &before.processes).zip(since);
+        let processes = &self.processes;
+        match args.what {
+            What::Fabric => self.fabric(before),
+            What::Overview => {
+                format!("{}\n{}", self.fabric(before).trim_end(), tables::overview(processes))
+            }
+            What::Connections => tables::connections(processes, old, args.details),
+            What::Groups => tables::groups(processes),
+            What::Rnics => tables::rnics(processes),
+            What::Totals => tables::totals(processes),
+        }
+    }
+
+    fn fabric(&self, before: Option<&Sight>) -> String {
+        match &self.guests {
+            Ok(guests) => {
+                let old = before.and_then(|before| Some((before, before.guests.as_ref().ok()?)));
+                let rates = old.map(|(before, old)| (self.at - before.at, old.as_slice()));
+                daemon::render(guests, rates)
+            }
+            Err(error) => format!("No daemon here: {error}.\n"),
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Processes as tables.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
+
+use super::processes::Processes;
+use super::table::{plain, rate, row, size, table};
+
+/// What to do if there is nothing to show.
+const NOBODY: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
+                      programs under \"smc run\" would be here.\n";
+
+/// What there was so long ago.
+type Before<'a> = Option<(&'a Processes, Duration)>;
+
+fn n(number: impl ToString) -> String {
+    number.to_string()
+}
+
+fn name(process: &Process) -> String {
+    format!("{} {}", process.program, process.pid)
+}
+
+/// What all tables end with.
+fn silent(processes: &Processes) -> String {
+    let mut text = String::new();
+    for silent in &processes.silent {
+        let socket = silent.socket.display().to_string();
+        let _ = writeln!(text, "{} does not answer: {}", plain(&socket), plain(&silent.problem));
+    }
+    text
+}
+
+/// A line per process.
+pub(super) fn overview(processes: &Processes) -> String {
+    if processes.list.is_empty() {
+        return format!("{NOBODY}{}", silent(processes));
+    }
+    let mut text = table(&[
+        "process", "device", "RNICs", "SMC-D", "SMC-R", "TCP", "groups", "sent", "received",
+    ]);
+    let mut trouble = String::new();
+    for process in &processes.list {
+        let of =
+            |start: &str| process.connections.iter().filter(|c| c.kind.starts_with(start)).count();
+        let sum = |bytes: fn(&Connection) -> u64| process.connections.iter().map(bytes).sum();
+        let cells = [
+            devices(process),
+            n(process.rnics.iter().filter(|rnic| rnic.active).count()),
+            n(of("SMC-D")),
+            n(of("SMC-R")),
+            n(of("TCP")),
+            n(process.groups.len()),
+            size(sum(|connection| connection.sent)),
+            size(sum(|connection| connection.received)),
+        ];
+        row(&mut text, &name(process), cells);
+        for device in &process.devices {
+            if let Some(problem) = &device.problem {
+                let line = format!("{}: {}: {problem}", name(process), device.path);
+                let _ = writeln!(trouble, "{}", plain(&line));
+            }
+        }
+    }
+    let why = reasons(&merged(processes));
+    format!("connections now:\n{text}\n{trouble}{why}{}", silent(processes))
+}
+
+fn devices(process: &Process) -> String {
+    let open = |device: &guest_driver::statistics::Device| {
+        let file = device.path.rsplit('/').next().unwrap_or_default().to_owned();
+        match &device.chid {
+            Some(chid) => format!("{file} ({chid})"),
+            None => format!("{file} (not open)"),
+        }
+    };
+    match &process.devices[..] {
+        [] => "none".into(),
+        devices => devices.iter().map(open).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A line per connection.
+pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bool) -> String {
+    if processes.list.is_empty() {
+        return format!("{NOBODY}{}", silent(processes));
+    }
+    let unit = if before.is_some() { ["sent/s", "received/s"] } else { ["sent", "received"] };
+    let mut text = table(&[
+        "process", "type", "state", "local", "peer", unit[0], unit[1], "unread", "buffer", "by",
+    ]);
+    let mut more = String::new();
+    let mut omitted = 0;
+    for process in &processes.list {
+        omitted += process.omitted;
+        for connection in &process.connections {
+            let old = before.and_then(|(old, time)| Some((same(old, process, connection)?, time)));
+            let [sent, received] = bytes(connection, old);
+            let of = |address: Option<std::net::SocketAddr>| address.map_or("?".into(), n);
+            let cells = [
+                connection.kind.clone(),
+                connection.state.clone(),
+                of(connection.local),
+                of(connection.peer),
+                sent,
+                received,
+                pair(Some(connection.unread), connection.unread_by_peer),
+                pair(connection.buffer.map(u64::from), connection.peer_buffer.map(u64::from)),
+                by(connection),
+            ];
+            row(&mut text, &name(process), cells);
+            if details {
+                let _ = writeln!(more, "{}", plain(&detail(process, connection)));
+            }
+        }
+    }
+    if omitted > 0 {
+        let _ = writeln!(more, "{omitted} connections more");
+    }
+    format!("{text}\n{}{more}{}", why_tcp(processes), silent(processes))
+}
+
+fn bytes(now: &Connection, before: Option<(&Connection, Duration)>) -> [String; 2] {
+    match before {
+        Some((old, time)) => {
+            [rate(now.sent, old.sent, time), rate(now.received, old.received, time)]
+        }
+        None => [size(now.sent), size(now.received)],
+    }
+}
+
+/// The connection as it was.
+fn same<'a>(
+    old: &'a Processes,
+    process: &Process,
+    connection: &Connection,
+) -> Option<&'a Connection> {
+    let process = old.list.iter().find(|old| old.pid == process.pid)?;
+    let addresses = |connection: &Connection| (connection.local, connection.peer);
+    process.connections.iter().find(|old| addresses(old) == addresses(connection))
+}
+
+fn pair(here: Option<u64>, there: Option<u64>) -> String {
+    match (here, there) {
+        (None, None) => "-".into(),
+        (here, there) => {
+            let text = |bytes: Option<u64>| bytes.map_or("?".into(), size);
+            format!("{} / {}", text(here), text(there))
+        }
+    }
+}
+
+/// What carries it.
+fn by(connection: &Connection) -> String {
+    match (&connection.smc_d, &connection.smc_r, &connection.reason) {
+        (Some(d), ..) => format!("fabric {}, {}", d.chid, d.path),
+        (_, Some(r), _) => format!("group {:08x}, {}", r.group, r.link.rnic),
+        (.., Some(reason)) => format!("{} ({})", reason.name, reason.side),
+        _ => "-".into(),
+    }
+}
+
+fn detail(process: &Process, connection: &Connection) -> String {
+    let of = |address: Option<std::net::SocketAddr>| address.map_or("?".into(), n);
+    let mut text = format!("{} {}:", name(process), of(connection.peer));
+    if let Some(d) = &connection.smc_d {
+        let contact = if d.first_contact { "first contact" } else { "known peer" };
+        let _ = write!(text, " {} -> {}, {contact}", d.gid, d.peer_gid);
+    }
+    if let Some(r) = &connection.smc_r {
+        let link = &r.link;
+        let _ = write!(
+            text,
+            " link {}, {}#{} -> {}#{}, tokens {:08x} {:08x}, rkeys {:08x} {:08x}, {} failovers",
+            link.number,
+            link.gid,
+            link.qp,
+            link.peer_gid,
+            link.peer_qp,
+            r.tokens.0,
+            r.tokens.1,
+            r.rkeys.0,
+            r.rkeys.1,
+            r.failovers,
+        );
+    }
+    if let Some(eid) = &connection.eid {
+        let _ = write!(text, ", EID {eid}");
+    }
+    if let Some(host) = &connection.peer_host {
+        let _ = write!(text, ", host {host}");
+    }
+    if let Some([written, read_by_peer, written_by_peer, read]) = connection.cursors {
+        let at = |(wrap, offset): (u16, u32)| format!("{wrap}:{offset}");
+        let _ = write!(
+            text,
+            ", cursors: written {} of which the peer read {}, peer wrote {} of which read {}",
+            at(written),
+            at(read_by_peer),
+            at(written_by_peer),
+            at(read),
+        );
+    }
+    if let Some(reason) = &connection.reason {
+        let _ = write!(text, " {}", reason.says);
+    }
+    text
+}
+
+/// Why the connections that are listed are TCP, each reason once.
+fn why_tcp(processes: &Processes) -> String {
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let connections = processes.list.iter().flat_map(|process| &process.connections);
+    for reason in connections.filter_map(|connection| connection.reason.as_ref()) {
+        *counts.entry(&reason.says).or_default() += 1;
+    }
+    let mut text = String::new();
+    for (says, count) in counts {
+        let _ = writeln!(text, "{count} TCP: {}", plain(says));
+    }
+    text
+}
+
+/// Link groups, each with its links.
+pub(super) fn groups(processes: &Processes) -> String {
+    if processes.list.is_empty() {
+        return format!("{NOBODY}{}", silent(processes));
+    }
+    let mut groups = table(&[
+        "process",
+        "group",
+        "type",
+        "role",
+        "peer",
+        "kind",
+        "connections",
+        "links",
+        "RMBs",
+        "failovers",
+        "timer",
+    ]);
+    let mut links = table(&[
+        "process",
+        "group",
+        "link",
+        "RNIC",
+        "own end",
+        "peer's end",
+        "MTU",
+        "state",
+        "connections",
+        "credits",
+    ]);
+    for process in &processes.list {
+        for group in &process.groups {
+            let id = format!("{:08x}", group.group);
+            let cells = [
+                id.clone(),
+                group.kind.clone(),
+                group.role.clone(),
+                group.peer_id.clone(),
+                group.topology.clone(),
+                format!("{} of {}", group.connections, group.max_connections),
+                format!("{} of {}", group.links.len(), group.max_links),
+                format!("{} + {}", group.rmbs.0, group.rmbs.1),
+                n(group.failovers),
+                group.timer.map_or("-".into(), |us| format!("{:.1} s", us as f64 / 1e6)),
+            ];
+            row(&mut groups, &name(process), cells);
+            for link in &group.links {
+                let cells = [
+                    id.clone(),
+                    n(link.number),
+                    link.rnic.clone(),
+                    format!("{}#{}", link.gid, link.qp),
+                    format!("{}#{}", link.peer_gid, link.peer_qp),
+                    n(link.mtu),
+                    link.state.clone(),
+                    n(link.connections),
+                    n(link.credits),
+                ];
+                row(&mut links, &name(process), cells);
+            }
+        }
+    }
+    let end = silent(processes);
+    if groups.is_empty() {
+        let why = without_rdma(processes);
+        return format!("No link groups: no SMC-R connection has been made.\n{why}{end}");
+    }
+    format!("{groups}\nlinks:\n{links}\n{end}")
+}
+
+fn without_rdma(processes: &Processes) -> String {
+    let mut text = String::new();
+    for process in &processes.list {
+        if let Some(why) = &process.no_rdma {
+            let _ = writeln!(text, "{}", plain(&format!("{}: {why}", name(process))));
+        }
+    }
+    text
+}
+
+/// RNIC ports that processes use.
+pub(super) fn rnics(processes: &Processes) -> String {
+    if processes.list.is_empty() {
+        return format!("{NOBODY}{}", silent(processes));
+    }
+    let mut text =
+        table(&["process", "RNIC", "interface", "state", "MTU", "network", "links", "GIDs"]);
+    for process in &processes.list {
+        for rnic in &process.rnics {
+            let cells = [
+                rnic.name.clone(),
+                rnic.netdev.clone().unwrap_or_else(|| "-".into()),
+                if rnic.active { "active" } else { "down" }.into(),
+                n(rnic.mtu),
+                rnic.pnet.clone().unwrap_or_else(|| "-".into()),
+                n(rnic.links),
+                rnic.gids.join(" "),
+            ];
+            row(&mut text, &name(process), cells);
+        }
+    }
+    let why = without_rdma(processes);
+    if text.is_empty() {
+        return format!("No RNIC is used.\n{why}{}", silent(processes));
+    }
+    format!("{text}\n{why}{}", silent(processes))
+}
+
+/// What became of handshakes.
+pub(super) fn totals(processes: &Processes) -> String {
+    if processes.list.is_empty() {
+        return format!("{NOBODY}{}", silent(processes));
+    }
+    let mut text =
+        table(&["process", "SMC-D", "SMC-R", "TCP", "broken", "closing", "peers", "pooled DMBs"]);
+    let all = merged(processes);
+    for process in &processes.list {
+        row(&mut text, &name(process), cells(&process.totals));
+    }
+    if processes.list.len() > 1 {
+        row(&mut text, "all", cells(&all));
+    }
+    format!("handshakes since each process began:\n{text}\n{}{}", reasons(&all), silent(processes))
+}
+
+fn cells(totals: &Handshakes) -> [String; 7] {
+    [
+        n(totals.smc_d),
+        n(totals.smc_r),
+        n(totals.tcp),
+        n(totals.broken),
+        n(totals.closing),
+        n(totals.peers),
+        n(totals.pooled),
+    ]
+}
+
+/// All processes as one.
+fn merged(processes: &Processes) -> Handshakes {
+    let mut all = Handshakes::default();
+    let mut reasons: BTreeMap<(u32, &str), Reason> = BTreeMap::new();
+    for totals in processes.list.iter().map(|process| &process.totals) {
+        all.smc_d += totals.smc_d;
+        all.smc_r += totals.smc_r;
+        all.tcp += totals.tcp;
+        all.broken += totals.broken;
+        all.closing += totals.closing;
+        all.peers += totals.peers;
+        all.pooled += totals.pooled;
+        for reason in &totals.reasons {
+            reasons
+                .entry((reason.code, &reason.side))
+                .and_modify(|known| known.count += reason.count)
+                .or_insert_with(|| reason.clone());
+        }
+    }
+    all.reasons = reasons.into_values().collect();
+    all.reasons.sort_by_key(|reason| std::cmp::Reverse(reason.count));
+    all
+}
+
+/// Why connections were TCP, counted by code.
+fn reasons(totals: &Handshakes) -> String {
+    if totals.reasons.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("TCP because:\n");
+    for reason in &totals.reasons {
+        let Reason { code, name, side, says, count, .. } = reason;
+        let line = format!("{count:>8}  0x{code:08x} {name} ({side}): {says}");
+        let _ = writeln!(text, "{}", plain(&line));
+    }
+    text
+}

@@ -1,0 +1,79 @@
+//! `smc check`: servers of all kinds.
+
+use std::net::TcpListener;
+use std::process::Output;
+
+use crate::support::{Fabric, text};
+
+/// Options that make the outcome the same whether or not this process may see TCP options.
+const ALWAYS: &[&str] = &["--propose", "always", "--rnic", "none"];
+
+fn check(fabric: &Fabric, port: u16, options: &[&str]) -> (i32, String) {
+    let port = port.to_string();
+    let mut command = fabric.smc(&["check"]);
+    let output: Output = command.args(options).args(["127.0.0.1", &port]).output().unwrap();
+    (output.status.code().unwrap(), text(&output.stdout))
+}
+
+#[test]
+fn a_server_with_smc_is_found_to_be_one_and_serves_on() {
+    let fabric = Fabric::start("check-smc");
+    let (_server, port, _log) = fabric.listen(&["--keep"]);
+    let (status, told) = check(&fabric, port, ALWAYS);
+    assert_eq!(status, 0, "{told}");
+    for part in [
+        "ok  name       127.0.0.1 is 127.0.0.1",
+        "fabric ff00, GID",
+        "no  rnic       no SMC-R: RDMA is switched off",
+        "ok  handshake  SMC-D v2.1 over fabric ff00",
+        "ok  result     a connection would be SMC",
+    ] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    assert!(told.contains(" option "), "{told}");
+
+    let (status, told) = check(&fabric, port, &[ALWAYS, &["--eid", "OTHER"]].concat());
+    assert_eq!(status, 1, "{told}");
+    assert!(told.contains("the server declined: declined by the peer: 0x0303"), "{told}");
+
+    let (status, told) = check(&fabric, port, &[ALWAYS, &["--json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((status, value["result"].as_str()), (0, Some("smc")));
+    assert_eq!(value["connection"]["smc_d"]["chid"], "ff00");
+    assert_eq!(value["steps"][0]["name"], "name");
+}
+
+#[test]
+fn a_server_without_smc_is_left_alone_or_said_to_be_none() {
+    let fabric = Fabric::start("check-tcp");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (status, told) = check(&fabric, port, &["--propose", "answered", "--rnic", "none"]);
+    assert_eq!(status, 1, "{told}");
+    assert!(told.contains("handshake  not tried"), "{told}");
+    let mut first = listener.accept().unwrap().0;
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut first, &mut bytes).unwrap();
+    assert!(bytes.is_empty(), "no byte of SMC was sent");
+
+    let (status, told) = check(&fabric, port, &[ALWAYS, &["--timeout", "1"]].concat());
+    assert_eq!(status, 2, "{told}");
+    assert!(told.contains("it is an ordinary TCP server"), "{told}");
+
+    drop(listener);
+    let (status, told) = check(&fabric, port, ALWAYS);
+    assert_eq!(status, 2, "{told}");
+    assert!(told.contains("no  tcp        127.0.0.1:"), "{told}");
+}
+
+#[test]
+fn without_a_device_it_would_be_tcp_and_is_said_to_be_for_that() {
+    let fabric = Fabric::start("check-none");
+    let (_server, port, _log) = fabric.listen(&["--keep"]);
+    let (status, told) = check(&fabric, port, &[ALWAYS, &["--device", "/no/such.sock"]].concat());
+    assert_eq!(status, 1, "{told}");
+    assert!(told.contains("no  device     /no/such.sock: "), "{told}");
+    assert!(told.contains("no  handshake  nothing was offered: no virtio-ism device"), "{told}");
+    let (status, told) = check(&fabric, port, &[ALWAYS, &["--eid", "lower"]].concat());
+    assert_eq!((status, told.as_str()), (2, ""));
+}
