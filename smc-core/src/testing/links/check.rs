@@ -46,6 +46,12 @@ impl Simulation {
                 return Err(format!("{id:?}: {:?} has no queue pair", link.key));
             }
         }
+        let left = links.iter().find(|link| {
+            link.connections > 0 && !link.state.carries() && link.state != LinkState::Confirming
+        });
+        if let (Some(left), false) = (left, carries.is_empty() || !group.is_usable()) {
+            return Err(format!("{id:?}: connections stay on {:?}, {:?}", left.key, left.state));
+        }
         let over = links.iter().map(|link| link.connections).sum::<u32>();
         let halves = self.sessions[id.session].conns.iter();
         let halves = halves.filter(|conn| conn.halves[id.role].is_some()).count();

@@ -235,6 +235,10 @@ impl Simulation {
                 }
             }
         }
+        if faults.contains(Faults::IGNORE) && self.rng.one_in(40) {
+            // It arrives, and nothing comes of it.
+            sent.clear();
+        }
         self.post(q, Op::Llc { bytes: sent, receipt });
         if faults.contains(Faults::DUPLICATE) && self.rng.one_in(12) {
             self.sessions[session].doubled = true;
@@ -435,8 +439,14 @@ impl Simulation {
             self.on_cdc(id, q, &bytes)?;
         }
         for half in self.halves_of(id) {
-            if self.half(half).is_some_and(|half| half.path == Some(q)) {
+            let Some(have) = self.half_ref(half) else { continue };
+            let rmb = have.peer_rmb;
+            if have.path == Some(q) {
                 self.depart(half);
+            }
+            let known = |group: &LinkGroup| rmb.and_then(|rmb| group.peer_region(rmb, link));
+            if self.group(id).and_then(known).is_some() {
+                return Err(format!("{id:?} remembers keys of {link:?}, which is gone"));
             }
         }
         self.destroy_qp(q);
@@ -468,6 +478,7 @@ impl Simulation {
                 self.call(id, |group, now| group.handle_received(link, now))?;
                 self.on_cdc(id, q, &bytes)
             }
+            Message::Llc(bytes) if bytes.is_empty() => Ok(()),
             Message::Llc(bytes) => {
                 let mut result = Ok(());
                 self.call(id, |group, now| result = group.handle_message(link, &bytes, now))?;

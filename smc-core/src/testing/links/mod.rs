@@ -10,7 +10,7 @@
 //! A seed decides everything: the agreed version and limits, one or two RNICs per host, how peers
 //! are treated, how long things take, and which faults there are. Ports go down and come back, one
 //! end hears of it before the other or not at all; paths and queue pairs break; messages take
-//! seconds; receivers stall; LLC is doubled at once or late, or corrupted; hosts are killed with
+//! seconds; receivers stall; LLC is doubled at once or late, ignored, or corrupted; hosts are killed with
 //! and without a word; both ends call the API at the same moment.
 //!
 //! After each step it must hold that

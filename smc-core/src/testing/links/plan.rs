@@ -36,6 +36,8 @@ bitflags::bitflags! {
         const ABORT = 1 << 9;
         /// Queue pairs cannot be made, or it takes long.
         const SETUP = 1 << 10;
+        /// A peer ignores LLC now and then.
+        const IGNORE = 1 << 11;
     }
 }
 
@@ -79,7 +81,7 @@ impl Plan {
         });
         let rnics = [1 + u32::from(!rng.one_in(4)), 1 + u32::from(!rng.one_in(4))];
         let mut faults = Faults::from_bits_truncate(rng.bits() as u16);
-        for rare in [Faults::CORRUPT, Faults::DUPLICATE, Faults::KILL] {
+        for rare in [Faults::CORRUPT, Faults::DUPLICATE, Faults::KILL, Faults::IGNORE] {
             if !rng.one_in(3) {
                 faults.remove(rare);
             }
