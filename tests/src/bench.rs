@@ -23,6 +23,10 @@ pub enum Fabric {
     Move,
     /// The loopback fabric, CHID 0xFFFF.
     Loopback,
+    /// SMC-R version 2 over the RNICs of two machines.
+    Rdma,
+    /// SMC-R version 1 over them.
+    RdmaV1,
     /// TCP after a Decline: the stacks have no EID in common. What a test says of this one is what
     /// it says of TCP.
     Fallback,
@@ -34,13 +38,29 @@ impl Fabric {
         self != Fabric::Fallback
     }
 
+    /// Whether SMC-R carries them.
+    pub fn is_rdma(self) -> bool {
+        matches!(self, Fabric::Rdma | Fabric::RdmaV1)
+    }
+
+    /// Bytes of the ring of the default receive buffer.
+    pub fn ring(self) -> usize {
+        // SMC-D has a control block in front of it.
+        if self.is_rdma() { 64 << 10 } else { (64 << 10) - 32 }
+    }
+
     /// A configuration of the `n`th stack, on a device of this fabric.
     pub fn config(self, n: usize, device: impl Into<DeviceAddress>) -> Config {
         let mut config = Config::new(device);
+        if self.is_rdma() {
+            config.devices.clear();
+            config.smcr.v1 = self == Fabric::RdmaV1;
+            config.smcr.v2 = self == Fabric::Rdma;
+        }
         config.path = match self {
             Fabric::Window => DataPath::Window,
             Fabric::Move => DataPath::Move,
-            Fabric::Loopback | Fabric::Fallback => DataPath::Auto,
+            _ => DataPath::Auto,
         };
         if self == Fabric::Fallback {
             config = config.eid(eid(&format!("ALONE-{n}")));

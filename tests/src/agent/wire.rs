@@ -6,7 +6,6 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use guest_driver::rendezvous::Mode;
 use guest_driver::{Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -176,6 +175,8 @@ pub struct Settings {
     pub device: Device,
     /// RNICs by name; `None`: all.
     pub rnics: Option<Vec<String>>,
+    pub v1: bool,
+    pub v2: bool,
     pub eids: Vec<String>,
     pub seid: Option<String>,
     pub recv_buffer: usize,
@@ -200,6 +201,8 @@ impl Settings {
                 Rnics::Auto => None,
                 Rnics::Names(names) => Some(names.clone()),
             },
+            v1: config.smcr.v1,
+            v2: config.smcr.v2,
             eids: config.eids.iter().map(name).collect(),
             seid: config.seid.as_ref().map(name),
             recv_buffer: config.recv_buffer,
@@ -237,7 +240,7 @@ impl Settings {
                 Some(names) if names.is_empty() => Rnics::None,
                 Some(names) => Rnics::Names(names.clone()),
             },
-            smcr: SmcROptions::default(),
+            smcr: SmcROptions { v1: self.v1, v2: self.v2, ..SmcROptions::default() },
             eids: self.eids.iter().map(eid).collect::<io::Result<_>>()?,
             seid: self.seid.as_ref().map(eid).transpose()?,
             recv_buffer: self.recv_buffer,
@@ -252,16 +255,14 @@ impl Settings {
             detect_timeout: self.detect_timeout,
             close_timeout: self.close_timeout,
             idle_peer_timeout: self.idle_peer_timeout,
-            shortest_keepalive: Config::default().shortest_keepalive,
-            // Both ends are told of each other, and options are not for everybody to send.
-            rendezvous: Mode::Off,
-            rendezvous_options: Config::default().rendezvous_options,
             release_2_0: self.release_2_0,
+            // No TCP option: both ends are told of each other.
+            ..Config::default()
         })
     }
 }
 
-/// What a connection is, as told by either end: the facts of SMC-D, or why it is TCP.
+/// What a connection is, as told by either end: the facts of SMC-D, or why it is TCP. Neither is SMC-R.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "Told", into = "Told")]
 pub struct Nature {
@@ -271,6 +272,13 @@ pub struct Nature {
     pub decline: Option<DeclineCode>,
     /// Either, in words.
     pub text: String,
+}
+
+impl Nature {
+    /// Whether SMC carries it.
+    pub fn is_smc(&self) -> bool {
+        self.decline.is_none()
+    }
 }
 
 impl From<Facts> for Nature {

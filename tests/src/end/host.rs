@@ -243,7 +243,7 @@ impl Pair {
         });
         for (who, end) in [("client", &here), ("server", &there)] {
             let nature = end.nature();
-            assert_eq!(nature.smc.is_some(), self.smc, "{who}: {}", nature.text);
+            assert_eq!(nature.is_smc(), self.smc, "{who}: {}", nature.text);
         }
         (here, there)
     }

@@ -95,7 +95,7 @@ impl End {
     /// Whether SMC carries the connection.
     #[track_caller]
     pub fn is_smc(&self) -> bool {
-        self.nature().smc.is_some()
+        self.nature().is_smc()
     }
 
     /// The local address.

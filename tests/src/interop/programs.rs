@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, ErrorKind};
 use std::net::SocketAddr;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use super::report::Report;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of an order on a connection, padded with blanks.
 const ORDER: usize = 64;
+/// Handshakes at a time: AF_SMC as server does them one after the other, and each may take 6 s.
+const HANDSHAKES: usize = 10;
 /// Stack of a thread that talks.
 const STACK: usize = 256 << 10;
 
@@ -201,17 +203,26 @@ fn connects(net: &Net, addr: SocketAddr, order: &Order) -> Report {
 fn many(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     let start = Instant::now();
     let open = Arc::new(Barrier::new(order.len));
+    let doing = Arc::new((Mutex::new(0), Condvar::new()));
     let each = |n| {
-        let (net, open) = (net.clone(), Arc::clone(&open));
+        let (net, open, doing) = (net.clone(), Arc::clone(&open), Arc::clone(&doing));
         let order = Order { len: 10_000, seed: order.seed + n as u64, ..order.clone() };
         let body = move || {
+            let (count, changed) = &*doing;
+            let free = changed.wait_while(count.lock().unwrap(), |count| *count >= HANDSHAKES);
+            *free.unwrap() += 1;
+            let connected = || {
+                *count.lock().unwrap() -= 1;
+                changed.notify_one();
+                open.wait();
+            };
             let mut waited = false;
             let report = obey(&net, addr, &order, |_| {
-                open.wait();
+                connected();
                 waited = true;
             });
             if !waited {
-                open.wait();
+                connected();
             }
             report
         };

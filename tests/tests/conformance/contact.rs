@@ -21,7 +21,7 @@ mod smc {
         the_two_ends_agree_on_the_facts,
     };
 
-    on_smc! {
+    on_smc_d! {
         the_two_ends_agree_on_the_facts
         the_first_contact_is_the_first_only
         a_restarted_end_begins_anew

@@ -34,7 +34,7 @@ mod smc {
     }
 }
 
-/// SMC's ring of the default receive buffer, bytes.
+/// SMC-D's ring of the default receive buffer, bytes.
 const RING: usize = (64 << 10) - 32;
 
 fn writes_of_every_size_arrive_whole(site: &Site) {
@@ -139,8 +139,9 @@ fn a_slow_reader_stops_the_writer_and_loses_nothing(site: &Site) {
         assert!(sent < 64 << 20, "nothing stops the writer");
     }
     if site.is_smc() {
-        assert_eq!(sent, RING, "the window is the peer's ring, to the byte");
-        assert_eq!(client.unread_by_peer(), Some(RING));
+        let ring = site.fabric().ring();
+        assert_eq!(sent, ring, "the window is the peer's ring, to the byte");
+        assert_eq!(client.unread_by_peer(), Some(ring));
     }
     // A reader that takes little at a time, with the writer blocked in between.
     client.set_nonblocking(false).unwrap();
@@ -171,7 +172,7 @@ fn a_write_without_waiting_is_partial(site: &Site) {
     let n = client.send(&bytes).unwrap();
     assert!(n > 0 && n < bytes.len(), "{n} bytes of {}", bytes.len());
     if site.is_smc() {
-        assert_eq!(n, RING);
+        assert_eq!(n, site.fabric().ring());
     }
     assert!(read_exactly(&server, n) == bytes[..n]);
 }

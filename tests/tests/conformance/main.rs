@@ -10,8 +10,9 @@
 //! SMC_TEST_FAR=HOST:PORT SMC_TEST_DEVICE=pci conformance --ignored far::window
 //! ```
 //!
-//! and the same with `far::moves`, `far::fallback` and `far::turned` (which has the server and the
-//! client the other way round). `SMC_TEST_SLOW=5` gives five times as much time, for emulated machines.
+//! and the same with `far::moves`, `far::fallback`, with `far::rdma::` and `far::rdma_v1::` where both
+//! machines have RNICs, and with `far::turned` (which has the server and the client the other way
+//! round). `SMC_TEST_SLOW=5` gives five times as much time, for emulated machines.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 /// A test per name, fabric and place. A name is a function that takes a `&Site` with two ports.
@@ -24,10 +25,14 @@ macro_rules! on_every_fabric {
             between_machines!(window Window Server $($name)*);
             between_machines!(moves Move Client $($name)*);
             between_machines!(fallback Fallback Server $($name)*);
+            between_machines!(rdma Rdma Server $($name)*);
+            between_machines!(rdma_v1 RdmaV1 Server $($name)*);
             mod turned {
                 use super::*;
                 between_machines!(window Window Client $($name)*);
                 between_machines!(moves Move Server $($name)*);
+                between_machines!(rdma Rdma Client $($name)*);
+                between_machines!(rdma_v1 RdmaV1 Client $($name)*);
             }
         }
     };
@@ -35,6 +40,28 @@ macro_rules! on_every_fabric {
 
 /// As `on_every_fabric!`, without TCP: for what TCP does not have.
 macro_rules! on_smc {
+    ($($name:ident)*) => {
+        on_smc_in_this_process!($($name)*);
+        across_processes!(Server Client $($name)*);
+        mod far {
+            use super::*;
+            between_machines!(window Window Server $($name)*);
+            between_machines!(moves Move Client $($name)*);
+            between_machines!(rdma Rdma Server $($name)*);
+            between_machines!(rdma_v1 RdmaV1 Server $($name)*);
+            mod turned {
+                use super::*;
+                between_machines!(window Window Client $($name)*);
+                between_machines!(moves Move Server $($name)*);
+                between_machines!(rdma Rdma Client $($name)*);
+                between_machines!(rdma_v1 RdmaV1 Client $($name)*);
+            }
+        }
+    };
+}
+
+/// As `on_smc!`, for what only SMC-D has.
+macro_rules! on_smc_d {
     ($($name:ident)*) => {
         on_smc_in_this_process!($($name)*);
         across_processes!(Server Client $($name)*);
@@ -72,6 +99,8 @@ macro_rules! with_one_end_here {
             between_machines!(window Window $far $($name)*);
             between_machines!(moves Move $far $($name)*);
             between_machines!(fallback Fallback $far $($name)*);
+            between_machines!(rdma Rdma $far $($name)*);
+            between_machines!(rdma_v1 RdmaV1 $far $($name)*);
         }
     };
 }

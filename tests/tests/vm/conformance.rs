@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smc_tests::vm::{Bed, Guest, Run};
+use smc_tests::vm::{Bed, Guest, Run, Vm};
 
 /// Runs a part of the suite in `b` against an agent in `a`.
 #[track_caller]
@@ -45,4 +45,52 @@ fn over_tcp_after_a_decline() {
 #[test]
 fn over_the_window_with_the_server_here() {
     passes("far::turned::window");
+}
+
+/// Runs a part of the suite over SMC-R between guests with so many RNICs; the network is that of
+/// `ip6` or of IPv4.
+#[track_caller]
+fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
+    let bed = Bed::new();
+    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(rnics).mtu(9000)));
+    let (any, address) = match ip6 {
+        true => ("[::]:7711", format!("[{}]:7711", a.ip6_on(0))),
+        false => ("0.0.0.0:7711", format!("{}:7711", a.ip())),
+    };
+    let mut agent = a.spawn(Run::from(["smc-test-peer", "agent", "none", any]).within(LONG));
+    println!("{}", agent.line());
+    let run = Run::from(["conformance", "--ignored", "--test-threads=1", part]);
+    let output = b.run(run.env("SMC_TEST_FAR", &address).env("SMC_TEST_SLOW", "5").within(LONG));
+    let lines = output.out.lines().filter(|line| line.contains("test result"));
+    println!("{part}, {rnics} RNICs: {}", lines.collect::<Vec<_>>().join("\n"));
+    assert_eq!(output.code(), 0, "{output}");
+    assert!(!output.out.contains(" 0 passed"), "{output}");
+}
+
+/// How long the whole suite may take between machines.
+const LONG: Duration = Duration::from_secs(900);
+
+#[test]
+fn over_rdma_by_ipv4() {
+    passes_over_rdma("::far::rdma::", 1, false);
+}
+
+#[test]
+fn over_rdma_by_ipv6() {
+    passes_over_rdma("::far::rdma::", 1, true);
+}
+
+#[test]
+fn over_rdma_with_two_rnics_and_the_server_here() {
+    passes_over_rdma("::far::turned::rdma::", 2, false);
+}
+
+#[test]
+fn over_rdma_version_1_by_ipv4() {
+    passes_over_rdma("::far::rdma_v1::", 1, false);
+}
+
+#[test]
+fn over_rdma_version_1_by_ipv6_with_two_rnics() {
+    passes_over_rdma("::far::rdma_v1::", 2, true);
 }

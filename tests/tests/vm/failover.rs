@@ -11,9 +11,11 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 /// How long bytes may pause.
 const PAUSE: Duration = Duration::from_secs(3);
 
+/// This project's sockets, which test a link that is silent.
+const RUST: &str = "rust:test=1000";
+
 /// How a link is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "what AF_SMC does not survive")]
 enum Loss {
     /// Somebody takes the client's interface down.
     Interface,
@@ -72,14 +74,13 @@ fn survives(server: &str, client: &str, loss: Loss) {
     let command = ["smc-test-peer", "interop", "talk", client, &address];
     let mut talks = b.spawn(Run::from(command).open_stdin().within(limit));
     // The link group, with its second link.
-    talks.feed("ping 1000 1\n");
-    report(&mut talks);
-    report(&mut serves);
+    ping(&mut talks, &mut serves);
     for (guest, who) in [(&a, server), (&b, client)] {
         if who == "linux" {
             eventually("there are two links", || links(guest) == 2);
         }
     }
+    eventually("there are two links", || ping(&mut talks, &mut serves).carrier.links == 2);
     talks.feed(&format!("bulk {} 2 &\n", bulk()));
     let opened = report(&mut talks);
     assert_eq!(opened.carrier.kind, "smc-r", "{opened:?}");
@@ -112,11 +113,19 @@ fn survives(server: &str, client: &str, loss: Loss) {
             eventually("the link is back", || links(guest) == 2);
         }
     }
-    talks.feed("ping 1000 3\n");
-    let again = report(&mut talks);
+    eventually("the link is back", || ping(&mut talks, &mut serves).carrier.links == 2);
+    let again = ping(&mut talks, &mut serves);
     assert_eq!(again.carrier.kind, "smc-r", "{again:?}");
     assert_eq!(again.carrier.group, opened.carrier.group, "{again:?}");
-    report(&mut serves);
+}
+
+/// A connection of its own, as the client sees it.
+#[track_caller]
+fn ping(talks: &mut Job, serves: &mut Job) -> Report {
+    talks.feed("ping 1000 3\n");
+    let here = report(talks);
+    report(serves);
+    here
 }
 
 fn lose(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
@@ -139,4 +148,34 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
 #[test]
 fn linux_to_linux_when_an_interface_goes_down() {
     survives("linux", "linux", Loss::Interface);
+}
+
+#[test]
+fn rust_to_rust_when_an_interface_goes_down() {
+    survives(RUST, RUST, Loss::Interface);
+}
+
+#[test]
+fn rust_to_rust_when_the_servers_interface_goes_down() {
+    survives(RUST, RUST, Loss::ServersInterface);
+}
+
+#[test]
+fn rust_to_rust_when_a_cable_is_pulled() {
+    survives(RUST, RUST, Loss::Cable);
+}
+
+#[test]
+fn rust_to_rust_in_version_1() {
+    survives("rust:v1,test=1000", "rust:v1,test=1000", Loss::Interface);
+}
+
+#[test]
+fn rust_to_linux_when_an_interface_goes_down() {
+    survives("linux", RUST, Loss::Interface);
+}
+
+#[test]
+fn linux_to_rust_when_an_interface_goes_down() {
+    survives(RUST, "linux", Loss::Interface);
 }

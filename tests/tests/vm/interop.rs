@@ -62,6 +62,8 @@ struct Field<'a> {
     setup: &'a Setup,
     a: Guest,
     b: Guest,
+    /// A further option.
+    idle: &'static str,
     failed: Vec<String>,
     _bed: Bed,
 }
@@ -94,7 +96,7 @@ impl<'a> Field<'a> {
                 Kernel::V1 => {}
             }
         }
-        Field { setup, a, b, failed: Vec::new(), _bed: bed }
+        Field { setup, a, b, idle: "", failed: Vec::new(), _bed: bed }
     }
 
     /// Adapters without link groups.
@@ -116,7 +118,7 @@ impl<'a> Field<'a> {
     fn who(&self, side: Side) -> String {
         match side {
             Side::Linux => "linux".into(),
-            Side::Rust => format!("rust:{}", self.setup.rust),
+            Side::Rust => format!("rust:{}{}", self.setup.rust, self.idle),
         }
     }
 
@@ -127,6 +129,14 @@ impl<'a> Field<'a> {
         let mut server = self.a.spawn(run.within(Duration::from_secs(900)));
         assert_eq!(server.line(), "ready");
         server
+    }
+
+    /// A new server in the place of another.
+    #[track_caller]
+    fn serve_again(&self, side: Side, server: Job) -> Job {
+        server.kill();
+        server.wait();
+        self.serve(side)
     }
 
     #[track_caller]
@@ -251,12 +261,24 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
             }
             Ok(text)
         });
+        let failed = result.is_err();
         field.say(sides, name, result);
+        if failed {
+            // Ends that are out of step would fail whatever follows.
+            (server, client) = (field.serve_again(sides[0], server), field.talk(sides[1]));
+            let again = cell(field, [&mut server, &mut client], "ping 10000 2");
+            groups =
+                again.map_or([0; 2], |(here, there)| [here, there].map(|end| end.carrier.group));
+        }
     }
     let result = second_link(field, sides);
     field.say(sides, "links", result);
     let result = many(field, [&mut server, &mut client]);
+    let failed = result.is_err();
     field.say(sides, "100 connections", result);
+    if failed {
+        (server, client) = (field.serve_again(sides[0], server), field.talk(sides[1]));
+    }
     let result = in_the_kernel(field, sides, &before);
     field.say(sides, "kernel's counts", result);
     for (name, order, kill_client) in
@@ -273,6 +295,41 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
         let result = result.map(|(here, _)| format!("{} ms", here.millis));
         field.say(sides, "connects again", result);
     }
+    drop((server, client));
+    let result = idle(field, sides);
+    field.say(sides, "group idle and freed", result);
+}
+
+/// A link group without connections goes away at both ends, and is made again.
+fn idle(field: &mut Field<'_>, sides: [Side; 2]) -> Result<String, String> {
+    if sides == [Side::Linux; 2] {
+        return Ok("not shown: the kernel waits 600 s, and nothing changes that".to_owned());
+    }
+    field.idle = ",idle=1000";
+    let (mut server, mut client) = (field.serve(sides[0]), field.talk(sides[1]));
+    let before = cell(field, [&mut server, &mut client], "ping 1000 14");
+    let start = Instant::now();
+    let gone = before.and_then(|(here, there)| {
+        for (guest, end, side) in [(&field.a, &there, sides[0]), (&field.b, &here, sides[1])] {
+            let known = || smc(guest).groups.iter().any(|group| group.id == end.carrier.group);
+            while side == Side::Linux && known() {
+                if start.elapsed() > SOON {
+                    return Err(format!("{} keeps the link group", guest.name()));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(3000).saturating_sub(start.elapsed()));
+        let (here2, there2) = cell(field, [&mut server, &mut client], "ping 1000 15")?;
+        let groups = |here: &Report, there: &Report| [here.carrier.group, there.carrier.group];
+        let (old, new) = (groups(&here, &there), groups(&here2, &there2));
+        if old[0] == new[0] || old[1] == new[1] {
+            return Err(format!("link groups {old:x?}, then {new:x?}"));
+        }
+        Ok(format!("gone after {} ms at the latest", start.elapsed().as_millis()))
+    });
+    field.idle = "";
+    gone
 }
 
 /// The link group has as many links as it should, as each kernel that takes part sees it.
@@ -400,7 +457,7 @@ fn version_2_1_with_one_link() {
         version: 2,
         release: 1,
         linux: Kernel::V2("1"),
-        rust: "links=1",
+        rust: "links=1,test=3000",
     };
     matrix(&setup, &[]);
 }
@@ -415,7 +472,7 @@ fn version_2_1_with_two_links() {
         version: 2,
         release: 1,
         linux: Kernel::V2("2"),
-        rust: "links=2",
+        rust: "links=2,test=3000",
     };
     matrix(&setup, &[]);
 }
@@ -430,7 +487,7 @@ fn version_2_0() {
         version: 2,
         release: 0,
         linux: Kernel::V2("2"),
-        rust: "v2.0",
+        rust: "v2.0,test=3000",
     };
     let why = "AF_SMC offers and answers release 1 unless its peer does not";
     matrix(&setup, &[([Side::Linux; 2], why)]);
@@ -446,7 +503,7 @@ fn version_1() {
         version: 1,
         release: 0,
         linux: Kernel::V1,
-        rust: "v1",
+        rust: "v1,test=3000",
     };
     matrix(&setup, &[]);
 }
