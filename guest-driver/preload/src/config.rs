@@ -16,6 +16,8 @@ const CONNECT: &str = "SMC_RUN_CONNECT";
 const ACCEPT: &str = "SMC_RUN_ACCEPT";
 /// A directory for a file per process that tells what became of its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
+/// A directory for a socket per process at which others may ask what it has.
+const STATISTICS: &str = "SMC_RUN_STATISTICS";
 /// Bytes of receive buffer.
 const BUFFER: &str = "SMC_RUN_BUFFER";
 /// Microseconds of spinning.
@@ -36,6 +38,8 @@ pub(crate) struct Config {
     pub(crate) accept: Vec<Rule>,
     /// Directory of status files.
     pub(crate) status: Option<PathBuf>,
+    /// Directory of statistics sockets.
+    pub(crate) statistics: Option<PathBuf>,
     /// Bytes of receive buffer.
     pub(crate) buffer: usize,
     /// How long to spin.
@@ -131,6 +135,7 @@ impl Config {
             connect: rules(CONNECT),
             accept: rules(ACCEPT),
             status: std::env::var_os(STATUS).map(PathBuf::from),
+            statistics: std::env::var_os(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
             spin: Duration::from_micros(number(SPIN, 50)),
             detect: Duration::from_millis(number(DETECT, 200)),

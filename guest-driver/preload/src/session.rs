@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack};
+use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics};
 
 use crate::config::Config;
 use crate::sys::raw;
@@ -98,6 +98,8 @@ fn open(config: &Config) -> Open {
     for (socket, claim) in free_devices(&config.devices) {
         let mut stack = StackConfig::new(&socket);
         shape(&mut stack, config);
+        // Stacks without a device are given up for one that may have one, and come in numbers.
+        stack.statistics = config.statistics.as_deref().map(statistics::path_in);
         match Stack::open(stack) {
             Ok(stack) => {
                 let session = Box::new(Local { stack, _claim: claim });
@@ -141,8 +143,11 @@ fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<Fil
                 .flatten()
                 .map(|entry| entry.path())
                 .filter(|path| {
+                    // Those of processes lie beside those of devices.
+                    let is_device =
+                        |stem: &str| stem != "management" && !stem.starts_with("process-");
                     path.extension().is_some_and(|e| e == "sock")
-                        && path.file_stem().is_some_and(|stem| stem != "management")
+                        && path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_device)
                 })
                 .collect();
             found.sort();

@@ -5,7 +5,7 @@
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
 //! are waited for ([`EventFd`], [`wait`]), the driver side of a virtqueue ([`Ring`]), and what it
 //! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`]; and what the kernel
-//! counts for a TCP connection.
+//! tells of a socket.
 
 mod dma;
 mod event;
@@ -14,7 +14,7 @@ mod memfd;
 mod registers;
 mod ring;
 mod shared;
-mod tcp;
+mod sockopt;
 mod vfio;
 
 pub use dma::{DmaError, DmaMemory};
@@ -26,7 +26,7 @@ pub use registers::Registers;
 pub(crate) use ring::device::Device as RingDevice;
 pub use ring::{Completion, Ring, RingAddresses, RingError, Span};
 pub use shared::{OutOfBounds, SharedSlice};
-pub use tcp::{TcpCounts, tcp_counts};
+pub use sockopt::{TcpCounts, peer_process, tcp_counts};
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

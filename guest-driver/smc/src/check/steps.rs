@@ -214,13 +214,18 @@ fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcom
     let facts = stream.facts();
     if let Facts::Tcp(why) = &facts {
         let reason = Reason::of(why);
-        let who = match (why, reason.side.as_str()) {
-            (Fallback::Handshake(_), "peer") => "the server declined",
-            (Fallback::Handshake(_), _) => "this end declined",
-            _ => "nothing was offered",
-        };
         let Reason { code, name, advice, .. } = &reason;
-        let says = format!("{who}: {why} [0x{code:08x} {name}: {advice}]");
+        let says = match why {
+            // The server's code is all that it says.
+            Fallback::Handshake(FallbackReason::DeclinedByPeer(code)) => {
+                format!("the server declined: {code}")
+            }
+            Fallback::Handshake(FallbackReason::DeclinedHere(why)) => {
+                format!("this end declined: {why} (0x{code:08x} {name})")
+            }
+            Fallback::Handshake(why) => why.to_string(),
+            _ => format!("nothing was offered: {why} (0x{code:08x} {name}: {advice})"),
+        };
         tell.step("handshake", Mark::No, says)?;
         tell.reason = Some(reason);
         return Ok(Outcome::Tcp);

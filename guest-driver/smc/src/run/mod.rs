@@ -160,6 +160,9 @@ fn prepare(
         .env("SMC_RUN_ACCEPT", accept.join(","))
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string());
+    if let Ok(directory) = places::make_directory() {
+        command.env("SMC_RUN_STATISTICS", directory);
+    }
     if let Some(status) = &args.status {
         std::fs::create_dir_all(status)
             .map_err(CliError::io(format!("cannot make {}", status.display())))?;

@@ -70,6 +70,19 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
 }
 
 #[test]
+fn a_process_that_is_stopped_is_said_to_be_silent() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let fabric = Fabric::start("stat-stopped");
+    let (server, ..) = fabric.listen(&[]);
+    eventually("it tells", || !json(&fabric)["processes"].as_array().unwrap().is_empty());
+    let pid = Pid::from_child(&server.0);
+    kill_process(pid, Signal::STOP).unwrap();
+    let all = json(&fabric);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(all["silent"].as_array().unwrap().len(), 1, "{all}");
+}
+
+#[test]
 fn a_connection_that_is_tcp_says_why() {
     let fabric = Fabric::start("stat-tcp");
     let (mut server, port, _log) = fabric.listen(&["--eid", "HERE", "--tcp-ok"]);

@@ -81,6 +81,11 @@ impl Fabric {
         Fabric { _daemon: daemon, dir }
     }
 
+    /// What stands for the user's runtime directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.dir.0
+    }
+
     /// The command with the fabric's directory.
     pub(crate) fn smc(&self, args: &[&str]) -> Command {
         let mut command = smc(args);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Process;
+use crate::sys::peer_process;
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -52,13 +53,17 @@ pub fn find(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether nobody listens, nor ever will. A process of another container has an id of its own there,
-/// and one that is about to listen refuses for a moment: both have to be true.
+/// Whether nobody answers, nor ever will: the process is gone, and the socket refuses, or it is open
+/// only because a child inherited it. A process of another container has an id of its own there, and
+/// one that is about to listen refuses for a moment; neither is meant.
 fn is_stale(path: &Path, pid: i32) -> bool {
-    let gone = rustix::process::Pid::from_raw(pid)
-        .is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
-    gone && UnixStream::connect(path)
-        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    use rustix::process::{Pid, test_kill_process};
+    let gone =
+        Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
+    gone && match UnixStream::connect(path) {
+        Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener == Some(pid)),
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    }
 }
 
 /// Asks the process that listens at a socket.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Process, find};
 use crate::socket::Stack;
@@ -20,8 +20,12 @@ use crate::sys::EventFd;
 const MAX_READERS: usize = 8;
 /// How long a reader may take.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause while there is no room for a reader.
+const SHORTAGE: Duration = Duration::from_millis(50);
 /// A document is made at most so often; who asks sooner gets the one that there is.
 const FRESH: Duration = Duration::from_millis(20);
+/// Readers that may wait for their turn.
+const BACKLOG: i32 = 64;
 /// Stacks of one process that can be asked.
 const MAX_STACKS: u32 = 16;
 
@@ -35,7 +39,7 @@ pub(in crate::socket) struct Server {
 
 /// Somebody who reads.
 struct Reader {
-    stream: UnixStream,
+    stream: OwnedFd,
     document: Arc<Vec<u8>>,
     done: usize,
     deadline: Instant,
@@ -53,7 +57,6 @@ impl Server {
         let (listener, path) = bind(path)?;
         let stop = Arc::new(EventFd::new()?);
         let server = Server { path, pid: std::process::id(), stop: stop.clone() };
-        listener.set_nonblocking(true)?;
         let stack = Arc::downgrade(stack);
         let body = move || Answers { listener, stop, stack, last: None }.run();
         std::thread::Builder::new().name("smc-statistics".into()).spawn(body)?;
@@ -91,7 +94,7 @@ fn bind(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
 }
 
 fn bind_one(path: &Path) -> io::Result<UnixListener> {
-    let bound = UnixListener::bind(path).or_else(|error| {
+    let bound = listen(path).or_else(|error| {
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         // An earlier process had this name, and did not tidy up.
         let stale = error.kind() == io::ErrorKind::AddrInUse
@@ -100,10 +103,20 @@ fn bind_one(path: &Path) -> io::Result<UnixListener> {
             return Err(error);
         }
         fs::remove_file(path)?;
-        UnixListener::bind(path)
+        listen(path)
     })?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(bound)
+}
+
+/// As [`UnixListener::bind`], by the kernel itself: where this library stands in for libc's functions
+/// it is called in the middle of one of them.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// `x.sock`, `x-2.sock`, `x-3.sock` and so on.
@@ -135,8 +148,8 @@ impl Answers {
             }
             readers.retain_mut(|reader| !reader.go_on());
             while readers.len() < MAX_READERS {
-                match self.listener.accept() {
-                    Ok((stream, _)) => {
+                match net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                    Ok(stream) => {
                         let Some(document) = self.document() else { return };
                         let deadline = Instant::now() + PATIENCE;
                         let mut reader = Reader { stream, document, done: 0, deadline };
@@ -144,11 +157,17 @@ impl Answers {
                             readers.push(reader);
                         }
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    // It has gone again, or there are no descriptors: not at once.
-                    Err(_) => {
-                        std::thread::sleep(Duration::from_millis(10));
+                    Err(Errno::WOULDBLOCK) => break,
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    // There may be room again: not at once.
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        std::thread::sleep(SHORTAGE);
                         break;
+                    }
+                    // Somebody has closed the descriptor.
+                    Err(error) => {
+                        tracing::debug!(%error, "statistics end");
+                        return;
                     }
                 }
             }
@@ -203,7 +222,7 @@ impl Reader {
                 return true;
             }
             // A program whose own this is not may have SIGPIPE as it was.
-            match rustix::net::send(&self.stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match net::send(&self.stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(n) => self.done += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return Instant::now() >= self.deadline,

@@ -1,4 +1,4 @@
-//! What the kernel counts for a TCP connection.
+//! What the kernel tells of a socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -50,6 +50,31 @@ pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     Ok(TcpCounts { state, acknowledged: words[ACKED], received: words[RECEIVED] })
 }
 
+/// The process at the other end of a Unix socket, by its number as seen from here: the one that
+/// connected, or that began to listen. `None`: it is not in this PID namespace.
+///
+/// # Errors
+/// It is no such socket.
+pub fn peer_process(socket: impl AsFd) -> io::Result<Option<i32>> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of_val(&who) as libc::socklen_t;
+    // SAFETY: both addresses are those of variables that live, the first as long as the second says;
+    // any bytes make three integers.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut who).cast(),
+            &mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((who.pid > 0).then_some(who.pid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +92,13 @@ mod tests {
         assert_eq!((counts.state, counts.received), (1, 1000));
         assert_eq!(tcp_counts(&client).unwrap().received, 0);
         assert!(tcp_counts(std::os::unix::net::UnixStream::pair().unwrap().0).is_err());
+    }
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_process() {
+        let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
+        let this = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(peer_process(&one).unwrap(), Some(this));
+        assert!(peer_process(std::fs::File::open("/proc/self/stat").unwrap()).is_err());
     }
 }
