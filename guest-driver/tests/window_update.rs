@@ -1,5 +1,6 @@
 //! A blocked sender hears soon what its peer has read, although the peer's application is in no
 //! call.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};

@@ -41,15 +41,14 @@ fn all_find_those_who_speak_smc_and_nobody_else() {
     for guest in [&a, &b] {
         guest.ok(["smc-test-peer", "linux", "ueid", EID]);
     }
-    let mut port = 5000;
-    for (client, server, carrier) in [
+    let meetings = [
         (RUST, RUST, "smc-r"),
         ("linux", RUST, "smc-r"),
         (RUST, "linux", "smc-r"),
         ("tcp", RUST, "tcp"),
         (RUST, "tcp", "tcp"),
-    ] {
+    ];
+    for (port, (client, server, carrier)) in (5000..).zip(meetings) {
         meet([&a, &b], port, server, client, carrier);
-        port += 1;
     }
 }

@@ -99,8 +99,7 @@ mod tests {
     #[test]
     fn tokens_are_found_until_they_are_removed_and_are_never_zero() {
         let tokens = Tokens::default();
-        let given: Vec<_> =
-            (0..200).map(|_| *tokens.insert(|token| Arc::new(token)).unwrap()).collect();
+        let given: Vec<_> = (0..200).map(|_| *tokens.insert(Arc::new).unwrap()).collect();
         assert!(given.iter().all(|token| *token != 0));
         assert_eq!(tokens.len(), 200);
         assert_eq!(tokens.get(given[7]).as_deref(), Some(&given[7]));
