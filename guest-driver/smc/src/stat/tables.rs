@@ -398,3 +398,147 @@ fn reasons(totals: &Handshakes) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::processes::Silent;
+    use super::*;
+    use guest_driver::statistics::{Device, Group, Link, Rnic, SmcR};
+
+    fn link() -> Link {
+        Link {
+            number: 2,
+            rnic: "rxe1/1".into(),
+            gid: "192.0.2.7".into(),
+            peer_gid: "192.0.2.8".into(),
+            qp: 17,
+            peer_qp: 18,
+            mtu: 1024,
+            state: "active".into(),
+            ..Link::default()
+        }
+    }
+
+    fn process() -> Process {
+        let by_rdma = Connection {
+            kind: "SMC-R v2.1".into(),
+            local: "192.0.2.1:5000".parse().ok(),
+            peer: "192.0.2.2:6000".parse().ok(),
+            sent: 3 << 20,
+            unread: 5,
+            unread_by_peer: Some(0),
+            buffer: Some(65536),
+            peer_buffer: Some(1 << 20),
+            cursors: Some([(1, 2), (3, 4), (5, 6), (7, 8)]),
+            smc_r: Some(SmcR {
+                group: 0x100,
+                link: link(),
+                rkeys: (0xabc, 0xdef),
+                failovers: 1,
+                ..SmcR::default()
+            }),
+            ..Connection::default()
+        };
+        let reason = Reason {
+            code: 0x0301_0000,
+            name: "PEERNOSMC".into(),
+            side: "peer".into(),
+            says: "the peer speaks\x1b plain TCP".into(),
+            count: 2,
+            ..Reason::default()
+        };
+        let plain = Connection {
+            kind: "TCP".into(),
+            reason: Some(reason.clone()),
+            ..Connection::default()
+        };
+        let links = vec![link()];
+        let group = Group { group: 0x100, links, max_links: 2, rmbs: (3, 4), ..Group::default() };
+        let rnic = Rnic { name: "rxe1/1".into(), active: true, ..Rnic::default() };
+        let device = Device { path: "/run/a.sock".into(), ..Device::default() };
+        Process {
+            pid: 42,
+            program: "redis".into(),
+            devices: vec![Device { problem: Some("no daemon".into()), ..device }],
+            connections: vec![by_rdma, plain],
+            groups: vec![group],
+            rnics: vec![rnic],
+            omitted: 9,
+            totals: Handshakes { smc_r: 1, tcp: 2, reasons: vec![reason], ..Handshakes::default() },
+            ..Process::default()
+        }
+    }
+
+    fn some() -> Processes {
+        Processes { list: vec![process()], silent: Vec::new() }
+    }
+
+    fn has(text: &str, parts: &[&str]) {
+        for part in parts {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        assert!(!text.contains('\x1b'), "nothing of others reaches the terminal as it is");
+    }
+
+    #[test]
+    fn connections_show_what_carries_them_and_why_they_are_tcp() {
+        let text = connections(&some(), None, true);
+        has(
+            &text,
+            &[
+                "redis 42",
+                "SMC-R v2.1",
+                "192.0.2.2:6000",
+                "3.0 MiB",
+                "5 B / 0 B",
+                "64.0 KiB / 1.0 MiB",
+                "group 00000100, rxe1/1",
+                "PEERNOSMC (peer)",
+                "1 TCP: the peer speaks",
+                "rkeys 00000abc 00000def, 1 failovers",
+                "written 1:2 of which the peer read 3:4, peer wrote 5:6 of which read 7:8",
+                "9 connections more",
+            ],
+        );
+        assert!(!connections(&some(), None, false).contains("rkeys"));
+    }
+
+    #[test]
+    fn who_watches_sees_rates() {
+        let mut old = some();
+        old.list[0].connections[0].sent = 1 << 20;
+        let text = connections(&some(), Some((&old, Duration::from_secs(2))), false);
+        has(&text, &["sent/s", "1.0 MiB/s"]);
+    }
+
+    #[test]
+    fn groups_are_followed_by_their_links() {
+        let text = groups(&some());
+        has(&text, &["00000100", "1 of 2", "3 + 4", "192.0.2.7#17", "192.0.2.8#18", "active"]);
+        has(&rnics(&some()), &["rxe1/1", "active"]);
+    }
+
+    #[test]
+    fn processes_are_added_up_and_their_troubles_told() {
+        let mut two = some();
+        two.list.push(Process { pid: 43, ..process() });
+        let problem = "timed out".to_owned();
+        two.silent.push(Silent { socket: "/run/process-44.sock".into(), problem });
+        let text = totals(&two);
+        has(&text, &["redis 43", "all", "4  0x03010000 PEERNOSMC (peer)"]);
+        has(&overview(&two), &["/run/a.sock: no daemon", "process-44.sock does not answer"]);
+    }
+
+    #[test]
+    fn nobody_is_a_hint() {
+        for text in [
+            overview(&Processes::default()),
+            connections(&Processes::default(), None, false),
+            groups(&Processes::default()),
+            rnics(&Processes::default()),
+            totals(&Processes::default()),
+        ] {
+            has(&text, &["No process of yours has SMC now", "smc run"]);
+        }
+    }
+}
