@@ -180,7 +180,7 @@ impl Spin {
         self.until_within(LOOKS, changed)
     }
 
-    /// As [`Spin::until`] where each look is a system call.
+    /// As [`Spin::until`] where each look is a system call, or takes as long.
     pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
         self.until_within(1, changed)
     }

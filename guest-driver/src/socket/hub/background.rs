@@ -23,7 +23,7 @@ const LONG_PATIENCE: Duration = Duration::from_millis(20);
 /// After so many looks at the same sleeping leader the thread sleeps until that one leaves.
 const SAME_LEADER: u32 = 4;
 /// How often connections are looked at whose peers have not been told all.
-const OWING_PAUSE: Duration = Duration::from_millis(10);
+const OWING_PAUSE: Duration = Duration::from_millis(15);
 /// How long the thread stays up for more of them, so that callers need not wake it each time.
 const OWING_VIGIL: Duration = Duration::from_millis(100);
 /// Connections are not glanced at more often than this, whatever else wakes the thread.
@@ -207,6 +207,9 @@ impl Hub {
         let changed = std::mem::replace(&mut watch.led, led) != led;
         let lead = self.lead.load(Ordering::SeqCst);
         watch.same = if lead == CALLER && !changed { watch.same + 1 } else { 0 };
+        if changed {
+            watch.patience = (watch.patience * 2).min(LONG_PATIENCE);
+        }
         if lead == FREE && !changed {
             // Before the lead is taken: a caller that sees who has it asks for it after this.
             self.wanted.store(false, Ordering::SeqCst);
