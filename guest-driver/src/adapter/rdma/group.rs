@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use smc_core::handshake::{Instant as Tick, PeerRnic, TermsR};
 use smc_core::link_group::{
-    Cause, Ending, FirstLink, LinkGroup, LinkKey, Params, PeerRmbId, Reason, Receipt, Region,
-    RmbId, Rnic, RnicId, Role, UseError,
+    Cause, Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Receipt,
+    Region, RemoteEnd, RmbId, Rnic, RnicId, Role, UseError,
 };
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::Gid;
@@ -141,6 +141,29 @@ impl Group {
     /// The peer.
     pub(crate) fn peer(&self) -> &PeerRnic {
         &self.peer
+    }
+
+    /// Whether its peer is this stack, through whichever adapter. A stack that does not say who it
+    /// is may be anybody: then the addresses of links have to decide.
+    pub(crate) fn is_with_stack(&self, peer: &PeerRnic) -> bool {
+        self.peer.version() == peer.version() && self.peer.peer_id() == peer.peer_id()
+    }
+
+    /// Whether one of its links ends at this adapter of the peer, as Linux looks for it.
+    pub(crate) fn is_with(&self, peer: &PeerRnic) -> bool {
+        if self.peer == *peer {
+            return true;
+        }
+        let core = self.core();
+        let links = core.machine.iter().flat_map(|machine| machine.links());
+        let mut ends = links
+            .filter(|link| link.state == LinkState::Active)
+            .filter_map(|link| link.remote.as_ref());
+        let same = |end: &RemoteEnd| {
+            end.gid.same_address(peer.gid())
+                && (self.version == Version::V2 || end.mac == peer.mac())
+        };
+        self.is_with_stack(peer) && ends.any(same)
     }
 
     /// What CLC agreed on, if it has.

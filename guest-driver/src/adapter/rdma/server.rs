@@ -149,6 +149,10 @@ impl Accepting {
                         self.stage = Stage::Rmb(selection, draft);
                         return Ok(None);
                     }
+                    // Another group may be there, or made.
+                    _ if !late && draft.group.status() == Status::Over => {
+                        self.stage = Stage::Group(selection);
+                    }
                     _ => {
                         let decline = selection.decline(DeclineReason::Registration);
                         return give_up(tcp, decline).map(Some);

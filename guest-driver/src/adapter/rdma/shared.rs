@@ -168,24 +168,24 @@ impl Shared {
     /// under way and worth waiting for.
     pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
         let groups = self.groups();
-        let mine = || {
-            let ours = |group: &&Arc<Group>| group.role() == Role::Server && group.peer() == peer;
-            groups.iter().filter(ours)
-        };
-        let usable = |group: &&Arc<Group>| {
+        let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
+        let mine: Vec<_> = groups.iter().filter(mine).collect();
+        let usable = |group: &&&Arc<Group>| {
             group.status() == Status::Usable
                 && group.with(|machine, _| machine.has_room()) == Some(true)
         };
-        let forming = |group: &&Arc<Group>| group.status() == Status::Forming;
-        mine().find(usable).or_else(|| mine().find(forming)).cloned()
+        let forming = |group: &&&Arc<Group>| group.status() == Status::Forming;
+        let found = mine.iter().find(usable).or_else(|| mine.iter().find(forming));
+        found.map(|group| Arc::clone(group))
     }
 
-    /// The group and the link that a server named to this client (CLC-33). `Ok(None)`: a group
-    /// with this peer there is, but not that link.
+    /// The group and the link that a server named to this client (CLC-33); without the link if
+    /// there is a group with this server, but not that link.
     pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
         let mut known = None;
         for group in self.groups() {
-            if group.role() != Role::Client || group.peer() != &peer.rnic {
+            // The address is that of the link, which need not be that of the first one.
+            if group.role() != Role::Client || !group.is_with_stack(&peer.rnic) {
                 continue;
             }
             let (qpn, gid) = (peer.qpn, peer.rnic.gid());
