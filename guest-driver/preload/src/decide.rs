@@ -95,12 +95,22 @@ pub(crate) fn inherit() {
     let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
     let fds: Vec<c_int> =
         fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds {
         let is_tcp = raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
             && raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
         if !is_tcp {
             continue;
         }
+        // Standard input and output may be the same connection.
+        let cookie = rustix::net::sockopt::socket_cookie(crate::sys::borrowed(fd)).unwrap_or(0);
+        if let Some((_, first)) = known.iter().find(|(known, _)| *known == cookie) {
+            if let Some(sock) = table::get(*first) {
+                table::share(&sock, fd);
+            }
+            continue;
+        }
+        known.push((cookie, fd));
         let first = opening(crate::sys::borrowed(fd));
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
         if first == Opening::Smc || first == Opening::Silence && untouched() {

@@ -239,7 +239,11 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 
 /// Whether a handler is installed that does not ask for interrupted calls to be begun again.
 pub(crate) fn signals_interrupt() -> bool {
-    for signal in 1..64usize {
+    // Those of faults interrupt nothing, and libc has handlers of its own.
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+    let others =
+        |signal: &usize| !faults.contains(&(*signal as c_int)) && !(32..34).contains(signal);
+    for signal in (1..=64usize).filter(others) {
         // The kernel's own struct: handler, flags, restorer, mask.
         let mut action = [0usize; 4];
         let at = action.as_mut_ptr() as usize;

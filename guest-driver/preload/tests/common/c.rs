@@ -1,0 +1,170 @@
+//! Calls of libc that `std` does not have.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(unreachable_pub, reason = "each test is a crate of its own")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
+
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, RawFd};
+
+fn done(value: isize) -> Result<usize> {
+    if value < 0 { Err(Error::last_os_error()) } else { Ok(value as usize) }
+}
+
+pub fn recv(fd: &impl AsRawFd, buf: &mut [u8], flags: i32) -> Result<usize> {
+    done(unsafe { libc::recv(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), flags) })
+}
+
+pub fn send(fd: &impl AsRawFd, buf: &[u8], flags: i32) -> Result<usize> {
+    done(unsafe { libc::send(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len(), flags) })
+}
+
+/// `sendmsg` of two pieces.
+pub fn sendmsg(fd: &impl AsRawFd, pieces: [&[u8]; 2]) -> Result<usize> {
+    let mut iov = pieces.map(|piece| libc::iovec {
+        iov_base: piece.as_ptr().cast_mut().cast(),
+        iov_len: piece.len(),
+    });
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (iov.as_mut_ptr(), 2);
+    done(unsafe { libc::sendmsg(fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) })
+}
+
+/// `recvmsg` into two rooms.
+pub fn recvmsg(fd: &impl AsRawFd, rooms: [&mut [u8]; 2], flags: i32) -> Result<usize> {
+    let mut iov =
+        rooms.map(|room| libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() });
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (iov.as_mut_ptr(), 2);
+    done(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut header, flags) })
+}
+
+pub fn number(fd: &impl AsRawFd, request: u64) -> Result<i32> {
+    let mut value = 0i32;
+    done(unsafe { libc::ioctl(fd.as_raw_fd(), request, &mut value) } as isize).map(|_| value)
+}
+
+pub fn poll(fd: &impl AsRawFd, events: i16, millis: i32) -> Result<i16> {
+    let mut fds = [libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }];
+    done(unsafe { libc::poll(fds.as_mut_ptr(), 1, millis) } as isize).map(|_| fds[0].revents)
+}
+
+/// `ppoll` with an empty signal mask.
+pub fn ppoll(fd: &impl AsRawFd, events: i16, millis: i64) -> Result<i16> {
+    let mut fds = [libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }];
+    let time = libc::timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 };
+    let mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+    done(unsafe { libc::ppoll(fds.as_mut_ptr(), 1, &time, &mask) } as isize).map(|_| fds[0].revents)
+}
+
+/// `select` for reading.
+pub fn select(fd: &impl AsRawFd, millis: i64) -> Result<bool> {
+    let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+    let fd = fd.as_raw_fd();
+    unsafe { libc::FD_SET(fd, &mut set) };
+    let mut time = libc::timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 };
+    let none = std::ptr::null_mut();
+    done(unsafe { libc::select(fd + 1, &mut set, none, none, &mut time) } as isize)?;
+    Ok(unsafe { libc::FD_ISSET(fd, &set) })
+}
+
+/// A non-blocking connect, begun.
+pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
+    use std::os::fd::FromRawFd;
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };
+    assert!(fd >= 0);
+    let stream = unsafe { std::net::TcpStream::from_raw_fd(fd) };
+    let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    addr.sin_family = libc::AF_INET as u16;
+    addr.sin_port = port.to_be();
+    addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    let addr = std::ptr::from_ref(&addr);
+    let result = unsafe { libc::connect(fd, addr.cast(), 16) };
+    let error = Error::last_os_error().raw_os_error();
+    assert!(result == 0 || error == Some(libc::EINPROGRESS), "{error:?}");
+    stream
+}
+
+pub struct Epoll(RawFd);
+
+impl Epoll {
+    pub fn new() -> Epoll {
+        Epoll(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+    }
+
+    pub fn control(&self, op: i32, fd: &impl AsRawFd, events: i32, data: u64) -> Result<usize> {
+        let mut event = libc::epoll_event { events: events as u32, u64: data };
+        done(unsafe { libc::epoll_ctl(self.0, op, fd.as_raw_fd(), &mut event) } as isize)
+    }
+
+    pub fn add(&self, fd: &impl AsRawFd, events: i32, data: u64) {
+        self.control(libc::EPOLL_CTL_ADD, fd, events, data).unwrap();
+    }
+
+    pub fn wait(&self, millis: i32) -> Vec<(u64, i32)> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let n = unsafe { libc::epoll_wait(self.0, events.as_mut_ptr(), 64, millis) };
+        let n = usize::try_from(n).unwrap_or(0);
+        events[..n].iter().map(|event| (event.u64, event.events as i32)).collect()
+    }
+}
+
+impl AsRawFd for Epoll {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// Forks; the child runs `f` and ends.
+pub fn fork(f: impl FnOnce()) -> i32 {
+    match unsafe { libc::fork() } {
+        0 => {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+            unsafe { libc::_exit(if result.is_ok() { 0 } else { 1 }) }
+        }
+        child => child,
+    }
+}
+
+/// Waits for a child, which must have ended well.
+pub fn wait(child: i32) {
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child failed");
+}
+
+/// SIGALRM goes to a handler that does nothing, with or without SA_RESTART, after so long.
+pub fn alarm_in(millis: i64, restart: bool) {
+    extern "C" fn nothing(_: i32) {}
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+    action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
+    let time = libc::timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
+    let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let timer = libc::itimerspec { it_interval: never, it_value: time };
+    unsafe {
+        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
+        // The thread that runs the test, and not the one that waits for it, is to be interrupted.
+        let this = libc::syscall(libc::SYS_gettid) as i32;
+        let mut event: libc::sigevent = std::mem::zeroed();
+        (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_THREAD_ID, libc::SIGALRM);
+        event.sigev_notify_thread_id = this;
+        let mut id: libc::timer_t = std::mem::zeroed();
+        libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut id);
+        libc::timer_settime(id, 0, &timer, std::ptr::null_mut());
+    }
+}
+
+pub fn sendfile(
+    to: &impl AsRawFd,
+    from: &impl AsRawFd,
+    offset: &mut i64,
+    n: usize,
+) -> Result<usize> {
+    done(unsafe { libc::sendfile(to.as_raw_fd(), from.as_raw_fd(), offset, n) })
+}
+
+pub fn splice(from: &impl AsRawFd, to: &impl AsRawFd, n: usize) -> Result<usize> {
+    let none = std::ptr::null_mut();
+    done(unsafe { libc::splice(from.as_raw_fd(), none, to.as_raw_fd(), none, n, 0) })
+}

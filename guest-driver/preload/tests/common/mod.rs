@@ -1,0 +1,253 @@
+//! A fabric, and programs that run on it with and without the library, under a hang watch.
+#![allow(unreachable_pub, reason = "each test is a crate of its own")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::{Config, Daemon};
+use virtio_ism_abi::Chid;
+
+/// A program that takes longer hangs.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Devices, and a directory for what the programs say of themselves.
+pub struct Fabric {
+    dir: PathBuf,
+    daemon: Option<Daemon>,
+}
+
+impl Fabric {
+    /// A fabric with so many devices.
+    pub fn new(devices: usize) -> Fabric {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
+        for part in ["devices", "status"] {
+            std::fs::create_dir_all(dir.join(part)).unwrap();
+        }
+        let chid = Chid(0xff00);
+        let port = |n| {
+            let socket = dir.join(format!("devices/{n:02}.sock"));
+            PortSpec { chid, ..PortSpec::new(socket) }
+        };
+        let config = Config {
+            fabrics: vec![FabricConfig::new(chid)],
+            ports: (0..devices).map(port).collect(),
+            ..Config::default()
+        };
+        let daemon = Some(Daemon::start(config).unwrap());
+        Fabric { dir, daemon }
+    }
+
+    /// A file of the test's own.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A program, on SMC if it can be.
+    pub fn smc(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command
+            .env("LD_PRELOAD", library())
+            .env("SMC_RUN_DEVICES", self.dir.join("devices"))
+            .env("SMC_RUN_CONNECT", "*")
+            .env("SMC_RUN_ACCEPT", "*")
+            .env("SMC_RUN_STATUS", self.dir.join("status"));
+        command
+    }
+
+    /// A program, on SMC or not.
+    pub fn on(&self, smc: bool, program: impl AsRef<Path>) -> Command {
+        if smc { self.smc(program) } else { Command::new(program.as_ref()) }
+    }
+
+    /// Connections so far that were decided for SMC, and for TCP; each end that has the library
+    /// counts.
+    pub fn decided(&self) -> (usize, usize) {
+        let mut all = (0, 0);
+        for entry in std::fs::read_dir(self.dir.join("status")).unwrap().flatten() {
+            let text = std::fs::read_to_string(entry.path()).unwrap();
+            all.0 += text.matches("\"smc\":true").count();
+            all.1 += text.matches("\"smc\":false").count();
+        }
+        all
+    }
+
+    /// What programs said of broken handshakes.
+    pub fn broken(&self) -> Vec<String> {
+        let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
+        let text = files.map(|entry| std::fs::read_to_string(entry.path()).unwrap());
+        text.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+            .filter(|line| line.contains("\"broken\""))
+            .collect()
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        drop(self.daemon.take());
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The library under test. Cargo builds no library of this kind for tests by itself.
+pub fn library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let dir = test.parent().and_then(Path::parent).unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "smc-preload", "--lib"]);
+        build.arg("--target-dir").arg(dir.parent().unwrap());
+        if dir.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+        dir.join("libsmc_preload.so")
+    });
+    built.clone()
+}
+
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Waits until somebody listens on the port. Looked up where the kernel lists it, because a
+/// connection would be one too many for some servers.
+pub fn await_listener(port: u16) {
+    let wanted = format!("{port:04X}");
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let text = std::fs::read_to_string(table).unwrap_or_default();
+            let found = text.lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().unwrap_or_default();
+                local.ends_with(&format!(":{wanted}")) && words.nth(1) == Some("0A")
+            });
+            if found {
+                return;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("nobody listens on port {port}");
+}
+
+/// A program that ends with its value.
+pub struct Running {
+    name: String,
+    child: Child,
+}
+
+impl Running {
+    /// Starts it; its output is collected.
+    pub fn start(command: &mut Command) -> Running {
+        let name = format!("{:?}", command.get_args().collect::<Vec<_>>());
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Running { name, child }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end; its output. One that hangs shows where.
+    pub fn finish(mut self) -> String {
+        let (mut out, mut err) = (self.child.stdout.take(), self.child.stderr.take());
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            if let Some(out) = &mut out {
+                let _ = out.read_to_string(&mut text);
+            }
+            text
+        });
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            if let Some(err) = &mut err {
+                let _ = err.read_to_string(&mut text);
+            }
+            text
+        });
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if begun.elapsed() > PATIENCE {
+                let stacks = stacks(self.child.id());
+                let _ = self.child.kill();
+                panic!("{} hangs:\n{stacks}\n{}", self.name, errors.join().unwrap());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let text = reader.join().unwrap();
+        assert!(status.success(), "{}: {status}\n{text}\n{}", self.name, errors.join().unwrap());
+        text
+    }
+
+    /// Asks it to end, and waits for that.
+    pub fn stop(mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            if begun.elapsed() > PATIENCE {
+                let stacks = stacks(self.child.id());
+                let _ = self.child.kill();
+                panic!("{} does not end:\n{stacks}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where the threads of a process are.
+fn stacks(pid: u32) -> String {
+    let gdb = Command::new("gdb")
+        .args(["-p", &pid.to_string(), "-batch", "-ex", "thread apply all bt 12"])
+        .stderr(Stdio::null())
+        .output();
+    if let Ok(output) = gdb {
+        return String::from_utf8_lossy(&output.stdout).into_owned();
+    }
+    let mut text = String::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let wchan = std::fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
+        text += &format!("{}: {wchan}\n", task.path().display());
+    }
+    text
+}
+
+/// Runs one of the test's own programs: this very executable, with the role in its environment.
+pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running {
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env("PRELOAD_TEST_ROLE", role).env("PRELOAD_TEST_PORT", port.to_string());
+    Running::start(command)
+}
+
+/// The role of this process, if it is one of those programs.
+pub fn my_role() -> Option<(String, u16)> {
+    let role = std::env::var("PRELOAD_TEST_ROLE").ok()?;
+    Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
+}

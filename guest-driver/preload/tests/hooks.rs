@@ -1,0 +1,529 @@
+//! Unmodified programs on TCP sockets, each with and without the library at either end: whatever they
+//! do must come out the same.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "common/c.rs"]
+mod c;
+mod common;
+
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+
+/// Bytes that show where they belong.
+fn pattern(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
+}
+
+/// A server and a client of some connections, in all four combinations.
+fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), client: fn(u16)) {
+    if let Some((role, port)) = my_role() {
+        match &*role {
+            "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
+            _ => client(port),
+        }
+        return;
+    }
+    for (server_smc, client_smc) in [(false, false), (true, true), (true, false), (false, true)] {
+        let fabric = Fabric::new(6);
+        let port = free_port();
+        let this = std::env::current_exe().unwrap();
+        let server = role(&mut fabric.on(server_smc, &this), test, "server", port);
+        await_listener(port);
+        let mut command = fabric.on(client_smc, &this);
+        if !server_smc {
+            // Which servers speak SMC is a matter of configuration.
+            command.env("SMC_RUN_CONNECT", "");
+        }
+        role(&mut command, test, "client", port).finish();
+        server.finish();
+        let (smc, tcp) = fabric.decided();
+        match (server_smc, client_smc) {
+            (true, true) => assert_eq!((smc, tcp), (2 * connections, 0), "{:?}", fabric.broken()),
+            (true, false) => assert_eq!((smc, tcp), (0, connections)),
+            _ => assert_eq!((smc, tcp), (0, 0)),
+        }
+    }
+}
+
+fn connect(port: u16) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", port)).unwrap()
+}
+
+#[test]
+fn bytes_come_as_they_went_and_a_half_close_is_an_end_of_data() {
+    const N: usize = 3_000_000;
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        assert!(all == pattern(N));
+        stream.write_all(&all).unwrap();
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        assert_eq!(stream.peer_addr().unwrap().port(), port);
+        let data = pattern(N);
+        let (head, tail) = data.split_at(1000);
+        let n = stream.write_vectored(&[IoSlice::new(&head[..300]), IoSlice::new(&head[300..])]);
+        assert_eq!(n.unwrap(), 1000);
+        stream.write_all(tail).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(stream.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back).unwrap();
+        assert!(back == data);
+    }
+    let test = "bytes_come_as_they_went_and_a_half_close_is_an_end_of_data";
+    in_all_combinations(test, 1, server, client);
+}
+
+#[test]
+fn flags_of_recv_and_what_ioctl_knows() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"hello world").unwrap();
+        let mut go = [0];
+        stream.read_exact(&mut go).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        stream.write_all(b"12345").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        stream.write_all(b"67890").unwrap();
+        assert_eq!(c::sendmsg(&stream, [b"abc", b"defg"]).unwrap(), 7);
+        stream.read_exact(&mut go).unwrap();
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        let mut buf = [0; 64];
+        assert_eq!(c::recv(&stream, &mut buf[..5], libc::MSG_PEEK).unwrap(), 5);
+        assert_eq!(&buf[..5], b"hello");
+        while c::number(&stream, libc::FIONREAD).unwrap() < 11 {}
+        assert_eq!(stream.read(&mut buf).unwrap(), 11);
+        assert_eq!(&buf[..11], b"hello world");
+        let empty = c::recv(&stream, &mut buf, libc::MSG_DONTWAIT).unwrap_err();
+        assert_eq!(empty.kind(), ErrorKind::WouldBlock);
+        stream.write_all(b"x").unwrap();
+        assert_eq!(c::recv(&stream, &mut buf[..10], libc::MSG_WAITALL).unwrap(), 10);
+        assert_eq!(&buf[..10], b"1234567890");
+        let (a, b) = buf.split_at_mut(3);
+        let n = c::recvmsg(&stream, [a, &mut b[..4]], libc::MSG_WAITALL).unwrap();
+        assert_eq!((n, &buf[..7]), (7, &b"abcdefg"[..]));
+        stream.write_all(b"x").unwrap();
+    }
+    in_all_combinations("flags_of_recv_and_what_ioctl_knows", 1, server, client);
+}
+
+#[test]
+fn a_connect_that_does_not_wait_is_told_by_poll() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buf = [0; 5];
+        stream.read_exact(&mut buf).unwrap();
+        stream.write_all(&buf).unwrap();
+        assert_eq!(stream.read(&mut buf).unwrap(), 0);
+    }
+    fn client(port: u16) {
+        let mut stream = c::connect_nonblocking(port);
+        let shown = c::poll(&stream, libc::POLLOUT, 5000).unwrap();
+        assert_eq!(shown, libc::POLLOUT);
+        assert!(stream.take_error().unwrap().is_none());
+        stream.write_all(b"hello").unwrap();
+        let mut buf = [0; 5];
+        for wait in 0..3 {
+            let shown = match wait {
+                0 => c::poll(&stream, libc::POLLIN, 5000).unwrap(),
+                1 => c::ppoll(&stream, libc::POLLIN, 5000).unwrap(),
+                _ => i16::from(c::select(&stream, 5000).unwrap()) * libc::POLLIN,
+            };
+            assert_eq!(shown, libc::POLLIN, "wait {wait}");
+        }
+        stream.read_exact(&mut buf).unwrap();
+        assert_eq!(stream.read(&mut buf).unwrap_err().kind(), ErrorKind::WouldBlock);
+        for (shown, wait) in [
+            (c::poll(&stream, libc::POLLIN, 20).unwrap(), "poll"),
+            (c::ppoll(&stream, libc::POLLIN, 20).unwrap(), "ppoll"),
+        ] {
+            assert_eq!(shown, 0, "{wait}");
+        }
+        assert!(!c::select(&stream, 20).unwrap());
+        // Nobody listens there.
+        let refused = c::connect_nonblocking(common::free_port());
+        let shown = c::poll(&refused, libc::POLLOUT, 5000).unwrap();
+        assert!(shown & (libc::POLLERR | libc::POLLHUP) != 0, "{shown:x}");
+        let error = refused.take_error().unwrap().unwrap();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    }
+    in_all_combinations("a_connect_that_does_not_wait_is_told_by_poll", 1, server, client);
+}
+
+const IN: i32 = libc::EPOLLIN;
+
+#[test]
+fn epoll_tells_levels_edges_and_one_shots() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut go = [0];
+        while stream.read(&mut go).unwrap() == 1 {
+            stream.write_all(&[go[0]; 3]).unwrap();
+        }
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.set_nonblocking(true).unwrap();
+        let ask = |what: &[u8]| (&stream).write_all(what).unwrap();
+        let take = |n: usize| assert_eq!((&stream).read(&mut vec![0; n]).unwrap(), n);
+        let level = c::Epoll::new();
+        level.add(&stream, IN, 1);
+        let twice = level.control(libc::EPOLL_CTL_ADD, &stream, IN, 1).unwrap_err();
+        assert_eq!(twice.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(level.wait(20), []);
+        ask(b"a");
+        assert_eq!(level.wait(5000), [(1, IN)]);
+        assert_eq!(level.wait(5000), [(1, IN)]);
+        take(3);
+        assert_eq!(level.wait(20), []);
+        level.control(libc::EPOLL_CTL_MOD, &stream, IN | libc::EPOLLOUT, 2).unwrap();
+        assert_eq!(level.wait(5000), [(2, libc::EPOLLOUT)]);
+        level.control(libc::EPOLL_CTL_DEL, &stream, 0, 0).unwrap();
+        assert_eq!(level.wait(20), []);
+
+        let edge = c::Epoll::new();
+        edge.add(&stream, IN | libc::EPOLLET, 3);
+        assert_eq!(edge.wait(20), []);
+        ask(b"b");
+        assert_eq!(edge.wait(5000), [(3, IN)]);
+        assert_eq!(edge.wait(20), []);
+        ask(b"c");
+        assert_eq!(edge.wait(5000), [(3, IN)]);
+        take(6);
+        edge.control(libc::EPOLL_CTL_DEL, &stream, 0, 0).unwrap();
+
+        let once = c::Epoll::new();
+        once.add(&stream, IN | libc::EPOLLONESHOT, 4);
+        ask(b"d");
+        assert_eq!(once.wait(5000), [(4, IN)]);
+        assert_eq!(once.wait(20), []);
+        once.control(libc::EPOLL_CTL_MOD, &stream, IN | libc::EPOLLONESHOT, 5).unwrap();
+        assert_eq!(once.wait(5000), [(5, IN)]);
+        take(3);
+
+        // A set in a set is the kernel's affair.
+        let (inner, outer) = (c::Epoll::new(), c::Epoll::new());
+        inner.add(&stream, IN, 6);
+        outer.add(&inner, IN, 7);
+        assert_eq!(outer.wait(20), []);
+        ask(b"e");
+        assert_eq!(outer.wait(5000), [(7, IN)]);
+        assert_eq!(inner.wait(5000), [(6, IN)]);
+        take(3);
+        stream.flush().unwrap();
+    }
+    in_all_combinations("epoll_tells_levels_edges_and_one_shots", 1, server, client);
+}
+
+#[test]
+fn a_set_serves_many_connections_and_tells_their_ends() {
+    const N: usize = 100;
+    fn server(listener: TcpListener) {
+        listener.set_nonblocking(true).unwrap();
+        let set = c::Epoll::new();
+        set.add(&listener, IN, u64::MAX);
+        let mut streams: Vec<Option<TcpStream>> = Vec::new();
+        let mut ended = 0;
+        while ended < N {
+            for (key, _) in set.wait(10_000) {
+                if key == u64::MAX {
+                    while let Ok((stream, _)) = listener.accept() {
+                        stream.set_nonblocking(true).unwrap();
+                        set.add(
+                            &stream,
+                            IN | libc::EPOLLRDHUP | libc::EPOLLET,
+                            streams.len() as u64,
+                        );
+                        streams.push(Some(stream));
+                    }
+                    continue;
+                }
+                let slot = &mut streams[key as usize];
+                loop {
+                    let mut buf = [0; 512];
+                    match slot.as_ref().unwrap().read_from(&mut buf) {
+                        Ok(0) => {
+                            ended += 1;
+                            *slot = None;
+                            break;
+                        }
+                        Ok(n) => slot.as_ref().unwrap().write_to(&buf[..n]),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    fn client(port: u16) {
+        let mut streams: Vec<_> = (0..N).map(|_| connect(port)).collect();
+        for round in 0..5u8 {
+            for stream in &mut streams {
+                stream.write_all(&[round; 100]).unwrap();
+            }
+            for stream in &mut streams {
+                let mut buf = [9; 100];
+                stream.read_exact(&mut buf).unwrap();
+                assert_eq!(buf, [round; 100]);
+            }
+        }
+    }
+    in_all_combinations("a_set_serves_many_connections_and_tells_their_ends", N, server, client);
+}
+
+/// `Read` and `Write` on a shared stream.
+trait Shared {
+    fn read_from(&self, buf: &mut [u8]) -> std::io::Result<usize>;
+    fn write_to(&self, buf: &[u8]);
+}
+
+impl Shared for TcpStream {
+    fn read_from(&self, buf: &mut [u8]) -> std::io::Result<usize> {
+        (&mut &*self).read(buf)
+    }
+
+    fn write_to(&self, buf: &[u8]) {
+        (&mut &*self).write_all(buf).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_of_a_descriptor_is_the_same_connection() {
+    fn server(listener: TcpListener) {
+        let (stream, _) = listener.accept().unwrap();
+        let mut copy = stream.try_clone().unwrap();
+        drop(stream);
+        copy.write_all(b"still here").unwrap();
+        let mut buf = Vec::new();
+        copy.read_to_end(&mut buf).unwrap();
+        assert_eq!(buf, b"thanks");
+    }
+    fn client(port: u16) {
+        let stream = connect(port);
+        let mut buf = [0; 10];
+        stream.try_clone().unwrap().read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"still here");
+        (&stream).write_all(b"thanks").unwrap();
+    }
+    in_all_combinations("a_copy_of_a_descriptor_is_the_same_connection", 1, server, client);
+}
+
+#[test]
+fn time_limits_and_signals_end_a_wait() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        stream.write_all(b"y").unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        let mut buf = [0];
+        stream.read_exact(&mut buf).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
+        let begun = Instant::now();
+        assert_eq!(stream.read(&mut buf).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(begun.elapsed() >= Duration::from_millis(55));
+        stream.set_read_timeout(None).unwrap();
+        c::alarm_in(50, false);
+        // The next byte comes only later.
+        let n = c::recv(&stream, &mut buf, 0);
+        assert_eq!(n.unwrap_err().kind(), ErrorKind::Interrupted);
+        c::alarm_in(50, true);
+        assert_eq!(c::recv(&stream, &mut buf, 0).unwrap(), 1);
+        assert_eq!(buf, *b"y");
+    }
+    in_all_combinations("time_limits_and_signals_end_a_wait", 1, server, client);
+}
+
+#[test]
+fn urgent_data_is_apart_from_the_rest() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"before").unwrap();
+        assert_eq!(c::send(&stream, b"!", libc::MSG_OOB).unwrap(), 1);
+        stream.write_all(b"after").unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 1);
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        let shown = c::poll(&stream, libc::POLLPRI, 5000).unwrap();
+        assert_eq!(shown, libc::POLLPRI);
+        let mut buf = [0; 64];
+        while c::recv(&stream, &mut buf, libc::MSG_OOB).is_err() {}
+        assert_eq!(buf[0], b'!');
+        stream.read_exact(&mut buf[..6]).unwrap();
+        assert_eq!(&buf[..6], b"before");
+        assert_eq!(c::number(&stream, 0x8905).unwrap(), 1);
+        stream.read_exact(&mut buf[..5]).unwrap();
+        assert_eq!(&buf[..5], b"after");
+        stream.write_all(b"x").unwrap();
+    }
+    in_all_combinations("urgent_data_is_apart_from_the_rest", 1, server, client);
+}
+
+#[test]
+fn files_and_pipes_are_copied_through() {
+    const N: usize = 700_000;
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let path = std::env::temp_dir().join(format!("preload-sendfile-{}", std::process::id()));
+        std::fs::write(&path, pattern(N)).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mut offset = 1000;
+        while offset < N as i64 {
+            assert!(c::sendfile(&stream, &file, &mut offset, N).unwrap() > 0);
+        }
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"through a pipe").unwrap();
+        assert_eq!(c::splice(&reader, &stream, 100).unwrap(), 14);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        let mut data = vec![0; N - 1000];
+        stream.read_exact(&mut data).unwrap();
+        assert!(data == pattern(N)[1000..]);
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut n = 0;
+        while n < 14 {
+            n += c::splice(&stream, &writer, 100).unwrap();
+        }
+        let mut buf = [0; 14];
+        reader.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"through a pipe");
+    }
+    in_all_combinations("files_and_pipes_are_copied_through", 1, server, client);
+}
+
+#[test]
+fn workers_accept_on_a_listener_that_they_inherited() {
+    fn server(listener: TcpListener) {
+        let worker = || {
+            c::fork(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut buf = [0; 4];
+                stream.read_exact(&mut buf).unwrap();
+                stream.write_all(&buf).unwrap();
+                assert_eq!(stream.read(&mut buf).unwrap(), 0);
+            })
+        };
+        let workers = [worker(), worker(), worker()];
+        workers.into_iter().for_each(c::wait);
+    }
+    fn client(port: u16) {
+        let mut streams: Vec<_> = (0..3).map(|_| connect(port)).collect();
+        for stream in &mut streams {
+            stream.write_all(b"ping").unwrap();
+            let mut buf = [0; 4];
+            stream.read_exact(&mut buf).unwrap();
+            assert_eq!(&buf, b"ping");
+        }
+    }
+    in_all_combinations("workers_accept_on_a_listener_that_they_inherited", 3, server, client);
+}
+
+#[test]
+fn a_child_serves_a_client_that_its_parent_accepted() {
+    fn server(listener: TcpListener) {
+        let children: Vec<_> = (0..2)
+            .map(|_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                // The parent's descriptor is closed at once.
+                c::fork(move || {
+                    let mut buf = [0; 4];
+                    stream.read_exact(&mut buf).unwrap();
+                    stream.write_all(&buf).unwrap();
+                })
+            })
+            .collect();
+        children.into_iter().for_each(c::wait);
+    }
+    fn client(port: u16) {
+        for _ in 0..2 {
+            let mut stream = connect(port);
+            stream.write_all(b"ping").unwrap();
+            let mut buf = Vec::new();
+            stream.read_to_end(&mut buf).unwrap();
+            assert_eq!(buf, b"ping");
+        }
+    }
+    in_all_combinations("a_child_serves_a_client_that_its_parent_accepted", 2, server, client);
+}
+
+#[test]
+fn processes_take_turns_on_a_connection() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let echo = |stream: &mut TcpStream, n| {
+            let mut buf = vec![0; n];
+            stream.read_exact(&mut buf).unwrap();
+            assert!(buf == pattern(n));
+            stream.write_all(&buf).unwrap();
+        };
+        echo(&mut stream, 4);
+        // One that never uses it changes nothing.
+        c::wait(c::fork(|| {}));
+        echo(&mut stream, 5);
+        for turn in 0..2 {
+            let mut theirs = stream.try_clone().unwrap();
+            c::wait(c::fork(move || {
+                assert_eq!(theirs.local_addr().unwrap().ip().to_string(), "127.0.0.1");
+                echo(&mut theirs, 300_000);
+            }));
+            echo(&mut stream, 100 + turn);
+        }
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        for n in [4, 5, 300_000, 100, 300_000, 101] {
+            let sent = pattern(n);
+            let mut copy = stream.try_clone().unwrap();
+            let writer = std::thread::spawn(move || copy.write_all(&sent).unwrap());
+            let mut buf = vec![0; n];
+            stream.read_exact(&mut buf).unwrap();
+            assert!(buf == pattern(n));
+            writer.join().unwrap();
+        }
+    }
+    in_all_combinations("processes_take_turns_on_a_connection", 1, server, client);
+}
+
+#[test]
+fn a_program_that_is_executed_has_the_connection_as_its_standard_input() {
+    fn server(listener: TcpListener) {
+        let (stream, _) = listener.accept().unwrap();
+        let input = OwnedFd::from(stream.try_clone().unwrap());
+        let mut cat = Command::new("cat");
+        cat.stdin(input).stdout(OwnedFd::from(stream)).stderr(Stdio::inherit());
+        let mut child = cat.spawn().unwrap();
+        // It has this process's copies.
+        drop(cat);
+        assert!(child.wait().unwrap().success());
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"meow").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut buf = Vec::new();
+        stream.read_to_end(&mut buf).unwrap();
+        assert_eq!(buf, b"meow");
+    }
+    let test = "a_program_that_is_executed_has_the_connection_as_its_standard_input";
+    in_all_combinations(test, 1, server, client);
+}
