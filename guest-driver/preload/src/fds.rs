@@ -19,7 +19,16 @@ pub(crate) fn closing(fd: c_int) {
         return;
     }
     match &*sock {
-        Sock::Stream(socket) => epoll::forget(socket),
+        Sock::Stream(socket) => {
+            epoll::forget(socket);
+            // A call of another thread still refers to it, and the process may end before that does:
+            // the peer has to hear of the end all the same.
+            if sock.is_in_use()
+                && let Some(stream) = socket.smc()
+            {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
         Sock::Set(set) => epoll::forget_set(set, fd),
     }
 }

@@ -44,7 +44,8 @@ fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), 
         let (smc, tcp) = fabric.decided();
         match (server_smc, client_smc) {
             (true, true) => assert_eq!((smc, tcp), (2 * connections, 0), "{:?}", fabric.broken()),
-            (true, false) => assert_eq!((smc, tcp), (0, connections)),
+            // A program that is executed for a client that spoke already knows at once.
+            (true, false) => assert!(smc == 0 && tcp <= connections, "{smc} {tcp}"),
             _ => assert_eq!((smc, tcp), (0, 0)),
         }
     }

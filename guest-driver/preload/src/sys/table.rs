@@ -54,6 +54,11 @@ impl Ref {
         self.slot().handles.load(Ordering::Acquire)
     }
 
+    /// Whether others than the caller refer to it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.slot().refs.load(Ordering::Acquire) > 1
+    }
+
     /// Whether both are the same socket.
     pub(crate) fn is(&self, other: &Ref) -> bool {
         self.0 == other.0
