@@ -10,14 +10,22 @@
 //! whatever the peer has not confirmed can be written once more.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use smc_core::link_group::{LinkKey, Region, RmbId};
 
 use crate::sys::lock;
 use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
 
-/// Buffers of one length that a group keeps for later connections at most.
-const POOL_MAX: usize = 64;
+/// Buffers that a group keeps for later connections at most.
+const POOL_MAX: usize = 200;
+/// Bytes of RMBs that a group keeps for later connections at most.
+const POOL_BYTES: u64 = 64 << 20;
+/// How long an RMB that the peer has forgotten stays registered: what it had on its way before would
+/// end the link if it met no memory.
+const AFTERLIFE: Duration = Duration::from_secs(5);
+/// RMBs that stay registered so at most.
+const MOST_DYING: usize = 64;
 
 /// Memory and its registrations, one per link.
 #[derive(Debug)]
@@ -117,6 +125,8 @@ pub(crate) struct Buffers {
     next: u32,
     rmbs: Vec<Arc<Rmb>>,
     free: Vec<RmbId>,
+    /// RMBs that are not the group's any more, and since when.
+    dying: Vec<(Instant, Arc<Rmb>)>,
     mirrors: Vec<Arc<Mirror>>,
 }
 
@@ -148,9 +158,9 @@ impl Buffers {
     /// Puts a zeroed RMB into the pool. `false`: there are enough; it has to go.
     #[must_use = "a buffer that is not pooled has to be removed"]
     pub(crate) fn put_back(&mut self, rmb: &Rmb) -> bool {
-        let len = rmb.buffer.len();
-        let same = |id: &&RmbId| self.get(**id).is_some_and(|other| other.buffer.len() == len);
-        let room = self.free.iter().filter(same).count() < POOL_MAX;
+        let pooled = self.free.iter().filter_map(|id| self.get(*id));
+        let bytes: u64 = pooled.map(|other| u64::from(other.buffer.len())).sum();
+        let room = self.free.len() < POOL_MAX && bytes + u64::from(rmb.buffer.len()) <= POOL_BYTES;
         if room && self.get(rmb.id).is_some() {
             self.free.push(rmb.id);
         }
@@ -158,10 +168,16 @@ impl Buffers {
     }
 
     /// The group does not have this RMB any more.
-    pub(crate) fn remove(&mut self, id: RmbId) -> Option<Arc<Rmb>> {
+    pub(crate) fn remove(&mut self, id: RmbId) {
         self.free.retain(|free| *free != id);
-        let at = self.rmbs.iter().position(|rmb| rmb.id == id)?;
-        Some(self.rmbs.swap_remove(at))
+        let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
+        let rmb = self.rmbs.swap_remove(at);
+        let now = Instant::now();
+        self.dying.retain(|(since, _)| now.duration_since(*since) < AFTERLIFE);
+        if self.dying.len() >= MOST_DYING {
+            self.dying.remove(0);
+        }
+        self.dying.push((now, rmb));
     }
 
     /// All RMBs.
@@ -189,7 +205,8 @@ impl Buffers {
 
     /// A link is no more: neither are the keys that buffers had on it.
     pub(crate) fn forget_link(&self, link: LinkKey) {
-        self.rmbs.iter().for_each(|rmb| rmb.buffer.forget(link));
+        let dying = self.dying.iter().map(|(_, rmb)| rmb);
+        self.rmbs.iter().chain(dying).for_each(|rmb| rmb.buffer.forget(link));
         self.mirrors.iter().for_each(|mirror| mirror.forget(link));
     }
 }

@@ -36,8 +36,12 @@ impl Draft {
         let rmb = group.take_rmb(len, link.key())?;
         let made = group.shared().tokens.insert(|token| Endpoint::new(token, group));
         let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
+        let key = link.key();
         let (group, link) = (group.clone(), link.clone());
-        Ok(Draft { group, endpoint, link, rmb: Some(rmb), told: false })
+        let draft = Draft { group, endpoint, link, rmb: Some(rmb), told: false };
+        // What was taken is given back with the draft.
+        draft.group.reserve(&draft.endpoint, key)?;
+        Ok(draft)
     }
 
     pub(super) fn rmb(&self) -> Option<&Arc<Rmb>> {

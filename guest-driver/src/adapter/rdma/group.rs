@@ -311,7 +311,13 @@ impl Group {
         let _ = self.terms.set(terms);
         let mut core = self.core();
         core.confirmed.insert(first.rmb);
-        core.machine = Some(LinkGroup::new(params, first, self.shared.now()));
+        let now = self.shared.now();
+        let mut machine = LinkGroup::new(params, first, now);
+        for (_, on) in core.connections.values() {
+            // There is room for one connection in any group.
+            let _ = machine.connection_added(*on, now);
+        }
+        core.machine = Some(machine);
         self.carry_out(&mut core);
         drop(core);
         // What arrived before was waiting.
@@ -376,11 +382,34 @@ impl Group {
                 machine.remove_rmb(rmb.id(), now);
                 self.carry_out(&mut core);
             }
-            _ => drop(core.buffers.remove(rmb.id())),
+            _ => core.buffers.remove(rmb.id()),
         }
     }
 
-    /// Joins a connection to a link: it can send from now on.
+    /// Takes a place for a connection on a link.
+    ///
+    /// # Errors
+    /// See [`NoPlace`].
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        endpoint: &Arc<Endpoint>,
+        on: LinkKey,
+    ) -> Result<(), NoPlace> {
+        let mut guard = self.core();
+        let core = &mut *guard;
+        if let Some(machine) = &mut core.machine {
+            machine.connection_added(on, self.shared.now())?;
+        }
+        if let Some(link) = core.links.iter().find(|link| link.key() == on) {
+            link.connections().fetch_add(1, Ordering::Relaxed);
+        }
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        core.connections.insert(endpoint.token(), (endpoint.clone(), on));
+        self.carry_out(core);
+        Ok(())
+    }
+
+    /// Joins a connection that has a place to a link: it can send from now on.
     ///
     /// # Errors
     /// See [`NoPlace`].
@@ -412,10 +441,17 @@ impl Group {
             address: region.address.wrapping_add(target.offset),
             rkey: region.rkey,
         };
-        machine.connection_added(on, now)?;
-        link.connections().fetch_add(1, Ordering::Relaxed);
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        core.connections.insert(endpoint.token(), (endpoint.clone(), on));
+        // The peer may have chosen another link than the one that the place was taken on.
+        let counted = core.connections.get(&endpoint.token()).map(|(_, on)| *on);
+        if counted != Some(on) {
+            machine.connection_added(on, now)?;
+            link.connections().fetch_add(1, Ordering::Relaxed);
+            if let Some(before) = counted {
+                machine.connection_removed(before, now);
+                uncount(&core.links, before);
+            }
+            core.connections.insert(endpoint.token(), (endpoint.clone(), on));
+        }
         endpoint.open(target, mirror, path);
         self.carry_out(core);
         Ok(())
@@ -426,9 +462,7 @@ impl Group {
         let mut core = self.core();
         let Some((_, on)) = core.connections.remove(&endpoint.token()) else { return };
         self.connections.fetch_sub(1, Ordering::Relaxed);
-        if let Some(link) = core.links.iter().find(|link| link.key() == on) {
-            link.connections().fetch_sub(1, Ordering::Relaxed);
-        }
+        uncount(&core.links, on);
         if let Some(mirror) = endpoint.close() {
             core.buffers.put_back_mirror(mirror);
         }
@@ -473,6 +507,13 @@ impl Group {
     /// A link by its name.
     pub(crate) fn link(&self, key: LinkKey) -> Option<Arc<Link>> {
         self.core().links.iter().find(|link| link.key() == key).cloned()
+    }
+}
+
+/// A connection leaves a link.
+fn uncount(links: &[Arc<Link>], on: LinkKey) {
+    if let Some(link) = links.iter().find(|link| link.key() == on) {
+        link.connections().fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -9,7 +9,7 @@ use smc_core::handshake::{
     AwaitConfirmR, Awaited, ClcReader, Config, ConfirmStepR, DeclineReason, FallbackReason,
     HandshakeError, Instant as Tick, PeerLink, PeerRnic, Selection,
 };
-use smc_core::link_group::{LinkKey, Role};
+use smc_core::link_group::{LinkGroup, LinkKey, Role};
 use smc_core::wire::clc::Version;
 
 use super::super::tcp::{fill, send};
@@ -296,7 +296,11 @@ impl Accepting {
             }
         };
         if !first {
-            let on = link_to(&group, &established.peer_link());
+            // The address in Confirm, not the proposed one: the client may prefer another link, and
+            // queue pairs of two RNICs may have the same number.
+            let peer = &established.peer;
+            let find = |machine: &mut LinkGroup, _| machine.link_to(peer.qpn, peer.gid);
+            let on = group.with(find).flatten();
             let joined = on.map(|on| draft.join(&established.peer, on));
             return match joined {
                 Some(Ok(())) => finish(draft, established).map(Some),
