@@ -5,8 +5,14 @@ pub mod front;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use smc_core::handshake::{ClcReader, Config, Dmbe, HandshakeError, IsmDevice, Tolerance};
-use smc_core::wire::ids::{Chid, DmbToken, Eid, Features, Gid, PeerId, Release, SizeCode};
+use smc_core::handshake::{
+    ClcReader, Config, Dmbe, HandshakeError, IpSubnet, IsmDevice, Kinds, LinkEnd, Rnic, Route,
+    Tolerance,
+};
+use smc_core::wire::clc::Version;
+use smc_core::wire::ids::{
+    Chid, DmbToken, Eid, Features, Gid, Mac, Mtu, PeerId, Psn, Qpn, Release, Rkey, SizeCode,
+};
 
 /// Choices of a host's configuration, one per bit or field.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -17,6 +23,10 @@ pub struct Host {
     seid: bool,
     devices: u8,
     linux: bool,
+    /// Types of SMC; none means what is usual.
+    kinds: u8,
+    /// What goes with the TCP connection.
+    route: u8,
 }
 
 impl Host {
@@ -46,7 +56,41 @@ impl Host {
         };
         config.devices =
             chosen.map(|(_, &chid)| IsmDevice { chid: Chid(chid), gid: gid(chid) }).collect();
+        let kinds = Kinds::from_bits_truncate(self.kinds);
+        if !kinds.is_empty() {
+            config.kinds = kinds;
+        }
         Arc::new(config)
+    }
+
+    /// What host number `n` has for the connection.
+    pub fn route(self, n: u8) -> Route {
+        let has = |bit: u8| self.route >> bit & 1 == 0;
+        let ipv6 = self.kinds & 0x10 != 0;
+        let v4 = Gid::from_ipv4([10, 9, 0, n]);
+        let v6 = Gid([0xfd, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, n]);
+        let roce_v1 = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x50, 0x54, 0, 0xff, 0xfe, 0, 0, n]);
+        let third = if has(5) { 0 } else { n };
+        let address = match ipv6 {
+            true => [0xfd00, 0, 0, 8 + u16::from(third), 0, 0, 0, n.into()].into(),
+            false => std::net::IpAddr::from([10, 9, third, n]),
+        };
+        let subnet = IpSubnet::new(address, if ipv6 { 64 } else { 24 });
+        let rnic = Rnic {
+            mac: Mac([0x52, 0x54, 0, 0, 0, n]),
+            mtu: Mtu::B1024,
+            gid_v1: has(1).then_some(roce_v1),
+            gid_v2: has(2).then_some(if ipv6 == has(3) { v6 } else { v4 }),
+            max_links: 1 + u8::from(has(4)),
+        };
+        let ism =
+            IsmDevice { chid: Chid(5), gid: Gid([n, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]) };
+        Route {
+            ipv6,
+            subnets: subnet.into_iter().collect(),
+            ism: has(6).then_some(ism),
+            rnic: has(0).then_some(rnic),
+        }
     }
 }
 
@@ -114,4 +158,26 @@ pub fn read(mut reader: ClcReader, bytes: &[u8], piece: u8) -> Result<Vec<u8>, H
 /// An element with this token.
 pub fn dmbe(token: u64) -> Dmbe {
     Dmbe { token: DmbToken(token), index: 0, size: SizeCode::MIN }
+}
+
+/// The end of a link that host number `n` brings along.
+pub fn end(n: u8, version: Version, route: &Route) -> LinkEnd {
+    let rnic = route.rnic;
+    let gid = rnic.and_then(|rnic| match version {
+        Version::V1 => rnic.gid_v1,
+        Version::V2 => rnic.gid_v2,
+    });
+    LinkEnd {
+        gid: gid.unwrap_or_default(),
+        mac: rnic.map_or(Mac::NONE, |rnic| rnic.mac),
+        qpn: Qpn::new(0x10 + u32::from(n)),
+        psn: Psn::new(0x1000),
+        mtu: Mtu::B1024,
+        rkey: Rkey(n.into()),
+        address: 0x1000,
+        index: 1,
+        token: n.into(),
+        size: SizeCode::MIN,
+        direct: n & 4 == 0,
+    }
 }

@@ -1,0 +1,236 @@
+//! Control messages as a peer may send them, honest, damaged or made up, and completions in any
+//! order, on one connection: every piece lies in its ring, what is written again is what the peer
+//! may not have, and a validation is judged by the numbers alone.
+#![no_main]
+
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+use smc_core::connection::failover::{Log, MAX_POSTED, Verdict, judge};
+use smc_core::connection::{Connection, Event, Order, Ring, Sequence, Span};
+use smc_core::wire::Cursor;
+use smc_core::wire::cdc::{CDC_LEN, Cdc, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    eye_catcher: bool,
+    rings: [u8; 2],
+    operations: Vec<Operation>,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Operation {
+    /// Any bytes.
+    Raw([u8; CDC_LEN]),
+    /// What an honest peer says next: it has written and read so much more.
+    Honest {
+        wrote: u8,
+        read: u8,
+        flags: u8,
+        state: u8,
+        skip: u8,
+    },
+    /// The same with one bit flipped.
+    Damaged {
+        wrote: u8,
+        read: u8,
+        bit: u16,
+    },
+    Validation {
+        number: u16,
+    },
+    Write {
+        n: u8,
+    },
+    Read {
+        n: u8,
+    },
+    Completed {
+        number: u16,
+    },
+    /// Completion of the message that was posted so many before the last.
+    CompletedBack {
+        back: u8,
+    },
+    FailOver,
+    /// With cursors of whatever kind.
+    FailOverAt {
+        producer: (u16, u32),
+        consumed: (u16, u32),
+    },
+}
+
+struct Peer {
+    number: Sequence,
+    /// What it has written and read, in bytes.
+    wrote: u64,
+    read: u64,
+}
+
+fn cursor(ring: &Ring, bytes: u64) -> Cursor {
+    let len = u64::from(ring.len());
+    Cursor::new((bytes / len) as u16, (bytes % len) as u32 + ring.start().count)
+}
+
+fn check(ring: &Ring, spans: [Span; 2]) {
+    let head = ring.start().count;
+    for Span { offset, len } in spans {
+        assert!(len == 0 || (offset >= head && offset - head + len <= ring.len()), "{spans:?}");
+    }
+    assert!(spans[0].len + spans[1].len <= ring.len());
+}
+
+fuzz_target!(|input: Input| {
+    let make = |len: u8| match input.eye_catcher {
+        true => Ring::smcr(5 + u32::from(len)),
+        false => Ring::smcr_without_eye_catcher(1 + u32::from(len)),
+    };
+    let (Ok(own), Ok(theirs)) = (make(input.rings[0]), make(input.rings[1])) else { return };
+    let mut connection = Connection::new(theirs, own);
+    let mut log = Log::new(theirs);
+    let mut seen = Sequence::new();
+    let mut peer = Peer { number: Sequence::new(), wrote: 0, read: 0 };
+    let (mut honest, mut written, mut read) = (true, 0_u64, 0_u64);
+    for operation in input.operations.into_iter().take(4096) {
+        match operation {
+            Operation::Raw(bytes) => {
+                honest = false;
+                take(&mut connection, &mut seen, &bytes);
+            }
+            Operation::Honest { wrote, read: reads, flags, state, skip } => {
+                // After a lie its books may say anything.
+                let unread = peer.wrote.saturating_sub(read);
+                let room = u64::from(own.len()).saturating_sub(unread);
+                peer.wrote += u64::from(wrote).min(room);
+                peer.read += u64::from(reads).min(written - peer.read.min(written));
+                for _ in 0..=skip % 4 {
+                    peer.number.next();
+                }
+                let state = StateFlags::from_bits_truncate(state);
+                let flags = ProducerFlags::from_bits_truncate(flags) - ProducerFlags::FAILOVER;
+                let ok = take(&mut connection, &mut seen, &say(&peer, &own, &theirs, flags, state));
+                assert!(ok || !honest, "an honest peer was refused");
+            }
+            Operation::Damaged { wrote, read: reads, bit } => {
+                honest = false;
+                peer.wrote += u64::from(wrote);
+                peer.read += u64::from(reads);
+                peer.number.next();
+                let none = (ProducerFlags::empty(), StateFlags::empty());
+                let mut bytes = say(&peer, &own, &theirs, none.0, none.1);
+                bytes[usize::from(bit / 8) % CDC_LEN] ^= 1 << (bit % 8);
+                take(&mut connection, &mut seen, &bytes);
+            }
+            Operation::Validation { number } => {
+                let cdc = Cdc {
+                    sequence: number,
+                    producer_flags: ProducerFlags::FAILOVER,
+                    ..Cdc::default()
+                };
+                let before = (connection, seen);
+                take(&mut connection, &mut seen, &cdc.emit());
+                assert_eq!((connection, seen), before, "a validation moves nothing");
+            }
+            Operation::Write { n } => {
+                let sender = &mut connection.sender;
+                let spans = sender.spans(n.into());
+                check(&theirs, spans);
+                let n = spans[0].len + spans[1].len;
+                assert_eq!(sender.advance(n, false), n);
+                written += u64::from(n);
+                let number = log.post(sender.cursor());
+                assert_eq!(number, log.last());
+                assert!(log.on_the_way() <= MAX_POSTED);
+            }
+            Operation::Read { n } => {
+                let spans = connection.receiver.spans(n.into());
+                check(&own, spans);
+                read += u64::from(spans[0].len + spans[1].len);
+                let _ = connection.receiver.consume(n.into());
+                connection.on_published();
+            }
+            Operation::Completed { number } => {
+                log.completed(number);
+            }
+            Operation::CompletedBack { back } => {
+                log.completed(log.last().wrapping_sub(back.into()));
+            }
+            Operation::FailOver => {
+                let sender = &connection.sender;
+                let resume =
+                    log.fail_over(sender.cursor(), sender.consumed()).expect("own cursors");
+                check(&theirs, resume.spans);
+                assert!(resume.spans[0].len + resume.spans[1].len <= sender.in_flight());
+                assert_eq!(log.on_the_way(), 0);
+                let validation = resume.validation(7);
+                assert!(Sequence::has_seen(&at(log.last()), validation.sequence));
+            }
+            Operation::FailOverAt { producer, consumed } => {
+                let mut log = log;
+                let of = |(wrap, count)| Cursor { wrap, count };
+                if let Ok(resume) = log.fail_over(of(producer), of(consumed)) {
+                    check(&theirs, resume.spans);
+                }
+            }
+        }
+        assert!(connection.sender.in_flight() <= theirs.len());
+        assert!(connection.receiver.available() <= own.len());
+        assert!(connection.receiver.peer_window() <= own.len());
+    }
+});
+
+/// Numbers up to this one were seen.
+fn at(last: u16) -> Sequence {
+    let mut seen = Sequence::new();
+    for number in [last / 3, last / 3 * 2, last] {
+        seen.judge(number);
+    }
+    seen
+}
+
+fn say(
+    peer: &Peer,
+    own: &Ring,
+    theirs: &Ring,
+    producer_flags: ProducerFlags,
+    state_flags: StateFlags,
+) -> [u8; CDC_LEN] {
+    Cdc {
+        sequence: peer.number.last(),
+        token: 7,
+        producer: cursor(own, peer.wrote),
+        consumer: cursor(theirs, peer.read),
+        producer_flags,
+        state_flags,
+    }
+    .emit()
+}
+
+/// As an adapter takes a message; false if the connection has to be reset.
+fn take(connection: &mut Connection, seen: &mut Sequence, bytes: &[u8]) -> bool {
+    let Ok(cdc) = Cdc::parse(bytes) else { return true };
+    if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
+        match judge(seen, cdc.sequence) {
+            Verdict::Intact => assert!(seen.has_seen(cdc.sequence)),
+            Verdict::Lost { sent, seen: last } => {
+                assert!(sent == cdc.sequence && last == seen.last() && sent != last);
+            }
+        }
+        return true;
+    }
+    if seen.judge(cdc.sequence) == Order::Old {
+        return true;
+    }
+    let producer = ProducerWord { cursor: cdc.producer };
+    let (cursor, producer_flags, state_flags) = (cdc.consumer, cdc.producer_flags, cdc.state_flags);
+    let consumer = ConsumerWord { cursor, producer_flags, state_flags };
+    match connection.on_control(producer, consumer, false) {
+        Ok(delivery) => {
+            assert!(delivery.arrival.bytes <= connection.receiver.ring().len());
+            true
+        }
+        Err(_) => {
+            connection.close.on(Event::Abort);
+            false
+        }
+    }
+}
