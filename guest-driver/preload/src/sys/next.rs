@@ -42,9 +42,11 @@ macro_rules! next {
         let known = $crate::sys::hooks::real::$name.get();
         match known {
             Some(function) => {
-                // SAFETY: libc's function of this name has this type.
-                let function: unsafe extern "C" fn($($type),*) -> $result =
-                    unsafe { std::mem::transmute(function) };
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                let function = {
+                    // SAFETY: libc's function of this name has this type.
+                    unsafe { std::mem::transmute::<*mut libc::c_void, Function>(function) }
+                };
                 // SAFETY: the program's arguments, unchanged.
                 unsafe { function($($arg),*) }
             }

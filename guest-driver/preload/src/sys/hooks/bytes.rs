@@ -152,7 +152,7 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> 
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_mut() }?;
     // SAFETY: the program's list.
-    let rooms = match unsafe { user::rooms(header.msg_iov, header.msg_iovlen as usize) } {
+    let rooms = match unsafe { user::rooms(header.msg_iov, header.msg_iovlen) } {
         Ok(rooms) => rooms,
         Err(error) => return Some(Err(error)),
     };
@@ -172,7 +172,7 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_ref() }?;
     // SAFETY: the program's list.
-    match unsafe { user::pieces(header.msg_iov, header.msg_iovlen as usize) } {
+    match unsafe { user::pieces(header.msg_iov, header.msg_iovlen) } {
         Ok(pieces) => send_from(fd, pieces, flags),
         Err(error) => Some(Err(error)),
     }
@@ -211,7 +211,7 @@ unsafe fn forget_received(message: *const msghdr) {
         while let Some(control) = at.as_ref() {
             if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
                 let list = libc::CMSG_DATA(at).cast::<c_int>();
-                let n = (control.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for i in 0..n {
                     crate::fds::fresh(list.add(i).read_unaligned());
                 }
