@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use guest_driver::rendezvous::Mode;
 use guest_driver::transport::pci;
 use guest_driver::{Config, DataPath, Rnics, Stack, statistics, verbs};
 use smc_core::wire::ids::Eid;
@@ -45,6 +46,12 @@ pub(crate) struct StackArgs {
     /// Versions of SMC-R that are offered and accepted.
     #[arg(long, value_enum, value_name = "VERSIONS", default_value_t = Versions::Both)]
     pub(crate) smcr: Versions,
+
+    /// How peers are found that speak SMC. By TCP option 254 it takes CAP_BPF and CAP_NET_ADMIN ("smc
+    /// doctor" tells).
+    #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS",
+          default_value_t = RendezvousArg::Off)]
+    pub(crate) rendezvous: RendezvousArg,
 
     /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
@@ -95,6 +102,27 @@ impl From<PathArg> for DataPath {
     }
 }
 
+/// How peers are found, as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RendezvousArg {
+    /// Servers are taken to speak SMC; clients are known by their first bytes.
+    Off,
+    /// By TCP option 254 where that can be had, else as "off".
+    Auto,
+    /// By TCP option 254; without it connections are TCP.
+    Required,
+}
+
+impl From<RendezvousArg> for Mode {
+    fn from(how: RendezvousArg) -> Mode {
+        match how {
+            RendezvousArg::Off => Mode::Off,
+            RendezvousArg::Auto => Mode::Auto,
+            RendezvousArg::Required => Mode::Required,
+        }
+    }
+}
+
 impl StackArgs {
     /// Opens the device, by default the one called `name`.
     ///
@@ -113,6 +141,7 @@ impl StackArgs {
         let device = self.device.clone().unwrap_or_else(|| default_device(name));
         let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
+        config.rendezvous = self.rendezvous.into();
         config.smcr.pnet.clone_from(&self.pnet);
         config.smcr.v1 = self.smcr != Versions::V2;
         config.smcr.v2 = self.smcr != Versions::V1;
