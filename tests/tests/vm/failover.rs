@@ -66,7 +66,7 @@ fn guests(bed: &Bed) -> [Guest; 2] {
 fn survives(server: &str, client: &str, loss: Loss) {
     let bed = Bed::new();
     let [a, b] = guests(&bed);
-    let limit = Duration::from_secs(1200);
+    let limit = Duration::from_secs(600);
     let command = ["smc-test-peer", "interop", "serve", server, "0.0.0.0:5000"];
     let mut serves = a.spawn(Run::from(command).within(limit));
     assert_eq!(serves.line(), "ready");

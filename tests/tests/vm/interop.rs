@@ -5,6 +5,8 @@
 //! `smc_tests::interop`) for each pair of ends. A line is printed per cell. For each connection the
 //! kernel is asked whether SMC-R carried it.
 
+use std::fs::File;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use smc_tests::eventually;
@@ -65,6 +67,7 @@ struct Field<'a> {
     /// A further option.
     idle: &'static str,
     failed: Vec<String>,
+    lines: File,
     _bed: Bed,
 }
 
@@ -96,7 +99,8 @@ impl<'a> Field<'a> {
                 Kernel::V1 => {}
             }
         }
-        Field { setup, a, b, idle: "", failed: Vec::new(), _bed: bed }
+        let lines = File::create(bed.log("cells.txt")).unwrap();
+        Field { setup, a, b, idle: "", failed: Vec::new(), lines, _bed: bed }
     }
 
     /// Adapters without link groups.
@@ -126,7 +130,7 @@ impl<'a> Field<'a> {
     fn serve(&self, side: Side) -> Job {
         let address = format!("0.0.0.0:{PORT}");
         let run = Run::from(["smc-test-peer", "interop", "serve", &self.who(side), &address]);
-        let mut server = self.a.spawn(run.within(Duration::from_secs(900)));
+        let mut server = self.a.spawn(run.within(Duration::from_secs(300)));
         assert_eq!(server.line(), "ready");
         server
     }
@@ -143,7 +147,7 @@ impl<'a> Field<'a> {
     fn talk(&self, side: Side) -> Job {
         let address = format!("{}:{PORT}", self.a.ip());
         let run = Run::from(["smc-test-peer", "interop", "talk", &self.who(side), &address]);
-        self.b.spawn(run.open_stdin().within(Duration::from_secs(900)))
+        self.b.spawn(run.open_stdin().within(Duration::from_secs(300)))
     }
 
     /// Checks that SMC-R of this version carried what a report is about.
@@ -173,6 +177,8 @@ impl<'a> Field<'a> {
         };
         let line = format!("{:<16} {pair:<27} {cell:<20} {word:<6} {text}", self.setup.name);
         println!("{line}");
+        // So that they are there while the test goes on, and if it hangs.
+        let _ = writeln!(self.lines, "{line}");
         if result.is_err() {
             self.failed.push(line);
         }
@@ -289,7 +295,7 @@ fn cells(field: &mut Field<'_>, sides: [Side; 2]) {
         if kill_client {
             client = field.talk(sides[1]);
         } else {
-            server = field.serve(sides[0]);
+            server = field.serve_again(sides[0], server);
         }
         let result = cell(field, [&mut server, &mut client], "ping 1000 13");
         let result = result.map(|(here, _)| format!("{} ms", here.millis));
