@@ -226,12 +226,16 @@ fn answer(sock: &Ref, fd: c_int, tcp: TcpStream, opening: Opening, patient: bool
     }
 }
 
+/// Stack of the library's own threads, bytes. The first of them opens the device; without
+/// optimisation its queues go through many large frames.
+pub(crate) const STACK: usize = 8 << 20;
+
 /// Goes on in a thread of its own.
 fn hand_over(sock: &Ref, fd: c_int, job: impl FnOnce(&Ref, c_int) + Send + 'static) {
     let theirs = sock.clone();
     let made = std::thread::Builder::new()
         .name("smc-handshake".into())
-        .stack_size(1 << 20)
+        .stack_size(STACK)
         .spawn(move || job(&theirs, fd));
     if let Err(error) = made {
         finish(sock, fd, Err(error));

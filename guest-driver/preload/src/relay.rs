@@ -20,6 +20,7 @@ use std::time::Duration;
 use guest_driver::SmcStream;
 use rustix::event::{PollFd, PollFlags};
 
+use crate::decide::STACK;
 use crate::epoll::{self, Sleeper};
 use crate::sock::{Socket, State};
 use crate::sys::raw;
@@ -155,7 +156,7 @@ pub(crate) fn in_parent() {
         // Without a thread the child's calls end with an end of data.
         let _ = std::thread::Builder::new()
             .name("smc-relay".into())
-            .stack_size(1 << 20)
+            .stack_size(STACK)
             .spawn(move || await_child(list, &ask, &life));
     });
 }
@@ -201,7 +202,7 @@ fn start(offer: Offer) {
     }
     drop(far);
     let _ =
-        std::thread::Builder::new().name("smc-relay".into()).stack_size(1 << 20).spawn(move || {
+        std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
             if let Some(stream) = sock.stream().and_then(Socket::smc) {
                 let _ = carry(stream, &near);
             }
