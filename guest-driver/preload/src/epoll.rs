@@ -24,6 +24,11 @@ const KERNEL_PAUSE: Duration = Duration::from_micros(200);
 /// How often a thread looks whether it may look connections up itself, while another one does.
 const TURN: Duration = Duration::from_millis(5);
 
+/// Longest sleep without a look at the connections.
+const TRUSTING: Duration = Duration::from_millis(20);
+/// The same in a set where a wake failed to come.
+const WARY: Duration = Duration::from_micros(500);
+
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
 const PRI: u32 = libc::EPOLLPRI as u32;
@@ -45,6 +50,8 @@ pub(crate) struct Set {
     /// Threads that wait in the kernel for the set as it was without SMC connections.
     in_kernel: AtomicUsize,
     sleeper: std::sync::OnceLock<Sleeper>,
+    /// There was news that nobody was woken for.
+    overslept: AtomicBool,
 }
 
 /// How the waiting thread sleeps.
@@ -90,6 +97,7 @@ struct Inner {
     /// Where the next look begins, so that nobody starves.
     first: usize,
     ask_kernel: Option<Instant>,
+    ask_tcp: Option<Instant>,
 }
 
 /// An SMC connection in a set. The reference keeps it as long as the registration lasts, which ends
@@ -188,6 +196,7 @@ impl Set {
             busy: AtomicBool::new(false),
             in_kernel: AtomicUsize::new(0),
             sleeper: std::sync::OnceLock::new(),
+            overslept: AtomicBool::new(false),
         }
     }
 
@@ -389,6 +398,9 @@ impl Set {
             let now = Instant::now();
             if n == 0 || inner.ask_kernel.is_none_or(|at| now >= at) {
                 inner.ask_kernel = Some(now + KERNEL_PAUSE);
+                if let Some((_, stream)) = inner.members.first().and_then(Member::stream) {
+                    stream.tend();
+                }
                 drop(inner);
                 if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
                     let found = crate::sys::epoll_wait(set, rest, Some(Duration::ZERO))?;
@@ -422,6 +434,17 @@ impl Set {
         }
     }
 
+    /// Once a second: whether to look at the TCP connections underneath.
+    fn tcp_due(&self) -> bool {
+        let mut inner = self.lock();
+        let now = Instant::now();
+        let due = inner.ask_tcp.is_none_or(|at| now >= at);
+        if due {
+            inner.ask_tcp = Some(now + Duration::from_secs(1));
+        }
+        due
+    }
+
     fn sleep(&self, sleeper: &Sleeper, count: u32, left: Option<Duration>) -> Woken {
         let inner = self.lock();
         let streams = || inner.members.iter().filter_map(|m| Some((m, m.stream()?.1)));
@@ -434,13 +457,22 @@ impl Set {
         let any = inner.members.first().map(|member| member.sock.clone());
         drop(inner);
         let stream = any.as_ref().and_then(|sock| sock.stream()).and_then(Socket::smc);
-        let timeout = left.unwrap_or(Duration::MAX);
+        // Wakes are the device's affair. Where one failed to come, the next may, too: it is looked for
+        // now and then.
+        let nap = if self.overslept.load(Ordering::Relaxed) { WARY } else { TRUSTING };
+        let timeout = left.unwrap_or(Duration::MAX).min(nap);
         let begun = Instant::now();
         use std::os::fd::AsFd;
         let woken = sleeper.watch.sleep(stream, count, timeout, sleeper.outer.as_fd());
         sleeper.watch.clear_bell();
+        let late = self.tcp_due();
         let inner = self.lock();
-        let late = begun.elapsed() >= Duration::from_millis(900);
+        if sleeper.watch.count() == count
+            && begun.elapsed() >= timeout
+            && inner.members.iter().any(Member::has_news)
+        {
+            self.overslept.store(true, Ordering::Relaxed);
+        }
         for (_, stream) in inner.members.iter().filter_map(|m| Some((m, m.stream()?.1))) {
             stream.disarm();
             if late {

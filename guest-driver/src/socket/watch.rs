@@ -182,6 +182,14 @@ impl SmcStream {
         }
     }
 
+    /// Takes what the device has to tell, if nobody else does: for callers that find enough to do
+    /// without ever sleeping, so that its records do not pile up. Costs a look at the clock.
+    pub fn tend(&self) {
+        if let Some(conn) = self.conn() {
+            conn.hub().glance();
+        }
+    }
+
     /// Looks whether the TCP connection underneath was reset. Worth doing once a second.
     pub fn look_at_tcp(&self) {
         if let Some(conn) = self.conn() {
