@@ -71,26 +71,31 @@ fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
 const LONG: Duration = Duration::from_secs(900);
 
 #[test]
+#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_by_ipv4() {
     passes_over_rdma("::far::rdma::", 1, false);
 }
 
 #[test]
+#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_by_ipv6() {
     passes_over_rdma("::far::rdma::", 1, true);
 }
 
 #[test]
+#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_with_two_rnics_and_the_server_here() {
     passes_over_rdma("::far::turned::rdma::", 2, false);
 }
 
 #[test]
+#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_version_1_by_ipv4() {
     passes_over_rdma("::far::rdma_v1::", 1, false);
 }
 
 #[test]
+#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_version_1_by_ipv6_with_two_rnics() {
     passes_over_rdma("::far::rdma_v1::", 2, true);
 }
