@@ -200,9 +200,11 @@ impl LinkGroup {
         Ok(())
     }
 
-    /// Server: a new attempt at redundancy follows the loss of a link.
+    /// Server: a new attempt at redundancy follows the loss of a link. One that was never confirmed
+    /// was such an attempt, and the next one has its time already.
     pub(super) fn redundancy_lost(&mut self) {
-        if self.is_server() && self.was_usable && self.full_links() == 1 {
+        let pending = self.retry_at.is_some();
+        if self.is_server() && self.was_usable && !pending && self.full_links() == 1 {
             self.add_wanted = true;
         }
     }

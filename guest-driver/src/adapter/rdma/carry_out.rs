@@ -8,7 +8,7 @@ use smc_core::link_group::{
     Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
 };
 
-use super::group::{Core, Group, Status};
+use super::group::{Core, Group, Input, Status};
 use super::link::{Link, Path};
 use crate::verbs::VerbsError;
 
@@ -43,10 +43,7 @@ impl Group {
                 }
             }
             Output::ConnectLink { link, remote, mtu } => {
-                let remote = RemoteEnd { mtu, ..remote };
-                if let Err(error) = self.connect(core, link, remote) {
-                    self.refuse(core, link, &error);
-                }
+                self.connect(core, link, RemoteEnd { mtu, ..remote });
             }
             // A queue pair is brought to RTS as soon as it knows its peer.
             Output::ActivateLink { .. } => {}
@@ -114,14 +111,26 @@ impl Group {
         Ok(())
     }
 
-    fn connect(&self, core: &Core, key: LinkKey, remote: RemoteEnd) -> Result<(), VerbsError> {
-        let direct = core
-            .machine
-            .as_ref()
-            .and_then(|machine| machine.link(key))
-            .is_none_or(|link| link.rnic.direct);
-        let link = find(core, key).ok_or_else(|| VerbsError::Gone("link".into()))?;
-        link.connect(remote, direct)
+    /// Connects a link on a thread of its own: that may take the network about a second, if the
+    /// peer's port does not answer, and others have their messages to send meanwhile. What is to be
+    /// sent on the link waits until it is connected.
+    fn connect(self: &Arc<Self>, core: &Core, key: LinkKey, remote: RemoteEnd) {
+        let machine = core.machine.as_ref();
+        let direct = machine.and_then(|machine| machine.link(key)).is_none_or(|l| l.rnic.direct);
+        let Some(link) = find(core, key).cloned() else { return };
+        let group = self.clone();
+        let connect = move || match link.connect(remote, direct) {
+            Ok(()) => link.send_llc(),
+            Err(error) => {
+                tracing::debug!(group = group.number(), link = key.get(), %error, "no link");
+                group.put(Input::Failed(key, Cause::Setup));
+            }
+        };
+        let thread = std::thread::Builder::new().name("smc-link".into());
+        if let Err(error) = thread.spawn(connect) {
+            tracing::debug!(%error, "no thread");
+            self.put(Input::Failed(key, Cause::Setup));
+        }
     }
 
     /// The peer may write to other memory under that key any time: connections that use it have

@@ -178,6 +178,10 @@ impl Link {
         *lock(&self.peer) = Some(remote);
         // It was taken out of `young` above, so this is the first.
         let _ = self.ready.set(qp);
+        if self.is_dead() {
+            // It was given up meanwhile.
+            self.stop();
+        }
         Ok(())
     }
 
@@ -344,7 +348,8 @@ impl Link {
         self.send_llc();
     }
 
-    fn send_llc(&self) {
+    /// Sends the LLC messages that wait, as far as there is room.
+    pub(crate) fn send_llc(&self) {
         let mut llc = lock(&self.llc);
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else { return };
         while let Some(slot) = llc.next(|| self.slots.take_llc()) {
