@@ -8,7 +8,7 @@
 //!
 //! What the exported functions may do is little: the program may be in the middle of a fork, in a
 //! signal handler, before `main` or after the end of its thread. A descriptor that is not ours costs
-//! one load. [`sys`] has the exported functions and all that is `unsafe`.
+//! one load. `sys` has the exported functions and all that is `unsafe`.
 #![warn(missing_docs)]
 
 mod config;

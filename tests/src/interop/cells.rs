@@ -15,7 +15,7 @@ use crate::bytes;
 ///
 /// Besides there are `hold` (bytes there and back, then both ends wait for the other's end), `flood`
 /// (the client sends until that fails), `pour` (the server does), `many` and `connects` (see
-/// [`super::programs`]), and two that measure and do not look at the bytes: `stream` and `rounds` (so
+/// `programs`), and two that measure and do not look at the bytes: `stream` and `rounds` (so
 /// many messages of 64 bytes there and back).
 pub const CELLS: [(&str, &str); 8] = [
     ("ping", "bytes there and back"),

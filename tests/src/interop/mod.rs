@@ -7,7 +7,7 @@
 //! ```
 //!
 //! WHO is `tcp`, `linux` or `rust`, the last one with options: `rust:v1,links=1` (see [`Net::new`]).
-//! An order is the name of a cell, see [`cells`], a number of bytes, and a seed of their pattern.
+//! An order is the name of a cell, see `cells`, a number of bytes, and a seed of their pattern.
 //! It opens a connection, on which the server is told the order, and both do their halves. Reports
 //! are [`Report`]s as JSON lines.
 
