@@ -288,6 +288,8 @@ impl Session {
     /// device only when a good buffer is in hand.
     pub(super) fn serve_events(&self, scratch: &mut Scratch) {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return };
+        // Asked first: what is delayed now and falls due before the next line is served by it.
+        let delay = self.device.next_event_in();
         if self.device.has_events() {
             let turn = take_turn(self, ring, EVENTS, |queue, memory| {
                 self.one_event(queue, memory, &mut scratch.chain)
@@ -296,7 +298,7 @@ impl Session {
                 self.look_again(0, EVENT_QUEUE);
             }
         }
-        if let Some(delay) = self.device.next_event_in() {
+        if let Some(delay) = delay {
             self.wake_later(delay);
         }
     }
@@ -340,7 +342,15 @@ impl Session {
         chain: &mut Chain,
     ) -> Result<Step, ChainError> {
         if !self.device.has_events() {
-            return Ok(Step::Later);
+            if let Some(delay) = self.device.next_event_in() {
+                self.wake_later(delay);
+                return Ok(Step::Later);
+            }
+            // A wake that was delayed at the first look may have fallen due by the second: nobody
+            // else would ask for it any more.
+            if !self.device.has_events() {
+                return Ok(Step::Later);
+            }
         }
         if !chain.pop(queue, memory)? {
             return Ok(Step::Empty);
@@ -350,7 +360,9 @@ impl Session {
             return Err(ChainError::Unreachable { head: chain.head() });
         }
         let Some(record) = self.device.next_event() else {
+            // Somebody else took it, or it is delayed after all.
             queue.go_to_previous_position();
+            self.look_again(0, EVENT_QUEUE);
             return Ok(Step::Later);
         };
         let len = chain.write(memory, &record)?;

@@ -19,7 +19,7 @@ use crate::session;
 use crate::sock::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
 use crate::sys::table::{self, Ref};
-use crate::{epoll, relay, status};
+use crate::{registrations, relay, status};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,7 +283,7 @@ fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
 
 fn finish_tcp(sock: &Ref, fd: c_int) {
     let Some(socket) = sock.stream() else { return };
-    epoll::moved(sock, socket, State::Tcp);
+    registrations::moved(sock, socket, State::Tcp);
     socket.decide(State::Tcp);
     table::remove_if(fd, sock);
 }
@@ -312,7 +312,7 @@ fn finish(sock: &Ref, fd: c_int, result: io::Result<SmcStream>) {
                 let _ = stream.set_oob_inline(true);
             }
             socket.set_stream(stream);
-            epoll::moved(sock, socket, State::Smc);
+            registrations::moved(sock, socket, State::Smc);
             socket.decide(State::Smc);
         }
         Err(error) => {
@@ -321,7 +321,7 @@ fn finish(sock: &Ref, fd: c_int, result: io::Result<SmcStream>) {
             if table::get(fd).is_some_and(|now| now.is(sock)) {
                 raw::disconnect(fd);
             }
-            epoll::moved(sock, socket, State::Broken);
+            registrations::moved(sock, socket, State::Broken);
             socket.decide(State::Broken);
         }
     }

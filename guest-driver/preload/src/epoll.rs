@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Look, Seen, SmcStream, Watch, Woken};
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::session;
-use crate::sock::{Registration, Socket, State, Target};
+use crate::sock::{Registration, Socket, Target};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
+use crate::{registrations, session};
 
 /// How long a busy set leaves the kernel unasked.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);
@@ -28,6 +27,8 @@ const TURN: Duration = Duration::from_millis(5);
 const TRUSTING: Duration = Duration::from_millis(20);
 /// The same in a set where a wake failed to come.
 const WARY: Duration = Duration::from_micros(500);
+/// So many sleeps of a set are short after that.
+const WARY_SLEEPS: usize = 256;
 
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
@@ -50,8 +51,8 @@ pub(crate) struct Set {
     /// Threads that wait in the kernel for the set as it was without SMC connections.
     in_kernel: AtomicUsize,
     sleeper: std::sync::OnceLock<Sleeper>,
-    /// There was news that nobody was woken for.
-    overslept: AtomicBool,
+    /// There was news that nobody was woken for: so many sleeps are short ones.
+    overslept: AtomicUsize,
 }
 
 /// How the waiting thread sleeps.
@@ -182,7 +183,7 @@ pub(crate) fn flags(look: Look) -> u32 {
 }
 
 /// The set of a descriptor, made known if need be; `None`: it is nothing that we know of.
-fn set_of(fd: c_int) -> Option<Ref> {
+pub(crate) fn set_of(fd: c_int) -> Option<Ref> {
     table::get(fd).filter(|found| found.set().is_some())
 }
 
@@ -196,7 +197,7 @@ impl Set {
             busy: AtomicBool::new(false),
             in_kernel: AtomicUsize::new(0),
             sleeper: std::sync::OnceLock::new(),
-            overslept: AtomicBool::new(false),
+            overslept: AtomicUsize::new(0),
         }
     }
 
@@ -222,7 +223,7 @@ impl Set {
     }
 
     /// Adds a connection to those that are looked up. `false`: the kernel must do it.
-    fn add(&self, set: c_int, sock: &Ref, registration: &Registration) -> bool {
+    pub(crate) fn add(&self, set: c_int, sock: &Ref, registration: &Registration) -> bool {
         if self.native.load(Ordering::SeqCst) || sock.stream().is_none_or(Socket::is_foreign) {
             return false;
         }
@@ -264,7 +265,7 @@ impl Set {
         std::ptr::from_ref(self) as u64
     }
 
-    fn modify(&self, fd: c_int, events: u32, data: u64) {
+    pub(crate) fn modify(&self, fd: c_int, events: u32, data: u64) {
         if let Some(member) = self.lock().members.iter_mut().find(|member| member.fd == fd) {
             (member.events, member.data) = (events, data);
             (member.quiet, member.told) = (None, None);
@@ -272,7 +273,7 @@ impl Set {
         self.wake();
     }
 
-    fn remove(&self, fd: c_int) -> Option<Registration> {
+    pub(crate) fn remove(&self, fd: c_int) -> Option<Registration> {
         let mut inner = self.lock();
         let at = inner.members.iter().position(|member| member.fd == fd)?;
         let member = inner.members.swap_remove(at);
@@ -303,7 +304,7 @@ impl Set {
             if let Some(now) = self.remove(fd) {
                 known.events = now.events;
             }
-            known.target = put(self, set, &sock, socket, known);
+            known.target = registrations::put(self, set, &sock, socket, known);
         }
     }
 
@@ -459,7 +460,10 @@ impl Set {
         let stream = any.as_ref().and_then(|sock| sock.stream()).and_then(Socket::smc);
         // Wakes are the device's affair. Where one failed to come, the next may, too: it is looked for
         // now and then.
-        let nap = if self.overslept.load(Ordering::Relaxed) { WARY } else { TRUSTING };
+        let wary = self.overslept.load(Ordering::Relaxed);
+        let nap = if wary > 0 { WARY } else { TRUSTING };
+        // One thread at a time is here.
+        self.overslept.store(wary.saturating_sub(1), Ordering::Relaxed);
         let timeout = left.unwrap_or(Duration::MAX).min(nap);
         let begun = Instant::now();
         use std::os::fd::AsFd;
@@ -471,7 +475,7 @@ impl Set {
             && begun.elapsed() >= timeout
             && inner.members.iter().any(Member::has_news)
         {
-            self.overslept.store(true, Ordering::Relaxed);
+            self.overslept.store(WARY_SLEEPS, Ordering::Relaxed);
         }
         for (_, stream) in inner.members.iter().filter_map(|m| Some((m, m.stream()?.1))) {
             stream.disarm();
@@ -510,117 +514,6 @@ fn left_of(end: Option<Instant>) -> Option<Duration> {
     end.map(|end| end.saturating_duration_since(Instant::now()))
 }
 
-/// Puts a registration where the state of its socket wants it.
-fn place(sock: &Ref, socket: &Socket, registration: &Registration, state: State) -> Target {
-    let Registration { set, fd, events, data, .. } = *registration;
-    match state {
-        State::Undecided | State::Deciding => Target::Nothing,
-        State::Fresh | State::Tcp | State::Broken | State::Relayed => {
-            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
-            Target::Native
-        }
-        State::Smc => match set_of(set).as_ref().and_then(|found| found.set()) {
-            Some(found) => put(found, set, sock, socket, registration),
-            None => put_object(set, socket, registration),
-        },
-    }
-}
-
-fn put(
-    found: &Set,
-    set: c_int,
-    sock: &Ref,
-    socket: &Socket,
-    registration: &Registration,
-) -> Target {
-    match found.add(set, sock, registration) {
-        true => Target::Shared,
-        false => put_object(set, socket, registration),
-    }
-}
-
-fn put_object(set: c_int, socket: &Socket, registration: &Registration) -> Target {
-    let Some(object) = socket.smc().and_then(|stream| stream.pollable().ok()) else {
-        return Target::Nothing;
-    };
-    let object = object.as_raw_fd();
-    let Registration { events, data, .. } = *registration;
-    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, object, events, data);
-    Target::Object(object)
-}
-
-/// Takes a registration from where it is.
-fn displace(registration: &Registration) {
-    match registration.target {
-        Target::Nothing => {}
-        Target::Native => {
-            let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
-        }
-        Target::Object(object) => {
-            let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, object, 0, 0);
-        }
-        Target::Shared => {
-            if let Some(found) = set_of(registration.set)
-                && let Some(set) = found.set()
-            {
-                set.remove(registration.fd);
-            }
-        }
-    }
-}
-
-/// The socket goes on in another state: its registrations follow.
-pub(crate) fn moved(sock: &Ref, socket: &Socket, state: State) {
-    if state == State::Tcp && socket.registrations().is_empty() {
-        return;
-    }
-    let mut registrations = socket.registrations();
-    for registration in registrations.iter_mut() {
-        displace(registration);
-        registration.target = Target::Nothing;
-        // `smc()` asks for the state, which is told last: the stream is there already.
-        registration.target = match state {
-            State::Smc => Target::Nothing,
-            other => place(sock, socket, registration, other),
-        };
-    }
-    if state == State::Smc {
-        // Told before they are looked up, and under the lock, so that no call comes in between.
-        socket.decide(State::Smc);
-        for registration in registrations.iter_mut() {
-            registration.target = place(sock, socket, registration, State::Smc);
-        }
-    }
-}
-
-/// The connection's registrations leave the sets, for [`enter`].
-pub(crate) fn leave(socket: &Socket) {
-    for registration in socket.registrations().iter_mut() {
-        displace(registration);
-        registration.target = Target::Nothing;
-    }
-}
-
-/// The registrations of `old` are from now on those of the descriptors as the kernel knows them.
-pub(crate) fn enter(old: &Socket, fd: c_int) {
-    for r in socket_of(old, fd) {
-        let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
-    }
-}
-
-/// The registrations of one descriptor.
-fn socket_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
-    socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
-}
-
-/// The last descriptor is being closed: the kernel forgets registrations then, and so do we.
-pub(crate) fn forget(socket: &Socket) {
-    let registrations = std::mem::take(&mut *socket.registrations());
-    for registration in registrations.iter().filter(|r| r.target != Target::Native) {
-        displace(registration);
-    }
-}
-
 /// The set is being closed: sockets forget their registrations in it.
 pub(crate) fn forget_set(found: &Set, set: c_int) {
     loop {
@@ -630,65 +523,6 @@ pub(crate) fn forget_set(found: &Set, set: c_int) {
         if let Some(socket) = sock.stream() {
             socket.registrations().retain(|r| r.set != set);
         }
-    }
-}
-
-/// `epoll_ctl` on a socket of ours.
-pub(crate) fn control(
-    set: c_int,
-    op: c_int,
-    fd: c_int,
-    sock: &Ref,
-    socket: &Socket,
-    (events, data): (u32, u64),
-) -> Sys {
-    if op == libc::EPOLL_CTL_ADD && socket.state() != State::Fresh {
-        // Most are decided here and now.
-        let verdict = settle(sock, fd, Patience::Moment);
-        if matches!(verdict, Verdict::Tcp | Verdict::Broken) {
-            return raw::epoll_ctl(set, op, fd, events, data);
-        }
-    }
-    let mut registrations = socket.registrations();
-    let at = registrations.iter().position(|r| r.set == set && r.fd == fd);
-    let state = socket.state();
-    match (op, at) {
-        (libc::EPOLL_CTL_ADD, None) => {
-            let mut new = Registration { set, fd, events, data, target: Target::Nothing };
-            if matches!(state, State::Fresh | State::Tcp | State::Broken) {
-                raw::epoll_ctl(set, op, fd, events, data)?;
-                new.target = Target::Native;
-            } else {
-                new.target = place(sock, socket, &new, state);
-            }
-            registrations.push(new);
-            Ok(0)
-        }
-        (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno(libc::EEXIST)),
-        (_, None) => raw::epoll_ctl(set, op, fd, events, data),
-        (libc::EPOLL_CTL_MOD, Some(at)) => {
-            let Some(known) = registrations.get_mut(at) else { return Err(Errno(libc::ENOENT)) };
-            (known.events, known.data) = (events, data);
-            match known.target {
-                Target::Nothing => Ok(0),
-                Target::Native => raw::epoll_ctl(set, op, fd, events, data),
-                Target::Object(object) => raw::epoll_ctl(set, op, object, events, data),
-                Target::Shared => {
-                    if let Some(found) = set_of(set)
-                        && let Some(set) = found.set()
-                    {
-                        set.modify(fd, events, data);
-                    }
-                    Ok(0)
-                }
-            }
-        }
-        (libc::EPOLL_CTL_DEL, Some(at)) => {
-            let known = registrations.swap_remove(at);
-            displace(&known);
-            Ok(0)
-        }
-        _ => Err(Errno(libc::EINVAL)),
     }
 }
 

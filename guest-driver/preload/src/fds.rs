@@ -7,7 +7,7 @@ use crate::decide::{Patience, Verdict, settle};
 use crate::sock::{Sock, Socket, State};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{epoll, fork};
+use crate::{epoll, fork, registrations};
 
 /// A descriptor is about to be closed.
 pub(crate) fn closing(fd: c_int) {
@@ -20,7 +20,7 @@ pub(crate) fn closing(fd: c_int) {
     }
     match &*sock {
         Sock::Stream(socket) => {
-            epoll::forget(socket);
+            registrations::forget(socket);
             // A call of another thread still refers to it, and the process may end before that does:
             // the peer has to hear of the end all the same.
             if sock.is_in_use()

@@ -18,6 +18,7 @@ mod fds;
 mod fork;
 mod io;
 mod poll;
+mod registrations;
 mod relay;
 mod session;
 mod sock;

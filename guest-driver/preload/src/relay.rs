@@ -21,7 +21,8 @@ use guest_driver::SmcStream;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::decide::STACK;
-use crate::epoll::{self, Sleeper};
+use crate::epoll::Sleeper;
+use crate::registrations;
 use crate::sock::{Socket, State};
 use crate::sys::raw;
 use crate::sys::table::{self, Ref};
@@ -189,7 +190,7 @@ fn start(offer: Offer) {
         let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
         let names = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, FLOOR).map_or(-1, |fd| fd as c_int);
-        epoll::leave(socket);
+        registrations::leave(socket);
         let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
         let _ = raw::dup3(far.as_raw_fd(), fd, flag);
         let _ = raw::fcntl(fd, libc::F_SETFL, flags);
@@ -198,7 +199,7 @@ fn start(offer: Offer) {
         relayed.relay(names);
         relayed.ask_once();
         drop(table::install(fd, crate::sock::Sock::Stream(relayed)));
-        epoll::enter(socket, fd);
+        registrations::enter(socket, fd);
     }
     drop(far);
     let _ =

@@ -11,7 +11,7 @@ use crate::session;
 use crate::sock::{Role, Sock, Socket, State};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{epoll, fork};
+use crate::{fork, registrations};
 
 /// How long `connect` of a blocking socket waits for the server's program. If that takes longer the
 /// connection stays undecided: TCP would have accepted it as well.
@@ -120,7 +120,7 @@ pub(crate) fn connect(
 }
 
 fn start(sock: &Ref, socket: &Socket) {
-    epoll::moved(sock, socket, State::Undecided);
+    registrations::moved(sock, socket, State::Undecided);
     socket.advance(State::Fresh, State::Undecided);
 }
 

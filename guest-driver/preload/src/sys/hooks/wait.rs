@@ -9,7 +9,7 @@ use crate::sys::next::next;
 use crate::sys::raw::Sys;
 use crate::sys::table;
 use crate::sys::user::{self, done};
-use crate::{epoll, fds};
+use crate::{epoll, fds, registrations};
 
 /// The program's list.
 ///
@@ -172,7 +172,7 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 // SAFETY: the program's event; packed, so it is copied.
                 let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
                 let event = event.map_or((0, 0), |event| (event.events, event.u64));
-                return done(epoll::control(set, op, fd, &sock, socket, event)) as c_int;
+                return done(registrations::control(set, op, fd, &sock, socket, event)) as c_int;
             }
             // A set in a set: the outer one cannot look into it.
             None => epoll::hand_to_kernel(fd),
