@@ -36,6 +36,14 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// What the stack does goes to standard error, if `RUST_LOG` is set.
+fn log() {
+    if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_default_env() {
+        let log = tracing_subscriber::fmt().with_env_filter(filter);
+        log.with_writer(std::io::stderr).with_ansi(false).init();
+    }
+}
+
 fn carrier(stream: &SmcStream) -> &'static str {
     if stream.is_smc() { "smc" } else { "tcp" }
 }
@@ -92,8 +100,12 @@ fn work(args: &[&str]) {
             smc_tests::linux::run(args, say);
             std::process::exit(0);
         }
-        ["interop", "serve", who, address] => smc_tests::interop::serve(who, address, say),
+        ["interop", "serve", who, address] => {
+            log();
+            smc_tests::interop::serve(who, address, say);
+        }
         ["interop", "talk", who, address] => {
+            log();
             smc_tests::interop::talk(who, address, say);
             std::process::exit(0);
         }

@@ -77,6 +77,15 @@ fn bulk() -> usize {
     mib.unwrap_or(100) << 20
 }
 
+/// With a log of the own stack in the transcript, if `SMC_INTEROP_LOG` says what it is to have, as
+/// `guest_driver=debug`.
+fn logged(run: Run) -> Run {
+    match std::env::var("SMC_INTEROP_LOG") {
+        Ok(filter) => run.env("RUST_LOG", &filter),
+        Err(_) => run,
+    }
+}
+
 impl<'a> Field<'a> {
     #[track_caller]
     fn new(setup: &'a Setup) -> Field<'a> {
@@ -130,7 +139,7 @@ impl<'a> Field<'a> {
     fn serve(&self, side: Side) -> Job {
         let address = format!("0.0.0.0:{PORT}");
         let run = Run::from(["smc-test-peer", "interop", "serve", &self.who(side), &address]);
-        let mut server = self.a.spawn(run.within(Duration::from_secs(300)));
+        let mut server = self.a.spawn(logged(run).within(Duration::from_secs(300)));
         assert_eq!(server.line(), "ready");
         server
     }
@@ -147,7 +156,7 @@ impl<'a> Field<'a> {
     fn talk(&self, side: Side) -> Job {
         let address = format!("{}:{PORT}", self.a.ip());
         let run = Run::from(["smc-test-peer", "interop", "talk", &self.who(side), &address]);
-        self.b.spawn(run.open_stdin().within(Duration::from_secs(300)))
+        self.b.spawn(logged(run).open_stdin().within(Duration::from_secs(300)))
     }
 
     /// Checks that SMC-R of this version carried what a report is about.
