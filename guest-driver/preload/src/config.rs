@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guest_driver::rendezvous::{Mode, Policy, Verdict};
 use smc_core::wire::ids::Eid;
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
@@ -14,6 +15,14 @@ const EIDS: &str = "SMC_RUN_EIDS";
 const CONNECT: &str = "SMC_RUN_CONNECT";
 /// Which ports accept SMC clients: rules separated by commas; their addresses are the clients'.
 const ACCEPT: &str = "SMC_RUN_ACCEPT";
+/// How peers are found that speak SMC: `off` (if absent), `auto` or `required`.
+const RENDEZVOUS: &str = "SMC_RUN_RENDEZVOUS";
+/// The rendezvous that was passed on, if there is one.
+const OPTION: &str = "SMC_RUN_OPTION";
+/// Why there is none.
+const NO_OPTION: &str = "SMC_RUN_NO_OPTION";
+/// A policy file.
+const POLICY: &str = "SMC_RUN_POLICY";
 /// A directory for a file per process that tells what became of its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
 /// A directory for a socket per process at which others may ask what it has.
@@ -36,6 +45,14 @@ pub(crate) struct Config {
     pub(crate) connect: Vec<Rule>,
     /// Clients, and own ports, that may be on SMC.
     pub(crate) accept: Vec<Rule>,
+    /// How peers are found.
+    pub(crate) rendezvous: Mode,
+    /// The rendezvous that was passed on.
+    pub(crate) option: Option<String>,
+    /// Why there is none.
+    pub(crate) no_option: Option<String>,
+    /// Which connections may be on SMC at all.
+    pub(crate) policy: Policy,
     /// Directory of status files.
     pub(crate) status: Option<PathBuf>,
     /// Directory of statistics sockets.
@@ -92,9 +109,14 @@ impl Rule {
         self.address.is_none()
     }
 
+    /// Whether the rule is about this port.
+    pub(crate) fn has_port(&self, port: u16) -> bool {
+        (self.ports.0..=self.ports.1).contains(&port)
+    }
+
     /// Whether the rule is about this address and port.
     pub(crate) fn matches(&self, ip: IpAddr, port: u16) -> bool {
-        (self.ports.0..=self.ports.1).contains(&port)
+        self.has_port(port)
             && self.address.is_none_or(|(net, bits)| within(ip.to_canonical(), net, bits))
     }
 }
@@ -118,6 +140,16 @@ fn rules(name: &str) -> Vec<Rule> {
     text.split(',').filter(|rule| !rule.is_empty()).filter_map(Rule::parse).collect()
 }
 
+/// The rules for this program. Of a file that cannot be read any more, none lets anything through:
+/// `smc run` has read it, so it was meant to say something.
+fn policy(path: &std::ffi::OsStr) -> Policy {
+    let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
+    match std::env::current_exe() {
+        Ok(program) => policy.of_program(&program),
+        Err(_) => policy,
+    }
+}
+
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
@@ -134,6 +166,14 @@ impl Config {
             eids: eids.split(',').filter_map(|eid| Eid::new(eid).ok()).collect(),
             connect: rules(CONNECT),
             accept: rules(ACCEPT),
+            rendezvous: match std::env::var(RENDEZVOUS).as_deref() {
+                Ok("auto") => Mode::Auto,
+                Ok("required") => Mode::Required,
+                _ => Mode::Off,
+            },
+            option: std::env::var(OPTION).ok(),
+            no_option: std::env::var(NO_OPTION).ok(),
+            policy: std::env::var_os(POLICY).map(|path| policy(&path)).unwrap_or_default(),
             status: std::env::var_os(STATUS).map(PathBuf::from),
             statistics: std::env::var_os(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
@@ -150,6 +190,12 @@ impl Config {
     /// Whether a connection from this client to this own port may be SMC.
     pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
         self.accept.iter().any(|rule| rule.matches(client, port))
+            && self.policy.accept(client, port) == Verdict::Smc
+    }
+
+    /// Whether it matters to servers who the client is.
+    pub(crate) fn looks_at_clients(&self) -> bool {
+        self.policy.looks_at_clients() || !self.accept.iter().all(Rule::is_everyone)
     }
 }
 

@@ -10,11 +10,13 @@ use std::ffi::c_int;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Facts, Greeting, SmcStream};
 use smc_core::wire::clc::{Guess, looks_like_opening};
 
+use crate::option::Proposal;
 use crate::session;
 use crate::sock::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
@@ -97,9 +99,12 @@ pub(crate) fn inherit() {
         fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds {
-        let is_tcp = raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
-            && raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
-        if !is_tcp {
+        if raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+            continue;
+        }
+        if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
+            // Best effort: one that listens already takes a recent kernel, and rights.
+            crate::option::listen(fd);
             continue;
         }
         // Standard input and output may be the same connection.
@@ -141,13 +146,14 @@ fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
     }
     match patience {
         Patience::Forever => {
-            let opening = await_opening(&tcp);
+            let opening = await_opening(&tcp, socket.patience());
             answer(sock, fd, tcp, opening, true);
         }
         // The client's message may be there already, or come at any moment.
         Patience::Moment => match opening(&tcp) {
             Opening::Silence => hand_over(sock, fd, move |sock, fd| {
-                let opening = await_opening(&tcp);
+                let patience = sock.stream().map(Socket::patience).unwrap_or_default();
+                let opening = await_opening(&tcp, patience);
                 answer(sock, fd, tcp, opening, true);
             }),
             opening => answer(sock, fd, tcp, opening, false),
@@ -183,8 +189,7 @@ fn opening(tcp: impl AsFd) -> Opening {
 }
 
 /// Waits for a client's first bytes. One that stays silent is taken for one without SMC.
-fn await_opening(tcp: &TcpStream) -> Opening {
-    let patience = session::config().map(|config| config.detect).unwrap_or_default();
+fn await_opening(tcp: &TcpStream, patience: Duration) -> Opening {
     let end = Instant::now() + patience;
     loop {
         let found = opening(tcp);
@@ -257,8 +262,21 @@ fn propose(sock: &Ref, fd: c_int, tcp: TcpStream) {
     if connects_to_itself(&tcp) {
         return finish_tcp(sock, fd);
     }
+    let ask = sock.stream().and_then(|socket| *lock(&socket.ask));
+    let proposal = match ask.map(|ask| ask.connected(&tcp)) {
+        Some(Ok(proposal)) => proposal,
+        Some(Err(why)) => {
+            status::stays(&tcp, why);
+            return finish_tcp(sock, fd);
+        }
+        None => Proposal { awaited: false },
+    };
     let Some(session) = session::current() else { return finish_tcp(sock, fd) };
-    finish(sock, fd, session.propose(tcp));
+    finish(sock, fd, session.propose(tcp, proposal));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether the server is this very process: it would have to accept while it connects.

@@ -17,6 +17,7 @@ mod epoll;
 mod fds;
 mod fork;
 mod io;
+mod option;
 mod poll;
 mod registrations;
 mod relay;

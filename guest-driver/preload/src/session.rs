@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics};
 
 use crate::config::Config;
+use crate::option::Proposal;
 use crate::sys::raw;
 use crate::{fork, status};
 
 /// What carries out handshakes.
 pub(crate) trait Session: Send + Sync {
     /// Proposes SMC on a connected TCP stream; waits for the answer.
-    fn propose(&self, tcp: TcpStream) -> std::io::Result<SmcStream>;
+    fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream>;
     /// Begins the server's half on an accepted stream.
     fn greet(&self, tcp: TcpStream) -> Greeting;
 }
@@ -32,8 +33,11 @@ struct Local {
 }
 
 impl Session for Local {
-    fn propose(&self, tcp: TcpStream) -> std::io::Result<SmcStream> {
-        SmcStream::upgrade(&self.stack, tcp, None)
+    fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream> {
+        match proposal.awaited {
+            true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
+            false => SmcStream::upgrade(&self.stack, tcp, None),
+        }
     }
 
     fn greet(&self, tcp: TcpStream) -> Greeting {
@@ -85,6 +89,13 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
     let opened: &'static Open = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
     Some(&*opened.session)
+}
+
+/// Whether a device was looked for a moment ago and none was free.
+pub(crate) fn lacks_device() -> bool {
+    raw_current().is_some_and(|open| {
+        open.generation == fork::generation() && !open.has_device && open.tried.elapsed() < RETRY
+    })
 }
 
 fn raw_current() -> Option<&'static Open> {

@@ -10,6 +10,7 @@ use guest_driver::SmcStream;
 
 use crate::epoll::Set;
 use crate::fork;
+use crate::option::Ask;
 use crate::sys::raw;
 
 /// The content of an entry of the table.
@@ -117,6 +118,10 @@ pub(crate) struct Socket {
     asked: AtomicBool,
     /// The last write did not fit: an edge is due when there is room.
     pub(crate) write_blocked: AtomicBool,
+    /// A server: milliseconds that the client may stay silent.
+    patience: AtomicU32,
+    /// A client: how it finds out whether its server speaks SMC.
+    pub(crate) ask: Mutex<Option<Ask>>,
     /// Registrations in epoll sets.
     pub(crate) registrations: Mutex<Vec<Registration>>,
     /// Becomes readable when the connection is decided; for callers of poll.
@@ -138,6 +143,8 @@ impl Socket {
             names: AtomicI32::new(-1),
             asked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
+            patience: AtomicU32::new(0),
+            ask: Mutex::new(None),
             registrations: Mutex::new(Vec::new()),
             decision: OnceLock::new(),
         }
@@ -203,6 +210,17 @@ impl Socket {
             let _ = rustix::io::write(writer, &[1]);
         }
         fd
+    }
+
+    /// How long the client may stay silent before it is taken for one without SMC.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed).into())
+    }
+
+    /// Sets [`Socket::patience`].
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+        self.patience.store(millis, Ordering::Relaxed);
     }
 
     /// Which end it is.

@@ -7,11 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::decide::{Patience, Verdict, settle};
+use crate::option::Reception;
 use crate::session;
 use crate::sock::{Role, Sock, Socket, State};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{fork, registrations};
+use crate::{fork, option, registrations, status};
 
 /// How long `connect` of a blocking socket waits for the server's program. If that takes longer the
 /// connection stays undecided: TCP would have accepted it as well.
@@ -35,8 +36,7 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 
 /// A socket was made.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
-    let wanted = session::config().is_some_and(|config| !config.connect.is_empty());
-    if wanted && is_tcp(domain, kind, protocol) && !fork::borrows_memory() {
+    if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::borrows_memory() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         table::install(fd, Sock::Stream(Socket::new(State::Fresh, Role::Client, nonblocking)));
     }
@@ -55,7 +55,8 @@ pub(crate) fn listening(fd: c_int) {
     }
 }
 
-fn local_address(fd: c_int) -> Option<SocketAddr> {
+/// The address that a socket is bound to.
+pub(crate) fn local_address(fd: c_int) -> Option<SocketAddr> {
     let name = rustix::net::getsockname(crate::sys::borrowed(fd)).ok()?;
     SocketAddr::try_from(name).ok()
 }
@@ -80,20 +81,27 @@ pub(crate) fn connect(
             _ => native(),
         };
     }
-    let wanted = to.is_some_and(|to| session::config().is_some_and(|config| config.connects(to)));
-    if !wanted || raw::option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0 {
+    let fast = raw::option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
+    let ask = to.filter(|_| !fast).and_then(|to| option::before_connect(fd, &to));
+    let Some(ask) = ask else {
         let result = native();
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
-        if wanted || !failed {
+        if fast || !failed {
             // Decided: TCP. After a failure the program may try another address.
             table::remove_if(fd, sock);
         }
         return result;
-    }
+    };
+    *socket.ask.lock().unwrap_or_else(PoisonError::into_inner) = Some(ask);
     let _ = rustix::net::sockopt::set_tcp_quickack(crate::sys::borrowed(fd).as_fd(), false);
     let result = native();
     match result {
         Ok(_) => {
+            if let Err(why) = ask.connected(crate::sys::borrowed(fd)) {
+                status::stays(crate::sys::borrowed(fd), why);
+                table::remove_if(fd, sock);
+                return Ok(0);
+            }
             start(sock, socket);
             settle_for(sock, fd, socket);
             match socket.state() {
@@ -145,15 +153,22 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     }
     // Sockets of other families have no such addresses.
     let Some(local) = local_address(fd) else { return };
-    let all = config.accept.iter().all(|rule| rule.is_everyone());
-    let client: Option<IpAddr> = if all {
+    let client: Option<IpAddr> = if !config.looks_at_clients() {
         Some(local.ip())
     } else {
         let name = rustix::net::getpeername(crate::sys::borrowed(fd)).ok();
         name.flatten().and_then(|name| SocketAddr::try_from(name).ok()).map(|addr| addr.ip())
     };
-    if client.is_some_and(|client| config.accepts(client, local.port())) {
-        table::install(fd, Sock::Stream(Socket::new(State::Undecided, Role::Server, nonblocking)));
+    if !client.is_some_and(|client| config.accepts(client, local.port())) {
+        return;
+    }
+    match option::accepted(crate::sys::borrowed(fd)) {
+        Reception::Plain => status::plain(crate::sys::borrowed(fd)),
+        Reception::Look(patience) => {
+            let socket = Socket::new(State::Undecided, Role::Server, nonblocking);
+            socket.set_patience(patience);
+            table::install(fd, Sock::Stream(socket));
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use guest_driver::Facts;
+use guest_driver::{Facts, Fallback};
 use smc_core::handshake::FallbackReason;
 
 use crate::session;
@@ -73,9 +73,21 @@ pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
     ));
 }
 
+/// TCP option 254 is required and cannot be had.
+pub(crate) fn no_option() {
+    let why = session::config().and_then(|config| config.no_option.as_deref());
+    let why = why.unwrap_or("nobody passed it on");
+    line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
+}
+
 /// A client did not propose SMC.
 pub(crate) fn plain(socket: impl AsFd) {
     decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
+}
+
+/// A client does not propose SMC.
+pub(crate) fn stays(socket: impl AsFd, why: Fallback) {
+    decided(socket, "client", &Facts::Tcp(why));
 }
 
 /// A handshake broke its connection.

@@ -18,6 +18,7 @@ use super::peer::{OwnBuffer, Peer};
 use super::rdma::{Accepting, Refused};
 use super::tcp::{fill, peek, send};
 use super::{Broken, ByRdma, Fabric, Fabrics, Link, LinkD, Outcome};
+use crate::rendezvous::PROPOSAL_PATIENCE;
 
 /// What a server needs for each handshake.
 pub(crate) struct Terms<'a> {
@@ -63,7 +64,8 @@ impl Handshake {
 
     /// Begins to wait for the first bytes of a client that has been told to send a Proposal.
     pub(crate) fn awaited(terms: &Terms<'_>) -> Handshake {
-        Handshake { stage: Stage::Detect, deadline: Instant::now() + terms.patience }
+        let patience = PROPOSAL_PATIENCE.min(terms.patience);
+        Handshake { stage: Stage::Detect, deadline: Instant::now() + patience }
     }
 
     /// When [`Handshake::expire`] is due.

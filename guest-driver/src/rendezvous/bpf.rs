@@ -312,7 +312,7 @@ pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the number is only handed to fcntl(2), which refuses what is no descriptor.
     let theirs = unsafe { BorrowedFd::borrow_raw(number) };
-    Ok(rustix::io::fcntl_dupfd_cloexec(theirs, 3)?)
+    super::out_of_the_way(theirs)
 }
 
 /// Sets a socket option whose value is an `int`.

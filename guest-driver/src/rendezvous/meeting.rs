@@ -5,8 +5,17 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Options, Rendezvous, Unavailable};
+use super::{Options, Policy, Rendezvous, Unavailable};
+
+/// How long a server waits for the first byte of a client that was told to propose.
+///
+/// A client sends its Proposal with the acknowledgement that makes the connection, or a moment later:
+/// this is time for that packet to be lost three times. Only one thing else can keep it away, an option
+/// that was taken off the SYN-ACK but not off the SYN; then this is what the connection costs where the
+/// server is to speak first. Where the client does, its first bytes tell at once.
+pub const PROPOSAL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a stack learns that a peer speaks SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +58,7 @@ pub enum ClientMove {
 /// What a server does on a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerMove {
-    /// A Proposal will come: looks at the first bytes, for as long as any other message may take.
+    /// A Proposal will come: looks at the first bytes, for [`PROPOSAL_PATIENCE`].
     ///
     /// If none has come by then the connection is plain TCP: somebody took the option off the
     /// SYN-ACK, so that the client knows of nothing, and waits for the server to speak first.
@@ -100,9 +109,30 @@ impl Meeting {
         Meeting { mode, rendezvous }
     }
 
+    /// With the rendezvous that the process's parent passed on ([`Rendezvous::pass_on`]), or without
+    /// one if it had none or that is gone.
+    pub fn adopt(mode: Mode, passed: Option<&str>, policy: Policy) -> Meeting {
+        let passed = passed.filter(|_| mode != Mode::Off);
+        let adopted = passed.map(|text| Rendezvous::adopt(text, policy));
+        let rendezvous = match adopted {
+            Some(Ok(rendezvous)) => Ok(rendezvous),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the rendezvous that was passed on is gone");
+                Err(None)
+            }
+            None => Err(None),
+        };
+        Meeting { mode, rendezvous }
+    }
+
     /// With a rendezvous that is there already.
     pub fn with(mode: Mode, rendezvous: Arc<Rendezvous>) -> Meeting {
         Meeting { mode, rendezvous: Ok(rendezvous) }
+    }
+
+    /// How peers are found, if the machine allows it.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// The rendezvous, if there is one.

@@ -43,7 +43,7 @@ mod policy;
 mod program;
 mod unavailable;
 
-pub use meeting::{Asked, ClientMove, Meeting, Mode, Plain, ServerMove};
+pub use meeting::{Asked, ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove};
 pub use policy::{Policy, PolicyError, Verdict};
 pub use unavailable::{Missing, Unavailable};
 
@@ -64,8 +64,9 @@ const MAX_PORTS: u32 = 4096;
 const MAX_REFUSED: u32 = 1024;
 /// Networks of a policy times listening ports at most.
 const MAX_CLIENTS: u32 = 1 << 16;
-/// Descriptors that are passed on get numbers from here.
-const PASSED_FROM: i32 = 100;
+/// Descriptors that are passed on get numbers from here, above those that programs count on: the
+/// first of these that the limit allows.
+const PASSED_FROM: [i32; 3] = [700, 100, 3];
 /// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
 const BACKLOG: i32 = 4096;
 
@@ -130,9 +131,11 @@ impl Rendezvous {
         let ports = ports.map_err(denied("a BPF hash table"))?;
         let refused = Map::<u64, u64>::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
         let refused = refused.map_err(denied("a BPF hash table"))?;
+        // Whoever it is passed on to may be concerned by other rules than this program.
+        let looks = options.policy.looks_at_clients();
         let policy = of_this_program(options.policy);
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
-        let clients = policy.looks_at_clients().then(clients).transpose();
+        let clients = looks.then(clients).transpose();
         let clients = clients.map_err(denied("a BPF prefix trie"))?;
         let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
         let maps = Maps {
@@ -177,8 +180,7 @@ impl Rendezvous {
         for fd in own {
             let number = match fd {
                 Some(fd) => {
-                    // Above the numbers that programs count on.
-                    let copy = rustix::io::fcntl_dupfd_cloexec(fd, PASSED_FROM)?;
+                    let copy = out_of_the_way(fd)?;
                     rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
                     let number = copy.as_raw_fd().to_string();
                     passed._descriptors.push(copy);
@@ -221,6 +223,14 @@ impl Rendezvous {
             link: bpf::duplicate(link)?,
             late,
         }))
+    }
+
+    /// The numbers of its descriptors, for programs that close what they do not know.
+    pub fn descriptors(&self) -> Vec<i32> {
+        let own = [Some(self.marks.as_fd()), self.clients.as_ref().map(AsFd::as_fd)];
+        let late = self.late.as_ref().ok().map(AsFd::as_fd);
+        let rest = [late, Some(self.cgroup.as_fd()), Some(self.link.as_fd())];
+        own.into_iter().chain(rest).flatten().map(|fd| fd.as_raw_fd()).collect()
     }
 
     /// The directory of the cgroup whose sockets take part.
@@ -341,6 +351,19 @@ impl std::fmt::Display for PassedOn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// Another descriptor of the same, with a high number; closed when a program is executed.
+fn out_of_the_way(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut result = Err(rustix::io::Errno::MFILE);
+    for floor in PASSED_FROM {
+        result = rustix::io::fcntl_dupfd_cloexec(fd, floor);
+        // Beyond the limit, or nothing free up to it.
+        if !matches!(result, Err(rustix::io::Errno::INVAL | rustix::io::Errno::MFILE)) {
+            break;
+        }
+    }
+    Ok(result?)
 }
 
 /// Listens as [`TcpListener::bind`] does, with something done in between.

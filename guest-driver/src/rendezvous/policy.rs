@@ -148,6 +148,11 @@ impl Policy {
         Ok(Policy { default: file.default, rules })
     }
 
+    /// The policy that lets no connection ask for SMC.
+    pub fn none() -> Policy {
+        Policy { default: Verdict::Tcp, rules: Vec::new() }
+    }
+
     /// Reads a policy file.
     ///
     /// # Errors
@@ -181,6 +186,12 @@ impl Policy {
         self.first(rules, Network::of(server.ip()))
     }
 
+    /// What a server may use with this client, on a port of its own.
+    pub fn accept(&self, client: IpAddr, port: u16) -> Verdict {
+        let rules = self.rules.iter().filter(|rule| rule.fits(Side::Listen, port));
+        self.first(rules, Network::of(client))
+    }
+
     /// What a listener on this port may answer to whom.
     pub(super) fn listen(&self, port: u16) -> Clients {
         let rules: Vec<_> =
@@ -197,7 +208,7 @@ impl Policy {
     }
 
     /// Whether it matters to a listener who the client is.
-    pub(super) fn looks_at_clients(&self) -> bool {
+    pub fn looks_at_clients(&self) -> bool {
         self.rules.iter().any(|rule| !rule.peers.is_empty() && rule.side != Some(Side::Connect))
     }
 

@@ -125,6 +125,19 @@ impl SmcStream {
         Self::propose(stack, tcp, deadline, false)
     }
 
+    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254: it waits for
+    /// a message, so it is declined if there is nothing to propose.
+    ///
+    /// # Errors
+    /// As [`SmcStream::upgrade`].
+    pub fn upgrade_awaited(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        Self::propose(stack, tcp, deadline, true)
+    }
+
     /// Shakes hands. `awaited`: the server has answered TCP option 254.
     fn propose(
         stack: &Arc<Stack>,

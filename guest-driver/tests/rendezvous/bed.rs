@@ -65,10 +65,22 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let left = move_to(&self.parent).and_then(|()| fs::remove_dir(&self.cgroup));
+        let left = move_to(&self.parent).and_then(|()| remove(&self.cgroup));
         if let Err(error) = left {
             eprintln!("{} is left behind: {error}", self.cgroup.display());
         }
+    }
+}
+
+/// Removes a cgroup. The kernel calls it busy until what was in it a moment ago is all gone.
+fn remove(cgroup: &Path) -> io::Result<()> {
+    let mut left = 100;
+    loop {
+        match fs::remove_dir(cgroup) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && left > 0 => left -= 1,
+            done => return done,
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 

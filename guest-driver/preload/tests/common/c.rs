@@ -1,5 +1,6 @@
 //! Calls of libc that `std` does not have.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(dead_code, reason = "not every test uses all of it")]
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
 
@@ -67,8 +68,29 @@ pub fn select(fd: &impl AsRawFd, millis: i64) -> Result<bool> {
     Ok(unsafe { libc::FD_ISSET(fd, &set) })
 }
 
+/// Sets RLIMIT_NOFILE.
+pub fn limit_descriptors(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+/// Closes descriptors from a number on, except standard ones.
+pub fn close_from(first: RawFd) {
+    unsafe { libc::close_range(first as u32, u32::MAX, 0) };
+}
+
+/// Closes a number, whatever it is.
+pub fn close(fd: RawFd) {
+    unsafe { libc::close(fd) };
+}
+
 /// A non-blocking connect, begun.
 pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
+    connect_nonblocking_to(std::net::Ipv4Addr::LOCALHOST, port)
+}
+
+/// As [`connect_nonblocking`], to a machine.
+pub fn connect_nonblocking_to(host: std::net::Ipv4Addr, port: u16) -> std::net::TcpStream {
     use std::os::fd::FromRawFd;
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };
@@ -77,7 +99,7 @@ pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
     let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
-    addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    addr.sin_addr.s_addr = u32::from_ne_bytes(host.octets());
     let addr = std::ptr::from_ref(&addr);
     let result = unsafe { libc::connect(fd, addr.cast(), 16) };
     let error = Error::last_os_error().raw_os_error();

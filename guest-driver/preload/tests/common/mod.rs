@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::config::{FabricConfig, PortSpec, Quotas};
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 
@@ -21,29 +21,50 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Fabric {
     dir: PathBuf,
     daemon: Option<Daemon>,
+    quotas: Quotas,
 }
 
 impl Fabric {
     /// A fabric with so many devices.
     pub fn new(devices: usize) -> Fabric {
+        Fabric::with(devices, |_| {})
+    }
+
+    /// A fabric with quotas of its own.
+    pub fn with(devices: usize, tune: impl FnOnce(&mut Quotas)) -> Fabric {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
         for part in ["devices", "status"] {
             std::fs::create_dir_all(dir.join(part)).unwrap();
         }
+        let mut quotas = Quotas::default();
+        tune(&mut quotas);
+        let mut fabric = Fabric { dir, daemon: None, quotas };
+        fabric.start_daemon(devices);
+        fabric
+    }
+
+    /// Starts the daemon, with so many devices.
+    pub fn start_daemon(&mut self, devices: usize) {
         let chid = Chid(0xff00);
         let port = |n| {
-            let socket = dir.join(format!("devices/{n:02}.sock"));
+            let socket = self.dir.join(format!("devices/{n:02}.sock"));
             PortSpec { chid, ..PortSpec::new(socket) }
         };
+        let mut fabric = FabricConfig::new(chid);
+        fabric.quotas = self.quotas;
         let config = Config {
-            fabrics: vec![FabricConfig::new(chid)],
+            fabrics: vec![fabric],
             ports: (0..devices).map(port).collect(),
             ..Config::default()
         };
-        let daemon = Some(Daemon::start(config).unwrap());
-        Fabric { dir, daemon }
+        self.daemon = Some(Daemon::start(config).unwrap());
+    }
+
+    /// Ends the daemon.
+    pub fn kill_daemon(&mut self) {
+        drop(self.daemon.take());
     }
 
     /// A file of the test's own.
@@ -78,6 +99,14 @@ impl Fabric {
             all.1 += text.matches("\"smc\":false").count();
         }
         all
+    }
+
+    /// How often programs said a word.
+    pub fn said(&self, word: &str) -> usize {
+        let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
+        files
+            .map(|entry| std::fs::read_to_string(entry.path()).unwrap().matches(word).count())
+            .sum()
     }
 
     /// What programs said of broken handshakes.
@@ -120,13 +149,23 @@ pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+/// Waits until something is so.
+#[track_caller]
+pub fn eventually(so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < PATIENCE, "it never was so");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Waits until somebody listens on the port. Looked up where the kernel lists it, because a
 /// connection would be one too many for some servers.
 pub fn await_listener(port: u16) {
     let wanted = format!("{port:04X}");
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
             let text = std::fs::read_to_string(table).unwrap_or_default();
             let found = text.lines().any(|line| {
                 let mut words = line.split_whitespace().skip(1);

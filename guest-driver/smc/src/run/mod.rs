@@ -2,6 +2,7 @@
 
 mod inspect;
 mod library;
+mod option;
 mod proof;
 
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use clap::Args;
 
 use crate::error::CliError;
 use crate::places;
+use crate::stack::RendezvousArg;
 use inspect::Obstacle;
 
 pub(crate) use proof::watch;
@@ -23,8 +25,11 @@ Runs a program whose TCP connections are SMC where the other end speaks SMC, too
 changed and does not notice: a library is loaded into it that stands in for the functions of libc that
 work on sockets. Connections to and from others are TCP as ever.
 
-A server recognises an SMC client by its first bytes. A client must be told which servers speak SMC
-(--peer), for others would take the first message of SMC for data.
+Who speaks SMC is found by TCP option 254 (RFC 7609), which takes cgroup v2 and the capabilities
+CAP_BPF and CAP_NET_ADMIN when it is started; the program itself needs none. Nobody else sees a byte of
+SMC. Without it a server recognises an SMC client by its first bytes, and a client must be told which
+servers speak SMC (--peer), for others would take the first message of SMC for data. See
+`smc doctor` for what is missing.
 
 Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
 directory of sockets are used in turn. A process that finds none stays on TCP.";
@@ -34,6 +39,7 @@ pub(crate) const AFTER: &str = "\
 Examples:
   smc run redis-server
   smc run --peer '*:6379' redis-benchmark -t get,set
+  smc run --rendezvous required --policy /etc/smc/policy.toml nginx
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
 
 Left on TCP, with a notice (an error with --strict): static programs, programs in Go (they make system
@@ -53,8 +59,18 @@ pub(crate) struct RunArgs {
     #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
     eids: Vec<String>,
 
-    /// Servers that speak SMC: ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat it for
-    /// more.
+    /// How it is found out who speaks SMC.
+    #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS",
+          default_value_t = RendezvousArg::Auto)]
+    rendezvous: RendezvousArg,
+
+    /// Which connections may be SMC at all: a file of rules about peers, ports and programs.
+    #[arg(long, value_name = "FILE", env = "SMC_POLICY")]
+    policy: Option<PathBuf>,
+
+    /// Servers that speak SMC, though they may not answer the TCP option:
+    /// ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat it for more. With "--rendezvous
+    /// required", the only servers that are asked [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     peer: Vec<String>,
 
@@ -169,5 +185,6 @@ fn prepare(
         let status = std::path::absolute(status).unwrap_or_else(|_| status.clone());
         command.env("SMC_RUN_STATUS", status);
     }
+    option::pass_on(command, args, name)?;
     proof::ask(command, &name.to_string_lossy(), args.strict)
 }

@@ -6,10 +6,13 @@ use crate::sys::next::next;
 use crate::sys::raw::{self, Errno};
 use crate::sys::table;
 use crate::sys::user::done;
-use crate::{fds, session};
+use crate::{fds, option, session};
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if option::keeps(fd) {
+        return done(Err(Errno(libc::EBADF))) as c_int;
+    }
     if table::has(fd) {
         fds::closing(fd);
     }
@@ -22,7 +25,18 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
         fds::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
     }
-    done(raw::close_range(first as c_int, last as c_int, flags)) as c_int
+    let all = || raw::close_range(first as c_int, last as c_int, flags);
+    let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
+    done(match range {
+        (Ok(first), last) if first <= last => close_around(first, last, flags),
+        _ => all(),
+    }) as c_int
+}
+
+/// Closes a range, without what this library keeps open.
+fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
+    let parts = option::around(first, last).into_iter();
+    parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::Sys::and)
 }
 
 #[unsafe(no_mangle)]
@@ -30,7 +44,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
     if session::config().is_some() {
         fds::closing_range(first.max(0), c_int::MAX);
     }
-    let _ = raw::close_range(first.max(0), -1, 0);
+    let _ = close_around(first.max(0), c_int::MAX, 0);
 }
 
 #[unsafe(no_mangle)]

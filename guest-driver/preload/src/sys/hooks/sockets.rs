@@ -48,6 +48,7 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    crate::option::listen(fd);
     let result = next!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && crate::session::config().is_some() {
         sockets::listening(fd);

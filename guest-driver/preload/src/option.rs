@@ -1,0 +1,185 @@
+//! TCP option 254: which connections ask for SMC by it, and what came of that.
+//!
+//! `smc run` attaches the rendezvous and passes it on, so that the program needs no rights. Its
+//! descriptors are kept out of the program's way, also from calls that close all descriptors.
+
+use std::ffi::c_int;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+
+use guest_driver::Fallback;
+use guest_driver::rendezvous::{
+    Asked, ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove, Verdict,
+};
+use smc_core::handshake::FallbackReason;
+
+use crate::session;
+use crate::sys::borrowed;
+
+static MEETING: OnceLock<Meeting> = OnceLock::new();
+/// Numbers of its descriptors, ascending; those that were passed on among them.
+static KEPT: OnceLock<Vec<c_int>> = OnceLock::new();
+
+/// How a client finds out whether its server speaks SMC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    asked: Asked,
+    /// The server is one of those that are known to.
+    told: bool,
+}
+
+/// What a server does with a connection that it accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reception {
+    /// Looks at the client's first bytes, for so long.
+    Look(std::time::Duration),
+    /// Nothing: it is plain TCP.
+    Plain,
+}
+
+/// Takes over what `smc run` passed on; once.
+pub(crate) fn begin() {
+    let Some(config) = session::config() else { return };
+    let passed = config.option.as_deref();
+    let meeting = Meeting::adopt(config.rendezvous, passed, config.policy.clone());
+    if let Some(rendezvous) = meeting.rendezvous() {
+        let mut kept = rendezvous.descriptors();
+        let passed = passed.into_iter().flat_map(|text| text.split(','));
+        kept.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
+        kept.sort_unstable();
+        kept.dedup();
+        let _ = KEPT.set(kept);
+    } else if meeting.mode() == Mode::Required {
+        crate::status::no_option();
+    }
+    let _ = MEETING.set(meeting);
+}
+
+/// Whether a descriptor is one of the rendezvous', which the program does not know of.
+#[inline]
+pub(crate) fn keeps(fd: c_int) -> bool {
+    KEPT.get().is_some_and(|kept| kept.binary_search(&fd).is_ok())
+}
+
+/// The parts of a range of descriptors that lie between those of the rendezvous.
+pub(crate) fn around(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+    between(KEPT.get().map_or(&[], Vec::as_slice), first, last)
+}
+
+fn between(kept: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+    let mut parts = Vec::with_capacity(kept.len() + 1);
+    let mut from = first;
+    for &fd in kept.iter().filter(|fd| (first..=last).contains(*fd)) {
+        if from < fd {
+            parts.push((from, fd - 1));
+        }
+        from = fd + 1;
+    }
+    if from <= last {
+        parts.push((from, last));
+    }
+    parts
+}
+
+/// Whether any connection that the program makes may be on SMC.
+pub(crate) fn may_connect() -> bool {
+    let attached = || MEETING.get().is_some_and(|meeting| meeting.rendezvous().is_some());
+    session::config().is_some_and(|config| !config.connect.is_empty() || attached())
+}
+
+/// Has a socket ask for SMC that is about to connect. `None`: it is to be plain TCP.
+pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
+    let (config, meeting) = (session::config()?, MEETING.get()?);
+    if config.policy.connect(to) == Verdict::Tcp {
+        return None;
+    }
+    if crate::sockets::listens_on(to.port()) && is_here(to) {
+        // It would have to accept while it connects.
+        return None;
+    }
+    let listed = config.connects(*to);
+    let (told, asks) = match (meeting.mode(), meeting.rendezvous()) {
+        (Mode::Required, None) => (false, false),
+        (Mode::Required, Some(_)) => (false, listed || config.connect.is_empty()),
+        (Mode::Auto, Some(_)) => (listed, true),
+        (Mode::Auto, None) | (Mode::Off, _) => (listed, false),
+    };
+    // Nobody is asked for what is not there.
+    if !told && (!asks || session::lacks_device()) {
+        return None;
+    }
+    Some(Ask { asked: meeting.before_connect(borrowed(fd), to), told })
+}
+
+/// Whether an address is one of this machine.
+fn is_here(to: &SocketAddr) -> bool {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    // Nothing is sent: the kernel chooses the address that it would send from.
+    let chosen = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(to)?;
+        socket.local_addr()
+    });
+    chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
+}
+
+impl Ask {
+    /// What a client does now that its socket is connected. An error is why it stays on TCP.
+    pub(crate) fn connected(self, socket: impl AsFd) -> Result<Proposal, Fallback> {
+        let unasked = Proposal { awaited: false };
+        let Some(meeting) = MEETING.get() else { return Ok(unasked) };
+        match meeting.connected(socket, self.asked) {
+            ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
+            ClientMove::Stay(_) if self.told => Ok(unasked),
+            ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
+            ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
+            ClientMove::Stay(Plain::Unavailable) => {
+                Err(Fallback::NoRendezvous("the kernel refused the socket".into()))
+            }
+        }
+    }
+}
+
+/// A client's message to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proposal {
+    /// The server waits for it: a Decline, if there is nothing to propose.
+    pub(crate) awaited: bool,
+}
+
+/// Has a bound socket answer clients, before it listens if that can be had.
+pub(crate) fn listen(fd: c_int) {
+    let (Some(config), Some(meeting)) = (session::config(), MEETING.get()) else { return };
+    if config.accept.is_empty() || meeting.rendezvous().is_none() {
+        return;
+    }
+    let Some(local) = crate::sockets::local_address(fd) else { return };
+    if config.accept.iter().any(|rule| rule.has_port(local.port())) {
+        meeting.listen(borrowed(fd));
+    }
+}
+
+/// What to do with a connection that was accepted.
+pub(crate) fn accepted(tcp: impl AsFd) -> Reception {
+    let detect = session::config().map(|config| config.detect).unwrap_or_default();
+    match MEETING.get().map(|meeting| meeting.accepted(tcp)) {
+        Some(ServerMove::AwaitProposal) => Reception::Look(PROPOSAL_PATIENCE),
+        Some(ServerMove::Stay) => Reception::Plain,
+        Some(ServerMove::Look) | None => Reception::Look(detect),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::between;
+
+    #[test]
+    fn closing_all_descriptors_goes_around_those_that_are_kept() {
+        assert_eq!(between(&[], 3, 9), [(3, 9)]);
+        assert_eq!(between(&[5, 6, 8], 3, 9), [(3, 4), (7, 7), (9, 9)]);
+        assert_eq!(between(&[3, 9], 3, 9), [(4, 8)]);
+        assert_eq!(between(&[2, 10], 3, 9), [(3, 9)]);
+        assert_eq!(between(&[3], 3, 3), []);
+        assert_eq!(between(&[700], 3, i32::MAX), [(3, 699), (701, i32::MAX)]);
+    }
+}

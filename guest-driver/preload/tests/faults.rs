@@ -1,0 +1,367 @@
+//! What unmodified programs see when something goes wrong below them: correct data or an ordinary error,
+//! and soon. Every program is under a hang watch.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "common/c.rs"]
+mod c;
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Fabric, Running, await_listener, free_port, my_role, role};
+
+/// Bytes that show where they belong.
+fn pattern(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Runs the role of this process, if it is one of the programs.
+fn is_program(server: fn(TcpListener), client: fn(u16)) -> bool {
+    let Some((role, port)) = my_role() else { return false };
+    match &*role {
+        "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
+        _ => client(port),
+    }
+    true
+}
+
+fn program(fabric: &Fabric) -> Command {
+    fabric.smc(std::env::current_exe().unwrap())
+}
+
+/// A server and a client, both with the library.
+fn meet(test: &str, server: &mut Command, client: &mut Command) {
+    let port = free_port();
+    let server = role(server, test, "server", port);
+    await_listener(port);
+    role(client, test, "client", port).finish();
+    server.finish();
+}
+
+/// Sends back what comes, on so many connections (`CONNECTIONS`), each in a thread of its own.
+fn echo(listener: TcpListener) {
+    thread::scope(|scope| {
+        for _ in 0..number("CONNECTIONS", 1) {
+            let (mut stream, _) = listener.accept().unwrap();
+            scope.spawn(move || {
+                let mut buf = vec![0; 64 << 10];
+                loop {
+                    match stream.read(&mut buf) {
+                        Ok(0) | Err(_) => return,
+                        Ok(n) if stream.write_all(&buf[..n]).is_err() => return,
+                        Ok(_) => {}
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Sends so many bytes and takes them back; they are right, or there is an error.
+fn round_trip(stream: TcpStream, n: usize) -> std::io::Result<()> {
+    let data = pattern(n);
+    let mut back = vec![0; n];
+    let (mut reader, mut writer) = (&stream, &stream);
+    let (written, read) = thread::scope(|scope| {
+        let written = scope.spawn(|| {
+            writer.write_all(&data)?;
+            writer.shutdown(Shutdown::Write)
+        });
+        let read = read_exact(&mut reader, &data, &mut back);
+        (written.join().unwrap(), read)
+    });
+    written.and(read)
+}
+
+fn read_exact(reader: &mut impl Read, data: &[u8], back: &mut [u8]) -> std::io::Result<()> {
+    let mut at = 0;
+    while at < back.len() {
+        let n = reader.read(&mut back[at..])?;
+        assert!(back[at..at + n] == data[at..at + n], "wrong bytes near {at}");
+        if n == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        at += n;
+    }
+    assert_eq!(reader.read(&mut [0])?, 0, "more than was sent");
+    Ok(())
+}
+
+fn one_round_trip(port: u16) {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    round_trip(stream, number("BYTES", 100_000)).unwrap();
+}
+
+#[test]
+fn without_a_daemon_connections_are_tcp_and_with_one_later_they_are_smc() {
+    fn twice(port: u16) {
+        one_round_trip(port);
+        println!("once");
+        // A device is asked for again after a second.
+        thread::sleep(Duration::from_millis(1500));
+        one_round_trip(port);
+    }
+    if is_program(echo, twice) {
+        return;
+    }
+    let mut fabric = Fabric::new(2);
+    fabric.kill_daemon();
+    let test = "without_a_daemon_connections_are_tcp_and_with_one_later_they_are_smc";
+    let port = free_port();
+    let server = role(program(&fabric).env("CONNECTIONS", "2"), test, "server", port);
+    await_listener(port);
+    let client = role(&mut program(&fabric), test, "client", port);
+    common::eventually(|| fabric.decided().1 >= 1);
+    fabric.start_daemon(2);
+    client.finish();
+    server.finish();
+    let (smc, tcp) = fabric.decided();
+    assert!(tcp >= 1, "{smc} {tcp}");
+    assert_eq!(smc, 2, "the second connection is SMC at both ends; {tcp} ends were TCP");
+}
+
+#[test]
+fn a_daemon_that_dies_in_mid_transfer_ends_connections_and_new_ones_work() {
+    fn endless(port: u16) {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let block = pattern(251 * 256);
+        let (mut reader, mut writer) = (&stream, &stream);
+        let (written, read) = thread::scope(|scope| {
+            // Until the daemon ends it.
+            let written = scope.spawn(|| {
+                loop {
+                    if let Err(error) = writer.write_all(&block) {
+                        return error;
+                    }
+                }
+            });
+            let mut back = vec![0; block.len()];
+            let read = loop {
+                match reader.read_exact(&mut back) {
+                    Ok(()) => assert!(back == block, "wrong bytes"),
+                    Err(error) => break error,
+                }
+            };
+            (written.join().unwrap(), read)
+        });
+        for error in [written.kind(), read.kind()] {
+            let ends = [ErrorKind::ConnectionReset, ErrorKind::ConnectionAborted];
+            let ends = [&ends[..], &[ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof]].concat();
+            assert!(ends.contains(&error), "{error}");
+        }
+        let begun = Instant::now();
+        one_round_trip(port);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+    if is_program(echo, endless) {
+        return;
+    }
+    let mut fabric = Fabric::new(2);
+    let test = "a_daemon_that_dies_in_mid_transfer_ends_connections_and_new_ones_work";
+    let port = free_port();
+    let server = role(program(&fabric).env("CONNECTIONS", "2"), test, "server", port);
+    await_listener(port);
+    let client = role(&mut program(&fabric), test, "client", port);
+    common::eventually(|| fabric.decided().0 == 2);
+    thread::sleep(Duration::from_millis(300));
+    fabric.kill_daemon();
+    client.finish();
+    server.finish();
+}
+
+/// So many connections at once; what is no SMC any more is TCP.
+fn crowd(port: u16) {
+    let all = number("CONNECTIONS", 1);
+    let bytes = number("BYTES", 1000);
+    let streams: Vec<_> = (0..all)
+        .map(|_| {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(b"!").unwrap();
+            let mut echoed = [0];
+            stream.read_exact(&mut echoed).unwrap();
+            stream
+        })
+        .collect();
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for part in streams.chunks(all.div_ceil(8)) {
+            let done = &done;
+            scope.spawn(move || {
+                for stream in part {
+                    round_trip(stream.try_clone().unwrap(), bytes).unwrap();
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), all);
+}
+
+#[test]
+fn a_device_that_is_full_leaves_tcp() {
+    if is_program(echo, crowd) {
+        return;
+    }
+    let fabric = Fabric::with(2, |quotas| quotas.max_dmbs = Some(3));
+    let test = "a_device_that_is_full_leaves_tcp";
+    let set = |mut command: Command| {
+        command.env("CONNECTIONS", "10");
+        command
+    };
+    meet(test, &mut set(program(&fabric)), &mut set(program(&fabric)));
+    let (smc, tcp) = fabric.decided();
+    assert_eq!((smc, tcp), (6, 14), "{:?}", fabric.broken());
+}
+
+#[test]
+fn more_programs_than_devices_and_the_rest_is_on_tcp() {
+    if is_program(echo, one_round_trip) {
+        return;
+    }
+    let fabric = Fabric::new(1);
+    let test = "more_programs_than_devices_and_the_rest_is_on_tcp";
+    meet(test, &mut program(&fabric), &mut program(&fabric));
+    // The client has the device; the server has none to accept with.
+    assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
+    assert!(fabric.said("no_device") > 0);
+}
+
+#[test]
+fn enterprise_ids_that_do_not_match_leave_tcp() {
+    if is_program(echo, one_round_trip) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let test = "enterprise_ids_that_do_not_match_leave_tcp";
+    let with = |eid: &str| {
+        let mut command = program(&fabric);
+        command.env("SMC_RUN_EIDS", eid);
+        command
+    };
+    meet(test, &mut with("ONE"), &mut with("OTHER"));
+    assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
+}
+
+#[test]
+fn a_fork_during_the_handshake_harms_neither_side() {
+    /// Forks while the connections are being decided; a child that does nothing, and one that uses
+    /// what it inherited.
+    fn forking(port: u16) {
+        for round in 0..number("CONNECTIONS", 1) {
+            let stream = c::connect_nonblocking(port);
+            if round % 3 == 1 {
+                thread::sleep(Duration::from_micros(200 * round as u64));
+            }
+            let child = c::fork(|| {});
+            c::poll(&stream, libc::POLLOUT, 10_000).unwrap();
+            stream.set_nonblocking(false).unwrap();
+            round_trip(stream, 10_000).unwrap();
+            c::wait(child);
+        }
+    }
+    if is_program(echo, forking) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let test = "a_fork_during_the_handshake_harms_neither_side";
+    let set = |mut command: Command| {
+        command.env("CONNECTIONS", "12");
+        command
+    };
+    meet(test, &mut set(program(&fabric)), &mut set(program(&fabric)));
+    assert_eq!(fabric.broken(), Vec::<String>::new());
+}
+
+#[test]
+fn few_descriptors_mean_tcp_or_an_ordinary_error() {
+    fn limited(port: u16) {
+        let most = number("LIMIT", 64) as u64;
+        c::limit_descriptors(most);
+        let mut streams = Vec::new();
+        let error = loop {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(stream) => streams.push(stream),
+                Err(error) => break error,
+            }
+            assert!((streams.len() as u64) < most);
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
+        println!("{} connections", streams.len());
+        drop(streams);
+        one_round_trip(port);
+        // The server counts.
+        for _ in 0..number("CONNECTIONS", 1) {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+    if is_program(echo, limited) {
+        return;
+    }
+    let test = "few_descriptors_mean_tcp_or_an_ordinary_error";
+    for limit in ["24", "64", "150"] {
+        let fabric = Fabric::new(2);
+        let port = free_port();
+        let server = role(program(&fabric).env("CONNECTIONS", "100000"), test, "server", port);
+        await_listener(port);
+        role(program(&fabric).env("LIMIT", limit), test, "client", port).finish();
+        drop(server);
+    }
+}
+
+#[test]
+fn a_thousand_connections() {
+    if is_program(echo, crowd) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let set = |mut command: Command| {
+        command.env("CONNECTIONS", "1000").env("SMC_RUN_BUFFER", "16384");
+        command
+    };
+    let begun = Instant::now();
+    meet("a_thousand_connections", &mut set(program(&fabric)), &mut set(program(&fabric)));
+    println!("{:?}: {:?}", fabric.decided(), begun.elapsed());
+    let (smc, tcp) = fabric.decided();
+    assert_eq!(smc + tcp, 2000, "{:?}", fabric.broken());
+    assert!(smc >= 2 * 100, "{smc} ends on SMC, {tcp} on TCP");
+}
+
+/// A program that is killed in mid-transfer is an end or a reset for the other one.
+#[test]
+fn a_program_that_is_killed_ends_its_connections() {
+    fn victim(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let block = [7u8; 4096];
+        while stream.write_all(&block).is_ok() {}
+    }
+    fn survivor(port: u16) {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut buf = [0; 4096];
+        while matches!(stream.read(&mut buf), Ok(n) if n > 0) {}
+    }
+    if is_program(victim, survivor) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let test = "a_program_that_is_killed_ends_its_connections";
+    let port = free_port();
+    let server: Running = role(&mut program(&fabric), test, "server", port);
+    await_listener(port);
+    let client = role(&mut program(&fabric), test, "client", port);
+    common::eventually(|| fabric.decided().0 == 2);
+    thread::sleep(Duration::from_millis(100));
+    drop(server);
+    client.finish();
+}

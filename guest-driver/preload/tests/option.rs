@@ -1,0 +1,285 @@
+//! Unmodified programs that find each other by TCP option 254, with nothing configured. Needs what the
+//! option needs (root); elsewhere these tests are skipped aloud, and fail where `CI=true`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "../../tests/rendezvous/bed.rs"]
+mod bed;
+#[path = "common/c.rs"]
+mod c;
+mod common;
+#[path = "../../tests/rendezvous/wire.rs"]
+#[allow(dead_code, reason = "not every test uses all of it")]
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Fabric, await_listener, my_role, role};
+use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous};
+use wire::{Fate, HERE, THERE, Wire};
+
+const PORT: u16 = 6000;
+
+/// The rendezvous that the programs inherit, as `smc run` passes it on.
+struct Passed {
+    text: PassedOn,
+    policy: Option<std::path::PathBuf>,
+}
+
+impl Passed {
+    fn new() -> Passed {
+        let text = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
+        Passed { text, policy: None }
+    }
+
+    fn with_policy(fabric: &Fabric, policy: &str) -> Passed {
+        let file = fabric.file("policy.toml");
+        std::fs::write(&file, policy).unwrap();
+        let mut options = Options::default();
+        options.policy = Policy::load(&file).unwrap();
+        let text = Rendezvous::attach(options).unwrap().pass_on().unwrap();
+        Passed { text, policy: Some(file) }
+    }
+
+    /// A program that has the library and is told of no peer.
+    fn program(&self, fabric: &Fabric, mode: &str) -> Command {
+        let mut command = fabric.smc(std::env::current_exe().unwrap());
+        command
+            .env("SMC_RUN_CONNECT", "")
+            .env("SMC_RUN_RENDEZVOUS", mode)
+            .env("SMC_RUN_OPTION", self.text.to_string())
+            // Whoever waits for this is noticed.
+            .env("SMC_RUN_DETECT_MS", "8000");
+        if let Some(policy) = &self.policy {
+            command.env("SMC_RUN_POLICY", policy);
+        }
+        command
+    }
+}
+
+fn plain() -> Command {
+    Command::new(std::env::current_exe().unwrap())
+}
+
+/// Runs a server and a client; how long the client took from connect to the end of data.
+fn meet(test: &str, mut server: Command, mut client: Command, first: &str) -> Duration {
+    let server = role(server.env("FIRST", first), test, "server", PORT);
+    await_listener(PORT);
+    let said = role(client.env("FIRST", first), test, "client", PORT).finish();
+    server.finish();
+    let millis = said.split("took ").nth(1).and_then(|rest| rest.split(' ').next());
+    Duration::from_millis(millis.and_then(|text| text.parse().ok()).expect(&said))
+}
+
+/// One of the programs. Who speaks first matters: a server that waits for a client's first bytes finds
+/// out soon, one that is to speak first does not.
+fn is_program() -> bool {
+    let Some((role, port)) = my_role() else { return false };
+    let server_first = std::env::var("FIRST").unwrap() == "server";
+    let greet = |mut stream: &TcpStream| stream.write_all(b"220 ready").unwrap();
+    let await_greeting = |mut stream: &TcpStream| {
+        let mut greeting = [0; 9];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"220 ready");
+    };
+    if role == "server" {
+        if std::env::var_os("CLOSES_ALL").is_some() {
+            // As daemons do that do not know what they inherited.
+            c::close_from(3);
+            (3..2000).for_each(c::close);
+        }
+        let listener = TcpListener::bind((HERE[0], port)).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        if server_first {
+            greet(&stream);
+        }
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        assert_eq!(all, b"GET /", "what the client said, and nothing else");
+        if !server_first {
+            greet(&stream);
+        }
+    } else {
+        let begun = Instant::now();
+        let mut stream = match std::env::var_os("NONBLOCKING") {
+            None => TcpStream::connect((THERE[0], port)).unwrap(),
+            Some(_) => {
+                let stream = c::connect_nonblocking_to(THERE[0].parse().unwrap(), port);
+                assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
+                assert!(stream.take_error().unwrap().is_none());
+                stream.set_nonblocking(false).unwrap();
+                stream
+            }
+        };
+        if server_first {
+            await_greeting(&stream);
+        }
+        stream.write_all(b"GET /").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        if !server_first {
+            await_greeting(&stream);
+        }
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        println!("took {} ms", begun.elapsed().as_millis());
+    }
+    true
+}
+
+/// What waits for nothing takes less, also on a machine that has much to do.
+const SOON: Duration = Duration::from_secs(4);
+
+#[test]
+fn programs_find_each_other_with_nothing_configured() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        for (server, client) in [("required", "required"), ("auto", "auto"), ("auto", "required")] {
+            for first in ["server", "client"] {
+                let (fabric, passed) = (Fabric::new(2), Passed::new());
+                let server = passed.program(&fabric, server);
+                let client = passed.program(&fabric, client);
+                let test = "programs_find_each_other_with_nothing_configured";
+                let took = meet(test, server, client, first);
+                assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
+                assert!(took < SOON, "{took:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let test = "a_connect_that_does_not_wait_finds_its_peer_as_well";
+        for speaks in [true, false] {
+            let (fabric, passed) = (Fabric::new(2), Passed::new());
+            let server = if speaks { passed.program(&fabric, "required") } else { plain() };
+            let mut client = passed.program(&fabric, "required");
+            client.env("NONBLOCKING", "1");
+            assert!(meet(test, server, client, "client") < SOON);
+            let expected = if speaks { (2, 0) } else { (0, 1) };
+            assert_eq!(fabric.decided(), expected, "{:?}", fabric.broken());
+        }
+    });
+}
+
+#[test]
+fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let test = "a_plain_peer_sees_no_byte_of_smc_and_nobody_waits";
+        for first in ["server", "client"] {
+            for (on_server, on_client) in [(true, false), (false, true)] {
+                let (fabric, passed) = (Fabric::new(2), Passed::new());
+                let one = |smc| if smc { passed.program(&fabric, "required") } else { plain() };
+                let took = meet(test, one(on_server), one(on_client), first);
+                assert_eq!(fabric.decided(), (0, 1), "{:?}", fabric.broken());
+                assert!(took < SOON, "{took:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
+    if is_program() {
+        return;
+    }
+    for synack in [false, true] {
+        bed::run(move || {
+            let _wire = Wire::new(move |packet| {
+                if packet.is_syn() && packet.is_ack() == synack {
+                    packet.replace_option([1; 8]);
+                }
+                Fate::Pass
+            });
+            let test = "an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first";
+            for first in ["client", "server"] {
+                let (fabric, passed) = (Fabric::new(2), Passed::new());
+                let server = passed.program(&fabric, "required");
+                let client = passed.program(&fabric, "required");
+                let took = meet(test, server, client, first);
+                assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
+                // A server that answered the option waits for a Proposal before it speaks.
+                let waits = synack && first == "server";
+                let patience = guest_driver::rendezvous::PROPOSAL_PATIENCE;
+                assert!(took < SOON + if waits { patience } else { Duration::ZERO }, "{took:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_policy_decides_who_asks_and_who_answers() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let wire = Wire::honest();
+        let test = "the_policy_decides_who_asks_and_who_answers";
+        let name = std::env::current_exe().unwrap();
+        let name = name.file_name().unwrap().to_str().unwrap();
+        for (policy, smc) in [
+            ("[[rule]]\nuse = 'tcp'\nports = [6000]".to_owned(), false),
+            ("[[rule]]\nuse = 'tcp'\nwhen = 'listen'\npeers = ['10.77.0.0/24']".to_owned(), false),
+            ("[[rule]]\nuse = 'tcp'\nwhen = 'connect'\npeers = ['10.77.0.2']".to_owned(), false),
+            (format!("[[rule]]\nuse = 'tcp'\nprograms = ['{name}']"), false),
+            ("[[rule]]\nuse = 'tcp'\nprograms = ['redis-server']".to_owned(), true),
+            ("default = 'tcp'\n[[rule]]\nuse = 'smc'\nports = ['5999-6001']".to_owned(), true),
+        ] {
+            let fabric = Fabric::new(2);
+            let passed = Passed::with_policy(&fabric, &policy);
+            let server = passed.program(&fabric, "required");
+            let client = passed.program(&fabric, "required");
+            meet(test, server, client, "client");
+            assert_eq!(fabric.decided().0, if smc { 2 } else { 0 }, "{policy}");
+        }
+        drop(wire);
+    });
+}
+
+#[test]
+fn a_program_that_closes_all_descriptors_still_answers() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let (fabric, passed) = (Fabric::new(2), Passed::new());
+        let mut server = passed.program(&fabric, "required");
+        server.env("CLOSES_ALL", "1");
+        let client = passed.program(&fabric, "required");
+        meet("a_program_that_closes_all_descriptors_still_answers", server, client, "server");
+        assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
+    });
+}
+
+#[test]
+fn where_the_option_is_required_and_was_not_passed_on_everything_is_tcp() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let (fabric, passed) = (Fabric::new(2), Passed::new());
+        let without = || {
+            let mut command = passed.program(&fabric, "required");
+            command.env_remove("SMC_RUN_OPTION").env("SMC_RUN_CONNECT", "*");
+            command
+        };
+        let test = "where_the_option_is_required_and_was_not_passed_on_everything_is_tcp";
+        assert!(meet(test, without(), without(), "server") < SOON);
+        assert_eq!(fabric.decided().0, 0);
+    });
+}

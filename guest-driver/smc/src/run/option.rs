@@ -1,0 +1,59 @@
+//! TCP option 254 for the program.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use guest_driver::rendezvous::{self, Policy, Rendezvous};
+
+use super::RunArgs;
+use crate::error::CliError;
+use crate::stack::RendezvousArg;
+
+/// Attaches the rendezvous to the cgroup that the program starts in, and passes it on: the program needs
+/// no rights of its own, and whatever it starts inherits it.
+///
+/// # Errors
+/// The policy file makes no sense.
+pub(super) fn pass_on(
+    command: &mut Command,
+    args: &RunArgs,
+    name: &OsString,
+) -> Result<(), CliError> {
+    let failed = |why: String| CliError::Run { program: name.to_string_lossy().into_owned(), why };
+    let mut options = rendezvous::Options::default();
+    command.env_remove("SMC_RUN_POLICY");
+    if let Some(file) = &args.policy {
+        options.policy = Policy::load(file).map_err(|error| failed(error.to_string()))?;
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+        command.env("SMC_RUN_POLICY", file);
+    }
+    let how = match args.rendezvous {
+        RendezvousArg::Off => "off",
+        RendezvousArg::Auto => "auto",
+        RendezvousArg::Required => "required",
+    };
+    command.env("SMC_RUN_RENDEZVOUS", how);
+    command.env_remove("SMC_RUN_OPTION").env_remove("SMC_RUN_NO_OPTION");
+    if args.rendezvous == RendezvousArg::Off {
+        return Ok(());
+    }
+    let attached = Rendezvous::attach(options).map_err(|why| why.to_string());
+    match attached.and_then(|rendezvous| rendezvous.pass_on().map_err(|error| error.to_string())) {
+        Ok(passed) => {
+            command.env("SMC_RUN_OPTION", passed.to_string());
+            // Its descriptors are the program's from now on.
+            std::mem::forget(passed);
+        }
+        Err(why) => {
+            if args.rendezvous == RendezvousArg::Required {
+                let name = name.to_string_lossy();
+                if args.strict {
+                    return Err(failed(format!("no TCP option 254: {why}")));
+                }
+                eprintln!("smc run: {name} stays on TCP, for there is no TCP option 254: {why}");
+            }
+            command.env("SMC_RUN_NO_OPTION", why);
+        }
+    }
+    Ok(())
+}
