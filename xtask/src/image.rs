@@ -12,6 +12,8 @@ use crate::tool::{self, ToolError, at};
 /// What goes into an image.
 #[derive(Debug)]
 pub(crate) struct Contents {
+    /// What it is called.
+    pub(crate) kind: &'static str,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
     /// The script that is the first process.
@@ -56,15 +58,15 @@ pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     Ok(paths.into_iter().map(|path| (path.clone(), path.into())).collect())
 }
 
-/// Finds a program of iproute2: busybox's know less of them.
+/// Finds a program of a Debian package.
 ///
 /// # Errors
 /// It is not installed.
-pub(crate) fn iproute(name: &str) -> Result<PathBuf, ToolError> {
+pub(crate) fn program(name: &str, package: &'static str) -> Result<PathBuf, ToolError> {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let mut found = std::env::split_paths(&places).chain(sbin).map(|dir| dir.join(name));
-    found.find(|path| path.is_file()).ok_or(ToolError::Missing("iproute2"))
+    found.find(|path| path.is_file()).ok_or(ToolError::Missing(package))
 }
 
 fn file_name(path: &Path) -> String {
@@ -98,14 +100,15 @@ pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolErro
         hash.update(Sha256::digest(fs::read(path).map_err(at(path))?));
     }
     let hash: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let image = dir.join(format!("initrd-{hash}.cpio"));
+    let kind = contents.kind;
+    let image = dir.join(format!("{kind}-{hash}.cpio"));
     if image.is_file() {
         return Ok(image);
     }
     eprintln!("xtask: writes {}", image.display());
     fs::create_dir_all(dir).map_err(at(dir))?;
     for old in fs::read_dir(dir).map_err(at(dir))?.flatten() {
-        if old.file_name().to_string_lossy().starts_with("initrd-") {
+        if old.file_name().to_string_lossy().starts_with(&format!("{kind}-")) {
             let _ = fs::remove_file(old.path());
         }
     }
@@ -138,11 +141,13 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
     }
     for (path, file) in &contents.files {
         if !tree.has(path) {
-            tree.file(path, read(file)?);
+            let library = path.ends_with(".so");
+            tree.file(path, if library { stripped(file)? } else { read(file)? });
         }
     }
-    tree.file("etc/passwd", b"root:x:0:0:root:/tmp:/bin/sh\n".to_vec());
-    tree.file("etc/group", b"root:x:0:\n".to_vec());
+    let users = b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n";
+    tree.file("etc/passwd", users.to_vec());
+    tree.file("etc/group", b"root:x:0:\nnogroup:x:65534:\n".to_vec());
     let mut hosts = "127.0.0.1 localhost\n".to_owned();
     for (number, letter) in (1..).zip('a'..='z') {
         hosts += &format!("10.0.0.{number} {letter}\n");

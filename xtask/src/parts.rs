@@ -10,7 +10,8 @@ use crate::image::{self, Contents};
 use crate::tool::{self, ToolError};
 
 /// Packages whose programs the guests or the tests run.
-const PACKAGES: [&str; 6] = ["-p", "vhost-device-ism", "-p", "smc-cli", "-p", "smc-tests"];
+const PACKAGES: [&str; 8] =
+    ["-p", "vhost-device-ism", "-p", "smc-cli", "-p", "smc-tests", "-p", "smc-preload"];
 const FEATURES: [&str; 2] = ["--features", "smc-tests/vm"];
 
 /// Debian packages of the libraries that QEMU is linked with.
@@ -23,6 +24,8 @@ pub(crate) struct Parts {
     /// Whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
     pub(crate) kernel_v1: PathBuf,
     pub(crate) initrd: PathBuf,
+    /// The same with programs of the distribution.
+    pub(crate) initrd_programs: Option<PathBuf>,
     pub(crate) qemu: PathBuf,
     pub(crate) qemu_stock: PathBuf,
     pub(crate) daemon: PathBuf,
@@ -32,15 +35,17 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// What the tests are told in their environment.
-    pub(crate) fn variables(&self) -> [(&'static str, &Path); 6] {
-        [
+    pub(crate) fn variables(&self) -> Vec<(&'static str, &Path)> {
+        let mut variables: Vec<(_, &Path)> = vec![
             ("KERNEL", &self.kernel),
             ("KERNEL_V1", &self.kernel_v1),
             ("INITRD", &self.initrd),
             ("QEMU", &self.qemu),
             ("QEMU_STOCK", &self.qemu_stock),
             ("DAEMON", &self.daemon),
-        ]
+        ];
+        variables.extend(self.initrd_programs.as_deref().map(|path| ("INITRD_PROGRAMS", path)));
+        variables
     }
 }
 
@@ -53,8 +58,8 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     let may_install = install || tool::is_true("CI");
     let busybox = installed(image::busybox, may_install)?;
     let verbs = installed(image::verbs, may_install)?;
-    let ip = installed(|| image::iproute("ip"), may_install)?;
-    let tc = installed(|| image::iproute("tc"), may_install)?;
+    let ip = installed(|| image::program("ip", "iproute2"), may_install)?;
+    let tc = installed(|| image::program("tc", "iproute2"), may_install)?;
     let install: &[&str] = if install { &["--install-deps"] } else { &[] };
     let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
     let v1_args = [&["--v1"], install].concat();
@@ -73,7 +78,7 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     }
 
     eprintln!("xtask: builds the programs (some minutes the first time)");
-    let programs = cargo(root, &["build", "--bins"])?;
+    let programs = cargo(root, &["build", "--bins", "--lib"])?;
     let mut test = vec!["test", "--no-run", "-p", "guest-driver"];
     for name in ["vm", "conformance", "verbs_rxe", "rendezvous"] {
         test.extend(["--test", name]);
@@ -81,7 +86,8 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     let tests = cargo(root, &test)?;
     let daemon = find(&programs, "vhost-device-ism")?;
     let vm = find(&tests, "vm")?;
-    let contents = Contents {
+    let mut contents = Contents {
+        kind: "initrd",
         busybox,
         init: root.join("tests/vm/init"),
         programs: vec![
@@ -98,7 +104,37 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
     // <target>/release/vhost-device-ism
     let target = daemon.ancestors().nth(2).unwrap_or(root);
     let initrd = image::write(&contents, &target.join("vm"))?;
-    Ok(Parts { kernel, kernel_v1, initrd, qemu, qemu_stock, daemon, tests: vm })
+    let initrd_programs = match distribution(may_install) {
+        Ok(found) => {
+            contents.kind = "programs";
+            contents.programs.extend(found);
+            let library = find(&programs, "smc_preload")?;
+            contents.files.push(("lib/libsmc_preload.so".into(), library));
+            Some(image::write(&contents, &target.join("vm"))?)
+        }
+        Err(error) if tool::is_true("CI") => return Err(error),
+        Err(error) => {
+            eprintln!("xtask: unmodified programs are not tested: {error}");
+            None
+        }
+    };
+    Ok(Parts { kernel, kernel_v1, initrd, initrd_programs, qemu, qemu_stock, daemon, tests: vm })
+}
+
+/// Programs that are run as they are, and the Debian packages they come from.
+const UNMODIFIED: [(&str, &str); 5] = [
+    ("iperf3", "iperf3"),
+    ("redis-server", "redis-server"),
+    ("redis-benchmark", "redis-tools"),
+    ("nginx", "nginx-light"),
+    ("curl", "curl"),
+];
+
+fn distribution(may_install: bool) -> Result<Vec<(&'static str, PathBuf)>, ToolError> {
+    let found = UNMODIFIED.into_iter().map(|(name, package)| {
+        Ok((name, installed(|| image::program(name, package), may_install)?))
+    });
+    found.collect()
 }
 
 /// The executable of an example of the tests.
@@ -199,7 +235,14 @@ fn cargo(root: &Path, args: &[&str]) -> Result<Vec<(String, PathBuf)>, ToolError
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let executable = |message: Value| {
         let name = message["target"]["name"].as_str()?.to_owned();
-        Some((name, PathBuf::from(message["executable"].as_str()?)))
+        let library = || {
+            message["filenames"]
+                .as_array()?
+                .iter()
+                .find_map(|file| file.as_str().filter(|file| file.ends_with(".so")))
+        };
+        let file = message["executable"].as_str().or_else(library)?;
+        Some((name, PathBuf::from(file)))
     };
     Ok(messages.filter_map(executable).collect())
 }

@@ -2,16 +2,15 @@
 //!
 //! Everything above speaks to [`Session`] only; today it is the stack in threads of this process.
 
-use std::fs::File;
 use std::net::TcpStream;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics};
 
+use crate::claim::Claim;
 use crate::config::Config;
 use crate::option::Proposal;
 use crate::sys::raw;
@@ -28,8 +27,6 @@ pub(crate) trait Session: Send + Sync {
 /// A stack in threads of this process.
 struct Local {
     stack: Arc<Stack>,
-    /// The claim on the device, held by a lock.
-    _claim: Option<File>,
 }
 
 impl Session for Local {
@@ -54,7 +51,20 @@ pub(crate) struct Open {
     generation: u32,
     session: Box<dyn Session>,
     has_device: bool,
-    tried: Instant,
+    /// The claim on the device, if it takes one.
+    claim: Option<Claim>,
+    tried: Mutex<Instant>,
+}
+
+impl Open {
+    /// Whether a device was looked for a moment ago.
+    fn is_fresh(&self) -> bool {
+        self.tried().elapsed() < RETRY
+    }
+
+    fn tried(&self) -> MutexGuard<'_, Instant> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A device that could not be had is asked for again after so long.
@@ -77,13 +87,20 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
     let config = config()?;
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = raw_current();
+    let known = known.filter(|open| open.generation == fork::generation());
     if let Some(open) = known
-        && open.generation == fork::generation()
-        && (open.has_device || open.tried.elapsed() < RETRY)
+        && (open.has_device || open.is_fresh())
     {
         return Some(&*open.session);
     }
-    let opened = raw::without_signals(|| open(config));
+    let opened = match (raw::without_signals(|| open(config)), known) {
+        (Ok(opened), _) => opened,
+        (Err(_), Some(open)) => {
+            *open.tried() = Instant::now();
+            return Some(&*open.session);
+        }
+        (Err(why), None) => raw::without_signals(|| without_device(config, &why)),
+    };
     // Sessions live as long as the process: connections refer to them, and one of a parent must
     // not be touched.
     let opened: &'static Open = Box::leak(Box::new(opened));
@@ -94,7 +111,7 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
 /// Whether a device was looked for a moment ago and none was free.
 pub(crate) fn lacks_device() -> bool {
     raw_current().is_some_and(|open| {
-        open.generation == fork::generation() && !open.has_device && open.tried.elapsed() < RETRY
+        open.generation == fork::generation() && !open.has_device && open.is_fresh()
     })
 }
 
@@ -102,33 +119,50 @@ fn raw_current() -> Option<&'static Open> {
     crate::sys::leaked(CURRENT.load(Ordering::Acquire))
 }
 
-fn open(config: &Config) -> Open {
-    let tried = Instant::now();
+/// A session on the first device that is free; or why there is none.
+fn open(config: &Config) -> Result<Open, String> {
+    let tried = Mutex::new(Instant::now());
     let generation = fork::generation();
     let mut why = "no device is configured".to_owned();
     for (socket, claim) in free_devices(&config.devices) {
         let mut stack = StackConfig::new(&socket);
         shape(&mut stack, config);
-        // Stacks without a device are given up for one that may have one, and come in numbers.
         stack.statistics = config.statistics.as_deref().map(statistics::path_in);
         match Stack::open(stack) {
             Ok(stack) => {
-                let session = Box::new(Local { stack, _claim: claim });
+                let session = Box::new(Local { stack });
                 status::opened(&socket);
-                return Open { generation, session, has_device: true, tried };
+                return Ok(Open { generation, session, has_device: true, claim, tried });
             }
             Err(error) => why = format!("{}: {error}", socket.display()),
         }
     }
-    status::no_device(&why);
+    Err(why)
+}
+
+/// A session where everything becomes TCP. It is kept for as long as there is no device.
+fn without_device(config: &Config, why: &str) -> Open {
+    status::no_device(why);
     let mut stack = StackConfig::default();
     shape(&mut stack, config);
+    stack.statistics = config.statistics.as_deref().map(statistics::path_in);
     let session: Box<dyn Session> = match Stack::open(stack) {
-        Ok(stack) => Box::new(Local { stack, _claim: None }),
+        Ok(stack) => Box::new(Local { stack }),
         // Without devices there is nothing that could fail but the source of random numbers.
         Err(_) => std::process::abort(),
     };
-    Open { generation, session, has_device: false, tried }
+    let tried = Mutex::new(Instant::now());
+    Open { generation: fork::generation(), session, has_device: false, claim: None, tried }
+}
+
+/// The program ends: what it leaves in directories goes.
+pub(crate) fn end() {
+    if let Some(open) = raw_current()
+        && open.generation == fork::generation()
+        && let Some(claim) = &open.claim
+    {
+        claim.remove();
+    }
 }
 
 fn shape(stack: &mut StackConfig, config: &Config) {
@@ -142,9 +176,8 @@ fn shape(stack: &mut StackConfig, config: &Config) {
     stack.clc_timeout = Duration::from_secs(30);
 }
 
-/// Devices that no other process has claimed. A device serves one process; the claim is a lock on a
-/// file beside the socket.
-fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<File>)> {
+/// Devices that no other process has claimed.
+fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<Claim>)> {
     let mut sockets = Vec::new();
     for path in wanted {
         if path.is_dir() {
@@ -172,19 +205,6 @@ fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<Fil
             // A PCI device, or a daemon that comes later: nothing to lock.
             return Some((socket, None));
         }
-        claim(&socket).map(|claim| (socket, Some(claim)))
+        Claim::lay(&socket).map(|claim| (socket, Some(claim)))
     })
-}
-
-fn claim(socket: &Path) -> Option<File> {
-    let mut name = socket.as_os_str().to_owned();
-    name.push(".claim");
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o666)
-        .open(name)
-        .ok()?;
-    file.try_lock().ok().map(|()| file)
 }

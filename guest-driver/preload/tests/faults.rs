@@ -220,6 +220,7 @@ fn a_device_that_is_full_leaves_tcp() {
     meet(test, &mut set(program(&fabric)), &mut set(program(&fabric)));
     let (smc, tcp) = fabric.decided();
     assert_eq!((smc, tcp), (6, 14), "{:?}", fabric.broken());
+    assert_eq!(fabric.claims(), Vec::<String>::new(), "both programs have ended");
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub struct Vm {
     v1: bool,
     stock: bool,
     unpluggable: bool,
+    programs: bool,
     mem: Option<String>,
     cpus: Option<u32>,
     append: Vec<String>,
@@ -63,6 +64,7 @@ impl Vm {
             v1: false,
             stock: false,
             unpluggable: false,
+            programs: false,
             mem: None,
             cpus: None,
             append: Vec::new(),
@@ -146,6 +148,18 @@ impl Vm {
     pub fn stock(mut self) -> Vm {
         self.stock = true;
         self.no_ism()
+    }
+
+    /// With programs of the distribution: `iperf3`, `redis-server`, `redis-benchmark`, `nginx` and `curl`.
+    /// Whether there are any here, see [`Vm::has_programs`].
+    pub fn programs(mut self) -> Vm {
+        self.programs = true;
+        self
+    }
+
+    /// Whether programs of the distribution were there to be put into guests.
+    pub fn has_programs() -> bool {
+        std::env::var_os("INITRD_PROGRAMS").is_some()
     }
 
     /// With that much memory, as QEMU writes it: `1G`.
@@ -264,7 +278,7 @@ impl Machine {
         }
         let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
         let kernel = if vm.v1 { Built::KernelV1 } else { Built::Kernel }.path();
-        let initrd = Built::Initrd.path();
+        let initrd = if vm.programs { Built::InitrdPrograms } else { Built::Initrd }.path();
         let cpus = vm.cpus.map(|n| n.to_string());
         let mut env: Vec<(&str, &OsStr)> =
             vec![("QEMU", qemu.as_ref()), ("KERNEL", kernel.as_ref()), ("INITRD", initrd.as_ref())];

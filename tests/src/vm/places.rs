@@ -11,6 +11,8 @@ pub(super) enum Built {
     KernelV1,
     /// `INITRD`: the guests' initramfs.
     Initrd,
+    /// `INITRD_PROGRAMS`: the same with programs of the distribution.
+    InitrdPrograms,
     /// `QEMU`: with this project's patches.
     Qemu,
     /// `QEMU_STOCK`: the same release without.
@@ -25,6 +27,7 @@ impl Built {
             Built::Kernel => "KERNEL",
             Built::KernelV1 => "KERNEL_V1",
             Built::Initrd => "INITRD",
+            Built::InitrdPrograms => "INITRD_PROGRAMS",
             Built::Qemu => "QEMU",
             Built::QemuStock => "QEMU_STOCK",
             Built::Daemon => "DAEMON",

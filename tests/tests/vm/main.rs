@@ -12,6 +12,7 @@ mod faults;
 mod interop;
 mod isolation;
 mod lifecycle;
+mod programs;
 mod rdma;
 mod rendezvous;
 mod smcr;

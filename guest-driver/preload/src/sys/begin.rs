@@ -48,4 +48,5 @@ unsafe extern "C" fn in_child() {
 
 extern "C" fn end() {
     fds::end();
+    session::end();
 }

@@ -17,6 +17,13 @@ use virtio_ism_abi::Chid;
 /// A program that takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What devices hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Devices {
+    pub connected: usize,
+    pub dmbs: u64,
+}
+
 /// Devices, and a directory for what the programs say of themselves.
 pub struct Fabric {
     dir: PathBuf,
@@ -99,6 +106,20 @@ impl Fabric {
             all.1 += text.matches("\"smc\":false").count();
         }
         all
+    }
+
+    /// What the daemon's devices hold.
+    pub fn devices(&self) -> Devices {
+        let ports = self.daemon.iter().flat_map(Daemon::list);
+        let devices: Vec<_> = ports.filter_map(|port| port.device).collect();
+        Devices { connected: devices.len(), dmbs: devices.iter().map(|device| device.dmbs).sum() }
+    }
+
+    /// Claims of devices by processes that are gone.
+    pub fn claims(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.join("devices")).unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.ends_with(".claim")).collect()
     }
 
     /// How often programs said a word.

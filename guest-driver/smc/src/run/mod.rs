@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
+use guest_driver::transport::pci;
 
 use crate::error::CliError;
 use crate::places;
@@ -32,7 +33,8 @@ servers speak SMC (--peer), for others would take the first message of SMC for d
 `smc doctor` for what is missing.
 
 Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
-directory of sockets are used in turn. A process that finds none stays on TCP.";
+directory of sockets, or of a virtual machine, are used in turn (`smc devices` tells which are). A process
+that finds none says so and stays on TCP; it looks again about every second.";
 
 /// Help of `smc run`, examples.
 pub(crate) const AFTER: &str = "\
@@ -49,8 +51,8 @@ io_uring is not offered to the program, which then uses epoll.";
 /// Options of `smc run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// A virtio-ism device, or a directory of their sockets; repeat it for more [default: the
-    /// directory of "smc fabric"].
+    /// A virtio-ism device, a directory of their sockets, or "pci" for the free ones of this virtual
+    /// machine; repeat it for more [default: the directory of "smc fabric", or else "pci"].
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE", value_delimiter = ':')]
     device: Vec<PathBuf>,
 
@@ -140,6 +142,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     Err(CliError::Run { program: name.to_string_lossy().into(), why: error.to_string() })
 }
 
+/// Where programs look for a free device if nobody says otherwise: in the directory of "smc fabric", or
+/// in a virtual machine among its PCI devices.
+fn default_devices() -> PathBuf {
+    let directory = places::directory();
+    let sockets = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+    let has_fabric = sockets.map(|entry| entry.file_name()).any(|name| {
+        let name = name.to_string_lossy();
+        name.ends_with(".sock") && !name.starts_with("process-") && name != places::MANAGEMENT
+    });
+    if !has_fabric && pci::functions().is_ok_and(|found| !found.is_empty()) {
+        return "pci".into();
+    }
+    directory
+}
+
 fn prepare(
     command: &mut Command,
     library: &std::path::Path,
@@ -156,7 +173,7 @@ fn prepare(
             .map_err(|why| CliError::Eid { name: eid.clone(), why: why.to_string() })?;
     }
     let devices = match args.device.is_empty() {
-        true => vec![places::directory()],
+        true => vec![default_devices()],
         false => args.device.clone(),
     };
     let devices = std::env::join_paths(devices).map_err(|error| CliError::Run {

@@ -1,0 +1,205 @@
+//! Redis and nginx under a mixed load with clients that are killed, for as long as one likes: whatever
+//! programs and daemon hold must stay as it is. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
+//! --test soak -- --nocapture`; a line for each sixtieth of that, at most one per minute.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Fabric, Running, await_listener, eventually, free_port};
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    descriptors: usize,
+    mappings: usize,
+    threads: usize,
+    /// Memory of its own, KiB; not what it shares with devices.
+    memory: u64,
+}
+
+impl Held {
+    fn by(pid: u32) -> Held {
+        let entries = |dir| fs::read_dir(format!("/proc/{pid}/{dir}")).map_or(0, Iterator::count);
+        let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let status = read("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let memory = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        Held {
+            descriptors: entries("fd"),
+            mappings: read("maps").lines().filter(|line| line.contains("memfd:")).count(),
+            threads: entries("task"),
+            memory: memory.unwrap_or(0),
+        }
+    }
+
+    /// Whether it is no more than before, up to what comes and goes: pools of connections and of threads,
+    /// and memory that the allocator keeps.
+    fn is_as(self, before: Held) -> bool {
+        self.descriptors <= before.descriptors + 4
+            && self.mappings <= before.mappings + 2
+            && self.threads <= before.threads + 2
+            && self.memory <= before.memory + before.memory / 4 + 4096
+    }
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Held { descriptors, mappings, threads, memory } = self;
+        write!(f, "{descriptors} fds {mappings} maps {threads} threads {memory} KiB")
+    }
+}
+
+/// Numbers that look random and are the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % n
+    }
+}
+
+fn has(program: &str) -> bool {
+    let there = Command::new(program).arg("--version").output().is_ok();
+    assert!(there || std::env::var("CI").map_or(true, |ci| ci != "true"), "no {program}");
+    there
+}
+
+/// The children of a process: nginx's workers.
+fn children(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+fn nginx(dir: &Path, port: u16) -> Vec<String> {
+    fs::create_dir_all(dir).unwrap();
+    fs::write(dir.join("small"), vec![b'x'; 612]).unwrap();
+    fs::write(dir.join("large"), vec![b'y'; 3 << 20]).unwrap();
+    let here = dir.display();
+    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|name| format!("{name}_temp_path {here}/{name};"))
+        .concat();
+    let text = format!(
+        "user root; daemon off; worker_processes 2; pid {here}/pid; error_log {here}/log;\n\
+         events {{}}\nhttp {{ access_log off; {paths}\n\
+         server {{ listen 127.0.0.1:{port}; root {here}; }} }}\n"
+    );
+    fs::write(dir.join("conf"), text).unwrap();
+    vec!["-c".into(), format!("{here}/conf")]
+}
+
+/// Ends a client in the middle of whatever it does.
+fn abort(mut child: Child, after: Duration) {
+    std::thread::sleep(after);
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[test]
+fn nothing_grows() {
+    if !["redis-server", "redis-benchmark", "nginx", "curl"].into_iter().all(has) {
+        eprintln!("SKIPPED, nothing was tested: redis, nginx and curl are not all installed");
+        return;
+    }
+    let seconds = std::env::var("SMC_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let length = Duration::from_secs(seconds.unwrap_or(20));
+    let seed = std::env::var("SMC_SOAK_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) | 1);
+    println!("seed {seed}");
+    let mut dice = Dice(seed);
+
+    let fabric = Fabric::new(8);
+    let (redis_port, http_port) = (free_port(), free_port());
+    let mut command = fabric.smc("redis-server");
+    command.args(["--port", &redis_port.to_string(), "--save", "", "--bind", "127.0.0.1"]);
+    let redis = Running::start(&mut command);
+    await_listener(redis_port);
+    let web = Running::start(fabric.smc("nginx").args(nginx(&fabric.file("www"), http_port)));
+    await_listener(http_port);
+    let mut servers = vec![("daemon", std::process::id()), ("redis", redis.pid())];
+    servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx worker", pid)));
+
+    let quiet = |command: &mut Command| {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let bench = |clients: u64, n: u64, pipeline: u64| {
+        let mut command = fabric.smc("redis-benchmark");
+        command.args(["-p", &redis_port.to_string(), "-t", "set,get", "-q"]);
+        command.args(["-c", &clients.to_string(), "-n", &n.to_string()]);
+        command.args(["-P", &pipeline.to_string()]);
+        command
+    };
+    let get = |file: &str, times: u64| {
+        let url = format!("http://127.0.0.1:{http_port}/{file}");
+        let mut command = fabric.smc("curl");
+        command.args(["-sS", "--fail", "--max-time", "20"]);
+        for _ in 0..times {
+            command.args([&url, "-o", "/dev/null"]);
+        }
+        command
+    };
+    let started = Instant::now();
+    let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
+    let (mut rounds, mut aborts, mut next) = (0u64, 0u64, lines);
+    // What is held once everything has been used.
+    let warm = length / 4;
+    let mut first: Option<(Vec<Held>, u64)> = None;
+    while started.elapsed() < length {
+        rounds += 1;
+        match dice.below(6) {
+            0 => drop(Running::start(&mut bench(1 + dice.below(20), 3000, 1)).finish()),
+            1 => drop(Running::start(&mut bench(10, 20_000, 1 + dice.below(32))).finish()),
+            2 => drop(Running::start(&mut get("small", 1 + dice.below(20))).finish()),
+            3 => drop(Running::start(&mut get("large", 1 + dice.below(3))).finish()),
+            victim => {
+                aborts += 1;
+                let mut command = match victim {
+                    4 => bench(1 + dice.below(20), 1_000_000, 1 + dice.below(16)),
+                    _ => get("large", 100),
+                };
+                abort(quiet(&mut command), Duration::from_millis(20 + dice.below(300)));
+            }
+        }
+        if started.elapsed() < next {
+            continue;
+        }
+        next = started.elapsed() + lines;
+        // Clients are gone; what they left behind is to go, too.
+        let devices = || fabric.devices();
+        eventually(|| devices().connected < servers.len());
+        std::thread::sleep(Duration::from_millis(300));
+        let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
+        let dmbs = devices().dmbs;
+        let (smc, tcp) = fabric.decided();
+        print!(
+            "{:5} s  {rounds} rounds {aborts} aborts {smc} smc {tcp} tcp {dmbs} dmbs",
+            started.elapsed().as_secs()
+        );
+        servers.iter().zip(&held).for_each(|((name, _), held)| print!("  {name}: {held}"));
+        println!();
+        if started.elapsed() < warm {
+            continue;
+        }
+        let (before, dmbs_before) = first.get_or_insert_with(|| (held.clone(), dmbs));
+        for (((name, _), before), now) in servers.iter().zip(&*before).zip(&held) {
+            assert!(now.is_as(*before), "{name} grows: {before} -> {now} (seed {seed})");
+        }
+        assert!(dmbs <= *dmbs_before + 40, "DMBs grow: {dmbs_before} -> {dmbs} (seed {seed})");
+    }
+    let (smc, tcp) = fabric.decided();
+    assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
+    println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
+    web.stop();
+    redis.stop();
+    // Of clients that were killed; the next process to have the device takes it over.
+    assert!(fabric.claims().len() <= 8, "{:?}", fabric.claims());
+}
