@@ -136,6 +136,8 @@ const TRIAL_FACTOR: u32 = 20;
 
 /// Looks at shared memory between two at the clock.
 const LOOKS: u32 = 32;
+/// On a machine with one processor, who spins for longer than this lets others run in between.
+const GIVE_WAY: Duration = Duration::from_micros(10);
 
 /// How long waits spin before they sleep.
 ///
@@ -212,9 +214,15 @@ impl Spin {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() >= limit {
+            let elapsed = start.elapsed();
+            if elapsed >= limit {
                 self.failed(budget);
                 return false;
+            }
+            // With one processor, other threads that wait for nothing any more cannot go on: what
+            // is a wait for this one would be lost to them.
+            if elapsed >= GIVE_WAY && processors() == 1 {
+                rustix::thread::sched_yield();
             }
         }
     }
