@@ -12,12 +12,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Fabric, await_listener, free_port, my_role, role};
-
-/// Bytes that show where they belong.
-fn pattern(n: usize) -> Vec<u8> {
-    (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
-}
+use common::{Fabric, await_listener, free_port, my_role, pattern, role};
 
 /// A server and a client of some connections, in all four combinations.
 fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), client: fn(u16)) {

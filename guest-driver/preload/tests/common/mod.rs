@@ -6,8 +6,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use vhost_device_ism::config::{FabricConfig, PortSpec, Quotas};
@@ -206,19 +206,60 @@ pub fn await_listener(port: u16) {
 pub struct Running {
     name: String,
     child: Child,
+    patience: Duration,
+    out: Said,
+    err: Said,
+}
+
+/// What a program has said so far.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    /// Collects what comes, so that the program never waits for room.
+    fn collect(mut from: impl Read + Send + 'static) -> Said {
+        let said = Said::default();
+        let all = said.0.clone();
+        std::thread::spawn(move || {
+            let mut room = [0; 4096];
+            while let Ok(n @ 1..) = from.read(&mut room) {
+                all.lock().unwrap().extend_from_slice(&room[..n]);
+            }
+        });
+        said
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
 }
 
 impl Running {
     /// Starts it; its output is collected.
     pub fn start(command: &mut Command) -> Running {
-        let name = format!("{:?}", command.get_args().collect::<Vec<_>>());
-        let child = command
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let name = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap();
-        Running { name, child }
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        // Not waited for: a program may leave others behind that keep the pipes open.
+        let out = Said::collect(child.stdout.take().unwrap());
+        let err = Said::collect(child.stderr.take().unwrap());
+        Running { name, child, patience: PATIENCE, out, err }
+    }
+
+    /// It may take longer than others.
+    pub fn within(mut self, patience: Duration) -> Running {
+        self.patience = patience;
+        self
+    }
+
+    /// How long it may take.
+    pub fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// Its process id.
@@ -226,37 +267,53 @@ impl Running {
         self.child.id()
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// What it has said so far, errors last.
+    pub fn said(&self) -> String {
+        format!("{}\n{}", self.out.text(), self.err.text())
+    }
+
     /// Waits for its end; its output. One that hangs shows where.
-    pub fn finish(mut self) -> String {
-        let (mut out, mut err) = (self.child.stdout.take(), self.child.stderr.take());
-        let reader = std::thread::spawn(move || {
-            let mut text = String::new();
-            if let Some(out) = &mut out {
-                let _ = out.read_to_string(&mut text);
-            }
-            text
-        });
-        let errors = std::thread::spawn(move || {
-            let mut text = String::new();
-            if let Some(err) = &mut err {
-                let _ = err.read_to_string(&mut text);
-            }
-            text
-        });
+    pub fn finish(self) -> String {
+        self.finish_beside(&[])
+    }
+
+    /// [`Running::finish`] of a program that may hang because of others.
+    pub fn finish_beside(mut self, others: &[&Running]) -> String {
         let begun = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            if begun.elapsed() > PATIENCE {
-                let stacks = stacks(self.child.id());
+            if begun.elapsed() > self.patience {
+                let mut where_they_are = stacks(self.pid());
+                for other in others {
+                    where_they_are += &format!("\n{}:\n{}", other.name, stacks(other.pid()));
+                }
                 let _ = self.child.kill();
-                panic!("{} hangs:\n{stacks}\n{}", self.name, errors.join().unwrap());
+                panic!("{} hangs:\n{where_they_are}\n{}", self.name, self.said());
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        let text = reader.join().unwrap();
-        assert!(status.success(), "{}: {status}\n{text}\n{}", self.name, errors.join().unwrap());
+        // What it said last may still be in the pipe.
+        let text = self.settled_output();
+        assert!(status.success(), "{}: {status}\n{text}\n{}", self.name, self.err.text());
+        text
+    }
+
+    /// The output of a program that has ended, when no more comes.
+    fn settled_output(&self) -> String {
+        let mut text = self.out.text();
+        // A reference besides this one is the reader's.
+        let begun = Instant::now();
+        while Arc::strong_count(&self.out.0) > 1 && begun.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(1));
+            text = self.out.text();
+        }
         text
     }
 
@@ -265,10 +322,10 @@ impl Running {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > self.patience {
                 let stacks = stacks(self.child.id());
                 let _ = self.child.kill();
-                panic!("{} does not end:\n{stacks}", self.name);
+                panic!("{} does not end:\n{stacks}\n{}", self.name, self.said());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -282,19 +339,22 @@ impl Drop for Running {
     }
 }
 
-/// Where the threads of a process are.
+/// Where the threads of a process are, and those of its descendants.
 fn stacks(pid: u32) -> String {
     let gdb = Command::new("gdb")
         .args(["-p", &pid.to_string(), "-batch", "-ex", "thread apply all bt 12"])
         .stderr(Stdio::null())
         .output();
-    if let Ok(output) = gdb {
-        return String::from_utf8_lossy(&output.stdout).into_owned();
-    }
-    let mut text = String::new();
+    let mut text = match gdb {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(_) => String::new(),
+    };
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-        let wchan = std::fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
-        text += &format!("{}: {wchan}\n", task.path().display());
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        text += &format!("{} in {}\n", task.path().display(), read("wchan"));
+        for child in read("children").split_whitespace().filter_map(|child| child.parse().ok()) {
+            text += &stacks(child);
+        }
     }
     text
 }
@@ -310,4 +370,9 @@ pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running
 pub fn my_role() -> Option<(String, u16)> {
     let role = std::env::var("PRELOAD_TEST_ROLE").ok()?;
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
+}
+
+/// Bytes that show where they belong.
+pub fn pattern(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
 }

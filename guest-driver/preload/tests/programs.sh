@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Programs of the distribution on SMC and on TCP, in two network namespaces (which take root; without,
+# both ends are on loopback). README: docs/testing.md.
+#
+#     programs.sh                 all of them, briefly: do they work in all four combinations?
+#     programs.sh --quick         only those that are quick to install
+#     programs.sh --table         a table of SMC against TCP as well (release build, some minutes)
+#     programs.sh --install-deps  installs missing packages first, as CI=true does
+#
+# Other arguments are names of tests. What is not installed is left out aloud; with CI=true that fails.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+
+quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
+       openssh-server openssh-client iproute2)
+all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb)
+quick_tests=(iperf3 redis nginx memcached ssh)
+
+profile=() only=() install=false packages=("${all[@]}")
+[ "${CI:-}" != true ] || install=true
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) packages=("${quick[@]}") only+=("${quick_tests[@]}") ;;
+    --table)
+        profile=(--release)
+        export SMC_PROGRAMS_ROUNDS=${SMC_PROGRAMS_ROUNDS:-3} SMC_PROGRAMS_SECONDS=${SMC_PROGRAMS_SECONDS:-3}
+        ;;
+    --install-deps) install=true ;;
+    -h | --help)
+        sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+        exit
+        ;;
+    -*)
+        echo "$0: what is $1?" >&2
+        exit 2
+        ;;
+    *) only+=("$1") ;;
+    esac
+    shift
+done
+
+if $install; then
+    missing=()
+    for package in "${packages[@]}"; do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    # Any flavour of these will do.
+    has() { PATH="$PATH:/usr/sbin" command -v "$1" >/dev/null; }
+    wanted=()
+    for package in "${missing[@]}"; do
+        case $package in
+        nginx-light) has nginx || wanted+=("$package") ;;
+        nodejs) has node || wanted+=("$package") ;;
+        golang-go) has go || wanted+=("$package") ;;
+        default-jdk-headless) has javac || wanted+=("$package") ;;
+        *) wanted+=("$package") ;;
+        esac
+    done
+    if [ ${#wanted[@]} -gt 0 ]; then
+        echo "installing ${wanted[*]}"
+        # No service is to be started: only the programs are wanted.
+        apt-get update -q
+        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${wanted[@]}"
+    fi
+fi
+
+exec cargo test "${profile[@]}" -p smc-preload --test programs -- \
+    --ignored --nocapture --test-threads=1 "${only[@]}"

@@ -1,0 +1,292 @@
+//! Two places to run programs in (network namespaces that are joined by a wire), and what stands
+//! between them: a fabric with devices, `smc run` and `smc stat`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::{Fabric, Running, library};
+
+/// Devices of a bed: as many processes can have SMC at a time.
+const DEVICES: usize = 24;
+
+/// Where a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Server,
+    Client,
+}
+
+/// Two network namespaces, or none: then both ends are on this host's loopback.
+pub struct Net {
+    name: Option<String>,
+    /// `smc` and the library.
+    tools: PathBuf,
+}
+
+impl Net {
+    pub fn new() -> Net {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("smc-{}-{n}", std::process::id());
+        let mut net = Net { name: Some(name), tools: tools() };
+        let [server, client] =
+            [Side::Server, Side::Client].map(|side| net.namespace(side).unwrap());
+        let commands = [
+            format!("netns add {server}"),
+            format!("netns add {client}"),
+            format!("-n {server} link add wire type veth peer name wire netns {client}"),
+            format!("-n {server} address add 10.77.0.1/24 dev wire"),
+            format!("-n {client} address add 10.77.0.2/24 dev wire"),
+            format!("-n {server} link set lo up"),
+            format!("-n {client} link set lo up"),
+            format!("-n {server} link set wire up"),
+            format!("-n {client} link set wire up"),
+        ];
+        if !commands.iter().all(|line| ip(line)) {
+            println!("no network namespaces here (they take root): both ends on loopback");
+            net.remove();
+            net.name = None;
+        }
+        net
+    }
+
+    fn namespace(&self, side: Side) -> Option<String> {
+        let name = self.name.as_ref()?;
+        Some(format!("{name}-{}", if side == Side::Server { "s" } else { "c" }))
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> &'static str {
+        if self.name.is_some() { "10.77.0.1" } else { "127.0.0.1" }
+    }
+}
+
+impl Net {
+    fn remove(&self) {
+        for side in [Side::Server, Side::Client] {
+            if let Some(name) = self.namespace(side) {
+                ip(&format!("netns del {name}"));
+            }
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.remove();
+        let _ = std::fs::remove_dir_all(&self.tools);
+    }
+}
+
+fn ip(line: &str) -> bool {
+    let output = Command::new("ip").args(line.split_whitespace()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// What a case needs to know of where it runs.
+pub struct Place {
+    pub address: &'static str,
+    pub port: u16,
+    /// A directory of the bed's own.
+    pub dir: PathBuf,
+}
+
+/// A program with its arguments.
+#[derive(Clone, Debug)]
+pub struct Program {
+    words: Vec<String>,
+    user: Option<&'static str>,
+}
+
+impl Program {
+    /// Of a line of words without spaces in them.
+    pub fn new(line: impl AsRef<str>) -> Program {
+        let words = line.as_ref().split_whitespace().map(str::to_owned).collect();
+        Program { words, user: None }
+    }
+
+    /// With more arguments at the end, whatever is in them.
+    pub fn and(mut self, words: &[&str]) -> Program {
+        self.words.extend(words.iter().map(|&word| word.to_owned()));
+        self
+    }
+
+    /// Run by this user, where this is root.
+    pub fn user(self, user: &'static str) -> Program {
+        Program { user: Some(user), ..self }
+    }
+}
+
+/// A fabric between the two places.
+pub struct Bed<'a> {
+    net: &'a Net,
+    fabric: Fabric,
+    dir: PathBuf,
+}
+
+impl Bed<'_> {
+    pub fn new(net: &Net) -> Bed<'_> {
+        let fabric = Fabric::new(DEVICES);
+        let dir = fabric.file("");
+        // Servers that are not root have devices, too.
+        let open = |path: PathBuf, mode| {
+            let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+        };
+        for part in ["", "devices", "status"] {
+            open(dir.join(part), 0o777);
+        }
+        for device in std::fs::read_dir(dir.join("devices")).unwrap().flatten() {
+            open(device.path(), 0o666);
+        }
+        Bed { net, fabric, dir }
+    }
+
+    pub fn place(&self, port: u16) -> Place {
+        Place { address: self.net.address(), port, dir: self.dir.clone() }
+    }
+
+    /// The program at one of the sides. On SMC, it is told that all servers are, if they are and it
+    /// cannot find that out by TCP option 254, which takes root.
+    pub fn command(&self, side: Side, program: &Program, smc: bool, to_smc: bool) -> Command {
+        let mut words: Vec<String> = Vec::new();
+        if let Some(name) = self.net.namespace(side) {
+            words.extend(["nsenter".into(), format!("--net=/run/netns/{name}")]);
+        }
+        let user = program.user.filter(|_| is_root());
+        if let Some(user) = user {
+            let to = [format!("--reuid={user}"), format!("--regid={user}")];
+            words.extend(["setpriv".into()].into_iter().chain(to).chain(["--init-groups".into()]));
+        }
+        if smc {
+            let at = |part: &str| self.dir.join(part).display().to_string();
+            words.extend([self.net.tools.join("smc").display().to_string(), "run".into()]);
+            words.extend(["--device".into(), at("devices"), "--status".into(), at("status")]);
+            if to_smc && !is_root() {
+                words.extend(["--peer".into(), "*".into()]);
+            }
+        }
+        words.extend(program.words.iter().cloned());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(&self.dir);
+        command.env("XDG_RUNTIME_DIR", self.runtime(user.unwrap_or("root")));
+        // What counts is what the test says, and not the user's settings.
+        command.env_remove("LD_PRELOAD").env("HOME", &self.dir).env("LC_ALL", "C");
+        command
+    }
+
+    /// A directory for the sockets at which the processes of a user tell what they have.
+    fn runtime(&self, user: &str) -> PathBuf {
+        let dir = self.dir.join(format!("run-{user}"));
+        if std::fs::create_dir(&dir).is_ok() && is_root() {
+            let _ = Command::new("chown").arg(user).arg(&dir).status();
+        }
+        dir
+    }
+
+    /// Waits until the server listens.
+    pub fn await_listener(&self, port: u16, server: &mut Running) {
+        let wanted = format!(":{port:04X}");
+        let pid = server.pid();
+        let begun = Instant::now();
+        while begun.elapsed() < server.patience() {
+            // As its own network namespace has it.
+            for table in ["tcp", "tcp6"] {
+                let path = format!("/proc/{pid}/net/{table}");
+                let text = std::fs::read_to_string(path).unwrap_or_default();
+                let found = text.lines().any(|line| {
+                    let mut words = line.split_whitespace().skip(1);
+                    words.next().is_some_and(|local| local.ends_with(&wanted))
+                        && words.nth(1) == Some("0A")
+                });
+                if found {
+                    return;
+                }
+            }
+            assert!(!server.has_ended(), "the server has ended: {}", server.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("nobody listens on port {port}: {}", server.said());
+    }
+
+    /// What `smc stat` says of connections, once it shows one that is SMC-D.
+    pub fn await_smc_d(&self, user: &str, patience: Duration) -> Result<(), String> {
+        let begun = Instant::now();
+        loop {
+            let mut stat = Command::new(self.net.tools.join("smc"));
+            stat.args(["stat", "--json"]).env("XDG_RUNTIME_DIR", self.runtime(user));
+            let output = stat.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            if text.contains("\"SMC-D v2") {
+                return Ok(());
+            }
+            if begun.elapsed() > patience {
+                let errors = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("smc stat shows no connection over SMC-D: {text}{errors}"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends of connections that were decided for SMC, and for TCP.
+    pub fn decided(&self) -> (usize, usize) {
+        self.fabric.decided()
+    }
+
+    /// What programs said of broken handshakes.
+    pub fn broken(&self) -> Vec<String> {
+        self.fabric.broken()
+    }
+}
+
+/// Whether other users, and namespaces, can be had.
+pub fn is_root() -> bool {
+    static ROOT: OnceLock<bool> = OnceLock::new();
+    *ROOT.get_or_init(|| {
+        let output = Command::new("id").arg("-u").output();
+        output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+    })
+}
+
+/// Makes a directory with `smc` and the library, where every user can read it.
+fn tools() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let library = library();
+    let built = library.parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--package", "smc-cli", "--bin", "smc"]);
+    build.arg("--target-dir").arg(built.parent().unwrap());
+    if built.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("smc-tools-{}-{n}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["smc", "libsmc_preload.so"] {
+        let (from, to) = (built.join(name), dir.join(name));
+        if std::fs::hard_link(&from, &to).is_err() {
+            std::fs::copy(from, to).unwrap();
+        }
+    }
+    dir
+}
+
+/// Whether the programs are here. If not, that is said, and where everything has to be here it is
+/// an error.
+pub fn are_installed(case: &str, programs: &[&str]) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut missing = programs.iter().filter(|program| {
+        !std::env::split_paths(&path).any(|dir| dir.join(program.trim_start_matches('/')).is_file())
+            && !Path::new(program).is_file()
+    });
+    let Some(first) = missing.next() else { return true };
+    let words = format!("{case}: left out, {first} is not installed");
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci.is_empty()), "{words}");
+    println!("{words}");
+    false
+}

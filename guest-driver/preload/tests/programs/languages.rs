@@ -1,0 +1,89 @@
+//! Programs whose language brings its own way of doing network IO.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::bed::{Net, Place, Program, are_installed};
+use crate::case::{Case, after, seconds};
+
+/// Runs a compiler.
+fn compile(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A web server and its client, one program of two roles.
+fn web(name: &str, needs: &[&str], program: &str, colon: &str, can_be_smc: bool, net: &Net) {
+    let server = |place: &Place| {
+        let Place { address, port, .. } = place;
+        Program::new(format!("{program} serve {address}{colon}{port}"))
+    };
+    let client = |place: &Place| {
+        let Place { address, port, .. } = place;
+        let pad = if colon == ":" { "-" } else { "" };
+        Program::new(format!("{program} ask {address}{colon}{port} {pad} {}", seconds()))
+    };
+    Case {
+        name,
+        needs,
+        server: &server,
+        client: &client,
+        figure: &|text| after(text, "requests:"),
+        seen_by: can_be_smc.then_some("root"),
+        can_be_smc,
+        wanted: 0.9,
+    }
+    .run(net);
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn node() {
+    let net = Net::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.js");
+    web("Node.js, HTTP", &["node"], &format!("node {script}"), " ", true, &net);
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn java() {
+    if !are_installed("Java", &["java", "javac"]) {
+        return;
+    }
+    let net = Net::new();
+    let dir = std::env::temp_dir().join(format!("smc-java-{}", std::process::id()));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/Web.java");
+    compile(Command::new("javac").arg("-d").arg(&dir).arg(source));
+    let program = format!("java -XX:TieredStopAtLevel=1 -cp {} Web", dir.display());
+    web("Java, HTTP", &["java"], &program, " ", true, &net);
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+/// Programs in Go make system calls themselves, whether libc is in them or not: `smc run` says so and
+/// leaves them on TCP, where they work.
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn go_stays_on_tcp() {
+    if !are_installed("Go", &["go"]) {
+        return;
+    }
+    let net = Net::new();
+    let dir = std::env::temp_dir().join(format!("smc-go-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.go");
+    for (name, cgo) in [("Go, HTTP, static", "0"), ("Go, HTTP, dynamic", "1")] {
+        let program = dir.join(format!("web{cgo}"));
+        let mut build = Command::new("go");
+        build.args(["build", "-o"]).arg(&program).arg(source);
+        build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.join("cache")).env("GOFLAGS", "-mod=mod");
+        compile(build.current_dir(&dir));
+        assert_eq!(is_dynamic(&program), cgo == "1");
+        web(name, &[], &program.display().to_string(), ":", false, &net);
+    }
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+/// Whether a program names a dynamic linker.
+fn is_dynamic(program: &Path) -> bool {
+    std::fs::read(program).unwrap().windows(8).any(|bytes| bytes == b"ld-linux")
+}

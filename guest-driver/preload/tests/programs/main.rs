@@ -1,0 +1,206 @@
+//! Programs of the distribution, each end with and without `smc run`, in two network namespaces: they
+//! must work in all four combinations, on SMC where both ends have it, and `smc stat` must say so.
+//!
+//! `tests/programs.sh` installs them and runs this. With `SMC_PROGRAMS_ROUNDS=N` SMC and TCP take
+//! turns N times and a line per program says how they compare; `SMC_PROGRAMS_SECONDS` is how long
+//! each takes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(unreachable_pub, reason = "a program of tests has no public")]
+
+mod bed;
+mod case;
+#[path = "../common/mod.rs"]
+mod common;
+mod languages;
+mod sessions;
+
+use bed::{Net, Place, Program};
+use case::{Case, after, seconds};
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn redis() {
+    let net = Net::new();
+    // As often as can be: a child takes a picture of the memory, connections included.
+    let saving = "--save 1 1";
+    for (name, what, pipeline, save, wanted) in [
+        ("redis GET", "GET", 1, "", 1.35),
+        ("redis GET, pipelined", "GET", 16, "", 0.9),
+        ("redis SET while saving", "SET", 1, saving, 0.9),
+    ] {
+        let server = |place: &Place| {
+            let Place { address, port, dir } = place;
+            let there = format!("--port {port} --bind {address} --dir {}", dir.display());
+            Program::new(format!("redis-server {there} --protected-mode no {save}"))
+                .and(if save.is_empty() { &["--save", ""] } else { &[] })
+        };
+        let client = |place: &Place| {
+            let Place { address, port, .. } = place;
+            let n = if pipeline == 1 { 60_000 } else { 400_000 } * seconds();
+            let what = what.to_lowercase();
+            Program::new(format!(
+                "redis-benchmark -h {address} -p {port} -n {n} -c 50 -t {what} --csv -P {pipeline}"
+            ))
+        };
+        Case {
+            name,
+            needs: &["redis-server", "redis-benchmark"],
+            server: &server,
+            client: &client,
+            figure: &|text| after(text, &format!("\"{what}\",")),
+            seen_by: Some("root"),
+            can_be_smc: true,
+            wanted,
+        }
+        .run(&net);
+    }
+}
+
+/// Configuration of nginx with workers; what it serves is in the same directory.
+fn nginx(place: &Place) -> Program {
+    let Place { address, port, dir } = place;
+    let here = dir.display();
+    std::fs::write(dir.join("small"), vec![b'x'; 612]).unwrap();
+    std::fs::write(dir.join("large"), common::pattern(40_000_000)).unwrap();
+    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|name| format!("{name}_temp_path {here}/{name};"))
+        .concat();
+    let user = if bed::is_root() { "user root;" } else { "" };
+    let text = format!(
+        "{user} daemon off; worker_processes 3; pid {here}/pid; error_log {here}/log;\n\
+         events {{}}\nhttp {{ access_log off; keepalive_requests 10000000; {paths} sendfile on;\n\
+         server {{ listen {address}:{port}; root {here}; }} }}\n"
+    );
+    let file = dir.join("nginx.conf");
+    std::fs::write(&file, text).unwrap();
+    Program::new(format!("nginx -e {here}/log -c {}", file.display()))
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn nginx_and_wrk() {
+    let net = Net::new();
+    let client = |place: &Place| {
+        let Place { address, port, .. } = place;
+        let time = seconds();
+        Program::new(format!("wrk -t 1 -c 20 -d {time} http://{address}:{port}/small"))
+    };
+    Case {
+        name: "nginx, wrk keep-alive",
+        needs: &["nginx", "wrk"],
+        server: &nginx,
+        client: &client,
+        figure: &|text| {
+            assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{text}");
+            after(text, "Requests/sec:")
+        },
+        seen_by: Some("root"),
+        can_be_smc: true,
+        wanted: 1.34,
+    }
+    .run(&net);
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn nginx_and_curl() {
+    let net = Net::new();
+    let client = |place: &Place| {
+        let Place { address, port, dir } = place;
+        // Five times over one connection, and the bytes are compared below.
+        let url = format!("http://{address}:{port}/large");
+        let to = dir.join("got");
+        let line: String = (0..5).map(|n| format!("{url} -o {}{n} ", to.display())).collect();
+        let file = dir.join("fetch.sh");
+        let text = format!(
+            "set -e\ncurl -sS --fail -w '%{{speed_download}}\\n' {line}\n\
+             for n in 0 1 2 3 4; do cmp {0}$n {1}/large; rm {0}$n; done\n",
+            to.display(),
+            dir.display()
+        );
+        std::fs::write(&file, text).unwrap();
+        Program::new(format!("sh {}", file.display()))
+    };
+    Case {
+        name: "nginx, curl 40 MB",
+        needs: &["nginx", "curl"],
+        server: &nginx,
+        client: &client,
+        figure: &|text| {
+            let speeds: Vec<f64> = text.lines().map(|line| line.parse().unwrap()).collect();
+            assert_eq!(speeds.len(), 5, "{text}");
+            speeds.iter().sum::<f64>() / 5e6
+        },
+        seen_by: None,
+        can_be_smc: true,
+        wanted: 0.9,
+    }
+    .run(&net);
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn iperf3() {
+    let net = Net::new();
+    let server = |place: &Place| {
+        let Place { address, port, .. } = place;
+        Program::new(format!("iperf3 -s -p {port} -B {address}"))
+    };
+    for (name, options, wanted) in [
+        ("iperf3, Mbit/s", "", 2.5),
+        ("iperf3 reverse, Mbit/s", "-R", 2.5),
+        ("iperf3 4 streams, Mbit/s", "-P 4", 0.9),
+    ] {
+        let client = |place: &Place| {
+            let Place { address, port, .. } = place;
+            let time = seconds();
+            Program::new(format!("iperf3 -c {address} -p {port} -t {time} -f m {options}"))
+        };
+        Case {
+            name,
+            needs: &["iperf3"],
+            server: &server,
+            client: &client,
+            figure: &|text| {
+                let line = text.lines().rfind(|line| line.ends_with("receiver")).unwrap();
+                after(line, "Bytes")
+            },
+            seen_by: Some("root"),
+            can_be_smc: true,
+            wanted,
+        }
+        .run(&net);
+    }
+}
+
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn memcached() {
+    let net = Net::new();
+    let server = |place: &Place| {
+        let Place { address, port, .. } = place;
+        let user = if bed::is_root() { "-u root" } else { "" };
+        Program::new(format!("memcached {user} -l {address} -p {port} -U 0 -t 4 -m 2000"))
+    };
+    let client = |place: &Place| {
+        let Place { address, port, .. } = place;
+        let time = seconds();
+        Program::new(format!("memcaslap -s {address}:{port} -t {time}s -T 1 -c 16 -v 0.5"))
+    };
+    Case {
+        name: "memcached, memcaslap",
+        needs: &["memcached", "memcaslap"],
+        server: &server,
+        client: &client,
+        figure: &|text| {
+            for wrong in ["get_misses:", "verify_misses:", "verify_failed:"] {
+                assert!(!text.contains(wrong) || after(text, wrong) == 0.0, "{text}");
+            }
+            after(text, "TPS:")
+        },
+        seen_by: Some("root"),
+        can_be_smc: true,
+        wanted: 0.9,
+    }
+    .run(&net);
+}
