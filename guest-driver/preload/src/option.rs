@@ -124,6 +124,11 @@ fn is_here(to: &SocketAddr) -> bool {
 }
 
 impl Ask {
+    /// Whether the server may get a Proposal that it does not expect.
+    pub(crate) fn proposes_unasked(self) -> bool {
+        self.told
+    }
+
     /// What a client does now that its socket is connected. An error is why it stays on TCP.
     pub(crate) fn connected(self, socket: impl AsFd) -> Result<Proposal, Fallback> {
         let unasked = Proposal { awaited: false };

@@ -12,6 +12,7 @@ use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics
 
 use crate::claim::Claim;
 use crate::config::Config;
+use crate::decide::STACK;
 use crate::option::Proposal;
 use crate::sys::raw;
 use crate::{fork, status};
@@ -93,7 +94,7 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
     {
         return Some(&*open.session);
     }
-    let opened = match (raw::without_signals(|| open(config)), known) {
+    let opened = match (raw::without_signals(|| with_room(|| open(config))), known) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
             *open.tried() = Instant::now();
@@ -113,6 +114,15 @@ pub(crate) fn lacks_device() -> bool {
     raw_current().is_some_and(|open| {
         open.generation == fork::generation() && !open.has_device && open.is_fresh()
     })
+}
+
+/// Runs something in a thread whose stack is large enough; those of the program may be small.
+fn with_room<T: Send>(f: impl Fn() -> T + Sync) -> T {
+    let there = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("smc-open".into()).stack_size(STACK);
+        thread.spawn_scoped(scope, &f).ok()?.join().ok()
+    });
+    there.unwrap_or_else(f)
 }
 
 fn raw_current() -> Option<&'static Open> {

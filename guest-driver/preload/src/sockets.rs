@@ -92,6 +92,10 @@ pub(crate) fn connect(
         }
         return result;
     };
+    if ask.proposes_unasked() {
+        // A server that looks for a Proposal does not look for long, and opening a device takes a while.
+        let _ = session::current();
+    }
     *socket.ask.lock().unwrap_or_else(PoisonError::into_inner) = Some(ask);
     let _ = rustix::net::sockopt::set_tcp_quickack(crate::sys::borrowed(fd).as_fd(), false);
     let result = native();

@@ -223,6 +223,28 @@ fn a_device_that_is_full_leaves_tcp() {
     assert_eq!(fabric.claims(), Vec::<String>::new(), "both programs have ended");
 }
 
+/// A server that looks at first bytes does not look for long: a Proposal that came later would be data.
+#[test]
+fn a_device_that_takes_long_to_open_does_not_make_the_proposal_late() {
+    if is_program(echo, one_round_trip) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let slow = fabric.file("slow.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&slow).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::sleep(Duration::from_millis(700));
+            drop(stream);
+        }
+    });
+    let mut client = program(&fabric);
+    client.env("SMC_RUN_DEVICES", format!("{}:{}", slow.display(), fabric.devices().display()));
+    let test = "a_device_that_takes_long_to_open_does_not_make_the_proposal_late";
+    meet(test, &mut program(&fabric), &mut client);
+    assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
+}
+
 #[test]
 fn more_programs_than_devices_and_the_rest_is_on_tcp() {
     if is_program(echo, one_round_trip) {

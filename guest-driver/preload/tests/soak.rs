@@ -7,11 +7,14 @@ mod common;
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Fabric, Running, await_listener, eventually, free_port};
+use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
+use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::management::Client;
+use vhost_device_ism::{Config, Daemon};
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
@@ -104,8 +107,24 @@ fn abort(mut child: Child, after: Duration) {
     let _ = child.wait();
 }
 
+/// The daemon, in a process of its own: what it holds is looked at.
+fn run_daemon() -> ! {
+    let management = PathBuf::from(std::env::var_os("SOAK_MANAGEMENT").unwrap());
+    let dir = management.parent().unwrap().join("devices");
+    let port = |n| PortSpec::new(dir.join(format!("{n}.sock")));
+    let ports = (0..8).map(port).collect();
+    let config = Config { ports, management: Some(management), ..Config::default() };
+    let _daemon = Daemon::start(config).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
 #[test]
 fn nothing_grows() {
+    if my_role().is_some() {
+        run_daemon();
+    }
     if !["redis-server", "redis-benchmark", "nginx", "curl"].into_iter().all(has) {
         eprintln!("SKIPPED, nothing was tested: redis, nginx and curl are not all installed");
         return;
@@ -117,7 +136,15 @@ fn nothing_grows() {
     println!("seed {seed}");
     let mut dice = Dice(seed);
 
-    let fabric = Fabric::new(8);
+    let fabric = Fabric::away();
+    let management = fabric.file("management");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let daemon = role(command.env("SOAK_MANAGEMENT", &management), "nothing_grows", "daemon", 0);
+    eventually(|| Client::connect(&management).is_ok());
+    let devices = || {
+        let list = Client::connect(&management).unwrap().list().unwrap();
+        (list.iter().filter(|port| port.connected).count(), list.iter().map(|port| port.dmbs).sum())
+    };
     let (redis_port, http_port) = (free_port(), free_port());
     let mut command = fabric.smc("redis-server");
     command.args(["--port", &redis_port.to_string(), "--save", "", "--bind", "127.0.0.1"]);
@@ -125,7 +152,7 @@ fn nothing_grows() {
     await_listener(redis_port);
     let web = Running::start(fabric.smc("nginx").args(nginx(&fabric.file("www"), http_port)));
     await_listener(http_port);
-    let mut servers = vec![("daemon", std::process::id()), ("redis", redis.pid())];
+    let mut servers = vec![("daemon", daemon.pid()), ("redis", redis.pid())];
     servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx worker", pid)));
 
     let quiet = |command: &mut Command| {
@@ -174,11 +201,10 @@ fn nothing_grows() {
         }
         next = started.elapsed() + lines;
         // Clients are gone; what they left behind is to go, too.
-        let devices = || fabric.devices();
-        eventually(|| devices().connected < servers.len());
+        eventually(|| devices().0 < servers.len());
         std::thread::sleep(Duration::from_millis(300));
         let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
-        let dmbs = devices().dmbs;
+        let dmbs: u64 = devices().1;
         let (smc, tcp) = fabric.decided();
         print!(
             "{:5} s  {rounds} rounds {aborts} aborts {smc} smc {tcp} tcp {dmbs} dmbs",

@@ -11,11 +11,11 @@ use super::{Options, Policy, Rendezvous, Unavailable};
 
 /// How long a server waits for the first byte of a client that was told to propose.
 ///
-/// A client sends its Proposal with the acknowledgement that makes the connection, or a moment later:
-/// this is time for that packet to be lost three times. Only one thing else can keep it away, an option
-/// that was taken off the SYN-ACK but not off the SYN; then this is what the connection costs where the
-/// server is to speak first. Where the client does, its first bytes tell at once.
-pub const PROPOSAL_PATIENCE: Duration = Duration::from_secs(2);
+/// A client sends its Proposal when the connection is made, or as soon as it has opened its device: this
+/// is time for that, and for the packet to be lost three times. Only one thing else can keep it away, an
+/// option that was taken off the SYN-ACK but not off the SYN; then this is what the connection costs where
+/// the server is to speak first. Where the client does, its first bytes tell at once.
+pub const PROPOSAL_PATIENCE: Duration = Duration::from_secs(4);
 
 /// How a stack learns that a peer speaks SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

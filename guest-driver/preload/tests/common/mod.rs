@@ -17,13 +17,6 @@ use virtio_ism_abi::Chid;
 /// A program that takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What devices hold.
-#[derive(Clone, Copy, Debug)]
-pub struct Devices {
-    pub connected: usize,
-    pub dmbs: u64,
-}
-
 /// Devices, and a directory for what the programs say of themselves.
 pub struct Fabric {
     dir: PathBuf,
@@ -39,17 +32,21 @@ impl Fabric {
 
     /// A fabric with quotas of its own.
     pub fn with(devices: usize, tune: impl FnOnce(&mut Quotas)) -> Fabric {
+        let mut fabric = Fabric::away();
+        tune(&mut fabric.quotas);
+        fabric.start_daemon(devices);
+        fabric
+    }
+
+    /// The directories only; somebody else has the daemon.
+    pub fn away() -> Fabric {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
         for part in ["devices", "status"] {
             std::fs::create_dir_all(dir.join(part)).unwrap();
         }
-        let mut quotas = Quotas::default();
-        tune(&mut quotas);
-        let mut fabric = Fabric { dir, daemon: None, quotas };
-        fabric.start_daemon(devices);
-        fabric
+        Fabric { dir, daemon: None, quotas: Quotas::default() }
     }
 
     /// Starts the daemon, with so many devices.
@@ -108,11 +105,9 @@ impl Fabric {
         all
     }
 
-    /// What the daemon's devices hold.
-    pub fn devices(&self) -> Devices {
-        let ports = self.daemon.iter().flat_map(Daemon::list);
-        let devices: Vec<_> = ports.filter_map(|port| port.device).collect();
-        Devices { connected: devices.len(), dmbs: devices.iter().map(|device| device.dmbs).sum() }
+    /// The directory of the devices' sockets.
+    pub fn devices(&self) -> PathBuf {
+        self.dir.join("devices")
     }
 
     /// Claims of devices by processes that are gone.
@@ -142,6 +137,11 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // What the programs said is worth more than a tidy directory.
+            eprintln!("{} is left; broken: {:?}", self.dir.display(), self.broken());
+            return;
+        }
         drop(self.daemon.take());
         let _ = std::fs::remove_dir_all(&self.dir);
     }

@@ -7,5 +7,6 @@ mod help;
 mod perf;
 mod perf_far;
 mod pipe;
+mod run;
 mod stat;
 mod support;
