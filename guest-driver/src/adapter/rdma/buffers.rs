@@ -67,9 +67,13 @@ impl Registered {
         Ok(region)
     }
 
-    /// The link is no more.
-    pub(crate) fn forget(&self, link: LinkKey) {
-        lock(&self.regions).retain(|(key, _)| *key != link);
+    /// The link is about to be no more. Returns what was registered with it, which must outlive the
+    /// queue pair (see [`Link::keep`](super::link::Link::keep)).
+    #[must_use = "the end of a registration may take long while its queue pair lives"]
+    pub(crate) fn forget(&self, link: LinkKey) -> Option<Arc<Mr>> {
+        let mut regions = lock(&self.regions);
+        let at = regions.iter().position(|(key, _)| *key == link)?;
+        Some(regions.swap_remove(at).1)
     }
 
     /// What the peer needs to write it over a link.
@@ -203,10 +207,13 @@ impl Buffers {
         }
     }
 
-    /// A link is no more: neither are the keys that buffers had on it.
-    pub(crate) fn forget_link(&self, link: LinkKey) {
-        let dying = self.dying.iter().map(|(_, rmb)| rmb);
-        self.rmbs.iter().chain(dying).for_each(|rmb| rmb.buffer.forget(link));
-        self.mirrors.iter().for_each(|mirror| mirror.forget(link));
+    /// A link is about to be no more, and with it the keys that buffers have on it, which are
+    /// returned.
+    #[must_use = "as that of `Registered::forget`"]
+    pub(crate) fn forget_link(&self, link: LinkKey) -> Vec<Arc<Mr>> {
+        let rmbs = self.rmbs.iter().chain(self.dying.iter().map(|(_, rmb)| rmb));
+        let mirrors = self.mirrors.iter().map(|mirror| &**mirror);
+        let all = rmbs.map(|rmb| &rmb.buffer).chain(mirrors);
+        all.filter_map(|buffer| buffer.forget(link)).collect()
     }
 }

@@ -191,8 +191,8 @@ impl Group {
     }
 
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
-        for link in std::mem::take(&mut core.links) {
-            link.close();
+        while let Some(link) = core.links.last().map(|link| link.key()) {
+            destroy(core, link);
         }
         if ending != Ending::Quiet {
             for (endpoint, _) in core.connections.values() {
@@ -212,8 +212,7 @@ fn destroy(core: &mut Core, key: LinkKey) {
     let Some(at) = core.links.iter().position(|link| link.key() == key) else { return };
     let link = core.links.swap_remove(at);
     link.close();
-    core.buffers.forget_link(key);
-    for (endpoint, _) in core.connections.values() {
-        endpoint.forget_link(key);
-    }
+    let mut keys = core.buffers.forget_link(key);
+    keys.extend(core.connections.values().filter_map(|(endpoint, _)| endpoint.forget_link(key)));
+    link.keep(keys);
 }

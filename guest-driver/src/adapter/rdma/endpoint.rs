@@ -15,6 +15,7 @@ use super::spans::Shape;
 use super::words::Words;
 use crate::ism::DeliverError;
 use crate::sys::lock;
+use crate::verbs::Mr;
 
 /// The peer's element.
 #[derive(Debug)]
@@ -111,11 +112,13 @@ impl Endpoint {
         !self.released.load(Ordering::Acquire) && self.out().as_ref().is_some_and(same)
     }
 
-    /// A link is no more.
-    pub(crate) fn forget_link(&self, link: LinkKey) {
-        if let Some(out) = self.out().as_ref() {
-            out.mirror.forget(link);
-        }
+    /// A link is about to be no more. Returns the registration of the send element with it.
+    pub(crate) fn forget_link(&self, link: LinkKey) -> Option<Arc<Mr>> {
+        let mut guard = self.out();
+        let out = guard.as_mut()?;
+        // One that did not find another link.
+        out.path.take_if(|path| path.link.key() == link);
+        out.mirror.forget(link)
     }
 
     /// Whether it works no more.

@@ -481,6 +481,7 @@ impl Group {
         }
         for link in std::mem::take(&mut core.links) {
             link.close();
+            link.keep(core.buffers.forget_link(link.key()));
         }
         core.buffers = Buffers::default();
         drop(core);

@@ -67,9 +67,11 @@ pub(crate) struct Link {
     ready: OnceLock<Qp<ReadyToSend>>,
     young: Mutex<Option<Qp<Init>>>,
     pd: Arc<Pd>,
-    inbox: Mr,
+    inbox: Arc<Mr>,
     stride: usize,
-    outbox: Mr,
+    outbox: Arc<Mr>,
+    /// What is deregistered after the queue pair has gone.
+    kept: Mutex<Vec<Arc<Mr>>>,
     inline: bool,
     slots: Slots,
     /// What is in a slot of a connection: alert token of the peer, sequence number.
@@ -102,9 +104,9 @@ impl Link {
         let pd = Pd::new(device.context())?;
         // A message of version 2 may be long, and may come into any of the buffers.
         let stride = if version == Version::V2 { LLC_MAX_LEN } else { STRIDE };
-        let inbox = Mr::register(&pd, &Memory::new(stride * RECEIVES as usize)?, Access::Local)?;
-        let room = STRIDE * CDC_SLOTS as usize + stride * LLC_SLOTS as usize;
-        let outbox = Mr::register(&pd, &Memory::new(room)?, Access::Local)?;
+        let memory = |len| Mr::register(&pd, &Memory::new(len)?, Access::Local).map(Arc::new);
+        let inbox = memory(stride * RECEIVES as usize)?;
+        let outbox = memory(STRIDE * CDC_SLOTS as usize + stride * LLC_SLOTS as usize)?;
         let caps = QpCaps {
             send_requests: SLOTS * REQUESTS_PER_SLOT,
             receive_requests: RECEIVES,
@@ -127,6 +129,7 @@ impl Link {
             inbox,
             stride,
             outbox,
+            kept: Mutex::default(),
             slots: Slots::default(),
             sent: [const { AtomicU64::new(0) }; SLOTS as usize],
             llc: Mutex::default(),
@@ -269,6 +272,12 @@ impl Link {
         if lock(&self.llc).close() {
             self.port.device().sends_came();
         }
+    }
+
+    /// Has these registrations end after the queue pair, which may be in the middle of a write of
+    /// the peer's to such memory, and would be waited for.
+    pub(crate) fn keep(&self, registrations: Vec<Arc<Mr>>) {
+        lock(&self.kept).extend(registrations);
     }
 
     /// Nothing that is under way on it arrives any more.
@@ -518,6 +527,25 @@ impl Link {
         }
         if let Some(group) = self.group() {
             group.put(Input::Message(self.key, bytes));
+        }
+    }
+}
+
+/// The end of a queue pair waits until the last of its packets is gone, and that is the network's
+/// affair: an interface that was taken down keeps what it has not sent, for which soft-RoCE waits
+/// 50 s. Nobody else is to wait for that, so it happens on a thread of its own.
+impl Drop for Link {
+    fn drop(&mut self) {
+        let queue_pair = (self.ready.take(), lock(&self.young).take());
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        let memory = (self.inbox.clone(), self.outbox.clone(), kept);
+        let end = move || {
+            drop(queue_pair);
+            drop(memory);
+        };
+        if let Err(error) = std::thread::Builder::new().name("smc-link-end".into()).spawn(end) {
+            // What was to be done was done when that was dropped.
+            tracing::debug!(%error, "no thread");
         }
     }
 }
