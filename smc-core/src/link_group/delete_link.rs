@@ -225,7 +225,8 @@ impl LinkGroup {
         }
         self.post_delete(over, number, wish);
         let until = now.after(self.params.timers.reply);
-        self.config = Some(Config::Delete { link: key, over, until });
+        let last = now.after(self.params.timers.deletion);
+        self.config = Some(Config::Delete { link: key, over, until, last });
     }
 
     /// Client: asks the server to delete a link (LLC-40 to LLC-42).
@@ -240,8 +241,9 @@ impl LinkGroup {
         };
         self.post_delete(over, number, wish);
         let until = now.after(self.params.timers.reply);
+        let last = now.after(self.params.timers.deletion);
         if let Some(link) = self.link_mut(key) {
-            link.asked = Some(Asked { over, until });
+            link.asked = Some(Asked { over, until, last });
         }
     }
 

@@ -40,8 +40,9 @@ pub(super) struct Farewell {
 pub(super) enum Config {
     /// Add Link to Confirm Link.
     Add(Add),
-    /// The server's Delete Link for one link.
-    Delete { link: LinkKey, over: LinkKey, until: Instant },
+    /// The server's Delete Link for one link. `last` is when it is not waited for any more, alive
+    /// as the carrying link may be.
+    Delete { link: LinkKey, over: LinkKey, until: Instant, last: Instant },
     /// The client's Request Add Link.
     Request { over: LinkKey, until: Instant },
 }

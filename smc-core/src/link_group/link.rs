@@ -151,6 +151,8 @@ pub(super) struct Wish {
 pub(super) struct Asked {
     pub(super) over: LinkKey,
     pub(super) until: Instant,
+    /// As that of `Config::Delete`.
+    pub(super) last: Instant,
 }
 
 /// A link.

@@ -121,6 +121,11 @@ pub struct Timers {
     pub retry_rkey: Duration,
     /// For the adapter to say that a last message has arrived (LLC-39, LLC-43).
     pub farewell: Duration,
+    /// How long the answer to Delete Link for one link is awaited at most while the link over which
+    /// that went answers Test Link. AF_SMC answers when it has freed the queue pair, which it can
+    /// only do when the network has let go of the last packet. Zero: `reply`, and who does not
+    /// answer has lost the carrying link, too (ERR-29, ERR-32).
+    pub deletion: Duration,
 }
 
 impl Timers {
@@ -140,6 +145,7 @@ impl Timers {
             retry_add_link: Some(Duration::from_secs(60)),
             retry_rkey: Duration::from_millis(100),
             farewell: Duration::from_secs(1),
+            deletion: Duration::from_secs(60),
         }
     }
 }

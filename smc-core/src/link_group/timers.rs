@@ -1,9 +1,20 @@
 //! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
 
-use super::link::Probe;
-use super::{Cause, Config, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
+use super::link::{Asked, Probe};
+use super::{Cause, Config, LinkEvent, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
 use crate::handshake::Instant;
 use crate::wire::llc::{Message, TestLink};
+
+/// What becomes of a Delete Link that was not answered in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overdue {
+    /// The carrying link is tested, and the answer awaited until then.
+    Wait(Instant),
+    /// The link goes without an answer.
+    Enough,
+    /// The carrying link has failed, too.
+    Dead,
+}
 
 impl LinkGroup {
     /// When [`LinkGroup::handle_timeout`] is due, if at all.
@@ -131,9 +142,22 @@ impl LinkGroup {
                 self.config = None;
                 self.fail_link(over, Cause::NoAddLinkReply, now);
             }
-            Some(Config::Delete { over, .. }) => {
-                self.config = None;
-                self.fail_link(over, Cause::NoDeleteReply, now);
+            Some(Config::Delete { link, over, last, .. }) => {
+                match self.overdue_deletion(over, last, now) {
+                    Overdue::Wait(until) => {
+                        self.config = Some(Config::Delete { link, over, until, last });
+                    }
+                    Overdue::Enough => {
+                        self.config = None;
+                        self.set_state(link, LinkEvent::DeletionAgreed);
+                        self.destroy(link, now);
+                        self.schedule_retry(now);
+                    }
+                    Overdue::Dead => {
+                        self.config = None;
+                        self.fail_link(over, Cause::NoDeleteReply, now);
+                    }
+                }
             }
             Some(Config::Add(add)) => match add.stage {
                 Stage::Prepare => self.abort_add(Cause::Setup, now),
@@ -164,12 +188,8 @@ impl LinkGroup {
                 continue;
             }
             if let Some(asked) = link.asked.filter(|asked| asked.until.has_passed(now)) {
-                // The link that carried the wish does not work either (ERR-29).
                 self.counters.timeouts += 1;
-                if let Some(link) = self.link_mut(key) {
-                    link.asked = None;
-                }
-                self.fail_link(asked.over, Cause::NoDeleteReply, now);
+                self.asked_in_vain(key, asked, now);
                 continue;
             }
             if self.probe_at(link).is_none_or(|at| !at.has_passed(now)) {
@@ -181,6 +201,42 @@ impl LinkGroup {
             } else {
                 self.send_probe(key, now);
             }
+        }
+    }
+
+    /// Client: the server has not answered its wish that a link be deleted.
+    fn asked_in_vain(&mut self, key: LinkKey, asked: Asked, now: Instant) {
+        let overdue = self.overdue_deletion(asked.over, asked.last, now);
+        if overdue == Overdue::Enough {
+            self.set_state(key, LinkEvent::DeletionAgreed);
+            self.destroy(key, now);
+            return;
+        }
+        if let Some(link) = self.link_mut(key) {
+            link.asked = match overdue {
+                Overdue::Wait(until) => Some(Asked { until, ..asked }),
+                _ => None,
+            };
+        }
+        if overdue == Overdue::Dead {
+            self.fail_link(asked.over, Cause::NoDeleteReply, now);
+        }
+    }
+
+    /// Delete Link was not answered in time. The link that carried it does not work either (ERR-29,
+    /// ERR-32), or its peer is slow: Test Link says which.
+    fn overdue_deletion(&mut self, over: LinkKey, last: Instant, now: Instant) -> Overdue {
+        let timers = &self.params.timers;
+        let patient = self.was_usable && !timers.deletion.is_zero();
+        let until = now.after(timers.reply);
+        match self.link(over) {
+            Some(link) if patient && link.state.carries() => {
+                if link.probe.is_none() {
+                    self.send_probe(over, now);
+                }
+                if last.has_passed(now) { Overdue::Enough } else { Overdue::Wait(until) }
+            }
+            _ => Overdue::Dead,
         }
     }
 

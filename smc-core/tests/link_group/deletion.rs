@@ -252,6 +252,35 @@ fn unanswered_deletion_takes_the_carrying_link_too() {
     }
 }
 
+/// As AF_SMC is while it waits for the last packets of the dead link.
+#[test]
+fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
+    for host in [SERVER, CLIENT] {
+        for late in [Duration::from_secs(45), Duration::from_secs(100)] {
+            let mut params = params_of(v21(2), Conduct::LINUX, [2, 2]);
+            // The peer does not notice by itself.
+            params.iter_mut().for_each(|params| params.timers.test_link = None);
+            let mut pair = Pair::new(params);
+            pair.settle();
+            let second = pair.active(host)[1];
+            pair.hosts[host].group.handle_link_failed(second, Cause::Rnic, pair.now);
+            pair.drain(host);
+            let request = pair.wires.pop_front().unwrap();
+            pair.run(late);
+            assert!(pair.usable(), "{:?}", pair.names());
+            // It is not waited for longer than a minute.
+            let waits = pair.hosts[host].group.link(second).is_some();
+            assert_eq!(waits, late < Duration::from_secs(60));
+            pair.wires.push_back(request);
+            pair.run(Duration::from_secs(120));
+            assert!(pair.usable(), "{:?}", pair.names());
+            assert_eq!(pair.hosts[host].group.link(second), None);
+            assert_eq!(pair.active(host), pair.active(1 - host));
+            pair.assert_keys();
+        }
+    }
+}
+
 fn params_of_three() -> [Params; 2] {
     let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
     for params in &mut params {
