@@ -204,6 +204,8 @@ impl<'a> Talk<'a> {
     /// Bytes in one direction, confirmed by a byte in the other.
     fn bulk(&mut self, len: usize, acts: bool) -> io::Result<()> {
         let start = Instant::now();
+        // What the other direction takes is no pause of this one.
+        self.last = None;
         if acts {
             self.send(len)?;
             self.receive(1)?;
