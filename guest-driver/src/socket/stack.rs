@@ -73,7 +73,7 @@ pub struct Totals {
     pub closing: usize,
     /// Peers known now on fabrics.
     pub peers: usize,
-    /// DMBs kept for the next connection.
+    /// DMBs and RMBs kept for the next connection.
     pub pooled: usize,
     /// Link groups of SMC-R now.
     pub groups: usize,
@@ -240,6 +240,8 @@ impl Stack {
             .filter_map(|slot| slot.live.as_ref())
             .flat_map(|live| live.fabric.all())
             .collect();
+        let groups = self.link_groups();
+        let rmbs: usize = groups.iter().map(|group| group.rmbs.1).sum();
         Totals {
             smc: self.counters.smc.load(Ordering::Relaxed),
             smc_r: self.counters.smc_r.load(Ordering::Relaxed),
@@ -247,8 +249,8 @@ impl Stack {
             broken: self.counters.broken.load(Ordering::Relaxed),
             closing: lock(&self.closing).len(),
             peers: peers.len(),
-            pooled: peers.iter().map(|peer| peer.pooled()).sum(),
-            groups: self.link_groups().len(),
+            pooled: peers.iter().map(|peer| peer.pooled()).sum::<usize>() + rmbs,
+            groups: groups.len(),
         }
     }
 

@@ -89,7 +89,14 @@ fn totals_count(site: &Site) {
     for totals in [pair.client.totals(), pair.server.totals()] {
         let expected = if site.is_smc() { (3, 0, 0) } else { (0, 3, 0) };
         assert_eq!((totals.smc, totals.tcp, totals.broken), expected);
-        assert_eq!((totals.peers, totals.closing), (usize::from(site.is_smc()), 0));
+        // Peers of SMC-R are known by their link group.
+        let expected = match site.fabric() {
+            Fabric::Rdma | Fabric::RdmaV1 => (0, 1),
+            Fabric::Fallback => (0, 0),
+            _ => (1, 0),
+        };
+        assert_eq!((totals.peers, totals.groups), expected);
+        assert_eq!(totals.closing, 0);
     }
     drop(streams);
     eventually("all are closed", || {

@@ -31,7 +31,8 @@ on_the_window! {
 mod smc {
     use super::a_system_eid_alone_is_enough;
 
-    on_smc! {
+    // SMC-R knows no system EID (CLCV2-26).
+    on_smc_d! {
         a_system_eid_alone_is_enough
     }
 }

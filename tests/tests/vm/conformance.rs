@@ -71,7 +71,6 @@ fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
 const LONG: Duration = Duration::from_secs(900);
 
 #[test]
-#[ignore = "long: the suite over soft-RoCE under emulation"]
 fn over_rdma_by_ipv4() {
     passes_over_rdma("::far::rdma::", 1, false);
 }
