@@ -45,8 +45,8 @@ impl Fabric {
 
     /// Bytes of the ring of the default receive buffer.
     pub fn ring(self) -> usize {
-        // SMC-D has a control block in front of it.
-        if self.is_rdma() { 64 << 10 } else { (64 << 10) - 32 }
+        // SMC-D has a control block in front of it; an element of SMC-R is twice as long.
+        if self.is_rdma() { 128 << 10 } else { (64 << 10) - 32 }
     }
 
     /// A configuration of the `n`th stack, on a device of this fabric.

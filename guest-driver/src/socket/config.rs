@@ -25,7 +25,7 @@ pub struct Config {
     /// System EID, if this machine has one.
     pub seid: Option<Eid>,
     /// Receive buffer of new connections, bytes; rounded up to 16 KiB times a power of two, at
-    /// most 1 MiB.
+    /// most 1 MiB. An element of SMC-R is twice as long.
     pub recv_buffer: usize,
     /// How long a blocked call spins before it sleeps; zero: never.
     pub spin: Duration,

@@ -20,6 +20,11 @@ use super::spans::Shape;
 use crate::verbs::VerbsError;
 use smc_core::handshake::LinkEnd;
 
+/// Elements are so many times as long as the receive buffer that was asked for. There is no send
+/// buffer beside them: what other stacks have on the way in both has to lie in the one. Half of it
+/// is filled while the other half is read.
+const ELEMENT: u32 = 2;
+
 /// A connection that is being made: taken back when dropped, unless it becomes an [`Element`].
 pub(super) struct Draft {
     pub(super) group: Arc<Group>,
@@ -31,9 +36,9 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// An RMB of `len` bytes and a token.
-    pub(super) fn new(group: &Arc<Group>, link: &Arc<Link>, len: u32) -> Result<Draft, NoPlace> {
-        let rmb = group.take_rmb(len, link.key())?;
+    /// An RMB for a receive buffer of so many bytes, and a token.
+    pub(super) fn new(group: &Arc<Group>, link: &Arc<Link>, buffer: u32) -> Result<Draft, NoPlace> {
+        let rmb = group.take_rmb(buffer.saturating_mul(ELEMENT), link.key())?;
         let made = group.shared().tokens.insert(|token| Endpoint::new(token, group));
         let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
         let key = link.key();
