@@ -27,9 +27,9 @@ pub(crate) trait Source: Send + Sync {
     /// [`arm_interrupts`](Source::arm_interrupts) said `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Makes [`event_fd`](Source::event_fd) unreadable again, before the next poll. Nothing to do
-    /// where arming or polling does that.
-    fn clear_event_fd(&self) {}
+    /// Takes what made [`event_fd`](Source::event_fd) readable, before the next poll. What is left
+    /// keeps it readable.
+    fn clear_event_fd(&self);
 
     /// Asks for an interrupt at the next event. `false`: something is there already, poll instead of
     /// waiting.

@@ -300,7 +300,10 @@ impl Poller {
         let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
         if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
             match &inner.hub {
-                Some(hub) => Hub::sleep(hub, &self.waiter, seen, timeout, Some(self.epoll.as_fd())),
+                Some(hub) => {
+                    let limit = (Instant::now(), timeout);
+                    Hub::sleep(hub, &self.waiter, seen, limit, Some(self.epoll.as_fd()));
+                }
                 None => {
                     self.waiter.polling(true);
                     if !self.waiter.woken(seen) {

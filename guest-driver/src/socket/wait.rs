@@ -187,6 +187,17 @@ impl Spin {
         self.until_within(1, changed)
     }
 
+    /// As [`Spin::until_asked`] where a look finds only what a software adapter may have put there: on
+    /// the only processor there is, that one must run instead.
+    pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
+        if self.polls() { self.until_asked(changed) } else { changed() }
+    }
+
+    /// Whether [`Spin::until_polled`] looks more than once.
+    pub(crate) fn polls(&self) -> bool {
+        self.max_us != 0 && processors() > 1
+    }
+
     /// Spins, with so many looks between two at the clock.
     fn until_within(&self, looks: u32, mut changed: impl FnMut() -> bool) -> bool {
         if changed() {

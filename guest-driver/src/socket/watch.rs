@@ -113,7 +113,10 @@ impl Watch {
         clear_interrupted();
         let timeout = timeout.min(NAP);
         match any.and_then(SmcStream::conn) {
-            Some(conn) => Hub::sleep(conn.hub(), &self.waiter, count, timeout, Some(extra)),
+            Some(conn) => {
+                let limit = (Instant::now(), timeout);
+                Hub::sleep(conn.hub(), &self.waiter, count, limit, Some(extra));
+            }
             None => {
                 self.waiter.polling(true);
                 if !self.waiter.woken(count) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use smc_core::handshake::Instant as Tick;
 
@@ -36,6 +36,8 @@ pub(crate) struct Device {
     links: RwLock<HashMap<u32, Arc<Link>, BuildHasherDefault<Plain>>>,
     /// Who takes completions; two at a time would only get in each other's way.
     receiving: Mutex<Box<[Completion; BATCH]>>,
+    /// Somebody found another one at the receives, who is to look once more.
+    overlooked: AtomicBool,
     sending: Mutex<Box<[Completion; BATCH]>>,
     /// A notice is on order, or waits to be read.
     recv_armed: AtomicBool,
@@ -77,6 +79,7 @@ impl Device {
             send_cq,
             links: RwLock::default(),
             receiving: scratch(),
+            overlooked: AtomicBool::new(false),
             sending: scratch(),
             recv_armed: AtomicBool::new(false),
             send_armed: AtomicBool::new(false),
@@ -156,13 +159,29 @@ impl Device {
         self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
     }
 
-    /// Takes received messages; how many. 0 at once if another thread is at it.
+    /// Takes received messages; how many. 0 at once if another thread is at it, which then looks
+    /// once more: what came before a notice was ordered must not wait for the next notice.
     pub(crate) fn poll_receives(&self, sink: &mut impl Sink) -> usize {
-        let mut scratch = match self.receiving.try_lock() {
-            Ok(scratch) => scratch,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return 0,
-        };
+        let mut total = 0;
+        loop {
+            let Some(mut scratch) = try_lock(&self.receiving).or_else(|| {
+                // SeqCst, as below: either the other one sees this, or it has left.
+                self.overlooked.store(true, Ordering::SeqCst);
+                try_lock(&self.receiving)
+            }) else {
+                return total;
+            };
+            total += self.take_receives(&mut scratch, sink);
+            drop(scratch);
+            if !self.overlooked.load(Ordering::SeqCst)
+                || !self.overlooked.swap(false, Ordering::SeqCst)
+            {
+                return total;
+            }
+        }
+    }
+
+    fn take_receives(&self, scratch: &mut [Completion; BATCH], sink: &mut impl Sink) -> usize {
         let mut total = 0;
         // A peer that sends without end only keeps its own messages coming; others get their turn.
         for _ in 0..8 {
@@ -191,11 +210,7 @@ impl Device {
     /// Takes send completions; how many. Frees slots, but does not use them:
     /// [`Link::flush_waiting`] does.
     pub(crate) fn poll_sends(&self) -> usize {
-        let mut scratch = match self.sending.try_lock() {
-            Ok(scratch) => scratch,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return 0,
-        };
+        let Some(mut scratch) = try_lock(&self.sending) else { return 0 };
         let mut total = 0;
         loop {
             let n = match self.send_cq.poll(&mut scratch[..]) {
@@ -270,16 +285,26 @@ impl Device {
         true
     }
 
-    /// Takes the notices that the channel has.
-    pub(crate) fn take_notices(&self) {
-        // At most one of each queue is on order.
-        self.channel.drain(2, |id| {
+    /// Takes a notice, if the channel has one. There may be another one.
+    pub(crate) fn take_notice(&self) -> bool {
+        let taken = self.channel.drain(1, |id| {
             if id == self.recv_cq.id() {
                 self.recv_armed.store(false, Ordering::SeqCst);
             } else {
                 self.send_armed.store(false, Ordering::SeqCst);
             }
         });
+        taken != 0
+    }
+}
+
+/// The lock, unless another thread has it.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        // What is in it is valid after every statement.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -25,6 +25,8 @@ use crate::verbs::{self, AsyncEvent};
 
 /// How soon connections whose last words are under way are looked at again.
 const SOON: Duration = Duration::from_millis(50);
+/// So many notices are read before others get a look in.
+const UNASKED: u32 = 16;
 /// A port that has nothing to offer is not asked again sooner.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -35,6 +37,9 @@ pub(crate) struct RdmaHost {
     epoll: OwnedFd,
     /// The queues were armed and looked at since.
     settled: AtomicBool,
+    /// The device whose notice was read last, and how many were read since the set was asked.
+    recent: AtomicUsize,
+    unasked: AtomicU32,
     asked: std::sync::Mutex<Option<Instant>>,
     subnets: super::route::Subnets,
 }
@@ -99,6 +104,8 @@ impl RdmaHost {
             devices,
             epoll,
             settled: AtomicBool::new(false),
+            recent: AtomicUsize::new(0),
+            unasked: AtomicU32::new(0),
             asked: std::sync::Mutex::new(None),
             subnets: super::route::Subnets::default(),
         }))
@@ -254,32 +261,40 @@ impl Source for RdmaHost {
         if self.settled.swap(false, Ordering::AcqRel) {
             return true;
         }
+        let alive = self.devices.iter().filter(|device| !device.is_dead());
+        // All of them, not only the first that was not armed.
+        let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
+        self.settled.store(fresh, Ordering::Release);
+        // A notice that came while nobody slept is in the channel still, which ends the wait.
+        !fresh
+    }
+
+    fn clear_event_fd(&self) {
+        // Mostly it is a notice of the same device as last time.
+        let recent = self.devices.get(self.recent.load(Ordering::Relaxed));
+        if self.unasked.fetch_add(1, Ordering::Relaxed) < UNASKED
+            && recent.is_some_and(|device| device.take_notice())
+        {
+            return;
+        }
+        self.unasked.store(0, Ordering::Relaxed);
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let (ready, _) = match epoll::wait(&self.epoll, &mut ready, Some(&now)) {
-            Ok(ready) => ready,
-            Err(_) => return false,
-        };
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
         for event in ready.iter() {
             match event.data.u64() {
                 KICK => self.shared.kick().hush(),
                 name => {
-                    let Some(device) = self.devices.get(((name - 1) / 2) as usize) else {
-                        continue;
-                    };
+                    let at = ((name - 1) / 2) as usize;
+                    let Some(device) = self.devices.get(at) else { continue };
                     match name % 2 {
-                        1 => device.take_notices(),
+                        1 if device.take_notice() => self.recent.store(at, Ordering::Relaxed),
+                        1 => {}
                         _ => self.on_async(device),
                     }
                 }
             }
         }
-        let found = !ready.is_empty();
-        let alive = self.devices.iter().filter(|device| !device.is_dead());
-        // All of them, not only the first that was not armed.
-        let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
-        self.settled.store(fresh || found, Ordering::Release);
-        !fresh && !found
     }
 
     fn suppress_interrupts(&self) {

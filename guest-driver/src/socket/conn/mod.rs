@@ -300,26 +300,28 @@ impl Conn {
     /// Waits until `changed`, or fails with `TimedOut`'s cousin `WouldBlock` at the deadline, as a
     /// socket with a timeout does. Called without locks.
     fn wait(&self, deadline: Option<Instant>, mut changed: impl FnMut() -> bool) -> io::Result<()> {
-        let mut news = || {
-            if self.carrier.must_be_polled() {
-                self.hub.look();
-            }
-            changed() || self.has_failed()
-        };
+        let mut news = || changed() || self.has_failed();
         // A look at an RNIC's queues takes much longer than one at memory.
-        let spun = match self.carrier.must_be_polled() {
-            true => self.spin.until_asked(&mut news),
-            false => self.spin.until(&mut news),
+        let (spun, learns) = match self.carrier.must_be_polled() {
+            true => {
+                let look = || {
+                    self.hub.look();
+                    news()
+                };
+                (self.spin.until_polled(look), self.spin.polls())
+            }
+            false => (self.spin.until(&mut news), true),
         };
         if spun {
             return Ok(());
         }
-        let start = Instant::now();
+        // Where there is no fast clock, each look at it is a system call.
+        let start = learns.then(Instant::now);
         let waiter = Waiter::current();
         lock(&self.sleepers).push(waiter.clone());
         self.awaited.fetch_add(1, Ordering::SeqCst);
         let result = self.sleep(&waiter, deadline, &mut news);
-        if result.is_ok() {
+        if let (Ok(()), Some(start)) = (&result, start) {
             self.spin.slept(start.elapsed());
         }
         let mut sleepers = lock(&self.sleepers);
@@ -333,6 +335,7 @@ impl Conn {
         result
     }
 
+    /// Whoever leads the hub polls it: here is only to look at what that brings.
     fn sleep(
         &self,
         waiter: &Arc<Waiter>,
@@ -358,7 +361,7 @@ impl Conn {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             let nap = left.min(NAP);
-            self.hub.sleep(waiter, seen, nap, None);
+            self.hub.sleep(waiter, seen, (now, nap), None);
             if news() {
                 return Ok(());
             }

@@ -283,25 +283,25 @@ impl Hub {
         }
     }
 
-    /// Sleeps until the waiter is woken after `seen`, or for `timeout`. With `extra`, also until that
-    /// descriptor is readable; the waiter's bell must be part of it.
+    /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long).
+    /// With `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
     pub(crate) fn sleep(
         &self,
         waiter: &Arc<Waiter>,
         seen: u32,
-        timeout: Duration,
+        (now, timeout): (Instant, Duration),
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
         clear_interrupted();
         if self.try_lead(CALLER) {
-            self.lead_until(waiter, seen, timeout, extra);
+            self.lead_until(waiter, seen, (now, timeout), extra);
             return;
         }
         lock(&self.followers).push(waiter.clone());
         // The leader may have left between the two lines above, before it could see us.
         if self.try_lead(CALLER) {
             self.unfollow(waiter);
-            self.lead_until(waiter, seen, timeout, extra);
+            self.lead_until(waiter, seen, (now, timeout), extra);
             return;
         }
         if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
@@ -330,21 +330,28 @@ impl Hub {
         &self,
         waiter: &Waiter,
         seen: u32,
-        timeout: Duration,
+        (start, timeout): (Instant, Duration),
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
-        let end = Instant::now() + timeout;
+        // The first sleep, which mostly is the only one, needs no look at the clock.
+        let (mut left, mut slept) = (timeout, false);
+        // Who sleeps on a polled source has looked just now, and looks again once it is armed.
+        let mut looked = self.polled;
         loop {
-            self.dispatch();
+            if !std::mem::take(&mut looked) {
+                self.dispatch();
+            }
             if waiter.woken(seen) || self.pollables.load(Ordering::SeqCst) > 0 {
+                break;
+            }
+            if std::mem::take(&mut slept) {
+                left = timeout.saturating_sub(start.elapsed());
+            }
+            if left.is_zero() {
                 break;
             }
             if !self.source.arm_interrupts() {
                 continue;
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
             }
             waiter.polling(true);
             let other = !waiter.woken(seen) && self.poll_once(left, extra);
@@ -352,6 +359,7 @@ impl Hub {
             if other || was_interrupted() {
                 break;
             }
+            slept = true;
         }
         self.source.suppress_interrupts();
         self.stop_leading();

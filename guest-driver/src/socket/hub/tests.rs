@@ -203,7 +203,8 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
         // A wake-up may also mean that it is this thread's turn to lead.
         while !news() && Instant::now() < end {
             let seen = member.waiter.seen();
-            hub.sleep(&member.waiter, seen, Duration::from_millis(500), None);
+            let limit = (Instant::now(), Duration::from_millis(500));
+            hub.sleep(&member.waiter, seen, limit, None);
         }
         news()
     });
@@ -214,6 +215,37 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     bed.source.bring(News::Element(7));
     assert!(caller.join().unwrap(), "woken by what it took itself");
     bed.eventually(|bed| bed.leads(BACKGROUND));
+}
+
+#[test]
+fn what_came_before_a_caller_sleeps_is_heard_at_once() {
+    let bed = Bed::new(false);
+    let seen = bed.member.waiter.seen();
+    bed.source.bring(News::Element(7));
+    let start = Instant::now();
+    bed.hub.sleep(&bed.member.waiter, seen, (start, Duration::from_secs(10)), None);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(bed.heard(), 1);
+}
+
+#[test]
+fn a_sleep_that_is_disturbed_ends_at_its_limit() {
+    let bed = Bed::new(false);
+    let waiter = Arc::new(Waiter::default());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                bed.hub.interrupt();
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (start, limit) = (Instant::now(), Duration::from_millis(200));
+        bed.hub.sleep(&waiter, waiter.seen(), (start, limit), None);
+        let took = start.elapsed();
+        over.store(true, Ordering::SeqCst);
+        assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
+    });
 }
 
 #[test]
