@@ -1,20 +1,14 @@
 //! What a link group orders, carried out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use smc_core::link_group::{
     Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
 };
 
 use super::group::{Core, Group, Input, Status};
-use super::link::{Link, Path};
+use super::link::Link;
 use crate::verbs::VerbsError;
-
-/// How long writes that are under way on a link that still works are waited for before its
-/// connections go to another one.
-const LAST_WRITES: Duration = Duration::from_millis(200);
 
 impl Group {
     /// Carries out all orders. The group's state is locked all the while: orders have an order.
@@ -25,6 +19,7 @@ impl Group {
             any = true;
             self.execute(core, output);
         }
+        any |= self.reunite(core);
         if any {
             self.shared().timers_changed();
         }
@@ -143,53 +138,6 @@ impl Group {
         }
     }
 
-    /// All connections of a link go to another one.
-    fn relocate(self: &Arc<Self>, core: &mut Core, from: LinkKey, to: LinkKey, dead: bool) {
-        let old = find(core, from).cloned();
-        if let Some(old) = &old {
-            if dead {
-                // Nothing that is still under way there may arrive after what is written anew.
-                old.stop();
-            } else {
-                let end = Instant::now() + LAST_WRITES;
-                while old.has_unacknowledged() && Instant::now() < end {
-                    old.port().device().poll_sends();
-                    std::thread::yield_now();
-                }
-            }
-        }
-        let Some(new) = find(core, to).cloned() else { return };
-        let Core { machine, connections, .. } = core;
-        let Some(machine) = machine else { return };
-        let mut moved = 0u32;
-        for (endpoint, on) in connections.values_mut().filter(|(_, on)| *on == from) {
-            *on = to;
-            moved += 1;
-            let Some((rmb, mirror)) = endpoint.depart(from) else { continue };
-            let region = machine.peer_region(rmb, to);
-            let registered = mirror.register(to, new.pd());
-            let (Some(region), Ok(mirror)) = (region, registered) else {
-                self.lose(endpoint);
-                continue;
-            };
-            let path =
-                Path { link: new.clone(), mirror, address: region.address, rkey: region.rkey };
-            endpoint.arrive(path);
-        }
-        if let Some(old) = old {
-            old.connections().fetch_sub(moved, Ordering::Relaxed);
-        }
-        new.connections().fetch_add(moved, Ordering::Relaxed);
-        self.failovers().fetch_add(u64::from(moved), Ordering::Relaxed);
-        tracing::debug!(
-            group = self.number(),
-            from = from.get(),
-            to = to.get(),
-            moved,
-            "connections moved"
-        );
-    }
-
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
         while let Some(link) = core.links.last().map(|link| link.key()) {
             destroy(core, link);
@@ -204,7 +152,7 @@ impl Group {
     }
 }
 
-fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
+pub(super) fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
     core.links.iter().find(|link| link.key() == key)
 }
 

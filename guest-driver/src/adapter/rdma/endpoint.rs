@@ -216,21 +216,29 @@ impl Endpoint {
     }
 
     /// Leaves the link `from`, if it uses that: nothing is posted until [`Endpoint::arrive`].
-    /// Returns the peer's RMB and the send element, which the next link needs to know.
-    pub(crate) fn depart(&self, from: LinkKey) -> Option<(PeerRmbId, Arc<Mirror>)> {
+    /// `false`: it does not use it, or has no use for another one.
+    pub(crate) fn depart(&self, from: LinkKey) -> bool {
         let mut guard = self.out();
-        let out = guard.as_mut()?;
-        let path = out.path.take_if(|path| path.link.key() == from)?;
+        let Some(out) = guard.as_mut() else { return false };
+        let Some(path) = out.path.take_if(|path| path.link.key() == from) else { return false };
         let last = out.outbound.last();
         let oldest = path.link.unacknowledged(out.target.token, last);
         if self.released.load(Ordering::Acquire) && oldest.is_none() && !out.outbound.is_due() {
             // The peer has the last words; its element may be another connection's by now.
             self.fail();
-            return None;
+            return false;
         }
         let arrived = oldest.map_or(last, |oldest| oldest.wrapping_sub(1));
         let confirmed = self.confirmed();
         out.outbound.move_on(arrived, confirmed);
+        true
+    }
+
+    /// The peer's RMB and the send element, which the next link needs to know, of one that is
+    /// between two links and works.
+    pub(crate) fn between_links(&self) -> Option<(PeerRmbId, Arc<Mirror>)> {
+        let guard = self.out();
+        let out = guard.as_ref().filter(|out| out.path.is_none() && !self.has_failed())?;
         Some((out.target.rmb, out.mirror.clone()))
     }
 

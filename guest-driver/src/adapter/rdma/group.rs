@@ -80,6 +80,8 @@ pub(super) struct Core {
     pub(super) refused: HashSet<RmbId>,
     /// Connections and the links they are counted on.
     pub(super) connections: HashMap<u32, (Arc<Endpoint>, LinkKey)>,
+    /// Tokens of those that wait for a key of the peer's on their new link, and until when.
+    pub(super) stranded: Vec<(u32, Tick)>,
 }
 
 /// Why a group has no room for a connection.
@@ -289,7 +291,9 @@ impl Group {
             machine.handle_timeout(now);
             self.carry_out(core);
         }
-        core.machine.as_ref()?.poll_timeout()
+        self.reunite(core);
+        let stranded = core.stranded.iter().map(|(_, until)| *until);
+        stranded.chain(core.machine.as_ref()?.poll_timeout()).min()
     }
 
     /// The first link.

@@ -22,7 +22,7 @@ use super::words::Received;
 use crate::sys::lock;
 use crate::verbs::{
     self, Access, Completed, Completion, Hops, Init, Memory, Mr, Payload, Pd, Qp, QpCaps,
-    ReadyToSend, Recv, VerbsError, Work,
+    ReadyToSend, Recv, VerbsError, WcStatus, Work,
 };
 
 /// Receives that are posted: what a peer may have on its way (Linux: 48), and as many again as it
@@ -262,6 +262,15 @@ impl Link {
         }
     }
 
+    /// A request failed. Those after the first are merely flushed.
+    #[cold]
+    fn note(&self, what: &str, status: WcStatus) {
+        if !self.is_dead() || status != WcStatus::Flushed {
+            let (link, qpn) = (self.key.get(), self.qpn.get());
+            tracing::debug!(link, qpn, what, %status, "link failed");
+        }
+    }
+
     /// It is not needed any more: nothing that still happens on it is told to anybody.
     pub(crate) fn close(&self) {
         // Outstanding requests name memory that is about to go.
@@ -466,7 +475,8 @@ impl Link {
         let len = match completion.result() {
             Ok(Completed::Receive { len }) => len,
             Ok(_) => return,
-            Err(_) => {
+            Err(status) => {
+                self.note("receive", status);
                 return self.fail();
             }
         };

@@ -28,6 +28,7 @@ mod host;
 mod interfaces;
 mod link;
 mod llc;
+mod moving;
 mod outbound;
 mod pnet;
 mod port;
