@@ -8,8 +8,13 @@ use smc_tests::interop::Report;
 use smc_tests::linux::Smc;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
+use super::interop::logged;
+
 /// How long bytes may pause.
 const PAUSE: Duration = Duration::from_secs(3);
+
+/// How long bytes flow before the link is lost.
+const UNDER_WAY: Duration = Duration::from_millis(700);
 
 /// This project's sockets, which test a link that is silent.
 const RUST: &str = "rust:test=1000";
@@ -28,7 +33,7 @@ enum Loss {
 /// MiB that are moved in each direction: 1024, or as many as `SMC_FAILOVER_BULK` says.
 fn bulk() -> usize {
     let mib = std::env::var("SMC_FAILOVER_BULK").ok().and_then(|text| text.parse().ok());
-    mib.unwrap_or(1024) << 20
+    mib.unwrap_or(32) << 20
 }
 
 #[track_caller]
@@ -68,11 +73,11 @@ fn survives(server: &str, client: &str, loss: Loss) {
     let [a, b] = guests(&bed);
     let limit = Duration::from_secs(600);
     let command = ["smc-test-peer", "interop", "serve", server, "0.0.0.0:5000"];
-    let mut serves = a.spawn(Run::from(command).within(limit));
+    let mut serves = a.spawn(logged(Run::from(command)).within(limit));
     assert_eq!(serves.line(), "ready");
     let address = format!("{}:5000", a.ip());
     let command = ["smc-test-peer", "interop", "talk", client, &address];
-    let mut talks = b.spawn(Run::from(command).open_stdin().within(limit));
+    let mut talks = b.spawn(logged(Run::from(command)).open_stdin().within(limit));
     // The link group, with its second link.
     ping(&mut talks, &mut serves);
     for (guest, who) in [(&a, server), (&b, client)] {
@@ -85,7 +90,7 @@ fn survives(server: &str, client: &str, loss: Loss) {
     let opened = report(&mut talks);
     assert_eq!(opened.carrier.kind, "smc-r", "{opened:?}");
     let nic: u32 = opened.carrier.adapter.trim_start_matches("rxe").parse().unwrap();
-    thread::sleep(Duration::from_secs(2));
+    thread::sleep(UNDER_WAY);
     lose(&a, &b, nic, loss);
     let here = report(&mut talks);
     let there = report(&mut serves);
@@ -102,9 +107,7 @@ fn survives(server: &str, client: &str, loss: Loss) {
         there.pause,
         here.pause
     );
-    // AF_SMC waits 10 s for what it has posted on the link, which soft-RoCE repeats for ever.
-    let ours = ![server, client].contains(&"linux");
-    for pause in [here.pause, there.pause].into_iter().filter(|_| ours) {
+    for pause in [here.pause, there.pause] {
         assert!(Duration::from_millis(pause) <= PAUSE, "a pause of {pause} ms");
     }
     restore(&a, &b, nic, loss);
@@ -144,45 +147,40 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
     }
 }
 
-// With the server's interface, or with the cable of either, AF_SMC stalls until its peer gives up.
 #[test]
-#[ignore = "long: a gigabyte in each direction"]
-fn linux_to_linux_when_an_interface_goes_down() {
-    survives("linux", "linux", Loss::Interface);
-}
-
-#[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
 fn rust_to_rust_when_an_interface_goes_down() {
     survives(RUST, RUST, Loss::Interface);
 }
 
 #[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
 fn rust_to_rust_when_the_servers_interface_goes_down() {
     survives(RUST, RUST, Loss::ServersInterface);
 }
 
 #[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
 fn rust_to_rust_when_a_cable_is_pulled() {
     survives(RUST, RUST, Loss::Cable);
 }
 
 #[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
 fn rust_to_rust_in_version_1() {
     survives("rust:v1,test=1000", "rust:v1,test=1000", Loss::Interface);
 }
 
 #[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
-fn rust_to_linux_when_an_interface_goes_down() {
-    survives("linux", RUST, Loss::Interface);
+fn linux_to_rust_when_an_interface_goes_down() {
+    survives(RUST, "linux", Loss::Interface);
+}
+
+// With the server's interface, or with the cable of either, AF_SMC stalls until its peer gives up.
+#[test]
+#[ignore = "says what AF_SMC does, and nothing of this project"]
+fn linux_to_linux_when_an_interface_goes_down() {
+    survives("linux", "linux", Loss::Interface);
 }
 
 #[test]
-#[ignore = "long: a gigabyte in each direction; not all pass"]
-fn linux_to_rust_when_an_interface_goes_down() {
-    survives(RUST, "linux", Loss::Interface);
+#[ignore = "stalls: AF_SMC does not repeat what it said of its reading on the dead link"]
+fn rust_to_linux_when_an_interface_goes_down() {
+    survives("linux", RUST, Loss::Interface);
 }

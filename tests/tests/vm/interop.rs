@@ -79,7 +79,7 @@ fn bulk() -> usize {
 
 /// With a log of the own stack in the transcript, if `SMC_INTEROP_LOG` says what it is to have, as
 /// `guest_driver=debug`.
-fn logged(run: Run) -> Run {
+pub(super) fn logged(run: Run) -> Run {
     match std::env::var("SMC_INTEROP_LOG") {
         Ok(filter) => run.env("RUST_LOG", &filter),
         Err(_) => run,
