@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use smc_core::link_group::{LinkKey, PeerRmbId};
-use smc_core::wire::Cursor;
-use smc_core::wire::cdc::ConsumerWord;
+use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
 use super::buffers::Mirror;
 use super::group::Group;
@@ -228,8 +227,16 @@ impl Endpoint {
             self.fail();
             return false;
         }
+        let peer = ConsumerWord::from_u64(self.words.load()[1]);
+        if peer.state_flags.contains(StateFlags::ABORT) {
+            // It answers nothing any more, and its element may be another connection's.
+            self.fail();
+            return false;
+        }
         let arrived = oldest.map_or(last, |oldest| oldest.wrapping_sub(1));
-        let confirmed = self.confirmed();
+        // Who has closed reads nothing any more: no byte is written anew.
+        let closed = peer.state_flags.contains(StateFlags::CLOSED);
+        let confirmed = if closed { out.outbound.produced() } else { peer.cursor };
         out.outbound.move_on(arrived, confirmed);
         true
     }
@@ -240,11 +247,6 @@ impl Endpoint {
         let guard = self.out();
         let out = guard.as_ref().filter(|out| out.path.is_none() && !self.has_failed())?;
         Some((out.target.rmb, out.mirror.clone()))
-    }
-
-    /// How far the peer has read, as it says.
-    fn confirmed(&self) -> Cursor {
-        ConsumerWord::from_u64(self.words.load()[1]).cursor
     }
 
     /// Goes on over another link: a validation, then what the peer has not confirmed.

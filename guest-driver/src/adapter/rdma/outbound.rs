@@ -125,6 +125,11 @@ impl Outbound {
         self.sequence.last()
     }
 
+    /// Producer cursor of the newest words.
+    pub(crate) fn produced(&self) -> Cursor {
+        ProducerWord::from_u64(self.words[0]).cursor
+    }
+
     /// The connection goes on over another link. `arrived`: number of the last message that the
     /// peer's adapter acknowledged. `confirmed`: what the peer says it has read. Whatever lies
     /// behind that is written once more.
@@ -211,6 +216,21 @@ mod tests {
         let (plan, cdc) = post(&mut out).unwrap();
         assert_eq!((plan.stretches[0], cdc.sequence), ((20, 70), 4));
         assert!(!cdc.producer_flags.contains(ProducerFlags::FAILOVER));
+        assert_eq!(out.plan(), None);
+    }
+
+    #[test]
+    fn to_a_peer_that_has_closed_only_words_are_repeated() {
+        let mut out = outbound();
+        out.tell(words(0, 40));
+        post(&mut out).unwrap();
+        out.tell(words(0, 90));
+        out.move_on(1, out.produced());
+        let (plan, cdc) = post(&mut out).unwrap();
+        assert!(cdc.producer_flags.contains(ProducerFlags::FAILOVER));
+        assert_eq!((total(plan.stretches), cdc.sequence), (0, 1));
+        let (plan, cdc) = post(&mut out).unwrap();
+        assert_eq!((total(plan.stretches), cdc.producer), (0, Cursor::new(0, 90)));
         assert_eq!(out.plan(), None);
     }
 
