@@ -49,6 +49,10 @@ pub(crate) enum Patience {
 const MOMENT: Duration = Duration::from_millis(2);
 /// How often a thread that waits for a verdict looks by itself.
 const LOOK: Duration = Duration::from_secs(1);
+/// A client that says nothing for so long has nothing to do with SMC, even if its server only listens.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often it is looked whether the program is to speak first, or has closed the connection.
+const GLANCE: Duration = Duration::from_millis(50);
 /// Descriptors of ours begin here if the limit allows, out of the way of the program's.
 const FLOOR: [c_int; 3] = [60_000, 4_000, 700];
 
@@ -146,14 +150,16 @@ fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
     }
     match patience {
         Patience::Forever => {
-            let opening = await_opening(&tcp, socket.patience());
+            let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
+            let limit = limit.map_or(SILENCE, Duration::from_micros);
+            let opening = await_opening(sock, socket, &tcp, limit);
             answer(sock, fd, tcp, opening, true);
         }
         // The client's message may be there already, or come at any moment.
         Patience::Moment => match opening(&tcp) {
             Opening::Silence => hand_over(sock, fd, move |sock, fd| {
-                let patience = sock.stream().map(Socket::patience).unwrap_or_default();
-                let opening = await_opening(&tcp, patience);
+                let Some(socket) = sock.stream() else { return };
+                let opening = await_opening(sock, socket, &tcp, SILENCE);
                 answer(sock, fd, tcp, opening, true);
             }),
             opening => answer(sock, fd, tcp, opening, false),
@@ -188,16 +194,20 @@ fn opening(tcp: impl AsFd) -> Opening {
     }
 }
 
-/// Waits for a client's first bytes. One that stays silent is taken for one without SMC.
-fn await_opening(tcp: &TcpStream, patience: Duration) -> Opening {
-    let end = Instant::now() + patience;
+/// Waits for a client's first bytes. One that stays silent is taken for one without SMC: after a short
+/// while if the program is to speak first, else not before `limit`. For a Proposal that comes later would
+/// be data of the program.
+fn await_opening(sock: &Ref, socket: &Socket, tcp: &TcpStream, limit: Duration) -> Opening {
+    let begun = Instant::now();
+    let limit = limit.max(socket.patience());
     loop {
         let found = opening(tcp);
-        let left = end.saturating_duration_since(Instant::now());
-        if found != Opening::Silence || left.is_zero() {
+        let left = if socket.speaks() { socket.patience() } else { limit };
+        let left = left.saturating_sub(begun.elapsed());
+        if found != Opening::Silence || left.is_zero() || sock.handles() == 0 {
             return found;
         }
-        nap(&[Some(tcp.as_fd())], left);
+        nap(&[Some(tcp.as_fd())], left.min(GLANCE));
     }
 }
 

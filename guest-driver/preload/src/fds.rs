@@ -81,6 +81,7 @@ pub(crate) fn end() {
 /// `shutdown` on an entry. `None`: the kernel's affair.
 pub(crate) fn shutdown(fd: c_int, sock: &Ref, how: c_int) -> Option<Sys> {
     let socket = sock.stream()?;
+    socket.speak();
     if settle(sock, fd, Patience::Forever) != Verdict::Smc {
         return None;
     }

@@ -32,6 +32,17 @@ pub(crate) fn way(sock: &Ref, fd: c_int, dont_wait: bool) -> Way<'_> {
     undecided(sock, socket, fd, dont_wait)
 }
 
+/// As [`way`], for a call that writes.
+#[inline]
+pub(crate) fn way_out(sock: &Ref, fd: c_int, dont_wait: bool) -> Way<'_> {
+    let Some(socket) = sock.stream() else { return Way::Native };
+    if let Some(stream) = socket.smc() {
+        return Way::Smc(socket, stream);
+    }
+    socket.speak();
+    undecided(sock, socket, fd, dont_wait)
+}
+
 #[cold]
 fn undecided<'a>(sock: &'a Ref, socket: &'a Socket, fd: c_int, dont_wait: bool) -> Way<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();

@@ -85,6 +85,9 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>) {
             epoll::hand_to_kernel(fd.fd);
             continue;
         };
+        if fd.events & libc::POLLOUT != 0 {
+            socket.speak();
+        }
         match settle(&sock, fd.fd, Patience::Moment) {
             Verdict::Tcp | Verdict::Broken => {}
             Verdict::NotYet => {

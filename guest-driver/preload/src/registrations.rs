@@ -130,6 +130,9 @@ pub(crate) fn control(
     socket: &Socket,
     (events, data): (u32, u64),
 ) -> Sys {
+    if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
+        socket.speak();
+    }
     if op == libc::EPOLL_CTL_ADD && socket.state() != State::Fresh {
         // Most are decided here and now.
         let verdict = settle(sock, fd, Patience::Moment);

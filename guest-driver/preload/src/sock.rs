@@ -120,6 +120,8 @@ pub(crate) struct Socket {
     pub(crate) write_blocked: AtomicBool,
     /// A server: milliseconds that the client may stay silent.
     patience: AtomicU32,
+    /// The program is to say something.
+    speaks: AtomicBool,
     /// A client: how it finds out whether its server speaks SMC.
     pub(crate) ask: Mutex<Option<Ask>>,
     /// Registrations in epoll sets.
@@ -144,6 +146,7 @@ impl Socket {
             asked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
             patience: AtomicU32::new(0),
+            speaks: AtomicBool::new(false),
             ask: Mutex::new(None),
             registrations: Mutex::new(Vec::new()),
             decision: OnceLock::new(),
@@ -221,6 +224,16 @@ impl Socket {
     pub(crate) fn set_patience(&self, patience: Duration) {
         let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
         self.patience.store(millis, Ordering::Relaxed);
+    }
+
+    /// Whether the program wants to say something, or waits until it can.
+    pub(crate) fn speaks(&self) -> bool {
+        self.speaks.load(Ordering::Relaxed)
+    }
+
+    /// The program wants to say something.
+    pub(crate) fn speak(&self) {
+        self.speaks.store(true, Ordering::Relaxed);
     }
 
     /// Which end it is.

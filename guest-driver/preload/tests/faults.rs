@@ -245,6 +245,73 @@ fn a_device_that_takes_long_to_open_does_not_make_the_proposal_late() {
     assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
 }
 
+/// Passes on what comes for a port, but says nothing for a while.
+fn delay(to: u16, by: Duration) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(("127.0.0.1", to)).unwrap();
+        thread::sleep(by);
+        let pump = |mut from: TcpStream, mut to: TcpStream| {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        };
+        let (from, back) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        thread::spawn(move || pump(back, client));
+        pump(from, server);
+    });
+    port
+}
+
+/// A busy client, a lost packet: as long as the server's program only listens, there is time.
+#[test]
+fn a_proposal_that_comes_late_is_not_taken_for_data() {
+    if is_program(echo, one_round_trip) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let test = "a_proposal_that_comes_late_is_not_taken_for_data";
+    let port = free_port();
+    let server = role(&mut program(&fabric), test, "server", port);
+    await_listener(port);
+    let late = delay(port, Duration::from_millis(1000));
+    role(&mut program(&fabric), test, "client", late).finish();
+    server.finish();
+    assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
+}
+
+#[test]
+fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
+    fn greet(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        // As soon as it can, as servers do that wait for events.
+        if std::env::var_os("POLLS").is_some() {
+            stream.set_nonblocking(true).unwrap();
+            assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
+        }
+        stream.write_all(b"220").unwrap();
+    }
+    fn listen(port: u16) {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let begun = Instant::now();
+        stream.read_exact(&mut [0; 3]).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+    if is_program(greet, listen) {
+        return;
+    }
+    let test = "a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens";
+    for polls in [false, true] {
+        let fabric = Fabric::new(1);
+        let mut server = program(&fabric);
+        if polls {
+            server.env("POLLS", "1");
+        }
+        meet(test, &mut server, &mut Command::new(std::env::current_exe().unwrap()));
+    }
+}
+
 #[test]
 fn more_programs_than_devices_and_the_rest_is_on_tcp() {
     if is_program(echo, one_round_trip) {

@@ -291,7 +291,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
 /// `offset` is null or leads to an offset.
 unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
     let sock = table::get(to)?;
-    Some(match io::way(&sock, to, false) {
+    Some(match io::way_out(&sock, to, false) {
         Way::Native => return None,
         Way::Fail(error) => Err(error),
         Way::Smc(socket, stream) => {
@@ -337,7 +337,8 @@ unsafe extern "C" fn splice(
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     for (fd, out) in [(from, true), (to, false)] {
         let Some(sock) = table::get(fd) else { continue };
-        match io::way(&sock, fd, dont_wait) {
+        let way = if out { io::way } else { io::way_out };
+        match way(&sock, fd, dont_wait) {
             Way::Native => {}
             Way::Fail(error) => return done(Err(error)),
             Way::Smc(..) if !from_at.is_null() || !to_at.is_null() => {

@@ -58,7 +58,7 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
     let sock = table::get(fd)?;
-    match io::way(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
+    match io::way_out(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
         Way::Native => None,
         Way::Smc(socket, stream) => Some(io::send((socket, stream), bufs, flags)),
         Way::Fail(error) => Some(Err(error)),
