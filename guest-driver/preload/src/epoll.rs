@@ -23,13 +23,6 @@ const KERNEL_PAUSE: Duration = Duration::from_micros(200);
 /// How often a thread looks whether it may look connections up itself, while another one does.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Longest sleep without a look at the connections.
-const TRUSTING: Duration = Duration::from_millis(20);
-/// The same in a set where a wake failed to come.
-const WARY: Duration = Duration::from_micros(500);
-/// So many sleeps of a set are short after that.
-const WARY_SLEEPS: usize = 256;
-
 const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
 const PRI: u32 = libc::EPOLLPRI as u32;
@@ -51,8 +44,6 @@ pub(crate) struct Set {
     /// Threads that wait in the kernel for the set as it was without SMC connections.
     in_kernel: AtomicUsize,
     sleeper: std::sync::OnceLock<Sleeper>,
-    /// There was news that nobody was woken for: so many sleeps are short ones.
-    overslept: AtomicUsize,
 }
 
 /// How the waiting thread sleeps.
@@ -197,7 +188,6 @@ impl Set {
             busy: AtomicBool::new(false),
             in_kernel: AtomicUsize::new(0),
             sleeper: std::sync::OnceLock::new(),
-            overslept: AtomicUsize::new(0),
         }
     }
 
@@ -458,25 +448,12 @@ impl Set {
         let any = inner.members.first().map(|member| member.sock.clone());
         drop(inner);
         let stream = any.as_ref().and_then(|sock| sock.stream()).and_then(Socket::smc);
-        // Wakes are the device's affair. Where one failed to come, the next may, too: it is looked for
-        // now and then.
-        let wary = self.overslept.load(Ordering::Relaxed);
-        let nap = if wary > 0 { WARY } else { TRUSTING };
-        // One thread at a time is here.
-        self.overslept.store(wary.saturating_sub(1), Ordering::Relaxed);
-        let timeout = left.unwrap_or(Duration::MAX).min(nap);
-        let begun = Instant::now();
+        let timeout = left.unwrap_or(Duration::MAX);
         use std::os::fd::AsFd;
         let woken = sleeper.watch.sleep(stream, count, timeout, sleeper.outer.as_fd());
         sleeper.watch.clear_bell();
         let late = self.tcp_due();
         let inner = self.lock();
-        if sleeper.watch.count() == count
-            && begun.elapsed() >= timeout
-            && inner.members.iter().any(Member::has_news)
-        {
-            self.overslept.store(WARY_SLEEPS, Ordering::Relaxed);
-        }
         for (_, stream) in inner.members.iter().filter_map(|m| Some((m, m.stream()?.1))) {
             stream.disarm();
             if late {
