@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Programs of the distribution on SMC and on TCP, in two network namespaces (which take root; without,
-# both ends are on loopback). README: docs/testing.md.
+# both ends are on loopback). See docs/testing.md.
 #
 #     programs.sh                 all of them, briefly: do they work in all four combinations?
 #     programs.sh --quick         only those that are quick to install
