@@ -4,7 +4,6 @@ pub(crate) mod client;
 pub(crate) mod fabric;
 pub(crate) mod facts;
 pub(crate) mod peer;
-#[allow(dead_code, reason = "its rooms are being furnished")]
 pub(crate) mod rdma;
 pub(crate) mod server;
 pub(crate) mod source;

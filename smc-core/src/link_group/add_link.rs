@@ -22,15 +22,21 @@ impl LinkGroup {
         let number = self.new_number();
         let lone = self.active().any(|link| !link.asymmetric && link.rnic.id == rnic.id);
         if lone && self.full_links() == 1 && self.params.lone_rnic == LoneRnic::InvalidMtu {
-            let until = self.add_deadline(now);
-            let (stage, told) = (Stage::Reply, Vec::new());
-            self.config = Some(Config::Add(Add { over, new: None, number, stage, until, told }));
-            let message = self.add_message(&rnic, number, (Qpn::new(0), Psn::new(0)), Vec::new());
-            self.post_add(over, AddLink { mtu: Mtu::from_code(0), ..message });
+            self.add_in_vain(over, &rnic, number, now);
             return;
         }
         let new = self.new_link(rnic, number, None, now);
         self.prepare(over, new, number, now);
+    }
+
+    /// Server: an Add Link with an MTU that does not exist, and no queue pair behind it. Its answer
+    /// is the client's leave to go on with one link.
+    pub(super) fn add_in_vain(&mut self, over: LinkKey, rnic: &Rnic, number: u8, now: Instant) {
+        let until = self.add_deadline(now);
+        let (stage, told) = (Stage::Reply, Vec::new());
+        self.config = Some(Config::Add(Add { over, new: None, number, stage, until, told }));
+        let message = self.add_message(rnic, number, (Qpn::new(0), Psn::new(0)), Vec::new());
+        self.post_add(over, AddLink { mtu: Mtu::from_code(0), ..message });
     }
 
     /// Makes the caller make a queue pair.

@@ -89,7 +89,15 @@ impl LinkGroup {
             self.refuse_add(add.over, new);
         }
         if refused_here || add.stage == Stage::Reply {
+            let rnic = self.link(new).map(|link| link.rnic);
             self.destroy(new, now);
+            if let (true, false, Some(rnic)) = (self.is_server(), self.was_usable, rnic)
+                && refused_here
+                && self.state_of(add.over) == LinkState::Active
+            {
+                // The client waits for an Add Link, and would for seconds (LG-17).
+                self.add_in_vain(add.over, &rnic, add.number, now);
+            }
             return;
         }
         self.counters.links_failed += 1;

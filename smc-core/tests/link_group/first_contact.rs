@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use smc_core::handshake::Instant;
 use smc_core::link_group::*;
+use smc_core::wire::clc::Version;
 
 use super::support::*;
 
@@ -114,6 +115,22 @@ fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
     for host in &pair.hosts {
         assert!(!host.outputs.iter().any(|o| matches!(o, Output::PrepareLink { .. })));
         assert!(!host.outputs.iter().any(|o| matches!(o, Output::DestroyLink { .. })));
+    }
+}
+
+#[test]
+fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() {
+    for generation in ALL {
+        let mut pair = Pair::usual(generation(), [2, 2]);
+        pair.hosts[SERVER].broken.insert(RnicId(1));
+        pair.settle();
+        assert!(pair.usable());
+        assert!(pair.now < Instant(1000), "nobody waited for a timer");
+        // Version 2 has its reason among the flags.
+        let refused = if generation().version() == Version::V1 { "c0" } else { "c2" };
+        assert_eq!(pair.names()[2..4], ["> AddLink 00".into(), format!("< AddLink {refused}")]);
+        assert_eq!([pair.active(SERVER).len(), pair.active(CLIENT).len()], [1, 1]);
+        assert_eq!(pair.anomalies, []);
     }
 }
 

@@ -8,6 +8,7 @@ use smc_core::link_group::{
 
 use super::group::{Core, Group, Input, Status};
 use super::link::Link;
+use super::shared::Retired;
 use crate::verbs::VerbsError;
 
 impl Group {
@@ -65,7 +66,7 @@ impl Group {
             }
             Output::PeerRmbDeleted { rmb } => self.peer_rmb_deleted(core, rmb),
             Output::MoveConnections { from, to, dead } => self.relocate(core, from, to, dead),
-            Output::DestroyLink { link } => destroy(core, link),
+            Output::DestroyLink { link } => self.destroy(core, link),
             Output::Terminated { reason, ending } => {
                 tracing::debug!(group = self.number(), ?reason, ?ending, "link group over");
                 self.set_ending(reason, ending);
@@ -139,16 +140,22 @@ impl Group {
     }
 
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
-        while let Some(link) = core.links.last().map(|link| link.key()) {
-            destroy(core, link);
+        let mut links = Vec::new();
+        while let Some(key) = core.links.last().map(|link| link.key()) {
+            links.extend(detach(core, key));
         }
-        if ending != Ending::Quiet {
-            for (endpoint, _) in core.connections.values() {
-                self.lose(endpoint);
-            }
-        }
+        let lost = match ending {
+            Ending::Quiet => Vec::new(),
+            _ => core.connections.values().map(|(endpoint, _)| endpoint.clone()).collect(),
+        };
+        self.shared().retire(Retired { links, lost });
         self.set_status(Status::Over);
         self.shared().forget(self);
+    }
+
+    fn destroy(&self, core: &mut Core, key: LinkKey) {
+        let links = detach(core, key).into_iter().collect();
+        self.shared().retire(Retired { links, lost: Vec::new() });
     }
 }
 
@@ -156,11 +163,12 @@ pub(super) fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
     core.links.iter().find(|link| link.key() == key)
 }
 
-fn destroy(core: &mut Core, key: LinkKey) {
-    let Some(at) = core.links.iter().position(|link| link.key() == key) else { return };
+/// Takes a link out of the group, with the keys that its end has to outlast.
+fn detach(core: &mut Core, key: LinkKey) -> Option<Arc<Link>> {
+    let at = core.links.iter().position(|link| link.key() == key)?;
     let link = core.links.swap_remove(at);
-    link.close();
     let mut keys = core.buffers.forget_link(key);
     keys.extend(core.connections.values().filter_map(|(endpoint, _)| endpoint.forget_link(key)));
     link.keep(keys);
+    Some(link)
 }

@@ -15,6 +15,8 @@ use super::element::Element;
 use super::endpoint::{Endpoint, Target};
 use super::group::{Group, NoPlace};
 use super::link::Link;
+use super::pnet::network_of;
+use super::port::Port;
 use super::shared::{Shared, link_end};
 use super::spans::Shape;
 use crate::verbs::VerbsError;
@@ -47,10 +49,6 @@ impl Draft {
         // What was taken is given back with the draft.
         draft.group.reserve(&draft.endpoint, key)?;
         Ok(draft)
-    }
-
-    pub(super) fn rmb(&self) -> Option<&Arc<Rmb>> {
-        self.rmb.as_ref()
     }
 
     /// Whether the peer knows the RMB; `None`: it does not want it.
@@ -159,23 +157,37 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
         ..Timers::of(role)
     };
     params.number = group.number();
-    params.rnics = alternates(shared, link, group.version());
+    params.rnics = alternates(shared, link, group.version(), established.direct);
     params.peer_gids = established.peer_gids.iter().flat_map(|list| list.iter()).collect();
     params
 }
 
+/// A port for further links of a group with this first link, if it is on the same physical network.
+/// What is between the two hosts is taken to be the same for all of the network (`direct`).
+pub(super) fn alternate(
+    shared: &Shared,
+    port: &Port,
+    first: &Link,
+    version: Version,
+    direct: bool,
+) -> Option<Rnic> {
+    let map = &shared.options.pnet;
+    let near = network_of(map, port) == network_of(map, first.port());
+    near.then(|| port.alternate(first.gid(), version == Version::V1, direct)).flatten()
+}
+
 /// Ports for further links: those other than that of the first link come first.
-fn alternates(shared: &Shared, link: &Link, version: Version) -> Vec<Rnic> {
-    let (like, v1) = (link.gid(), version == Version::V1);
+fn alternates(shared: &Shared, first: &Link, version: Version, direct: bool) -> Vec<Rnic> {
+    let ports = shared.ports().iter();
     let mut rnics: Vec<_> =
-        shared.ports().iter().filter_map(|port| port.alternate(like, v1)).collect();
-    rnics.sort_by_key(|rnic| (rnic.id == link.port().id(), rnic.id));
+        ports.filter_map(|port| alternate(shared, port, first, version, direct)).collect();
+    rnics.sort_by_key(|rnic| (rnic.id == first.port().id(), rnic.id));
     rnics
 }
 
 /// The own addresses for further links.
-pub(super) fn alternate_gids(shared: &Shared, link: &Link, version: Version) -> Vec<Gid> {
-    alternates(shared, link, version).iter().map(|rnic| rnic.gid).collect()
+pub(super) fn alternate_gids(shared: &Shared, first: &Link, version: Version) -> Vec<Gid> {
+    alternates(shared, first, version, true).iter().map(|rnic| rnic.gid).collect()
 }
 
 /// What a failure means to the peer.

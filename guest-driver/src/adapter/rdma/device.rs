@@ -1,5 +1,6 @@
 //! An open RNIC: its completion queues, and the queue pairs that use them.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,6 +26,32 @@ pub(crate) trait Sink {
     fn on_words(&mut self, endpoint: &Arc<Endpoint>);
     /// The time. Asked once for the messages that are taken at once.
     fn now(&self) -> Tick;
+}
+
+thread_local! {
+    static RECEIVING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is taking messages, and was called by a [`Sink`].
+pub(crate) fn is_receiving() -> bool {
+    RECEIVING.get()
+}
+
+/// As long as it lives, this thread is taking messages. Knows whether it was before: a sink may come
+/// to take those of another device.
+struct Receiving(bool);
+
+impl Receiving {
+    #[inline]
+    fn begin() -> Receiving {
+        Receiving(RECEIVING.replace(true))
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        RECEIVING.set(self.0);
+    }
 }
 
 /// An RNIC.
@@ -171,20 +198,47 @@ impl Device {
             }) else {
                 return total;
             };
-            total += self.take_receives(&mut scratch, sink);
+            // A peer that sends without end only keeps its own messages coming; others get their
+            // turn.
+            total += self.receive(&mut scratch, 8, sink);
             drop(scratch);
-            if !self.overlooked.load(Ordering::SeqCst)
-                || !self.overlooked.swap(false, Ordering::SeqCst)
-            {
+            if !self.was_overlooked() {
                 return total;
             }
         }
     }
 
-    fn take_receives(&self, scratch: &mut [Completion; BATCH], sink: &mut impl Sink) -> usize {
+    /// Whether somebody came while this thread was at it, and has left it the rest.
+    #[inline]
+    fn was_overlooked(&self) -> bool {
+        self.overlooked.load(Ordering::SeqCst) && self.overlooked.swap(false, Ordering::SeqCst)
+    }
+
+    /// Takes all messages that have arrived by now, or waits until another thread has. Not to be
+    /// called from a sink (see [`is_receiving`]), nor with a lock that a sink may want.
+    pub(crate) fn take_receives(&self, sink: &mut impl Sink) {
+        // More than the queue holds has come since.
+        let rounds = self.recv_cq.entries() as usize / BATCH + 1;
+        loop {
+            let mut scratch = self.receiving.lock().unwrap_or_else(PoisonError::into_inner);
+            self.receive(&mut scratch, rounds, sink);
+            drop(scratch);
+            if !self.was_overlooked() {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn receive(
+        &self,
+        scratch: &mut [Completion; BATCH],
+        rounds: usize,
+        sink: &mut impl Sink,
+    ) -> usize {
+        let _receiving = Receiving::begin();
         let mut total = 0;
-        // A peer that sends without end only keeps its own messages coming; others get their turn.
-        for _ in 0..8 {
+        for _ in 0..rounds {
             let n = match self.recv_cq.poll(&mut scratch[..]) {
                 Ok(n) => n,
                 Err(error) => {

@@ -13,9 +13,9 @@ use smc_core::link_group::{
     Region, RemoteEnd, RmbId, Rnic, RnicId, Role, UseError,
 };
 use smc_core::wire::clc::Version;
-use smc_core::wire::ids::Gid;
 
 use super::buffers::{Buffers, Rmb, mirror};
+use super::device::{self, Device};
 use super::endpoint::{Endpoint, Target};
 use super::link::{Link, Path};
 use super::shared::Shared;
@@ -31,8 +31,8 @@ pub(crate) enum Input {
     Failed(LinkKey, Cause),
     /// An LLC message of which this was wanted has arrived.
     Sent(Receipt),
-    /// The peer says that it lost data of this connection.
-    Missing(Arc<Endpoint>),
+    /// A failover validation of this connection named a message that had not been seen.
+    Missing(Arc<Endpoint>, u16),
     /// A port can be used (again).
     PortUp(Rnic),
     /// A port cannot be used any more.
@@ -61,6 +61,8 @@ pub(crate) struct Group {
     terms: OnceLock<TermsR>,
     shared: Arc<Shared>,
     inbox: Mutex<Vec<Input>>,
+    /// Who deals with what the group was told, in order. Before the state.
+    working: Mutex<()>,
     pub(super) core: Mutex<Core>,
     status: AtomicU8,
     over: OnceLock<(Reason, Ending)>,
@@ -112,6 +114,7 @@ impl Group {
             terms: OnceLock::new(),
             shared: shared.clone(),
             inbox: Mutex::default(),
+            working: Mutex::default(),
             core: Mutex::default(),
             status: AtomicU8::new(0),
             over: OnceLock::new(),
@@ -238,19 +241,42 @@ impl Group {
         self.shared.have_work(self);
     }
 
-    /// Deals with what it was told.
+    /// Deals with what it was told, after all messages of connections that arrived before.
     pub(crate) fn work(self: &Arc<Self>) {
-        let mut core = self.core();
+        if device::is_receiving() {
+            // A connection that is being told of a message has come here: later.
+            return self.shared.have_work(self);
+        }
+        let _working = lock(&self.working);
         loop {
             let inputs = std::mem::take(&mut *lock(&self.inbox));
             if inputs.is_empty() {
                 return;
             }
+            self.settle();
+            let mut core = self.core();
             for input in inputs {
                 self.take(&mut core, input);
                 self.carry_out(&mut core);
             }
         }
+    }
+
+    /// Takes all messages that have arrived over its links. Two links have two queues, so that one of
+    /// the group may be seen before one of a connection that came earlier: the last words of a
+    /// connection, say, after the end of its memory. Called without locks.
+    fn settle(&self) {
+        if device::is_receiving() {
+            return;
+        }
+        let mut devices: Vec<Arc<Device>> = Vec::new();
+        for link in &self.core().links {
+            let device = link.port().device();
+            if !devices.iter().any(|other| Arc::ptr_eq(other, device)) {
+                devices.push(device.clone());
+            }
+        }
+        devices.iter().for_each(|device| device.take_receives(&mut &*self.shared));
     }
 
     fn take(self: &Arc<Self>, core: &mut Core, input: Input) {
@@ -266,8 +292,13 @@ impl Group {
             Input::Sent(receipt) => machine.handle_sent(receipt, now),
             Input::PortUp(rnic) => machine.handle_rnic_up(rnic, now),
             Input::PortDown(rnic) => machine.handle_rnic_down(rnic, now),
-            // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
-            Input::Missing(endpoint) => self.lose(&endpoint),
+            Input::Missing(endpoint, number) => {
+                // It may have come over another adapter, whose queue was looked at since.
+                if !endpoint.words().has_seen(number) {
+                    // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
+                    self.lose(&endpoint);
+                }
+            }
         }
     }
 
@@ -279,6 +310,10 @@ impl Group {
 
     /// Does what is due, and tells when there is more.
     pub(crate) fn on_timer(self: &Arc<Self>, now: Tick) -> Option<Tick> {
+        let due = |core: &Core| core.machine.as_ref()?.poll_timeout().filter(|due| due.0 <= now.0);
+        if due(&self.core()).is_some() {
+            self.settle();
+        }
         let mut core = self.core();
         let core = &mut *core;
         let machine = core.machine.as_mut()?;
@@ -504,9 +539,12 @@ impl Group {
         Some(done)
     }
 
-    /// The own address of its first link, as a pattern for further ones.
-    pub(crate) fn own_gid(&self) -> Option<Gid> {
-        self.core().links.first().map(|link| link.gid())
+    /// Its first link, as a pattern for further ones, and whether no router is in between.
+    pub(crate) fn pattern(&self) -> Option<(Arc<Link>, bool)> {
+        let core = self.core();
+        let link = core.links.first()?;
+        let known = core.machine.as_ref().and_then(|machine| machine.link(link.key()));
+        Some((link.clone(), known.is_none_or(|link| link.rnic.direct)))
     }
 
     /// A link by its name.

@@ -15,6 +15,7 @@ use smc_core::wire::llc::DeleteReason;
 
 use super::super::facts::{GroupFacts, RnicFacts};
 use super::super::source::{News, Source};
+use super::contact::alternate;
 use super::device::{Device, Sink};
 use super::endpoint::Endpoint;
 use super::group::Input;
@@ -192,13 +193,13 @@ impl RdmaHost {
         let was = port.is_active();
         let is = port.refresh();
         for group in self.shared.groups() {
-            let v1 = group.version() == smc_core::wire::clc::Version::V1;
-            match (is, group.own_gid()) {
+            match (is, group.pattern()) {
                 (false, _) if was || port.device().is_dead() => {
                     group.put(Input::PortDown(port.id()));
                 }
-                (true, Some(like)) => {
-                    if let Some(rnic) = port.alternate(like, v1) {
+                (true, Some((first, direct))) => {
+                    let version = group.version();
+                    if let Some(rnic) = alternate(&self.shared, port, &first, version, direct) {
                         group.put(Input::PortUp(rnic));
                     }
                 }

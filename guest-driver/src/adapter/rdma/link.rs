@@ -522,8 +522,8 @@ impl Link {
             Received::Overtaken => {
                 count(&device.counters().overtaken);
             }
-            Received::Missing => {
-                group.put(Input::Missing(endpoint));
+            Received::Missing(number) => {
+                group.put(Input::Missing(endpoint, number));
             }
         }
     }

@@ -44,11 +44,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-#[allow(unused_imports, reason = "the handshake of sockets is about to use them")]
 pub(crate) use client::Connecting;
 pub(crate) use element::Element;
 pub(crate) use host::RdmaHost;
-#[allow(unused_imports, reason = "the handshake of sockets is about to use them")]
 pub(crate) use server::{Accepting, Refused};
 
 /// Which RNICs a process uses.

@@ -55,11 +55,6 @@ impl Outbound {
         Outbound { shape, token, sequence, words, written, due: false, validation }
     }
 
-    /// The peer's element.
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
-    }
-
     /// The words to tell from now on; the bytes they announce are in the send element.
     #[inline]
     pub(crate) fn tell(&mut self, words: [u64; 2]) {

@@ -125,15 +125,15 @@ impl Port {
     }
 
     /// It as a place for further links of a group whose first link has the GID `like`: an address
-    /// of the same kind.
-    pub(crate) fn alternate(&self, like: Gid, v1: bool) -> Option<Rnic> {
+    /// of the same kind. `direct`: no router is in between.
+    pub(crate) fn alternate(&self, like: Gid, v1: bool, direct: bool) -> Option<Rnic> {
         let mac = self.mac()?;
         let view = lock(&self.view);
         if !view.active {
             return None;
         }
         let gid = alternate(&view.gids, like, v1)?;
-        Some(Rnic { id: self.id, gid, mac, mtu: view.mtu, direct: true })
+        Some(Rnic { id: self.id, gid, mac, mtu: view.mtu, direct })
     }
 }
 

@@ -10,6 +10,7 @@ use smc_core::wire::ids::Gid;
 
 use super::host::RdmaHost;
 use super::interfaces::{Address, addresses};
+use super::pnet::network_of;
 use crate::sys::lock;
 
 /// How long the addresses of this host are taken to be the same.
@@ -85,8 +86,10 @@ impl RdmaHost {
         let options = &self.shared().options;
         let rnic = self.place_of(local).and_then(|place| {
             let port = place.port;
+            let network = network_of(&options.pnet, &port);
             let others = self.shared().ports().iter().filter(|other| other.is_active());
-            let second = others.filter(|other| other.id() != port.id()).count() != 0;
+            let mut others = others.filter(|other| other.id() != port.id());
+            let second = others.any(|other| network_of(&options.pnet, other) == network);
             Some(Rnic {
                 mac: port.mac()?,
                 mtu: port.view().mtu,

@@ -11,8 +11,10 @@ use smc_core::link_group::{LinkKey, RnicId, Role};
 use super::super::source::News;
 use super::SmcROptions;
 use super::bell::Bell;
+use super::device::{Sink, is_receiving};
 use super::endpoint::Endpoint;
 use super::group::{Group, Status};
+use super::link::Link;
 use super::port::Port;
 use super::tokens::Tokens;
 use crate::sys::lock;
@@ -33,11 +35,31 @@ pub(crate) struct Shared {
     /// Connections that are over here while their last words are under way.
     leaving: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
     has_leaving: AtomicBool,
+    /// What is left of links and groups that are over.
+    retired: Mutex<Vec<Retired>>,
     news: Mutex<VecDeque<News>>,
     has_news: AtomicBool,
     /// Wakes who listens for a reason of this process's own.
     kick: Bell,
     numbers: AtomicU32,
+}
+
+/// Links that were stopped and connections that end with them. What had arrived before counts, and may
+/// not have been looked at yet.
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    pub(super) links: Vec<Arc<Link>>,
+    pub(super) lost: Vec<Arc<Endpoint>>,
+}
+
+impl Sink for &Shared {
+    fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
+        self.tell(News::Element(endpoint.token()));
+    }
+
+    fn now(&self) -> Tick {
+        Shared::now(self)
+    }
 }
 
 impl Shared {
@@ -54,6 +76,7 @@ impl Shared {
             has_due: AtomicBool::new(false),
             leaving: Mutex::default(),
             has_leaving: AtomicBool::new(false),
+            retired: Mutex::default(),
             news: Mutex::default(),
             has_news: AtomicBool::new(false),
             kick: Bell::new()?,
@@ -102,6 +125,10 @@ impl Shared {
             due.push(group.clone());
         }
         drop(due);
+        self.rouse();
+    }
+
+    fn rouse(&self) {
         if !self.has_due.swap(true, Ordering::SeqCst) {
             self.kick.ring();
         }
@@ -109,12 +136,36 @@ impl Shared {
 
     /// Has the groups do what they have to.
     pub(super) fn work(&self) -> usize {
+        // Called for a connection that is being told of a message: whoever tells it will come here.
+        if is_receiving() {
+            return 0;
+        }
         if !self.has_due.load(Ordering::SeqCst) || !self.has_due.swap(false, Ordering::SeqCst) {
             return 0;
         }
         let due = std::mem::take(&mut *lock(&self.due));
         due.iter().for_each(|group| group.work());
-        due.len()
+        let retired = std::mem::take(&mut *lock(&self.retired));
+        retired.iter().for_each(|retired| self.bury(retired));
+        due.len() + retired.len()
+    }
+
+    /// Ends what was [retired](Retired) once its last messages were taken.
+    pub(super) fn retire(&self, retired: Retired) {
+        retired.links.iter().for_each(|link| link.stop());
+        lock(&self.retired).push(retired);
+        self.rouse();
+    }
+
+    fn bury(&self, Retired { links, lost }: &Retired) {
+        for link in links {
+            link.port().device().take_receives(&mut &*self);
+            link.close();
+        }
+        for endpoint in lost {
+            endpoint.fail();
+            self.tell_lost(endpoint.token());
+        }
     }
 
     fn tell(&self, news: News) {
@@ -149,9 +200,9 @@ impl Shared {
         lock(&self.groups).clone()
     }
 
-    /// Whether there are groups.
+    /// Whether there are groups, or something is left of them.
     pub(crate) fn has_groups(&self) -> bool {
-        !lock(&self.groups).is_empty()
+        !lock(&self.groups).is_empty() || !lock(&self.retired).is_empty()
     }
 
     /// A new group.

@@ -51,7 +51,7 @@ impl Shape {
 }
 
 /// How many bytes two stretches have.
-#[inline]
+#[cfg(test)]
 pub(crate) fn total(stretches: [Stretch; 2]) -> u64 {
     stretches.iter().map(|(_, len)| u64::from(*len)).sum()
 }

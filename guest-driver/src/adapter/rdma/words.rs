@@ -22,8 +22,9 @@ pub(crate) enum Received {
     /// A failover validation (CDC-35): the peer names the last message that it knows to have
     /// arrived, and it has.
     Validated,
-    /// As `Validated`, but it has not: data was lost, and the connection must be reset.
-    Missing,
+    /// As `Validated`, but the message with this number has not: unless it lies unseen in the queue of
+    /// another adapter, data was lost, and the connection must be reset.
+    Missing(u16),
 }
 
 /// The words and the sequence number of the message they are from.
@@ -60,7 +61,7 @@ impl Words {
         if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
             return match judge(&sequence, cdc.sequence) {
                 Verdict::Intact => Received::Validated,
-                Verdict::Lost { .. } => Received::Missing,
+                Verdict::Lost { sent, .. } => Received::Missing(sent),
             };
         }
         // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).
@@ -69,6 +70,12 @@ impl Words {
         }
         self.store(words_of(cdc));
         Received::Stored
+    }
+
+    /// Whether a message with this number, or a later one, was taken.
+    pub(crate) fn has_seen(&self, number: u16) -> bool {
+        let sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        judge(&sequence, number) == Verdict::Intact
     }
 
     /// Only under the lock of the sequence number.
@@ -146,9 +153,11 @@ mod tests {
         let validation =
             |sequence| Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(sequence, 99) };
         assert_eq!(words.take(&validation(5)), Received::Validated);
-        assert_eq!(words.take(&validation(6)), Received::Missing);
+        assert_eq!(words.take(&validation(6)), Received::Missing(6));
         assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
+        assert!(!words.has_seen(6));
         assert_eq!(words.take(&message(6, 60)), Received::Stored);
+        assert!(words.has_seen(6) && !words.has_seen(7));
     }
 
     #[test]
