@@ -16,6 +16,9 @@ use vhost_device_ism::config::PortSpec;
 use vhost_device_ism::management::Client;
 use vhost_device_ism::{Config, Daemon};
 
+/// Devices of the fabric: servers have some, and clients in turn the others.
+const DEVICES: usize = 8;
+
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -41,11 +44,11 @@ impl Held {
         }
     }
 
-    /// Whether it is no more than before, up to what comes and goes: pools of connections and of threads,
-    /// and memory that the allocator keeps.
+    /// Whether it is no more than before, up to what comes and goes: slabs of as many peers as there are
+    /// devices, pools of connections and of threads, and memory that the allocator keeps.
     fn is_as(self, before: Held) -> bool {
-        self.descriptors <= before.descriptors + 4
-            && self.mappings <= before.mappings + 2
+        self.descriptors <= before.descriptors + 2 * DEVICES
+            && self.mappings <= before.mappings + DEVICES
             && self.threads <= before.threads + 2
             && self.memory <= before.memory + before.memory / 4 + 4096
     }
@@ -112,7 +115,7 @@ fn run_daemon() -> ! {
     let management = PathBuf::from(std::env::var_os("SOAK_MANAGEMENT").unwrap());
     let dir = management.parent().unwrap().join("devices");
     let port = |n| PortSpec::new(dir.join(format!("{n}.sock")));
-    let ports = (0..8).map(port).collect();
+    let ports = (0..DEVICES).map(port).collect();
     let config = Config { ports, management: Some(management), ..Config::default() };
     let _daemon = Daemon::start(config).unwrap();
     loop {
@@ -227,5 +230,5 @@ fn nothing_grows() {
     web.stop();
     redis.stop();
     // Of clients that were killed; the next process to have the device takes it over.
-    assert!(fabric.claims().len() <= 8, "{:?}", fabric.claims());
+    assert!(fabric.claims().len() <= DEVICES, "{:?}", fabric.claims());
 }
