@@ -114,11 +114,6 @@ if [ -z "$ip" ] && [ ${#net[@]} -gt 0 ]; then
     ip=10.0.0.$number/24
 fi
 
-# The processor's counter is the host's, but an emulated processor is late to look at it when the host
-# is busy: the kernel would take it for unstable and read a timer of the machine instead, by an exit.
-clock=''
-[ "$accel" != tcg ] || clock=' tsc=reliable'
-
 arguments=(
     -name "$name,process=ism-$name" "${firmware[@]}"
     -nodefaults -no-user-config -display none
@@ -126,7 +121,7 @@ arguments=(
     # vhost-user needs memory that can be shared, and the daemon wants it sealed.
     -object "memory-backend-memfd,id=memory,size=${mem%%,*},share=on"
     -kernel "$KERNEL" -initrd "$INITRD"
-    -append "console=ttyS0 quiet panic=-1$clock ism.name=$name${ip:+ ism.ip=$ip}$append"
+    -append "console=ttyS0 quiet panic=-1 ism.name=$name${ip:+ ism.ip=$ip}$append"
     -object "rng-random,id=random,filename=/dev/urandom"
     -device "virtio-rng-pci,rng=random,romfile="
 )
