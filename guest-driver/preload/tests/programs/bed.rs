@@ -115,6 +115,11 @@ impl Program {
         self
     }
 
+    /// Whether it has the rights that TCP option 254 takes.
+    pub fn has_rights(&self) -> bool {
+        is_root() && self.user.is_none()
+    }
+
     /// Run by this user, where this is root.
     pub fn user(self, user: &'static str) -> Program {
         Program { user: Some(user), ..self }
@@ -149,9 +154,8 @@ impl Bed<'_> {
         Place { address: self.net.address(), port, dir: self.dir.clone() }
     }
 
-    /// The program at one of the sides. On SMC, it is told that all servers are, if they are and it
-    /// cannot find that out by TCP option 254, which takes root.
-    pub fn command(&self, side: Side, program: &Program, smc: bool, to_smc: bool) -> Command {
+    /// The program at one of the sides. On SMC, it may have to be told that all servers are.
+    pub fn command(&self, side: Side, program: &Program, smc: bool, tell: bool) -> Command {
         let mut words: Vec<String> = Vec::new();
         if let Some(name) = self.net.namespace(side) {
             words.extend(["nsenter".into(), format!("--net=/run/netns/{name}")]);
@@ -165,7 +169,7 @@ impl Bed<'_> {
             let at = |part: &str| self.dir.join(part).display().to_string();
             words.extend([self.net.tools.join("smc").display().to_string(), "run".into()]);
             words.extend(["--device".into(), at("devices"), "--status".into(), at("status")]);
-            if to_smc && !is_root() {
+            if tell {
                 words.extend(["--peer".into(), "*".into()]);
             }
         }
