@@ -15,7 +15,7 @@ pub mod socket;
 
 pub use socket::{
     Config, ConnectionFacts, DataPath, Facts, Fallback, Greeting, Interest, KeepAlive, Look,
-    Poller, Readied, Rnics, Seen, SmcDFacts, SmcListener, SmcRFacts, SmcROptions, SmcStream, Stack,
-    Totals, Watch, Woken, statistics,
+    Poller, Readied, Rnics, Seen, SignalMask, SmcDFacts, SmcListener, SmcRFacts, SmcROptions,
+    SmcStream, Stack, Totals, Watch, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

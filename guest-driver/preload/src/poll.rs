@@ -1,11 +1,11 @@
 //! poll, ppoll, select and pselect with SMC connections among the descriptors.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Seen, SmcStream, Woken};
+use guest_driver::{Seen, SignalMask, SmcStream, Woken};
 
 use crate::decide::{Patience, Verdict, settle};
 use crate::epoll::{self, Sleeper};
@@ -36,22 +36,21 @@ pub(crate) fn concerns(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|fd| table::has(fd.fd))
 }
 
-/// `ppoll`; `sigmask` is the application's pointer, or zero. Writes `revents`.
-pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, sigmask: usize) -> Sys {
+/// `ppoll`. Writes `revents`.
+pub(crate) fn poll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: Option<SignalMask>,
+) -> Sys {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         // Again at every turn: an undecided connection may be decided by now.
         let (mut watched, mut native) = sort(fds);
         if watched.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
-            return raw_poll(fds, left_of(end), sigmask);
+            return raw_poll(fds, left_of(end), mask);
         }
-        let result = if sigmask != 0 {
-            by_kernel(fds, &watched, &mut native, left_of(end), sigmask)?
-        } else {
-            by_looking(fds, &mut watched, &mut native, end)?
-        };
-        match result {
+        match by_looking(fds, &mut watched, &mut native, end, mask)? {
             Some(n) => return Ok(n),
             None if end.is_some_and(|end| Instant::now() >= end) => {
                 fds.iter_mut().for_each(|fd| fd.revents = 0);
@@ -62,12 +61,12 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, sigmask:
     }
 }
 
-fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, sigmask: usize) -> Sys {
+fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<SignalMask>) -> Sys {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
-    raw::ppoll(fds, time.as_ref(), sigmask)
+    raw::ppoll(fds, time.as_ref(), mask)
 }
 
 /// The connections that are looked up, and what is left for the kernel: descriptors that are not for
@@ -120,6 +119,7 @@ fn by_looking(
     watched: &mut [Watched],
     native: &mut [libc::pollfd],
     end: Option<Instant>,
+    mask: Option<SignalMask>,
 ) -> Result<Option<usize>, Errno> {
     let others = native.iter().any(|fd| fd.fd >= 0);
     let sleeper = take_sleeper()?;
@@ -135,7 +135,7 @@ fn by_looking(
         any |= fd.revents != 0;
     }
     if others {
-        any |= raw_poll(native, Some(Duration::ZERO), 0)? > 0;
+        any |= raw_poll(native, Some(Duration::ZERO), None)? > 0;
     }
     if any {
         give_back(sleeper);
@@ -167,7 +167,9 @@ fn by_looking(
     if armed && !news() {
         let stream = watched.first().and_then(Watched::stream);
         let left = left_of(end).unwrap_or(Duration::MAX);
-        woken = sleeper.watch.sleep(stream, count, left, sleeper.outer.as_fd());
+        // Signals are let in only while it sleeps: one that was there before ends the sleep at once.
+        let outer = sleeper.outer.as_fd();
+        woken = sleeper.watch.sleep_with_mask(mask, stream, count, left, outer);
         sleeper.watch.slept(begun.elapsed());
     }
     let late = begun.elapsed() >= Duration::from_millis(900);
@@ -184,39 +186,6 @@ fn by_looking(
     sleeper.watch.clear_bell();
     give_back(sleeper);
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
-}
-
-/// With a signal mask only the kernel can wait: it gets the readiness objects.
-fn by_kernel(
-    fds: &mut [libc::pollfd],
-    watched: &[Watched],
-    native: &mut [libc::pollfd],
-    timeout: Option<Duration>,
-    sigmask: usize,
-) -> Result<Option<usize>, Errno> {
-    for one in watched {
-        let object = one.stream().and_then(|stream| stream.pollable().ok());
-        if let (Some(object), Some(fd)) = (object, native.get_mut(one.at)) {
-            fd.fd = object.as_raw_fd();
-        }
-        // What it can do already need not be waited for; also brings the object up to date.
-        if let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) {
-            fd.revents = shown(stream, fd.events);
-        }
-    }
-    let ready = watched.iter().any(|one| fds.get(one.at).is_some_and(|fd| fd.revents != 0));
-    let timeout = if ready { Some(Duration::ZERO) } else { timeout };
-    let n = raw_poll(native, timeout, sigmask)?;
-    if n == 0 && !ready {
-        return Ok(None);
-    }
-    // The objects say "look"; the connections say what there is.
-    for one in watched {
-        if let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) {
-            fd.revents = shown(stream, fd.events);
-        }
-    }
-    Ok(merge(fds, watched, native))
 }
 
 /// Copies the kernel's answers; how many descriptors are ready. `None`: only such as say "look again".
@@ -263,7 +232,7 @@ pub(crate) fn select<'a>(
     n: usize,
     (read, write, except): (&mut Words<'a>, &mut Words<'a>, &mut Words<'a>),
     timeout: Option<Duration>,
-    sigmask: usize,
+    mask: Option<SignalMask>,
 ) -> Option<Sys> {
     let mut fds = Vec::new();
     let mut ours = false;
@@ -282,7 +251,7 @@ pub(crate) fn select<'a>(
     if !ours {
         return None;
     }
-    let found = match poll(&mut fds, timeout, sigmask) {
+    let found = match poll(&mut fds, timeout, mask) {
         Ok(found) => found,
         Err(error) => return Some(Err(error)),
     };

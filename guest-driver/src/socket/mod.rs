@@ -30,4 +30,4 @@ pub use poller::{Interest, Poller, Readied};
 pub use snapshot::{ConnectionFacts, Cursors};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
-pub use watch::{Look, Seen, Watch, Woken};
+pub use watch::{Look, Seen, SignalMask, Watch, Woken};

@@ -9,6 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::thread::futex;
 
+use crate::sys::SignalMask;
+
 /// Longest sleep before shared memory is looked at again. What a peer can write is never the only
 /// reason to wake.
 pub(crate) const NAP: Duration = Duration::from_secs(1);
@@ -38,6 +40,21 @@ thread_local! {
 thread_local! {
     /// A signal was handled while this thread slept.
     static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+thread_local! {
+    /// What is this thread's signal mask while it sleeps, if not the one that it has.
+    static MASK: Cell<Option<SignalMask>> = const { Cell::new(None) };
+}
+
+/// Sets the signal mask for this thread's sleeps in `poll`.
+pub(crate) fn set_mask(mask: Option<SignalMask>) {
+    MASK.set(mask);
+}
+
+/// What [`set_mask`] set.
+pub(crate) fn mask() -> Option<SignalMask> {
+    MASK.get()
 }
 
 /// Forgets about signals handled so far; before a wait that wants to know of them.

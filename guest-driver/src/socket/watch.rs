@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::SmcStream;
 use super::hub::Hub;
-use super::wait::{NAP, Spin, Waiter, clear_interrupted, was_interrupted};
+use super::wait::{NAP, Spin, Waiter, clear_interrupted, set_mask, was_interrupted};
+pub use crate::sys::SignalMask;
 
 /// What a connection can do right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +100,21 @@ impl Watch {
     /// Wakes the sleeper.
     pub fn wake(&self) {
         self.waiter.wake();
+    }
+
+    /// [`Watch::sleep`] with another signal mask for as long as it sleeps, as `ppoll` does it.
+    pub fn sleep_with_mask(
+        &self,
+        mask: Option<SignalMask>,
+        any: Option<&SmcStream>,
+        count: u32,
+        timeout: Duration,
+        extra: BorrowedFd<'_>,
+    ) -> Woken {
+        set_mask(mask);
+        let woken = self.sleep(any, count, timeout, extra);
+        set_mask(None);
+        woken
     }
 
     /// Sleeps until woken after `count`, until `extra` is readable, or for `timeout` (a second at

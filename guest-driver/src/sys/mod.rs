@@ -18,7 +18,9 @@ mod sockopt;
 mod vfio;
 
 pub use dma::{DmaError, DmaMemory};
-pub use event::{EventFd, Interest, Readiness, duplicate, shut_down, wait};
+pub use event::{
+    EventFd, Interest, POLLED, Readiness, SignalMask, duplicate, poll_readable, shut_down, wait,
+};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;

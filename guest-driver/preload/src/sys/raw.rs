@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use guest_driver::SignalMask;
+
 /// The number of an error, as `errno` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
@@ -134,18 +136,19 @@ pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64
     unsafe { call(libc::SYS_epoll_ctl, [set as usize, op as usize, fd as usize, event, 0, 0]) }
 }
 
-/// `ppoll`; `sigmask` is the application's pointer, or zero.
+/// `ppoll`.
 pub(crate) fn ppoll(
     fds: &mut [libc::pollfd],
     timeout: Option<&libc::timespec>,
-    sigmask: usize,
+    mask: Option<SignalMask>,
 ) -> Sys {
     // The kernel writes the time that is left.
     let mut left = timeout.copied();
     let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
     let list = fds.as_mut_ptr() as usize;
-    // SAFETY: list and time are ours; the mask is what the application handed over.
-    unsafe { call(libc::SYS_ppoll, [list, fds.len(), time, sigmask, 8, 0]) }
+    let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
+    // SAFETY: list, time and mask are ours.
+    unsafe { call(libc::SYS_ppoll, [list, fds.len(), time, mask, 8, 0]) }
 }
 
 /// `read` into our own memory.

@@ -6,6 +6,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use guest_driver::SignalMask;
+
 use super::raw::{Errno, Sys};
 
 /// Room to read into.
@@ -125,4 +127,13 @@ pub(crate) fn done(result: Sys) -> isize {
             -1
         }
     }
+}
+
+/// A signal mask, of which the kernel knows the first 64 signals; `None`: none is given.
+///
+/// # Safety
+/// `mask` must be null or lead to one.
+pub(crate) unsafe fn mask(mask: *const libc::sigset_t) -> Option<SignalMask> {
+    // SAFETY: the caller's promise; a set is longer than this.
+    (!mask.is_null()).then(|| SignalMask(unsafe { mask.cast::<u64>().read_unaligned() }))
 }

@@ -18,7 +18,16 @@ fn serve(fabric: &Fabric) -> (Running, String) {
 }
 
 fn serve_on(fabric: &Fabric, address: &str) -> (Running, String) {
-    let mut command = fabric.smc(&["perf", "--serve", address]);
+    let smc = fabric.smc(&["perf", "--serve", address]);
+    // Who runs the tests in the background of a shell has it ignore Ctrl-C, and so would this.
+    let mut command = std::process::Command::new("env");
+    command.arg("--default-signal=INT").arg(smc.get_program()).args(smc.get_args());
+    for (name, value) in smc.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut server = Running(command.spawn().unwrap());
     let mut log = BufReader::new(server.0.stderr.take().unwrap());

@@ -20,14 +20,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
 use super::ConnectionFacts;
-use super::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
+use super::wait::{self, Waiter, clear_interrupted, note_interrupted, was_interrupted};
 use crate::adapter::source::{News, Source};
+use crate::sys::{POLLED, poll_readable};
 
 /// A connection as the hub sees it.
 pub(crate) trait Member: Send + Sync {
@@ -311,10 +312,9 @@ impl Hub {
             None => waiter.sleep(seen, timeout),
             // A waiter with other descriptors has its bell among them.
             Some(extra) => {
-                let mut fds = [PollFd::from_borrowed_fd(extra, PollFlags::IN)];
                 waiter.polling(true);
                 if !waiter.woken(seen) {
-                    poll_for(&mut fds, timeout);
+                    poll_for(&[extra], timeout);
                 }
                 waiter.polling(false);
             }
@@ -369,16 +369,9 @@ impl Hub {
     fn poll_once(&self, timeout: Duration, extra: Option<rustix::fd::BorrowedFd<'_>>) -> bool {
         let source = self.source.event_fd();
         let interrupt = self.interrupt.as_fd();
-        let mut fds = [
-            PollFd::from_borrowed_fd(source, PollFlags::IN),
-            PollFd::from_borrowed_fd(interrupt, PollFlags::IN),
-            PollFd::from_borrowed_fd(extra.unwrap_or(interrupt), PollFlags::IN),
-        ];
+        let fds = [source, interrupt, extra.unwrap_or(interrupt)];
         let count = if extra.is_some() { 3 } else { 2 };
-        if !poll_for(&mut fds[..count], timeout) {
-            return false;
-        }
-        let [by_source, by_interrupt, by_extra] = [0, 1, 2].map(|i| !fds[i].revents().is_empty());
+        let [by_source, by_interrupt, by_extra] = poll_for(&fds[..count], timeout);
         if by_source {
             self.source.clear_event_fd();
         }
@@ -503,24 +496,20 @@ impl Hub {
     }
 }
 
-/// `poll` that knows only "something" and "nothing in time".
-fn poll_for(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
-    let timeout = rustix::event::Timespec {
-        tv_sec: timeout.as_secs().min(3600) as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
-    match poll(fds, Some(&timeout)) {
-        Ok(n) => n > 0,
+/// `ppoll` that tells which are readable, or nothing: not in time.
+fn poll_for(fds: &[BorrowedFd<'_>], timeout: Duration) -> [bool; POLLED] {
+    match poll_readable(fds, timeout.min(Duration::from_secs(3600)), wait::mask()) {
+        Ok(found) => found,
         Err(error) => {
-            if error == rustix::io::Errno::INTR {
+            if error.kind() == std::io::ErrorKind::Interrupted {
                 note_interrupted();
             }
-            false
+            [false; POLLED]
         }
     }
 }
 
 /// Sleeps until the descriptor is readable, or for `timeout`.
 pub(super) fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
-    poll_for(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], timeout);
+    poll_for(&[fd], timeout);
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use guest_driver::SignalMask;
+
 use crate::sys::next::next;
 use crate::sys::raw::Sys;
 use crate::sys::table;
@@ -28,7 +30,7 @@ pub(super) unsafe extern "C" fn poll(list: *mut pollfd, n: c_ulong, timeout: c_i
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
     if crate::poll::concerns(entries) {
-        return done(crate::poll::poll(entries, user::millis(timeout), 0)) as c_int;
+        return done(crate::poll::poll(entries, user::millis(timeout), None)) as c_int;
     }
     poll_natively(list, n, timeout)
 }
@@ -54,8 +56,8 @@ pub(super) unsafe extern "C" fn ppoll(
     let entries = unsafe { entries(list, n) };
     if crate::poll::concerns(entries) {
         // SAFETY: the program's time.
-        let timeout = unsafe { user::timespec(timeout) };
-        return done(crate::poll::poll(entries, timeout, mask as usize)) as c_int;
+        let (timeout, mask) = unsafe { (user::timespec(timeout), user::mask(mask)) };
+        return done(crate::poll::poll(entries, timeout, mask)) as c_int;
     }
     next!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
           mask: *const sigset_t) -> c_int)
@@ -82,7 +84,7 @@ unsafe fn select_here(
     n: c_int,
     [read, write, except]: [*mut fd_set; 3],
     timeout: Option<Duration>,
-    mask: usize,
+    mask: Option<SignalMask>,
 ) -> Option<Sys> {
     crate::session::config()?;
     // SAFETY: the caller's promise.
@@ -107,7 +109,7 @@ unsafe extern "C" fn select(
     });
     let begun = std::time::Instant::now();
     // SAFETY: the program's sets.
-    if let Some(result) = unsafe { select_here(n, [read, write, except], time, 0) } {
+    if let Some(result) = unsafe { select_here(n, [read, write, except], time, None) } {
         if let Some(time) = time {
             let left = time.saturating_sub(begun.elapsed());
             // SAFETY: the program's time; `select` of Linux leaves what is left.
@@ -131,11 +133,11 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's time.
-    let time = unsafe { user::timespec(timeout) };
+    // SAFETY: the program's time and mask.
+    let (time, signals) = unsafe { (user::timespec(timeout), user::mask(mask)) };
     let sets = [read, write, except];
     // SAFETY: the program's sets.
-    if let Some(result) = unsafe { select_here(n, sets, time, mask as usize) } {
+    if let Some(result) = unsafe { select_here(n, sets, time, signals) } {
         return done(result) as c_int;
     }
     next!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
