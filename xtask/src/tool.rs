@@ -1,7 +1,7 @@
 //! Other programs.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -47,6 +47,25 @@ fn name(command: &Command) -> String {
 pub(crate) fn status(mut command: Command) -> Result<ExitStatus, ToolError> {
     let program = name(&command);
     command.status().map_err(|source| ToolError::Start { program, source })
+}
+
+/// Runs a program to its end and hands over each line of its standard output as it comes.
+///
+/// # Errors
+/// It cannot be started, or its output cannot be read.
+pub(crate) fn lines(
+    mut command: Command,
+    mut each: impl FnMut(&str),
+) -> Result<ExitStatus, ToolError> {
+    let program = name(&command);
+    let failed = |source| ToolError::Start { program: program.clone(), source };
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).split(b'\n') {
+            each(&String::from_utf8_lossy(&line.map_err(failed)?));
+        }
+    }
+    child.wait().map_err(failed)
 }
 
 /// What a program writes to its standard output; what it writes to standard error is shown.

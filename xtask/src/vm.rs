@@ -1,7 +1,7 @@
 //! `cargo xtask vm`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Instant;
 
 use clap::Subcommand;
@@ -33,6 +33,12 @@ pub(crate) struct Args {
     /// Run only tests whose name contains this; repeat it for more.
     #[arg(long, value_name = "FILTER")]
     only: Vec<String>,
+
+    /// Run tests that failed again, at most so often, and say aloud which passed only then.
+    ///
+    /// Emulated guests on a busy host miss deadlines of seconds; a mistake fails again.
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    again: u32,
 
     /// Keep the logs of tests that succeed, too.
     #[arg(long)]
@@ -88,20 +94,57 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             command.args(args);
             tool::status(command)?
         }
-        None => {
-            let mut command = with(&parts, &parts.tests);
-            // Where cargo runs the tests of this package.
-            command.current_dir(root.join("tests"));
-            // A test waits for its turn where guests are. The second of two threads is already
-            // waiting then.
-            command.args(&args.only).args(["--test-threads=2", "--show-output"]);
-            if args.keep {
-                command.env("SMC_VM_KEEP", "1");
-            }
-            tool::status(command)?
-        }
+        None => return tests(&root, &parts, args),
     };
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the tests, and those that failed again.
+fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError> {
+    let run = |filters: &[String]| {
+        let mut command = with(parts, &parts.tests);
+        // Where cargo runs the tests of this package.
+        command.current_dir(root.join("tests"));
+        // A test waits for its turn where guests are. The second of two threads is already
+        // waiting then.
+        command.args(filters).args(["--test-threads=2", "--show-output"]);
+        if args.keep {
+            command.env("SMC_VM_KEEP", "1");
+        }
+        command
+    };
+    let (mut status, mut failed) = watched(run(&args.only))?;
+    let mut flaky = Vec::new();
+    for _ in 0..args.again {
+        if status.success() || failed.is_empty() {
+            break;
+        }
+        eprintln!("xtask: runs again what failed: {}", failed.join(", "));
+        let mut command = run(&failed);
+        command.arg("--exact");
+        let (again, still) = watched(command)?;
+        flaky.extend(failed.iter().filter(|name| !still.contains(name)).cloned());
+        (status, failed) = (again, still);
+    }
+    for name in flaky {
+        eprintln!("xtask: FLAKY: {name} passed only when it was run again");
+    }
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs a test program, shows what it prints, and tells which tests it said had failed.
+fn watched(command: Command) -> Result<(ExitStatus, Vec<String>), ToolError> {
+    let mut failed = Vec::new();
+    let status = tool::lines(command, |line| {
+        println!("{line}");
+        failed.extend(failed_test(line).map(str::to_owned));
+    })?;
+    Ok((status, failed))
+}
+
+/// The test that a line says has failed.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 fn root() -> Result<PathBuf, ToolError> {
@@ -114,4 +157,17 @@ fn with(parts: &Parts, program: &Path) -> Command {
     let mut command = Command::new(program);
     command.envs(parts.variables());
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_failed_test_names_it() {
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        for line in ["test a::b ... ok", "test a::b ... ignored, slow", "failures:", "FAILED", ""] {
+            assert_eq!(failed_test(line), None, "{line}");
+        }
+    }
 }
