@@ -307,7 +307,7 @@ impl Poller {
                 None => {
                     self.waiter.polling(true);
                     if !self.waiter.woken(seen) {
-                        nap(self.epoll.as_fd(), timeout);
+                        super::hub::nap(self.epoll.as_fd(), timeout);
                     }
                     self.waiter.polling(false);
                 }
@@ -408,14 +408,4 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, interest.readable);
     flags.set(epoll::EventFlags::OUT, interest.writable);
     flags
-}
-
-fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
-    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
-    let timeout = rustix::event::Timespec {
-        tv_sec: timeout.as_secs() as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
-    // Whatever the outcome, the caller looks again.
-    let _ = rustix::event::poll(&mut fds, Some(&timeout));
 }
