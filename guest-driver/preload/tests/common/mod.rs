@@ -361,7 +361,7 @@ fn stacks(pid: u32) -> String {
 
 /// Runs one of the test's own programs: this very executable, with the role in its environment.
 pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running {
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
     command.env("PRELOAD_TEST_ROLE", role).env("PRELOAD_TEST_PORT", port.to_string());
     Running::start(command)
 }
