@@ -6,7 +6,7 @@ use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 /// The enterprise id of stacks that were not told one.
 const EID: &str = "VIRTIO-ISM";
-const RUST: &str = "rust:option";
+const RUST: &str = "rust";
 
 #[track_caller]
 fn report(job: &mut Job) -> Report {
