@@ -455,3 +455,59 @@ fn a_program_that_is_killed_ends_its_connections() {
     drop(server);
     client.finish();
 }
+
+/// A peer that is killed says nothing, so that its end has to be noticed apart from what it said.
+#[test]
+fn an_epoll_set_tells_once_of_a_peer_that_was_killed_and_sleeps_then() {
+    const ENDED: i32 = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP;
+    fn server(listener: TcpListener) {
+        let events = libc::EPOLLIN | libc::EPOLLRDHUP;
+        let [edge, once, level] = [libc::EPOLLET, libc::EPOLLONESHOT, 0].map(|how| {
+            let set = c::Epoll::new();
+            let (stream, _) = listener.accept().unwrap();
+            set.add(&stream, events | how, 1);
+            assert_eq!(set.wait(10_000), [(1, libc::EPOLLIN)]);
+            (&stream).read_exact(&mut [0]).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            assert_eq!((&stream).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+            (set, stream)
+        });
+        println!("kill it");
+        for (set, stream) in [&edge, &level] {
+            let told = set.wait(10_000);
+            assert!(matches!(told[..], [(1, shown)] if shown & ENDED != 0), "{told:?}");
+            assert!(!matches!((&*stream).read(&mut [0]), Ok(1..)));
+        }
+        // Used up, and told already.
+        for (set, _) in [&once, &edge] {
+            let before = c::processor_time();
+            assert_eq!(set.wait(400), []);
+            let used = c::processor_time() - before;
+            assert!(used < Duration::from_millis(100), "{used:?} to wait for 400 ms");
+        }
+    }
+    fn client(port: u16) {
+        let streams = [(); 3].map(|()| {
+            let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            (&stream).write_all(b"!").unwrap();
+            stream
+        });
+        loop {
+            thread::park();
+            let _ = &streams;
+        }
+    }
+    if is_program(server, client) {
+        return;
+    }
+    let fabric = Fabric::new(2);
+    let test = "an_epoll_set_tells_once_of_a_peer_that_was_killed_and_sleeps_then";
+    let port = free_port();
+    let server = role(&mut program(&fabric), test, "server", port);
+    await_listener(port);
+    let client = role(&mut program(&fabric), test, "client", port);
+    common::eventually(|| server.said().contains("kill it"));
+    assert_eq!(fabric.decided(), (6, 0), "{:?}", fabric.broken());
+    drop(client);
+    server.finish();
+}

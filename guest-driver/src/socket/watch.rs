@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
+use super::conn::End;
 use super::hub::Hub;
 use super::wait::{NAP, Spin, Waiter, clear_interrupted, set_mask, was_interrupted};
 pub use crate::sys::SignalMask;
@@ -40,14 +41,20 @@ pub enum Woken {
     Interrupted,
 }
 
-/// The control words of a connection at some moment; see [`SmcStream::seen`].
+/// A connection at some moment: its control words, and what was not said by them; see
+/// [`SmcStream::seen`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen([u64; 2]);
+pub struct Seen {
+    words: [u64; 2],
+    /// A peer that is killed says nothing, so its end is no change of a word.
+    end: End,
+}
 
 impl Seen {
     /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
     pub fn same_for_reader(self, earlier: Seen) -> bool {
-        super::conn::reader_view(self.0) == super::conn::reader_view(earlier.0)
+        super::conn::reader_view(self.words) == super::conn::reader_view(earlier.words)
+            && self.end == earlier.end
     }
 }
 
@@ -162,16 +169,17 @@ impl SmcStream {
         }
     }
 
-    /// The control words, to be compared by [`SmcStream::news_since`]: two loads.
+    /// How it is, to be compared by [`SmcStream::news_since`]: four loads.
     pub fn seen(&self) -> Seen {
-        Seen(self.conn().map(|conn| conn.snapshot()).unwrap_or_default())
+        let Some(conn) = self.conn() else { return Seen::default() };
+        Seen { words: conn.snapshot(), end: conn.end() }
     }
 
     /// Whether [`SmcStream::look`] might say something else than at `seen`.
     pub fn news_since(&self, seen: Seen) -> bool {
         self.conn().is_some_and(|conn| {
             conn.hub().look();
-            conn.may_have_news(seen.0)
+            conn.snapshot() != seen.words || conn.end() != seen.end
         })
     }
 
@@ -228,7 +236,7 @@ impl SmcStream {
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         match self.conn() {
-            Some(conn) => conn.wait_for_news(seen.0, write, deadline),
+            Some(conn) => conn.wait_for_news(seen.words, write, deadline),
             None => Ok(()),
         }
     }

@@ -129,6 +129,21 @@ impl Epoll {
         let n = usize::try_from(n).unwrap_or(0);
         events[..n].iter().map(|event| (event.u64, event.events as i32)).collect()
     }
+
+    /// `epoll_pwait` with an empty signal mask.
+    pub fn wait_for_signals(&self, millis: i32) -> Result<Vec<(u64, i32)>> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+        let n = unsafe { libc::epoll_pwait(self.0, events.as_mut_ptr(), 64, millis, &mask) };
+        let n = done(n as isize)?;
+        Ok(events[..n].iter().map(|event| (event.u64, event.events as i32)).collect())
+    }
+
+    /// How many descriptors the kernel itself looks at for this set.
+    pub fn known_to_the_kernel(&self) -> usize {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0)).unwrap();
+        text.lines().filter(|line| line.starts_with("tfd:")).count()
+    }
 }
 
 impl AsRawFd for Epoll {
@@ -174,6 +189,22 @@ pub fn alarm_in(millis: i64, restart: bool) {
         let mut id: libc::timer_t = std::mem::zeroed();
         libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut id);
         libc::timer_settime(id, 0, &timer, std::ptr::null_mut());
+    }
+}
+
+/// What this thread has used of a processor.
+pub fn processor_time() -> std::time::Duration {
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+    std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Blocks SIGALRM in this thread.
+pub fn block_alarms() {
+    unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&mut mask, libc::SIGALRM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut());
     }
 }
 

@@ -29,6 +29,8 @@ use virtio_ism_abi::event::Event as IsmEvent;
 use carrier::{Carrier, no_ring};
 use keep::Silence;
 
+pub(crate) use ready::End;
+
 use super::hub::{Hub, Member};
 use super::readiness::Readiness;
 use super::wait::{NAP, Spin, Waiter};

@@ -12,6 +12,15 @@ use super::{Conn, Rx, lock, reader_view};
 use crate::socket::readiness::{Readiness, Ready};
 use crate::socket::wait::Waiter;
 
+/// Ends of a connection that its control words do not tell of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct End {
+    /// It ended abnormally.
+    failed: bool,
+    /// The application reads no more.
+    read_shut: bool,
+}
+
 impl Conn {
     /// What the connection can do right now.
     pub(crate) fn ready(&self) -> Ready {
@@ -41,6 +50,11 @@ impl Conn {
     /// The control words, to be compared by [`Conn::may_have_news`].
     pub(crate) fn snapshot(&self) -> [u64; 2] {
         self.words()
+    }
+
+    /// How it has ended, as far as the control words do not tell.
+    pub(crate) fn end(&self) -> End {
+        End { failed: self.has_failed(), read_shut: self.read_shut.load(Ordering::Acquire) }
     }
 
     /// A descriptor that the kernel shows as readable and writable when this connection is.
