@@ -1,9 +1,9 @@
 //! epoll sets that have SMC connections in them.
 //!
 //! A set looks its SMC connections up in shared memory, and asks the kernel for everything else; it
-//! meets the kernel to sleep. Where a set is used in a way that only the kernel can carry out (it is
-//! itself polled, or waited for with a signal mask), its SMC connections are put into the kernel's set,
-//! by their readiness objects, for good.
+//! meets the kernel to sleep, with the program's signal mask if there is one. Where a set is used in a
+//! way that only the kernel can carry out (it is itself polled), its SMC connections are put into the
+//! kernel's set, by their readiness objects, for good.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Look, Seen, SmcStream, Watch, Woken};
+use guest_driver::{Look, Seen, SignalMask, SmcStream, Watch, Woken};
 
 use crate::sock::{Registration, Socket, Target};
 use crate::sys::raw::{self, Errno, Sys};
@@ -298,20 +298,21 @@ impl Set {
         }
     }
 
-    /// `epoll_wait`. `None`: the kernel does it all.
+    /// `epoll_pwait2`. `None`: the kernel does it all.
     pub(crate) fn wait(
         &self,
         set: c_int,
         out: &mut [libc::epoll_event],
         timeout: Option<Duration>,
+        mask: Option<SignalMask>,
     ) -> Option<Sys> {
         if self.native.load(Ordering::SeqCst) || out.is_empty() {
             return None;
         }
         if self.looked_up.load(Ordering::SeqCst) == 0 {
-            return Some(self.wait_in_kernel(set, out, timeout));
+            return Some(self.wait_in_kernel(set, out, timeout, mask));
         }
-        Some(self.wait_here(set, out, timeout))
+        Some(self.wait_here(set, out, timeout, mask))
     }
 
     /// Without SMC connections; one may come meanwhile, from another thread.
@@ -320,12 +321,13 @@ impl Set {
         set: c_int,
         out: &mut [libc::epoll_event],
         timeout: Option<Duration>,
+        mask: Option<SignalMask>,
     ) -> Sys {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             self.in_kernel.fetch_add(1, Ordering::SeqCst);
             let found = match self.looked_up.load(Ordering::SeqCst) {
-                0 => crate::sys::epoll_wait(set, out, left_of(end)),
+                0 => crate::sys::epoll_wait(set, out, left_of(end), mask),
                 _ => Ok(0),
             };
             self.in_kernel.fetch_sub(1, Ordering::SeqCst);
@@ -334,7 +336,7 @@ impl Set {
                 return Ok(n);
             }
             if self.looked_up.load(Ordering::SeqCst) > 0 {
-                return self.wait_here(set, out, left_of(end));
+                return self.wait_here(set, out, left_of(end), mask);
             }
         }
     }
@@ -364,23 +366,30 @@ impl Set {
         set: c_int,
         out: &mut [libc::epoll_event],
         timeout: Option<Duration>,
+        mask: Option<SignalMask>,
     ) -> Sys {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         while self.busy.swap(true, Ordering::Acquire) {
             // Another thread has the connections. The kernel's part can be waited for side by side.
             let turn = left_of(end).map_or(TURN, |left| left.min(TURN));
-            let n = crate::sys::epoll_wait(set, out, Some(turn))?;
+            let n = crate::sys::epoll_wait(set, out, Some(turn), mask)?;
             let n = self.without_mark(set, out, n);
             if n > 0 || end.is_some_and(|end| Instant::now() >= end) {
                 return Ok(n);
             }
         }
-        let result = self.wait_alone(set, out, end);
+        let result = self.wait_alone(set, out, end, mask);
         self.busy.store(false, Ordering::Release);
         result
     }
 
-    fn wait_alone(&self, set: c_int, out: &mut [libc::epoll_event], end: Option<Instant>) -> Sys {
+    fn wait_alone(
+        &self,
+        set: c_int,
+        out: &mut [libc::epoll_event],
+        end: Option<Instant>,
+        mask: Option<SignalMask>,
+    ) -> Sys {
         let sleeper = self.sleeper(set)?;
         loop {
             let count = sleeper.watch.count();
@@ -394,7 +403,7 @@ impl Set {
                 }
                 drop(inner);
                 if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
-                    let found = crate::sys::epoll_wait(set, rest, Some(Duration::ZERO))?;
+                    let found = crate::sys::epoll_wait(set, rest, Some(Duration::ZERO), None)?;
                     n += self.without_mark(set, rest, found);
                 }
             } else {
@@ -406,7 +415,7 @@ impl Set {
             if self.looked_up.load(Ordering::SeqCst) == 0 || self.native.load(Ordering::SeqCst) {
                 // The last one has gone, or they have all moved: the kernel's part is all there is.
                 let left = left_of(end).map_or(TURN, |left| left.min(TURN));
-                let found = crate::sys::epoll_wait(set, out, Some(left))?;
+                let found = crate::sys::epoll_wait(set, out, Some(left), mask)?;
                 n = self.without_mark(set, out, found);
                 if n > 0 {
                     return Ok(n);
@@ -418,7 +427,7 @@ impl Set {
             if sleeper.watch.spin_until(news) {
                 continue;
             }
-            if self.sleep(sleeper, count, left_of(end)) == Woken::Interrupted {
+            if self.sleep(sleeper, count, left_of(end), mask) == Woken::Interrupted {
                 return Err(Errno(libc::EINTR));
             }
             sleeper.watch.slept(begun.elapsed());
@@ -436,7 +445,13 @@ impl Set {
         due
     }
 
-    fn sleep(&self, sleeper: &Sleeper, count: u32, left: Option<Duration>) -> Woken {
+    fn sleep(
+        &self,
+        sleeper: &Sleeper,
+        count: u32,
+        left: Option<Duration>,
+        mask: Option<SignalMask>,
+    ) -> Woken {
         let inner = self.lock();
         let streams = || inner.members.iter().filter_map(|m| Some((m, m.stream()?.1)));
         let armed = streams().all(|(_, stream)| stream.arm());
@@ -450,7 +465,8 @@ impl Set {
         let stream = any.as_ref().and_then(|sock| sock.stream()).and_then(Socket::smc);
         let timeout = left.unwrap_or(Duration::MAX);
         use std::os::fd::AsFd;
-        let woken = sleeper.watch.sleep(stream, count, timeout, sleeper.outer.as_fd());
+        let outer = sleeper.outer.as_fd();
+        let woken = sleeper.watch.sleep_with_mask(mask, stream, count, timeout, outer);
         sleeper.watch.clear_bell();
         let late = self.tcp_due();
         let inner = self.lock();

@@ -346,6 +346,41 @@ fn time_limits_and_signals_end_a_wait() {
 }
 
 #[test]
+fn a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut go = [0];
+        while stream.read(&mut go).unwrap() == 1 {
+            stream.write_all(&go).unwrap();
+        }
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        let set = c::Epoll::new();
+        set.add(&stream, IN, 1);
+        assert_eq!(set.wait(0), []);
+        let known = set.known_to_the_kernel();
+        c::block_alarms();
+        for _ in 0..3 {
+            c::alarm_in(1, true);
+            assert_eq!(set.wait(30), [], "blocked");
+            let pending = set.wait_for_signals(5000);
+            assert_eq!(pending.unwrap_err().kind(), ErrorKind::Interrupted);
+            c::alarm_in(30, true);
+            let later = set.wait_for_signals(5000);
+            assert_eq!(later.unwrap_err().kind(), ErrorKind::Interrupted);
+            assert_eq!(set.wait_for_signals(20).unwrap(), []);
+            stream.write_all(b"a").unwrap();
+            assert_eq!(set.wait_for_signals(5000).unwrap(), [(1, IN)]);
+            stream.read_exact(&mut [0]).unwrap();
+        }
+        assert_eq!(set.known_to_the_kernel(), known);
+    }
+    let test = "a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is";
+    in_all_combinations(test, 1, server, client);
+}
+
+#[test]
 fn urgent_data_is_apart_from_the_rest() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();

@@ -12,6 +12,7 @@ use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use guest_driver::SignalMask;
 use raw::{Errno, Sys};
 
 /// What a pointer leads to that was leaked and is never freed.
@@ -47,24 +48,26 @@ pub(crate) fn set_position(fd: c_int, at: i64) -> Result<(), Errno> {
     unsafe { raw::call(libc::SYS_lseek, args) }.map(|_| ())
 }
 
-/// The kernel's `epoll_wait`.
+/// The kernel's `epoll_pwait2`.
 pub(crate) fn epoll_wait(
     set: c_int,
     out: &mut [libc::epoll_event],
     timeout: Option<Duration>,
+    mask: Option<SignalMask>,
 ) -> Sys {
     let mut time = timeout.map(|timeout| libc::timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(timeout.subsec_nanos()),
     });
+    let list = out.as_mut_ptr() as usize;
+    let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
     let millis = match timeout {
         None => -1isize,
         Some(timeout) if timeout.is_zero() => 0,
         Some(_) => {
             let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
-            let list = out.as_mut_ptr() as usize;
-            let args = [set as usize, list, out.len(), time, 0, 8];
-            // SAFETY: list and time live until the call returns.
+            let args = [set as usize, list, out.len(), time, mask, 8];
+            // SAFETY: list, time and mask live until the call returns.
             match unsafe { raw::call(libc::SYS_epoll_pwait2, args) } {
                 // An old kernel, or a sandbox that does not know the call.
                 Err(Errno(libc::ENOSYS | libc::EPERM)) => {}
@@ -73,8 +76,7 @@ pub(crate) fn epoll_wait(
             timeout.map_or(0, |t| t.as_micros().div_ceil(1000).min(i32::MAX as u128) as isize)
         }
     };
-    let list = out.as_mut_ptr() as usize;
-    let args = [set as usize, list, out.len(), millis as usize, 0, 8];
-    // SAFETY: the list lives until the call returns.
+    let args = [set as usize, list, out.len(), millis as usize, mask, 8];
+    // SAFETY: list and mask live until the call returns.
     unsafe { raw::call(libc::SYS_epoll_pwait, args) }
 }

@@ -193,12 +193,13 @@ unsafe fn wait_here(
     list: *mut epoll_event,
     max: c_int,
     timeout: Option<Duration>,
+    mask: Option<SignalMask>,
 ) -> Option<Sys> {
     let sock = table::get(set)?;
     let room = usize::try_from(max).ok().filter(|room| *room > 0 && !list.is_null())?;
     // SAFETY: the caller's promise.
     let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(4096)) };
-    sock.set()?.wait(set, out, timeout)
+    sock.set()?.wait(set, out, timeout, mask)
 }
 
 #[unsafe(no_mangle)]
@@ -210,7 +211,7 @@ unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     if table::has(set) {
         // SAFETY: the program's list.
-        if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout)) } {
+        if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout), None) } {
             return done(result) as c_int;
         }
     }
@@ -227,13 +228,10 @@ unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     if table::has(set) {
-        if mask.is_null() {
-            // SAFETY: the program's list.
-            if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout)) } {
-                return done(result) as c_int;
-            }
-        } else {
-            epoll::hand_to_kernel(set);
+        // SAFETY: the program's list and mask.
+        let result = unsafe { wait_here(set, list, max, user::millis(timeout), user::mask(mask)) };
+        if let Some(result) = result {
+            return done(result) as c_int;
         }
     }
     next!(epoll_pwait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int,
@@ -249,14 +247,11 @@ unsafe extern "C" fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     if table::has(set) {
-        if mask.is_null() {
-            // SAFETY: the program's time and list.
-            let result = unsafe { wait_here(set, list, max, user::timespec(timeout)) };
-            if let Some(result) = result {
-                return done(result) as c_int;
-            }
-        } else {
-            epoll::hand_to_kernel(set);
+        // SAFETY: the program's time, list and mask.
+        let result =
+            unsafe { wait_here(set, list, max, user::timespec(timeout), user::mask(mask)) };
+        if let Some(result) = result {
+            return done(result) as c_int;
         }
     }
     next!(epoll_pwait2, -1, (set: c_int, list: *mut epoll_event, max: c_int,
