@@ -3,14 +3,14 @@
 //! Everything above speaks to [`Session`] only; today it is the stack in threads of this process.
 
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics};
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Unclaimed};
 use crate::config::Config;
 use crate::decide::STACK;
 use crate::option::Proposal;
@@ -133,8 +133,19 @@ fn raw_current() -> Option<&'static Open> {
 fn open(config: &Config) -> Result<Open, String> {
     let tried = Mutex::new(Instant::now());
     let generation = fork::generation();
-    let mut why = "no device is configured".to_owned();
-    for (socket, claim) in free_devices(&config.devices) {
+    let (mut taken, mut failed) = (0, None);
+    for socket in devices(&config.devices) {
+        let claim = match claim(&socket) {
+            Ok(claim) => claim,
+            Err(Unclaimed::Taken) => {
+                taken += 1;
+                continue;
+            }
+            Err(Unclaimed::File(path, error)) => {
+                failed = Some(format!("{}: {error}", path.display()));
+                continue;
+            }
+        };
         let mut stack = StackConfig::new(&socket);
         shape(&mut stack, config);
         stack.statistics = config.statistics.as_deref().map(statistics::path_in);
@@ -144,10 +155,19 @@ fn open(config: &Config) -> Result<Open, String> {
                 status::opened(&socket);
                 return Ok(Open { generation, session, has_device: true, claim, tried });
             }
-            Err(error) => why = format!("{}: {error}", socket.display()),
+            Err(error) => failed = Some(format!("{}: {error}", socket.display())),
         }
     }
-    Err(why)
+    Err(match (failed, taken) {
+        (Some(failed), 0) => failed,
+        (Some(failed), taken) => format!("{failed}; {taken} more are taken by other processes"),
+        (None, 0) => {
+            let places: Vec<_> = config.devices.iter().map(|path| path.to_string_lossy()).collect();
+            format!("no device is at {}", places.join(", "))
+        }
+        (None, 1) => "the device is taken by another process".to_owned(),
+        (None, taken) => format!("all {taken} devices are taken by other processes"),
+    })
 }
 
 /// A session where everything becomes TCP. It is kept for as long as there is no device.
@@ -186,8 +206,8 @@ fn shape(stack: &mut StackConfig, config: &Config) {
     stack.clc_timeout = Duration::from_secs(30);
 }
 
-/// Devices that no other process has claimed.
-fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<Claim>)> {
+/// The devices, those of directories in the order of their names.
+fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
     let mut sockets = Vec::new();
     for path in wanted {
         if path.is_dir() {
@@ -210,11 +230,10 @@ fn free_devices(wanted: &[PathBuf]) -> impl Iterator<Item = (PathBuf, Option<Cla
             sockets.push(path.clone());
         }
     }
-    sockets.into_iter().filter_map(|socket| {
-        if !socket.exists() {
-            // A PCI device, or a daemon that comes later: nothing to lock.
-            return Some((socket, None));
-        }
-        Claim::lay(&socket).map(|claim| (socket, Some(claim)))
-    })
+    sockets
+}
+
+/// Claims a device, if there is anything to lock: a PCI device, or a daemon that comes later, has nothing.
+fn claim(socket: &Path) -> Result<Option<Claim>, Unclaimed> {
+    socket.exists().then(|| Claim::lay(socket)).transpose()
 }

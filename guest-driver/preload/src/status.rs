@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::{Facts, Fallback};
 use smc_core::handshake::FallbackReason;
@@ -52,6 +54,54 @@ pub(crate) fn opened(device: &Path) {
 /// The session has none.
 pub(crate) fn no_device(why: &str) {
     line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        let program = std::env::current_exe().unwrap_or_default();
+        let program = program.file_name().unwrap_or_default().to_string_lossy();
+        tell(&format!(
+            "smc run: {program} ({}) stays on TCP: {why}; it looks again about every second. Each process \
+             needs a virtio-ism device of its own: \"smc devices\" shows those in use, \"smc doctor\" what \
+             is missing\n",
+            std::process::id()
+        ));
+    }
+}
+
+/// Standard error as it was when the program began.
+static ERRORS: OnceLock<(u64, u64)> = OnceLock::new();
+/// It was said that there is no device; children that are forked do not repeat it.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Notes what standard error is.
+pub(crate) fn begin() {
+    let fd = crate::sys::borrowed(2);
+    // Where a connection takes its place, text would be data.
+    let domain = rustix::net::sockopt::socket_domain(fd);
+    let inet = [rustix::net::AddressFamily::INET, rustix::net::AddressFamily::INET6];
+    if let Ok(stat) = rustix::fs::fstat(fd)
+        && !domain.is_ok_and(|domain| inet.contains(&domain))
+    {
+        let _ = ERRORS.set((stat.st_dev, stat.st_ino));
+    }
+}
+
+/// Writes to standard error, unless the program has put something else in its place or nobody takes it.
+fn tell(text: &str) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let fd = crate::sys::borrowed(2);
+    let now = rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+    if now.is_none() || now != ERRORS.get().copied() {
+        return;
+    }
+    let mut list = [PollFd::new(&fd, PollFlags::OUT)];
+    let _ = poll(&mut list, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    if list[0].revents() != PollFlags::OUT {
+        return;
+    }
+    // A reader that goes in this moment means SIGPIPE: it ends with a thread in which it is blocked.
+    std::thread::scope(|scope| {
+        let write = || crate::sys::raw::write(2, text.as_bytes());
+        let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, write);
+    });
 }
 
 /// A connection was decided.

@@ -313,16 +313,44 @@ fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
 }
 
 #[test]
-fn more_programs_than_devices_and_the_rest_is_on_tcp() {
-    if is_program(echo, one_round_trip) {
+fn more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once() {
+    /// With a file of its own in the place of standard error, as daemons have it.
+    fn server(listener: TcpListener) {
+        if let Some(path) = std::env::var_os("ERRORS") {
+            c::replace(2, &path);
+        }
+        echo(listener);
+    }
+    fn client(port: u16) {
+        (0..number("CONNECTIONS", 1)).for_each(|_| one_round_trip(port));
+    }
+    if is_program(server, client) {
         return;
     }
-    let fabric = Fabric::new(1);
-    let test = "more_programs_than_devices_and_the_rest_is_on_tcp";
-    meet(test, &mut program(&fabric), &mut program(&fabric));
-    // The client has the device; the server has none to accept with.
-    assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
-    assert!(fabric.said("no_device") > 0);
+    let test = "more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once";
+    for replaced in [false, true] {
+        let fabric = Fabric::new(1);
+        let (port, file) = (free_port(), fabric.file("errors"));
+        let mut server = program(&fabric);
+        server.env("CONNECTIONS", "3");
+        if replaced {
+            server.env("ERRORS", &file);
+        }
+        let server = role(&mut server, test, "server", port);
+        await_listener(port);
+        let said = role(program(&fabric).env("CONNECTIONS", "3"), test, "client", port).finish();
+        assert!(!said.contains("stays on TCP"), "{said}");
+        // The client has the device; the server has none to accept with.
+        assert_eq!(fabric.decided(), (0, 6), "{:?}", fabric.broken());
+        assert!(fabric.said("no_device") > 0);
+        common::eventually(|| server.said().contains("test result"));
+        let said = server.said();
+        let notice = "stays on TCP: the device is taken by another process";
+        assert_eq!(said.matches(notice).count(), usize::from(!replaced), "{said}");
+        if replaced {
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+        }
+    }
 }
 
 #[test]

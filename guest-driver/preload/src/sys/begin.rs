@@ -2,7 +2,7 @@
 
 use super::{hooks, raw};
 use crate::config::Config;
-use crate::{decide, fds, fork, option, relay, session};
+use crate::{decide, fds, fork, option, relay, session, status};
 
 /// The descriptor on which `smc run` waits to hear that the library was loaded.
 const PROOF: &str = "SMC_RUN_PROOF";
@@ -28,6 +28,7 @@ extern "C" fn begin() {
     }
     if let Some(config) = Config::from_environment() {
         session::configure(config);
+        status::begin();
         option::begin();
         decide::inherit();
     }

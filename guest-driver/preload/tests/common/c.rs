@@ -84,6 +84,12 @@ pub fn close(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
+/// Puts a new file in the place of a descriptor.
+pub fn replace(fd: RawFd, path: &std::ffi::OsStr) {
+    let file = std::fs::File::create(path).unwrap();
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
+}
+
 /// A non-blocking connect, begun.
 pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
     connect_nonblocking_to(std::net::Ipv4Addr::LOCALHOST, port)
