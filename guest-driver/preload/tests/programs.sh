@@ -3,7 +3,7 @@
 # both ends are on loopback). See docs/testing.md.
 #
 #     programs.sh                 all of them, briefly: do they work in all four combinations?
-#     programs.sh --quick         only those that are quick to install
+#     programs.sh --quick         only those that are quick to install; and a short soak with redis and nginx
 #     programs.sh --table         a table of SMC against TCP as well (release build, some minutes)
 #     programs.sh --install-deps  installs missing packages first, as CI=true does
 #
@@ -16,11 +16,11 @@ quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcach
 all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb)
 quick_tests=(iperf3 redis nginx memcached ssh)
 
-profile=() only=() install=false packages=("${all[@]}")
+profile=() only=() soak=false install=false packages=("${all[@]}")
 [ "${CI:-}" != true ] || install=true
 while [ $# -gt 0 ]; do
     case $1 in
-    --quick) packages=("${quick[@]}") only+=("${quick_tests[@]}") ;;
+    --quick) packages=("${quick[@]}") only+=("${quick_tests[@]}") soak=true ;;
     --table)
         profile=(--release)
         export SMC_PROGRAMS_ROUNDS=${SMC_PROGRAMS_ROUNDS:-3} SMC_PROGRAMS_SECONDS=${SMC_PROGRAMS_SECONDS:-3}
@@ -64,5 +64,9 @@ if $install; then
     fi
 fi
 
-exec cargo test "${profile[@]}" -p smc-preload --test programs -- \
+cargo test "${profile[@]}" -p smc-preload --test programs -- \
     --ignored --nocapture --test-threads=1 "${only[@]}"
+if $soak; then
+    SMC_SOAK_SECONDS=${SMC_SOAK_SECONDS:-40} cargo test --release -p smc-preload --test soak -- \
+        --ignored --nocapture
+fi

@@ -1,10 +1,13 @@
 //! Redis and nginx under a mixed load with clients that are killed, for as long as one likes: whatever
-//! programs and daemon hold must stay as it is. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
+//! programs and daemon hold must not grow. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
 //! --test soak -- --ignored --nocapture`; a line for each sixtieth of that, at most one per minute.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
+#[path = "common/trend.rs"]
+mod trend;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,21 +46,63 @@ impl Held {
             memory: memory.unwrap_or(0),
         }
     }
-
-    /// Whether it is no more than before, up to what comes and goes: slabs of as many peers as there are
-    /// devices, pools of connections and of threads, and memory that the allocator keeps.
-    fn is_as(self, before: Held) -> bool {
-        self.descriptors <= before.descriptors + 2 * DEVICES
-            && self.mappings <= before.mappings + DEVICES
-            && self.threads <= before.threads + 2
-            && self.memory <= before.memory + before.memory / 4 + 4096
-    }
 }
 
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Held { descriptors, mappings, threads, memory } = self;
         write!(f, "{descriptors} fds {mappings} maps {threads} threads {memory} KiB")
+    }
+}
+
+/// What the descriptors of a process are, and how many of each: says what it is that grows.
+fn kinds(pid: u32) -> String {
+    let mut kinds = BTreeMap::<String, usize>::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        let target = target.to_string_lossy();
+        let kind = target.split_once(":[").map_or(&*target, |(kind, _)| kind);
+        *kinds.entry(kind.to_owned()).or_default() += 1;
+    }
+    kinds.iter().map(|(kind, n)| format!("    {n:4} {kind}\n")).collect()
+}
+
+/// Everybody who is looked at, over time.
+#[derive(Default)]
+struct Record {
+    servers: Vec<(&'static str, u32)>,
+    moments: Vec<f64>,
+    held: Vec<Vec<Held>>,
+    dmbs: Vec<f64>,
+}
+
+impl Record {
+    /// Something that was counted at every moment.
+    fn series(&self, of: impl Fn(usize) -> f64) -> Vec<(f64, f64)> {
+        self.moments.iter().enumerate().map(|(at, moment)| (*moment, of(at))).collect()
+    }
+
+    /// What grows, in words; empty: nothing.
+    fn grown(&self) -> String {
+        let mut text = String::new();
+        let mut check = |name: &str, allowed: f64, series: &[(f64, f64)]| {
+            let growth = trend::growth(series);
+            println!("{name}: {growth:+.1} ({allowed:.0} allowed)");
+            if growth > allowed {
+                text += &format!("{name} grows by {growth:.1}\n");
+            }
+        };
+        for (who, (name, pid)) in self.servers.iter().enumerate() {
+            let of = |f: fn(&Held) -> f64| self.series(|at| self.held[at].get(who).map_or(0.0, f));
+            check(&format!("{name} {pid} fds"), 2.0, &of(|held| held.descriptors as f64));
+            check(&format!("{name} {pid} maps"), 2.0, &of(|held| held.mappings as f64));
+            check(&format!("{name} {pid} threads"), 1.0, &of(|held| held.threads as f64));
+            let memory = of(|held| held.memory as f64);
+            let allowed = memory.first().map_or(0.0, |first| first.1 / 20.0).max(1024.0);
+            check(&format!("{name} {pid} KiB"), allowed, &memory);
+        }
+        check("DMBs", 2.0, &self.series(|at| self.dmbs[at]));
+        text
     }
 }
 
@@ -181,9 +226,9 @@ fn nothing_grows() {
     let started = Instant::now();
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
     let (mut rounds, mut aborts, mut next) = (0u64, 0u64, lines);
-    // What is held once everything has been used.
-    let warm = length / 4;
-    let mut first: Option<(Vec<Held>, u64)> = None;
+    // By then everything has been used.
+    let warm = (length / 3).min(Duration::from_secs(180));
+    let mut record = Record { servers: servers.clone(), ..Record::default() };
     while started.elapsed() < length {
         rounds += 1;
         match dice.below(6) {
@@ -219,12 +264,15 @@ fn nothing_grows() {
         if started.elapsed() < warm {
             continue;
         }
-        let (before, dmbs_before) = first.get_or_insert_with(|| (held.clone(), dmbs));
-        for (((name, _), before), now) in servers.iter().zip(&*before).zip(&held) {
-            assert!(now.is_as(*before), "{name} grows: {before} -> {now} (seed {seed})");
-        }
-        assert!(dmbs <= *dmbs_before + 40, "DMBs grow: {dmbs_before} -> {dmbs} (seed {seed})");
+        record.moments.push(started.elapsed().as_secs_f64());
+        record.held.push(held);
+        record.dmbs.push(dmbs as f64);
     }
+    let grown = record.grown();
+    for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
+        println!("{name} {pid}:\n{}", kinds(*pid));
+    }
+    assert!(grown.is_empty(), "{grown}(seed {seed})");
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
