@@ -21,6 +21,15 @@
 //! wrong place), and U not on yet next to a cursor that already covers the urgent byte (the byte
 //! taken for ordinary data). [`Sender::flags_ahead`] names the flags to store ahead of the
 //! producer word in these two cases, so that neither can be seen.
+//!
+//! # A peer that goes over to another link (RFC 7609 section 4.6)
+//!
+//! What it said of its reading on the link that failed may be lost, and it believes to have said it.
+//! A ring that looks full to this end may be empty then, for ever: AF_SMC neither says it again by
+//! itself nor when it is asked (R) while there is nothing to read. It does answer when it reads a
+//! byte that came with R. So a sender may [hold back](Sender::holding_back) some bytes of the ring,
+//! of which [`Sender::peer_moved`] lends one, and sets R until a byte is known to be read that was
+//! written afterwards: who says that says it on the new link.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use crate::wire::Cursor;
@@ -41,6 +50,12 @@ pub struct Sender {
     published: ProducerFlags,
     /// Urgent data was announced and its last byte is not written yet.
     urgent_announced: bool,
+    /// Bytes of the ring that are held back.
+    held: u8,
+    /// As many of them as there were at first.
+    reserve: u8,
+    /// Bytes that the peer has to read until what it says of its reading is certainly new; 0: it is.
+    outdated: u32,
 }
 
 const _: () = assert!(size_of::<Sender>() < 64);
@@ -56,7 +71,20 @@ impl Sender {
             flags: ProducerFlags::empty(),
             published: ProducerFlags::empty(),
             urgent_announced: false,
+            held: 0,
+            reserve: 0,
+            outdated: 0,
         }
+    }
+
+    /// Holds back so many bytes of the ring for [`Sender::peer_moved`], each of which lends one
+    /// until the peer has answered. Rings that are not much longer hold back nothing.
+    #[must_use]
+    pub const fn holding_back(mut self, bytes: u8) -> Sender {
+        if bytes as u32 <= self.ring.len() / 4 {
+            (self.held, self.reserve) = (bytes, bytes);
+        }
+        self
     }
 
     /// The peer's ring.
@@ -67,13 +95,19 @@ impl Sender {
     /// Bytes that may be written now; 0 while an urgent byte waits to be read (CDC-33).
     #[inline]
     pub const fn space(&self) -> u32 {
-        if self.urgent_unread() { 0 } else { self.window() }
+        if self.urgent_unread() { 0 } else { self.room() }
     }
 
     /// Bytes free in the peer's ring (CDC-16), whether or not they may be written now.
     #[inline]
     pub const fn window(&self) -> u32 {
         self.ring.len() - self.in_flight
+    }
+
+    /// The window without what is held back.
+    #[inline]
+    const fn room(&self) -> u32 {
+        self.window().saturating_sub(self.held as u32)
     }
 
     /// Bytes written that the peer is not known to have read.
@@ -104,10 +138,27 @@ impl Sender {
         }
         self.consumed = position;
         self.in_flight -= claimed;
-        if claimed != 0 {
-            self.flags.remove(ProducerFlags::UPDATE_REQUESTED);
+        if claimed != 0 && self.flags.contains(ProducerFlags::UPDATE_REQUESTED) {
+            self.on_answer(claimed);
         }
         Ok(claimed)
+    }
+
+    /// The peer goes on over another link: what it said last may be lost. R goes on, and one byte may
+    /// be written that was held back, if there is no room.
+    pub const fn peer_moved(&mut self) {
+        if self.room() == 0 {
+            self.held = self.held.saturating_sub(1);
+        }
+        self.outdated = self.in_flight + 1;
+        self.flags = self.flags.union(ProducerFlags::UPDATE_REQUESTED);
+    }
+
+    /// Whether what the peer says of its reading may be too little, because it has
+    /// [moved](Sender::peer_moved): every byte that may be written is worth writing.
+    #[inline]
+    pub const fn is_outdated(&self) -> bool {
+        self.outdated != 0
     }
 
     /// Where the next `n` bytes go, in order; the second piece is empty unless the ring wraps.
@@ -129,7 +180,7 @@ impl Sender {
         let n = n.min(self.space());
         self.produced = self.ring.advance(self.produced, n);
         self.in_flight += n;
-        let blocked = more && self.window() == 0;
+        let blocked = more && self.room() == 0;
         if blocked || !self.flags.is_empty() {
             self.settle_flags(n, blocked);
         }
@@ -167,10 +218,11 @@ impl Sender {
         }
     }
 
-    /// A write found no room. Sets B if the ring is full (and not merely stopped by urgent data);
+    /// A write found no room. Sets B if the ring is full (but for what is held back, and not merely
+    /// stopped by urgent data);
     /// publish if [`Sender::publish_due`], or the peer has no reason to hurry.
     pub fn block(&mut self) {
-        self.flags.set(ProducerFlags::BLOCKED, self.window() == 0);
+        self.flags.set(ProducerFlags::BLOCKED, self.room() == 0);
     }
 
     /// The application no longer waits for room: B goes off with the next control word.
@@ -236,6 +288,16 @@ impl Sender {
         (mark_ends || mark_unannounced).then(|| self.flags - present)
     }
 
+    /// The peer has read on after it was asked.
+    #[cold]
+    fn on_answer(&mut self, claimed: u32) {
+        self.outdated = self.outdated.saturating_sub(claimed);
+        if self.outdated == 0 {
+            self.held = self.reserve;
+            self.flags.remove(ProducerFlags::UPDATE_REQUESTED);
+        }
+    }
+
     /// Flags after `n` ordinary bytes.
     #[cold]
     fn settle_flags(&mut self, n: u32, blocked: bool) {
@@ -255,6 +317,7 @@ mod tests {
     const B: ProducerFlags = ProducerFlags::BLOCKED;
     const P: ProducerFlags = ProducerFlags::URGENT_PENDING;
     const U: ProducerFlags = ProducerFlags::URGENT_PRESENT;
+    const R: ProducerFlags = ProducerFlags::UPDATE_REQUESTED;
     const NONE: ProducerFlags = ProducerFlags::empty();
 
     fn sender() -> Sender {
@@ -334,6 +397,40 @@ mod tests {
         assert_eq!(s.flags(), ProducerFlags::UPDATE_REQUESTED);
         s.on_peer_consumer(Cursor::new(0, 1)).unwrap();
         assert_eq!(s.flags(), NONE);
+    }
+
+    #[test]
+    fn what_is_held_back_is_no_room() {
+        let mut s = sender().holding_back(3);
+        assert_eq!((s.space(), s.window()), (97, 100));
+        assert_eq!(s.advance(100, true), 97);
+        assert_eq!((s.space(), s.flags()), (0, B));
+        s.on_peer_consumer(Cursor::new(0, 2)).unwrap();
+        assert_eq!(s.space(), 2);
+        assert_eq!(sender().holding_back(26).space(), 100);
+    }
+
+    #[test]
+    fn a_peer_that_moved_is_asked_by_a_byte_that_was_held_back() {
+        let mut s = sender().holding_back(2);
+        s.advance(98, true);
+        s.on_published();
+        s.peer_moved();
+        assert_eq!((s.space(), s.flags()), (1, B | R));
+        assert!(s.publish_due() && s.is_outdated());
+        assert_eq!(s.advance(5, true), 1);
+        assert_eq!(s.space(), 0);
+        // It moves again, before it could answer.
+        s.peer_moved();
+        assert_eq!((s.advance(5, true), s.flags()), (1, B | R));
+        s.peer_moved();
+        assert_eq!(s.space(), 0, "no more than a ring");
+        // Said before it moved, and seen late.
+        s.on_peer_consumer(Cursor::new(0, 98)).unwrap();
+        assert!(s.is_outdated() && s.flags().contains(R));
+        assert_eq!(s.advance(1, false), 1);
+        s.on_peer_consumer(Cursor::new(1, 1)).unwrap();
+        assert_eq!((s.flags(), s.space(), s.is_outdated()), (NONE, 98, false));
     }
 
     #[test]

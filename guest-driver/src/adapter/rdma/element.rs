@@ -53,6 +53,12 @@ impl Element {
         self.endpoint.words().load()
     }
 
+    /// Takes the mark of a peer that went over to another link (F) off the words; whether there was
+    /// one. What it said last on the old link may be lost.
+    pub(crate) fn take_move(&self) -> bool {
+        self.endpoint.words().take_move()
+    }
+
     /// Copies out of the own element; offsets are those of [`Element::local_ring`]'s spans.
     ///
     /// # Errors

@@ -56,10 +56,11 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// A connection that has no peer yet.
     pub(crate) fn new(token: u32, group: &Arc<Group>) -> Arc<Endpoint> {
+        let start = group.shared().options.ring_start();
         Arc::new(Endpoint {
             token,
             group: Arc::downgrade(group),
-            words: Words::default(),
+            words: Words::starting_at(start),
             out: Mutex::new(None),
             failed: AtomicBool::new(false),
             released: AtomicBool::new(false),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smc_core::handshake::EstablishedR;
-use smc_core::link_group::{LinkState, Role, Topology};
+use smc_core::link_group::{LinkKey, LinkState, Role, Topology};
 use smc_core::wire::clc::Version;
 
 use super::super::facts::{GroupFacts, LinkFacts, RnicFacts, SmcRFacts};
@@ -64,9 +64,11 @@ pub(super) fn connection(
 ) -> SmcRFacts {
     let links = links(group);
     let using = endpoint.link();
-    let link = using
-        .as_ref()
-        .and_then(|link| links.iter().find(|facts| facts.local_qp == link.qpn().get()).cloned());
+    // Queue pairs of two adapters may have the same number, and addresses may change.
+    let link = using.as_ref().and_then(|link| {
+        let (_, facts) = links.iter().find(|(key, _)| *key == link.key())?;
+        Some(facts.clone())
+    });
     let rkey = using.and_then(|link| own.region(link.key())).map_or(0, |region| region.rkey.0);
     SmcRFacts {
         version: version(group.version()),
@@ -77,7 +79,7 @@ pub(super) fn connection(
         group: group.number(),
         peer_id: established.peer.peer_id.0,
         link: link.unwrap_or_default(),
-        links: links.iter().filter(|link| link.state == "active").count(),
+        links: links.iter().filter(|(_, link)| link.state == "active").count(),
         tokens: (endpoint.token(), established.peer.token),
         rkeys: (rkey, endpoint.peer_rkey().unwrap_or(0)),
         local_buffer: own.len(),
@@ -88,19 +90,19 @@ pub(super) fn connection(
     }
 }
 
-fn links(group: &Arc<Group>) -> Vec<LinkFacts> {
+fn links(group: &Arc<Group>) -> Vec<(LinkKey, LinkFacts)> {
     let core = group.core();
     let facts = |link: &Arc<Link>| {
         let machine = core.machine.as_ref().and_then(|machine| machine.link(link.key()));
         let state = machine.map_or("being made", |link| state_name(link.state));
-        link_facts(link, machine.map_or(0, |link| link.number), state)
+        (link.key(), link_facts(link, machine.map_or(0, |link| link.number), state))
     };
     core.links.iter().map(facts).collect()
 }
 
 /// A group.
 pub(super) fn group(group: &Arc<Group>) -> GroupFacts {
-    let links = links(group);
+    let links = links(group).into_iter().map(|(_, facts)| facts).collect();
     let core = group.core();
     let machine = core.machine.as_ref();
     let kind = match machine.map_or(Topology::None, |machine| machine.topology()) {

@@ -517,12 +517,12 @@ impl Link {
             return;
         };
         match endpoint.words().take(&cdc) {
-            Received::Stored => sink.on_words(&endpoint),
-            Received::Validated => {}
+            Received::Stored | Received::Validated => sink.on_words(&endpoint),
             Received::Overtaken => {
                 count(&device.counters().overtaken);
             }
             Received::Missing(number) => {
+                sink.on_words(&endpoint);
                 group.put(Input::Missing(endpoint, number));
             }
         }

@@ -42,12 +42,15 @@ mod words;
 
 use std::time::Duration;
 
+use smc_core::connection::EYE_CATCHER_LEN;
+use smc_core::wire::Cursor;
 use thiserror::Error;
 
 pub(crate) use client::Connecting;
 pub(crate) use element::Element;
 pub(crate) use host::RdmaHost;
 pub(crate) use server::{Accepting, Refused};
+use spans::Shape;
 
 /// Which RNICs a process uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +85,13 @@ pub struct SmcROptions {
     /// id of the network that they are on. A connection whose interface is listed uses an RNIC of
     /// the same network; others one whose own interface is that of the connection.
     pub pnet: Vec<(String, String)>,
+}
+
+impl SmcROptions {
+    /// Where the cursors of an element start.
+    pub(crate) fn ring_start(&self) -> Cursor {
+        Shape::new(EYE_CATCHER_LEN, self.eye_catcher).start()
+    }
 }
 
 impl Default for SmcROptions {

@@ -4,12 +4,16 @@
 //! takes a CDC message from the completion queue stores them: producer word first, as a peer on
 //! SMC-D would. A reader never sees one word of one message next to the other word of another one,
 //! so urgent marks stay with their cursors even if messages were left out in between.
+//!
+//! A failover validation is no message with words of its own. It leaves a mark in them (F), which
+//! stays until the sender has [seen](Words::take_move) that the peer went over to another link.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smc_core::connection::failover::{Verdict, judge};
 use smc_core::connection::{Order, Sequence};
+use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 
 /// What became of a CDC message.
@@ -33,10 +37,27 @@ pub(crate) struct Words {
     /// Odd while the words are being stored.
     version: AtomicU32,
     words: [AtomicU64; 2],
-    sequence: Mutex<Sequence>,
+    taken: Mutex<Taken>,
+}
+
+/// What the messages so far have brought.
+#[derive(Debug, Default)]
+struct Taken {
+    sequence: Sequence,
+    /// The peer has moved since the sender looked.
+    moved: bool,
 }
 
 impl Words {
+    /// Of a peer that has said nothing: both cursors are where they start.
+    pub(crate) fn starting_at(start: Cursor) -> Words {
+        let words = Words::default();
+        let consumer = ConsumerWord { cursor: start, ..ConsumerWord::default() };
+        words.words[0].store(ProducerWord { cursor: start }.to_u64(), Ordering::Relaxed);
+        words.words[1].store(consumer.to_u64(), Ordering::Relaxed);
+        words
+    }
+
     /// Both words, of one message.
     #[inline]
     pub(crate) fn load(&self) -> [u64; 2] {
@@ -56,30 +77,47 @@ impl Words {
     /// Takes a message. Messages of one connection may be taken by several threads, and over two
     /// links: their sequence numbers decide.
     pub(crate) fn take(&self, cdc: &Cdc) -> Received {
-        // The number is valid after every statement, so a panic elsewhere changes nothing.
-        let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken();
         if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
-            return match judge(&sequence, cdc.sequence) {
+            taken.moved = true;
+            self.store(self.load(), true);
+            return match judge(&taken.sequence, cdc.sequence) {
                 Verdict::Intact => Received::Validated,
                 Verdict::Lost { sent, .. } => Received::Missing(sent),
             };
         }
         // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).
-        if sequence.judge(cdc.sequence) == Order::Old {
+        if taken.sequence.judge(cdc.sequence) == Order::Old {
             return Received::Overtaken;
         }
-        self.store(words_of(cdc));
+        self.store(words_of(cdc), taken.moved);
         Received::Stored
+    }
+
+    /// The sender knows that the peer has moved: the mark goes off. Whether there was one.
+    #[cold]
+    pub(crate) fn take_move(&self) -> bool {
+        let mut taken = self.taken();
+        let moved = std::mem::take(&mut taken.moved);
+        self.store(self.load(), false);
+        moved
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        // It is valid after every statement, so a panic elsewhere changes nothing.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a message with this number, or a later one, was taken.
     pub(crate) fn has_seen(&self, number: u16) -> bool {
-        let sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
-        judge(&sequence, number) == Verdict::Intact
+        judge(&self.taken().sequence, number) == Verdict::Intact
     }
 
-    /// Only under the lock of the sequence number.
-    fn store(&self, [producer, consumer]: [u64; 2]) {
+    /// Only under the lock of what was taken.
+    fn store(&self, [producer, consumer]: [u64; 2], moved: bool) {
+        let mut consumer = ConsumerWord::from_u64(consumer);
+        consumer.producer_flags.set(ProducerFlags::FAILOVER, moved);
+        let consumer = consumer.to_u64();
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         self.words[0].store(producer, Ordering::Release);
@@ -116,7 +154,6 @@ pub(crate) fn cdc_of([producer, consumer]: [u64; 2], sequence: u16, token: u32) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smc_core::wire::Cursor;
     use smc_core::wire::cdc::StateFlags;
 
     fn message(sequence: u16, count: u32) -> Cdc {
@@ -154,10 +191,27 @@ mod tests {
             |sequence| Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(sequence, 99) };
         assert_eq!(words.take(&validation(5)), Received::Validated);
         assert_eq!(words.take(&validation(6)), Received::Missing(6));
+        assert!(words.take_move());
         assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
         assert!(!words.has_seen(6));
         assert_eq!(words.take(&message(6, 60)), Received::Stored);
         assert!(words.has_seen(6) && !words.has_seen(7));
+    }
+
+    #[test]
+    fn a_validation_leaves_a_mark_until_it_is_taken() {
+        let words = Words::default();
+        let mark = |words: &Words| {
+            ConsumerWord::from_u64(words.load()[1]).producer_flags.contains(ProducerFlags::FAILOVER)
+        };
+        words.take(&message(1, 7));
+        assert!(!mark(&words));
+        words.take(&Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(1, 7) });
+        words.take(&message(2, 8));
+        assert!(mark(&words));
+        assert!(words.take_move());
+        assert!(!mark(&words) && !words.take_move());
+        assert_eq!(cdc_of(words.load(), 2, 1), message(2, 8));
     }
 
     #[test]

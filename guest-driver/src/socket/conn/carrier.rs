@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN};
+use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::signal::Line;
 
@@ -17,6 +17,10 @@ use crate::adapter::{Link, LinkD, OwnBuffer, Peer, PeerBuffer};
 use crate::ism::DeliverError;
 use crate::socket::{Facts, SmcDFacts};
 use crate::sys::OutOfBounds;
+
+/// Bytes of an element that are held back for links that fail: as many as links may fail in a row
+/// before the peer says what it has read.
+const RESERVE: u8 = 8;
 
 /// What carries a connection.
 #[allow(clippy::large_enum_variant, reason = "one per connection, on the heap with it")]
@@ -54,7 +58,7 @@ impl Carrier {
     }
 
     /// The ring that this end writes.
-    pub(super) fn peer_ring(&self) -> Result<Ring, RingError> {
+    fn peer_ring(&self) -> Result<Ring, RingError> {
         match self {
             Carrier::D(dmbs) => Ring::smcd(dmbs.theirs.dmb().len()),
             Carrier::R(element) => Ok(element.peer_ring()),
@@ -94,6 +98,24 @@ impl Carrier {
         match self {
             Carrier::D(dmbs) => dmbs.own.dmb().words(),
             Carrier::R(element) => element.words(),
+        }
+    }
+
+    /// The sending direction, at its start.
+    pub(super) fn sender(&self) -> Result<Sender, RingError> {
+        let sender = Sender::new(self.peer_ring()?);
+        Ok(match self {
+            Carrier::D(_) => sender,
+            Carrier::R(_) => sender.holding_back(RESERVE),
+        })
+    }
+
+    /// Takes the mark of a peer that went over to another link off its words; whether there was one.
+    #[cold]
+    pub(super) fn take_move(&self) -> bool {
+        match self {
+            Carrier::D(_) => false,
+            Carrier::R(element) => element.take_move(),
         }
     }
 

@@ -139,7 +139,7 @@ impl Conn {
         close_timeout: Duration,
     ) -> io::Result<Arc<Conn>> {
         let carrier = Carrier::new(link);
-        let sender = Sender::new(carrier.peer_ring().map_err(no_ring)?);
+        let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
         // What both ends have said before they said anything: their cursors stand at the start.
         let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();

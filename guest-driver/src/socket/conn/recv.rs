@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use smc_core::connection::{OobError, UpdateDecision, UrgentNews, read_words};
-use smc_core::wire::cdc::{ConsumerWord, StateFlags};
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{Conn, Rx, reader_view};
 
@@ -96,7 +96,9 @@ impl Conn {
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| self.words()[0], || self.words()[1]);
         rx.seen = [producer.to_u64(), consumer.to_u64()];
-        let arrival = match rx.receiver.on_peer_producer(producer.cursor, consumer.producer_flags) {
+        // The other side's affair.
+        let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
+        let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
             Err(_) if !self.hub.source().has_memory() => return Err(self.memory_lost()),
             Err(lie) => {
@@ -205,7 +207,8 @@ impl Conn {
 
     /// Whether the peer waits for something to be told.
     pub(super) fn is_asked(&self) -> bool {
-        !ConsumerWord::from_u64(self.words()[1]).producer_flags.is_empty()
+        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
+        !(flags - ProducerFlags::FAILOVER).is_empty()
     }
 
     /// Shows the consumer cursor to whoever publishes next.

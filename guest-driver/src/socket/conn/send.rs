@@ -108,6 +108,9 @@ impl Conn {
         }
         tx.seen = word;
         let word = ConsumerWord::from_u64(word);
+        if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier.take_move() {
+            tx.sender.peer_moved();
+        }
         if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
             if !self.hub.source().has_memory() {
                 // Not the peer's words; the hub is about to say so.
