@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use virtio_ism_abi::event::Event;
 
-use crate::ism::IsmDevice;
+use crate::ism::{EVENTS_PER_POLL, IsmDevice};
 
 /// What a source has to tell.
 #[derive(Clone, Debug)]
@@ -39,11 +39,10 @@ pub(crate) trait Source: Send + Sync {
     /// Asks for no more interrupts.
     fn suppress_interrupts(&self);
 
-    /// Hands over what has happened, oldest first; how many. Returns 0 at once if another thread is
-    /// at it (which then takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say
-    /// `false`). `handle` calls into connections, which may deliver: none of the locks that takes
-    /// may be held.
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize;
+    /// Hands over what has happened, oldest first. `true`: there may be more. Another thread that is
+    /// at it takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say `false`.
+    /// `handle` calls into connections, which may deliver: none of the locks that takes may be held.
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool;
 
     /// Nothing works any more, for good.
     fn is_gone(&self) -> bool;
@@ -89,9 +88,10 @@ impl Source for IsmDevice {
         IsmDevice::suppress_interrupts(self);
     }
 
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize {
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
         // An error means that the device is gone, which is asked for apart.
-        IsmDevice::poll_events(self, &mut |event| handle(News::Ism(event))).unwrap_or(0)
+        IsmDevice::poll_events(self, &mut |event| handle(News::Ism(event)))
+            .is_ok_and(|n| n == EVENTS_PER_POLL)
     }
 
     fn is_gone(&self) -> bool {

@@ -56,7 +56,7 @@ pub const CONSUMER_WORD: u32 = 16;
 pub const CONTROL_BLOCK: u32 = 32;
 
 /// Records that one [`IsmDevice::poll_events`] hands over at most.
-const EVENTS_PER_POLL: usize = 1024;
+pub(crate) const EVENTS_PER_POLL: usize = 1024;
 
 /// How long a command that the device is too busy for is tried again.
 const BUSY_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 500 });

@@ -301,7 +301,7 @@ impl Poller {
         if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
             match &inner.hub {
                 Some(hub) => {
-                    let limit = (Instant::now(), timeout);
+                    let limit = Some((Instant::now(), timeout));
                     Hub::sleep(hub, &self.waiter, seen, limit, Some(self.epoll.as_fd()));
                 }
                 None => {

@@ -127,14 +127,14 @@ impl Waiter {
     }
 
     /// Sleeps until woken after `seen`, or for `timeout`.
-    pub(crate) fn sleep(&self, seen: u32, timeout: Duration) {
-        let timeout = futex::Timespec {
+    pub(crate) fn sleep(&self, seen: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(|timeout| futex::Timespec {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        });
         self.state.store(ASLEEP, Ordering::SeqCst);
         // Every outcome (woken, value changed, timeout, signal) means: look again.
-        let slept = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, Some(&timeout));
+        let slept = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, timeout.as_ref());
         if slept == Err(rustix::io::Errno::INTR) {
             note_interrupted();
         }
@@ -255,6 +255,11 @@ impl Spin {
         }
     }
 
+    /// Whether it is of use to know how long waits take that have to sleep.
+    pub(crate) fn learns(&self) -> bool {
+        self.max_us != 0
+    }
+
     /// Notes how long a wait took that had to sleep.
     pub(crate) fn slept(&self, wait: Duration) {
         let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
@@ -326,7 +331,7 @@ mod tests {
         let seen = waiter.seen();
         waiter.wake();
         let start = Instant::now();
-        waiter.sleep(seen, Duration::from_secs(5));
+        waiter.sleep(seen, Some(Duration::from_secs(5)));
         assert!(start.elapsed() < Duration::from_secs(1));
         assert!(waiter.woken(seen));
     }

@@ -137,7 +137,7 @@ impl Watch {
         let timeout = timeout.min(NAP);
         match any.and_then(SmcStream::conn) {
             Some(conn) => {
-                let limit = (Instant::now(), timeout);
+                let limit = Some((Instant::now(), timeout));
                 Hub::sleep(conn.hub(), &self.waiter, count, limit, Some(extra));
             }
             None => {

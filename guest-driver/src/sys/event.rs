@@ -146,6 +146,38 @@ pub fn poll_readable(
     Ok(list.map(|entry| entry.revents != 0))
 }
 
+/// Waits until one of the descriptors of `epoll`, which report edges, has had one since the last
+/// call; `false`: none within `timeout` (`None`: without end; else in milliseconds, rounded up). For
+/// as long as it sleeps, `mask` takes the place of the thread's own signal mask.
+///
+/// # Errors
+/// What epoll_pwait says, `Interrupted` among it.
+pub fn wait_for_edge(
+    epoll: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+    mask: Option<SignalMask>,
+) -> io::Result<bool> {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; POLLED];
+    let timeout = timeout.map_or(-1, |timeout| {
+        i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    });
+    let mask = mask.as_ref().map_or(std::ptr::null(), |mask| std::ptr::from_ref(&mask.0));
+    // SAFETY: events and mask live until the call returns, and have the layout that the kernel
+    // expects (of a signal mask: 64 bits); it writes at most as many events as there are.
+    let n = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait,
+            epoll.as_raw_fd(),
+            events.as_mut_ptr(),
+            POLLED,
+            timeout,
+            mask,
+            size_of::<u64>(),
+        )
+    };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n > 0) }
+}
+
 /// A descriptor of our own for an open file that a library only shows by number.
 ///
 /// # Errors

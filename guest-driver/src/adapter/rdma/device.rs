@@ -186,24 +186,23 @@ impl Device {
         self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
     }
 
-    /// Takes received messages; how many. 0 at once if another thread is at it, which then looks
-    /// once more: what came before a notice was ordered must not wait for the next notice.
-    pub(crate) fn poll_receives(&self, sink: &mut impl Sink) -> usize {
-        let mut total = 0;
+    /// Takes received messages, unless another thread is at it, which then looks once more: what
+    /// came before a notice was ordered must not wait for the next notice.
+    pub(crate) fn poll_receives(&self, sink: &mut impl Sink) {
         loop {
             let Some(mut scratch) = try_lock(&self.receiving).or_else(|| {
                 // SeqCst, as below: either the other one sees this, or it has left.
                 self.overlooked.store(true, Ordering::SeqCst);
                 try_lock(&self.receiving)
             }) else {
-                return total;
+                return;
             };
             // A peer that sends without end only keeps its own messages coming; others get their
             // turn.
-            total += self.receive(&mut scratch, 8, sink);
+            self.receive(&mut scratch, 8, sink);
             drop(scratch);
             if !self.was_overlooked() {
-                return total;
+                return;
             }
         }
     }
@@ -230,20 +229,14 @@ impl Device {
     }
 
     #[inline]
-    fn receive(
-        &self,
-        scratch: &mut [Completion; BATCH],
-        rounds: usize,
-        sink: &mut impl Sink,
-    ) -> usize {
+    fn receive(&self, scratch: &mut [Completion; BATCH], rounds: usize, sink: &mut impl Sink) {
         let _receiving = Receiving::begin();
-        let mut total = 0;
         for _ in 0..rounds {
             let n = match self.recv_cq.poll(&mut scratch[..]) {
                 Ok(n) => n,
                 Err(error) => {
                     self.fail(&error);
-                    return total;
+                    return;
                 }
             };
             let now = if n == 0 { Tick(0) } else { sink.now() };
@@ -253,12 +246,10 @@ impl Device {
                     link.on_receive(completion, now, self, sink);
                 }
             }
-            total += n;
             if n < BATCH {
                 break;
             }
         }
-        total
     }
 
     /// Takes send completions; how many. Frees slots, but does not use them:

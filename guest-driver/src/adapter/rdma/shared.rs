@@ -135,19 +135,18 @@ impl Shared {
     }
 
     /// Has the groups do what they have to.
-    pub(super) fn work(&self) -> usize {
+    pub(super) fn work(&self) {
         // Called for a connection that is being told of a message: whoever tells it will come here.
         if is_receiving() {
-            return 0;
+            return;
         }
         if !self.has_due.load(Ordering::SeqCst) || !self.has_due.swap(false, Ordering::SeqCst) {
-            return 0;
+            return;
         }
         let due = std::mem::take(&mut *lock(&self.due));
         due.iter().for_each(|group| group.work());
         let retired = std::mem::take(&mut *lock(&self.retired));
         retired.iter().for_each(|retired| self.bury(retired));
-        due.len() + retired.len()
     }
 
     /// Ends what was [retired](Retired) once its last messages were taken.

@@ -33,7 +33,7 @@ pub(crate) use ready::End;
 
 use super::hub::{Hub, Member};
 use super::readiness::Readiness;
-use super::wait::{NAP, Spin, Waiter};
+use super::wait::{Spin, Waiter};
 use crate::adapter::Link;
 use crate::socket::{ConnectionFacts, Facts};
 
@@ -312,7 +312,7 @@ impl Conn {
                 };
                 (self.spin.until_polled(look), self.spin.polls())
             }
-            false => (self.spin.until(&mut news), true),
+            false => (self.spin.until(&mut news), self.spin.learns()),
         };
         if spun {
             return Ok(());
@@ -357,18 +357,17 @@ impl Conn {
             if news() {
                 return Ok(());
             }
-            let now = Instant::now();
-            let left = deadline.map_or(NAP, |deadline| deadline.saturating_duration_since(now));
-            if left.is_zero() {
+            // Without a deadline there is no need to know the time.
+            let limit = deadline.map(|deadline| {
+                let now = Instant::now();
+                (now, deadline.saturating_duration_since(now))
+            });
+            if limit.is_some_and(|(_, left)| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let nap = left.min(NAP);
-            self.hub.sleep(waiter, seen, (now, nap), None);
+            self.hub.sleep(waiter, seen, limit, None);
             if news() {
                 return Ok(());
-            }
-            if now.elapsed() >= NAP {
-                self.look_at_tcp();
             }
         }
     }
@@ -403,14 +402,26 @@ impl Conn {
         if self.awaited.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let sleepers: Vec<_> = lock(&self.sleepers).clone();
-        for waiter in sleepers {
-            self.hub.wake(&waiter);
-        }
+        self.wake_sleepers();
         let poller = lock(&self.poller).clone();
         if let Some(poller) = poller {
             self.hub.wake(&poller);
         }
+    }
+
+    /// Wakes the threads that sleep for this connection; how many.
+    fn wake_sleepers(&self) -> usize {
+        let (first, others) = {
+            let sleepers = lock(&self.sleepers);
+            let Some((first, others)) = sleepers.split_first() else { return 0 };
+            // Mostly it is the only one: no allocation for it.
+            (first.clone(), others.to_vec())
+        };
+        self.hub.wake(&first);
+        for waiter in &others {
+            self.hub.wake(waiter);
+        }
+        1 + others.len()
     }
 }
 
@@ -443,6 +454,13 @@ impl Member for Conn {
 
     fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst) != 0
+    }
+
+    fn on_nap(&self) {
+        // What a peer can write is never the only reason to wake.
+        if self.wake_sleepers() > 0 {
+            self.look_at_tcp();
+        }
     }
 
     fn snapshot(&self) -> ConnectionFacts {

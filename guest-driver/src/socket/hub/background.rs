@@ -41,6 +41,8 @@ struct Watch {
 /// What the background thread has to do, and when.
 struct Diary {
     chores: Instant,
+    /// When those who sleep are woken to look again.
+    nap: Instant,
     /// When connections may be glanced at again, and whether there was a reason to since.
     glance: Instant,
     overlooked: bool,
@@ -65,6 +67,7 @@ impl Hub {
         let start = Instant::now();
         let mut diary = Diary {
             chores: start,
+            nap: start + NAP,
             glance: start,
             overlooked: false,
             timer: None,
@@ -85,7 +88,7 @@ impl Hub {
                 if self.try_lead(BACKGROUND) {
                     self.lead_in_background(pause, false);
                 } else {
-                    self.background.sleep(seen, Duration::from_millis(1));
+                    self.background.sleep(seen, Some(Duration::from_millis(1)));
                 }
             } else if self.polled && self.source.has_peers() {
                 self.stand_by(&mut watch, seen, pause);
@@ -142,6 +145,10 @@ impl Hub {
     /// Does what is due.
     fn keep(&self, diary: &mut Diary) {
         let now = Instant::now();
+        if now >= diary.nap {
+            diary.nap = now + NAP;
+            self.each(|member| member.is_awaited(), |member| member.on_nap());
+        }
         diary.overlooked = now < diary.glance;
         if !diary.overlooked {
             diary.glance = now + GLANCE_PAUSE;
@@ -176,7 +183,7 @@ impl Hub {
     fn rest(&self, seen: u32, pause: Duration) {
         let _resting = self.resting(pause);
         if !self.is_roused() {
-            self.background.sleep(seen, pause);
+            self.background.sleep(seen, Some(pause));
         }
     }
 
@@ -224,7 +231,7 @@ impl Hub {
             }
         }
         if watch.same < SAME_LEADER {
-            self.background.sleep(seen, pause.min(watch.patience));
+            self.background.sleep(seen, Some(pause.min(watch.patience)));
             return;
         }
         watch.same = 0;
@@ -245,7 +252,7 @@ impl Hub {
             let _resting = self.resting(pause);
             let stay = !(wanted() || self.is_roused() || self.is_over());
             if stay && self.source.arm_interrupts() {
-                self.poll_once(pause, None);
+                self.poll_once(Some(pause), None);
                 self.dispatch();
             }
         }
@@ -269,7 +276,7 @@ impl Diary {
     /// How long nothing is due.
     fn pause(&self) -> Duration {
         let now = Instant::now();
-        let mut pause = self.chores.saturating_duration_since(now).min(NAP);
+        let mut pause = self.chores.min(self.nap).saturating_duration_since(now);
         if let Some(timer) = self.timer {
             pause = pause.min(timer.saturating_duration_since(now));
         }

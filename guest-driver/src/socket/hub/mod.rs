@@ -15,12 +15,13 @@ mod background;
 mod tests;
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
@@ -28,7 +29,7 @@ use virtio_ism_abi::{Gid, Token};
 use super::ConnectionFacts;
 use super::wait::{self, Waiter, clear_interrupted, note_interrupted, was_interrupted};
 use crate::adapter::source::{News, Source};
-use crate::sys::{POLLED, poll_readable};
+use crate::sys::{POLLED, poll_readable, wait_for_edge};
 
 /// A connection as the hub sees it.
 pub(crate) trait Member: Send + Sync {
@@ -40,6 +41,8 @@ pub(crate) trait Member: Send + Sync {
     fn on_unawaited(&self);
     /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
     fn on_glance(&self);
+    /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again.
+    fn on_nap(&self);
     /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet. Something means: call
     /// again, with that; it is what has been read by now, so that a second call sees whether the
     /// application is still at it.
@@ -62,6 +65,12 @@ pub(crate) trait Watcher: Send + Sync {
     /// A software event arrived.
     fn on_sw_event(&self, gid: Gid, code: u32, info: u64);
 }
+
+/// From when on and for how long a sleep lasts at most.
+pub(crate) type Limit = Option<(Instant, Duration)>;
+
+/// Longest single sleep.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Nobody leads.
 const FREE: u32 = 0;
@@ -99,6 +108,10 @@ pub(crate) struct Hub {
     table: Mutex<Table>,
     /// Wakes a leader for a reason of this process's own.
     interrupt: OwnedFd,
+    /// Reports interrupts and those of the source by their edges, so that a leader that sleeps on
+    /// nothing else need not clear them: a system call less for each wake-up. `None`: the source must
+    /// be polled, and is cleared.
+    edges: Option<OwnedFd>,
     /// Members whose readiness the kernel must know at once.
     pollables: AtomicUsize,
     lost: AtomicBool,
@@ -121,9 +134,13 @@ impl Hub {
     pub(crate) fn new(
         source: Arc<dyn Source>,
         watcher: Option<Weak<dyn Watcher>>,
-    ) -> std::io::Result<Arc<Hub>> {
+    ) -> io::Result<Arc<Hub>> {
+        let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let polled = source.must_be_polled();
+        let edges =
+            if polled { None } else { Some(edges([source.event_fd(), interrupt.as_fd()])?) };
         Ok(Arc::new(Hub {
-            polled: source.must_be_polled(),
+            polled,
             source,
             watcher,
             lead: AtomicU32::new(FREE),
@@ -135,7 +152,8 @@ impl Hub {
             owing: Mutex::default(),
             followers: Mutex::default(),
             table: Mutex::default(),
-            interrupt: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            interrupt,
+            edges,
             pollables: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -284,27 +302,29 @@ impl Hub {
         }
     }
 
-    /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long).
-    /// With `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
+    /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long;
+    /// `None`: the background thread wakes those who sleep for a connection every [`wait::NAP`]). With
+    /// `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
     pub(crate) fn sleep(
         &self,
         waiter: &Arc<Waiter>,
         seen: u32,
-        (now, timeout): (Instant, Duration),
+        limit: Limit,
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
         clear_interrupted();
         if self.try_lead(CALLER) {
-            self.lead_until(waiter, seen, (now, timeout), extra);
+            self.lead_until(waiter, seen, limit, extra);
             return;
         }
         lock(&self.followers).push(waiter.clone());
         // The leader may have left between the two lines above, before it could see us.
         if self.try_lead(CALLER) {
             self.unfollow(waiter);
-            self.lead_until(waiter, seen, (now, timeout), extra);
+            self.lead_until(waiter, seen, limit, extra);
             return;
         }
+        let timeout = limit.map(|(_, timeout)| timeout);
         if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.want_lead();
         }
@@ -330,11 +350,11 @@ impl Hub {
         &self,
         waiter: &Waiter,
         seen: u32,
-        (start, timeout): (Instant, Duration),
+        limit: Limit,
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) {
         // The first sleep, which mostly is the only one, needs no look at the clock.
-        let (mut left, mut slept) = (timeout, false);
+        let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
         // Who sleeps on a polled source has looked just now, and looks again once it is armed.
         let mut looked = self.polled;
         loop {
@@ -345,9 +365,9 @@ impl Hub {
                 break;
             }
             if std::mem::take(&mut slept) {
-                left = timeout.saturating_sub(start.elapsed());
+                left = limit.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
             }
-            if left.is_zero() {
+            if left.is_some_and(|left| left.is_zero()) {
                 break;
             }
             if !self.source.arm_interrupts() {
@@ -366,7 +386,15 @@ impl Hub {
     }
 
     /// Waits for the source or the interrupt. `true`: `extra` is readable.
-    fn poll_once(&self, timeout: Duration, extra: Option<rustix::fd::BorrowedFd<'_>>) -> bool {
+    fn poll_once(
+        &self,
+        timeout: Option<Duration>,
+        extra: Option<rustix::fd::BorrowedFd<'_>>,
+    ) -> bool {
+        if let (Some(edges), None) = (&self.edges, extra) {
+            note_error(wait_for_edge(edges.as_fd(), timeout, wait::mask()));
+            return false;
+        }
         let source = self.source.event_fd();
         let interrupt = self.interrupt.as_fd();
         let fds = [source, interrupt, extra.unwrap_or(interrupt)];
@@ -384,14 +412,7 @@ impl Hub {
     /// Takes events and tells whom they concern. Where callers must poll, any thread may; else
     /// only the leader.
     fn dispatch(&self) {
-        loop {
-            let n = self.source.poll_events(&mut |news| self.tell(news));
-            // Where traffic itself makes the events, a thread would be at it for as long as others
-            // keep it up; what is left keeps it from sleeping.
-            if n == 0 || self.polled {
-                break;
-            }
-        }
+        while self.source.poll_events(&mut |news| self.tell(news)) {}
         if self.source.is_gone() && !self.is_lost() {
             self.lose();
         }
@@ -469,12 +490,14 @@ impl Hub {
 
     // Members are called outside the table's lock: they may join, leave or wake.
     fn each_of_slab(&self, slab: u32, mut f: impl FnMut(&dyn Member)) {
-        let members: Vec<_> = {
+        let (first, others) = {
             let table = lock(&self.table);
             let Some(list) = table.by_slab.get(&slab) else { return };
-            list.iter().filter_map(|idx| table.by_idx.get(idx)?.1.upgrade()).collect()
+            let mut members = list.iter().filter_map(|idx| table.by_idx.get(idx)?.1.upgrade());
+            // Mostly it is the only one: no allocation for it.
+            (members.next(), members.collect::<Vec<_>>())
         };
-        for member in members {
+        for member in first.into_iter().chain(others) {
             f(&*member);
         }
     }
@@ -497,19 +520,32 @@ impl Hub {
 }
 
 /// `ppoll` that tells which are readable, or nothing: not in time.
-fn poll_for(fds: &[BorrowedFd<'_>], timeout: Duration) -> [bool; POLLED] {
-    match poll_readable(fds, timeout.min(Duration::from_secs(3600)), wait::mask()) {
-        Ok(found) => found,
-        Err(error) => {
-            if error.kind() == std::io::ErrorKind::Interrupted {
-                note_interrupted();
-            }
-            [false; POLLED]
+fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
+    let timeout = timeout.unwrap_or(LONGEST).min(LONGEST);
+    note_error(poll_readable(fds, timeout, wait::mask()))
+}
+
+/// What a wait found; nothing if a signal ended it, which is noted.
+fn note_error<T: Default>(found: io::Result<T>) -> T {
+    found.unwrap_or_else(|error| {
+        if error.kind() == io::ErrorKind::Interrupted {
+            note_interrupted();
         }
-    }
+        T::default()
+    })
 }
 
 /// Sleeps until the descriptor is readable, or for `timeout`.
 pub(super) fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
-    poll_for(&[fd], timeout);
+    poll_for(&[fd], Some(timeout));
+}
+
+/// An epoll set of the descriptors' edges.
+fn edges<const N: usize>(fds: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for fd in fds {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&set, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+    }
+    Ok(set)
 }

@@ -55,12 +55,11 @@ impl Source for Fake {
 
     fn suppress_interrupts(&self) {}
 
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> usize {
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
         lock(&self.polls).push(thread::current().id());
         let news = std::mem::take(&mut *lock(&self.news));
-        let n = news.len();
         news.into_iter().for_each(handle);
-        n
+        false
     }
 
     fn is_gone(&self) -> bool {
@@ -89,6 +88,8 @@ impl Source for Fake {
 #[derive(Default)]
 struct Counting {
     heard: AtomicU32,
+    awaited: AtomicBool,
+    naps: AtomicU32,
     waiter: Arc<Waiter>,
 }
 
@@ -96,7 +97,7 @@ impl Member for Counting {
     fn on_wake(&self) {}
 
     fn is_awaited(&self) -> bool {
-        false
+        self.awaited.load(Ordering::SeqCst)
     }
 
     fn on_unawaited(&self) {
@@ -105,6 +106,10 @@ impl Member for Counting {
     }
 
     fn on_glance(&self) {}
+
+    fn on_nap(&self) {
+        self.naps.fetch_add(1, Ordering::SeqCst);
+    }
 
     fn on_owing(&self, _read_before: Option<u64>) -> Option<u64> {
         self.heard.fetch_add(100, Ordering::SeqCst);
@@ -203,7 +208,7 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
         // A wake-up may also mean that it is this thread's turn to lead.
         while !news() && Instant::now() < end {
             let seen = member.waiter.seen();
-            let limit = (Instant::now(), Duration::from_millis(500));
+            let limit = Some((Instant::now(), Duration::from_millis(500)));
             hub.sleep(&member.waiter, seen, limit, None);
         }
         news()
@@ -223,9 +228,26 @@ fn what_came_before_a_caller_sleeps_is_heard_at_once() {
     let seen = bed.member.waiter.seen();
     bed.source.bring(News::Element(7));
     let start = Instant::now();
-    bed.hub.sleep(&bed.member.waiter, seen, (start, Duration::from_secs(10)), None);
+    bed.hub.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(bed.heard(), 1);
+}
+
+#[test]
+fn who_sleeps_without_end_is_told_to_look_again_now_and_then() {
+    let bed = Bed::new(true);
+    bed.member.awaited.store(true, Ordering::SeqCst);
+    let waiter = Arc::new(Waiter::default());
+    let start = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            bed.eventually(|bed| bed.member.naps.load(Ordering::SeqCst) > 1);
+            bed.hub.wake(&waiter);
+        });
+        bed.hub.sleep(&waiter, waiter.seen(), None, None);
+    });
+    let took = start.elapsed();
+    assert!(took > wait::NAP && took < 4 * wait::NAP, "{took:?}");
 }
 
 #[test]
@@ -241,7 +263,7 @@ fn a_sleep_that_is_disturbed_ends_at_its_limit() {
             }
         });
         let (start, limit) = (Instant::now(), Duration::from_millis(200));
-        bed.hub.sleep(&waiter, waiter.seen(), (start, limit), None);
+        bed.hub.sleep(&waiter, waiter.seen(), Some((start, limit)), None);
         let took = start.elapsed();
         over.store(true, Ordering::SeqCst);
         assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
