@@ -13,15 +13,13 @@
 
 use std::ffi::c_int;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use guest_driver::SmcStream;
+use guest_driver::{Seen, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::decide::STACK;
-use crate::epoll::Sleeper;
 use crate::registrations;
 use crate::sock::{Socket, State};
 use crate::sys::raw;
@@ -205,60 +203,97 @@ fn start(offer: Offer) {
     let _ =
         std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
             if let Some(stream) = sock.stream().and_then(Socket::smc) {
-                let _ = carry(stream, &near);
+                carry(&sock, stream, &near);
             }
         });
 }
 
-/// Bytes in one direction that wait for room.
-struct Way {
-    bytes: Vec<u8>,
-    from: usize,
-    to: usize,
-    ended: bool,
+/// Bytes that are moved at a time.
+const TURN: usize = 256 << 10;
+
+/// Carries bytes both ways until both have ended. Each direction has a thread, because one that blocks
+/// in the kernel for what it carries makes one system call for it; the processor is for those whose
+/// bytes these are.
+fn carry(sock: &Ref, stream: &SmcStream, near: &OwnedFd) {
+    let (sock, inner) = (sock.clone(), near.try_clone());
+    let made = inner.and_then(|inner| {
+        let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
+        thread.spawn(move || {
+            if let Some(stream) = sock.stream().and_then(Socket::smc) {
+                carry_in(stream, &inner);
+            }
+        })
+    });
+    if made.is_ok() {
+        carry_out(stream, near);
+    }
+    // Whoever waits for the peer waits in vain now; who has closed already is not disturbed.
+    let _ = stream.shutdown(std::net::Shutdown::Both);
 }
 
-impl Way {
-    fn new() -> Way {
-        Way { bytes: vec![0; 64 << 10], from: 0, to: 0, ended: false }
-    }
-
-    /// Reads if there is nothing. `true`: something happened.
-    fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> std::io::Result<usize>) -> bool {
-        if self.ended || self.from < self.to {
-            return false;
-        }
-        match read(&mut self.bytes) {
-            Ok(n) => {
-                (self.from, self.to, self.ended) = (0, n, n == 0);
-                true
-            }
-            Err(error) if would_block(&error) => false,
-            Err(_) => {
-                self.ended = true;
-                true
-            }
-        }
-    }
-
-    /// Writes what there is. `true`: something happened.
-    fn empty(&mut self, write: impl FnOnce(&[u8]) -> std::io::Result<usize>) -> bool {
-        let Some(bytes) = self.bytes.get(self.from..self.to).filter(|bytes| !bytes.is_empty())
-        else {
-            return false;
+/// From the program to the peer.
+fn carry_out(stream: &SmcStream, near: &OwnedFd) {
+    use rustix::net::{RecvFlags, Shutdown};
+    let mut bytes = vec![0u8; TURN];
+    loop {
+        let n = match rustix::net::recv(near, &mut bytes[..], RecvFlags::empty()) {
+            Ok((n @ 1.., _)) => n,
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) | Err(_) => break,
         };
-        match write(bytes) {
-            Ok(n) => {
-                self.from += n;
-                n > 0
-            }
-            Err(error) if would_block(&error) => false,
-            Err(_) => {
+        if send_all(stream, bytes.get(..n).unwrap_or_default()).is_err() {
+            // Writers are to hear of it.
+            let _ = rustix::net::shutdown(near, Shutdown::Read);
+            break;
+        }
+    }
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    await_hang_up(near);
+}
+
+fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let seen = stream.seen();
+        match stream.send(bytes) {
+            Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
+            Err(error) if would_block(&error) => wait(stream, seen, true)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// From the peer to the program.
+fn carry_in(stream: &SmcStream, near: &OwnedFd) {
+    use rustix::net::{SendFlags, Shutdown};
+    let mut bytes = vec![0u8; TURN];
+    loop {
+        let seen = stream.seen();
+        let mut rest = match (&mut &*stream).read(&mut bytes) {
+            Ok(n @ 1..) => bytes.get(..n).unwrap_or_default(),
+            Err(error) if would_block(&error) => match wait(stream, seen, false) {
+                Ok(()) => continue,
+                Err(_) => break,
+            },
+            Ok(_) | Err(_) => break,
+        };
+        while !rest.is_empty() {
+            match rustix::net::send(near, rest, SendFlags::NOSIGNAL) {
+                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
                 // Nobody reads any more.
-                (self.from, self.ended) = (self.to, true);
-                true
+                Err(_) => return,
             }
         }
+    }
+    let _ = rustix::net::shutdown(near, Shutdown::Write);
+}
+
+/// Waits for a change since `seen`.
+fn wait(stream: &SmcStream, seen: Seen, write: bool) -> std::io::Result<()> {
+    match stream.wait_for_news(seen, write, None) {
+        Err(error) if !would_block(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -266,62 +301,8 @@ fn would_block(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
 }
 
-/// Carries bytes both ways until both have ended.
-fn carry(stream: &SmcStream, near: &OwnedFd) -> std::io::Result<()> {
-    use rustix::net::{RecvFlags, SendFlags, Shutdown};
-    // The processor is for those whose bytes these are.
-    let sleeper = Sleeper::that_spins(Duration::ZERO)?;
-    stream.watch(&sleeper.watch);
-    let edge = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-    let _ = sleeper.add(near.as_raw_fd(), edge as u32);
-    let (mut out, mut back) = (Way::new(), Way::new());
-    let (mut out_told, mut back_told) = (false, false);
-    loop {
-        let count = sleeper.watch.count();
-        let seen = stream.seen();
-        let mut busy = back.fill(|buf| (&mut &*stream).read(buf));
-        busy |= back.empty(|buf| {
-            Ok(rustix::net::send(near, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
-        });
-        busy |= out.fill(|buf| Ok(rustix::net::recv(near, buf, RecvFlags::DONTWAIT)?.0));
-        busy |= out.empty(|buf| stream.send(buf));
-        if back.ended && back.from == back.to && !back_told {
-            back_told = true;
-            let _ = rustix::net::shutdown(near, Shutdown::Write);
-        }
-        if out.ended && out.from == out.to && !out_told {
-            out_told = true;
-            let mut hup = [PollFd::new(near, PollFlags::empty())];
-            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            let _ = rustix::event::poll(&mut hup, Some(&zero));
-            if hup[0].revents().contains(PollFlags::HUP) && !back_told {
-                break;
-            }
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-        }
-        if out_told && back_told {
-            break;
-        }
-        if busy || sleeper.watch.spin_until(|| stream.news_since(seen)) {
-            continue;
-        }
-        if stream.arm() && !stream.news_since(seen) {
-            let pause = Duration::from_secs(1);
-            sleeper.watch.sleep(Some(stream), count, pause, sleeper.outer.as_fd());
-        }
-        stream.disarm();
-        sleeper.watch.clear_bell();
-        if out_told && hung_up(near) {
-            break;
-        }
-    }
-    stream.unwatch(&sleeper.watch);
-    Ok(())
-}
-
-fn hung_up(near: &OwnedFd) -> bool {
+/// Waits until nothing goes either way any more.
+fn await_hang_up(near: &OwnedFd) {
     let mut fds = [PollFd::new(near, PollFlags::empty())];
-    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    let _ = rustix::event::poll(&mut fds, Some(&zero));
-    fds[0].revents().contains(PollFlags::HUP)
+    while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
 }
