@@ -4,6 +4,12 @@ use super::{hooks, raw};
 use crate::config::Config;
 use crate::{decide, fds, fork, option, relay, session, status};
 
+/// Memory of the library's own. The program's heap stays as it would be without the library: where it
+/// ends decides how often some programs ask the kernel for memory and give it back, and an allocator
+/// of the program's that opens files or maps memory may call what is hooked here.
+#[global_allocator]
+static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 /// The descriptor on which `smc run` waits to hear that the library was loaded.
 const PROOF: &str = "SMC_RUN_PROOF";
 
@@ -18,6 +24,9 @@ static END: extern "C" fn() = end;
 extern "C" fn begin() {
     hooks::find_all();
     fork::begin();
+    // SAFETY: its lock, the only thing that this is about, is held by nobody yet. Registered before the
+    // functions below, which may allocate: it takes the lock after them, and gives it back before.
+    unsafe { dlmalloc::enable_alloc_after_fork() };
     // SAFETY: the function lives as long as the program: the library is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
