@@ -146,6 +146,12 @@ fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
     };
     let tcp = TcpStream::from(tcp);
     if socket.role() == Role::Client {
+        if is_connected(&tcp)
+            && let Some(Err(why)) = lock(&socket.ask).map(|ask| ask.connected(&tcp))
+        {
+            status::stays(&tcp, why);
+            return finish_tcp(sock, fd);
+        }
         return hand_over(sock, fd, move |sock, fd| propose(sock, fd, tcp));
     }
     match patience {
@@ -165,6 +171,16 @@ fn begin(sock: &Ref, socket: &Socket, fd: c_int, patience: Patience) {
             opening => answer(sock, fd, tcp, opening, false),
         },
     }
+}
+
+/// Whether TCP's handshake is over.
+fn is_connected(tcp: &TcpStream) -> bool {
+    use rustix::event::{PollFd, PollFlags};
+    let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
+    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&zero)).is_ok()
+        && fds[0].revents().contains(PollFlags::OUT)
+        && !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// What a client said first.
@@ -228,7 +244,7 @@ fn answer(sock: &Ref, fd: c_int, tcp: TcpStream, opening: Opening, patient: bool
         status::plain(&tcp);
         return finish_tcp(sock, fd);
     }
-    let Some(session) = session::current() else { return finish_tcp(sock, fd) };
+    let Some(session) = session::for_client() else { return finish_tcp(sock, fd) };
     let mut greeting = session.greet(tcp);
     let result = if patient { attend(&mut greeting).map(Some) } else { greeting.advance_soon() };
     match result {
@@ -311,6 +327,9 @@ fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
 
 fn finish_tcp(sock: &Ref, fd: c_int) {
     let Some(socket) = sock.stream() else { return };
+    if socket.role() == Role::Client && table::get(fd).is_some_and(|now| now.is(sock)) {
+        crate::sockets::acknowledge_lazily(fd, false);
+    }
     registrations::moved(sock, socket, State::Tcp);
     socket.decide(State::Tcp);
     table::remove_if(fd, sock);

@@ -7,7 +7,7 @@ use crate::decide::{Patience, Verdict, settle};
 use crate::sock::{Sock, Socket, State};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{epoll, fork, registrations};
+use crate::{brief, epoll, fork, registrations};
 
 /// A descriptor is about to be closed.
 pub(crate) fn closing(fd: c_int) {
@@ -71,6 +71,7 @@ pub(crate) fn end() {
     if fork::borrows_memory() {
         return;
     }
+    brief::end();
     for fd in 0..=table::highest() {
         if table::get(fd).is_some_and(|sock| sock.stream().is_some()) {
             closing(fd);

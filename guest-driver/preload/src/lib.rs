@@ -11,6 +11,7 @@
 //! one load. `sys` has the exported functions and all that is `unsafe`.
 #![warn(missing_docs)]
 
+mod brief;
 mod claim;
 mod config;
 mod decide;

@@ -45,7 +45,8 @@ pub(crate) fn poll(
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         // Again at every turn: an undecided connection may be decided by now.
-        let (mut watched, mut native) = sort(fds);
+        // What shows that a connection is decided stays open as long as its socket is known.
+        let (mut watched, mut native, _undecided) = sort(fds);
         if watched.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
             return raw_poll(fds, left_of(end), mask);
@@ -70,9 +71,9 @@ fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<Si
 }
 
 /// The connections that are looked up, and what is left for the kernel: descriptors that are not for
-/// it are negative there.
-fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>) {
-    let mut watched = Vec::new();
+/// it are negative there. Third, the sockets for which another descriptor is there.
+fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<Ref>) {
+    let (mut watched, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
         native.revents = 0;
@@ -93,6 +94,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>) {
                 // Not ready for anything; readable when it is time to look again.
                 native.fd = socket.decision().unwrap_or(-1);
                 native.events = libc::POLLIN;
+                undecided.push(sock);
             }
             Verdict::Smc if socket.smc().is_some() => {
                 native.fd = -1;
@@ -101,7 +103,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>) {
             Verdict::Smc => {}
         }
     }
-    (watched, native)
+    (watched, native, undecided)
 }
 
 /// What a connection shows, of what was asked.

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Config as StackConfig, Greeting, SmcStream, Stack, statistics};
+use guest_driver::{Config as StackConfig, Greeting, Rnics, SmcStream, Stack, statistics};
 
 use crate::claim::{Claim, Unclaimed};
 use crate::config::Config;
 use crate::decide::STACK;
 use crate::option::Proposal;
 use crate::sys::raw;
-use crate::{fork, status};
+use crate::{brief, fork, status};
 
 /// What carries out handshakes.
 pub(crate) trait Session: Send + Sync {
@@ -100,13 +100,35 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
             *open.tried() = Instant::now();
             return Some(&*open.session);
         }
-        (Err(why), None) => raw::without_signals(|| without_device(config, &why)),
+        (Err(why), None) => {
+            status::no_device(&why);
+            raw::without_signals(|| without_device(config, true))
+        }
     };
+    Some(keep(opened))
+}
+
+fn keep(opened: Open) -> &'static dyn Session {
     // Sessions live as long as the process: connections refer to them, and one of a parent must
     // not be touched.
     let opened: &'static Open = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
-    Some(&*opened.session)
+    &*opened.session
+}
+
+/// [`current`] for a client that proposes SMC to this process: one that will probably be over soon does
+/// without a device.
+pub(crate) fn for_client() -> Option<&'static dyn Session> {
+    let config = config()?;
+    {
+        let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = raw_current().filter(|open| open.generation == fork::generation());
+        if known.is_none() && !brief::is_worth_a_device() {
+            status::spared();
+            return Some(keep(without_device(config, false)));
+        }
+    }
+    current()
 }
 
 /// Whether a device was looked for a moment ago and none was free.
@@ -118,6 +140,9 @@ pub(crate) fn lacks_device() -> bool {
 
 /// Runs something in a thread whose stack is large enough; those of the program may be small.
 fn with_room<T: Send>(f: impl Fn() -> T + Sync) -> T {
+    if raw::is_first_thread_with(STACK as u64) {
+        return f();
+    }
     let there = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("smc-open".into()).stack_size(STACK);
         thread.spawn_scoped(scope, &f).ok()?.join().ok()
@@ -170,12 +195,16 @@ fn open(config: &Config) -> Result<Open, String> {
     })
 }
 
-/// A session where everything becomes TCP. It is kept for as long as there is no device.
-fn without_device(config: &Config, why: &str) -> Open {
-    status::no_device(why);
+/// A session where everything becomes TCP. It is kept for as long as there is no device. `shown`: by
+/// `smc stat`, which takes a thread.
+fn without_device(config: &Config, shown: bool) -> Open {
     let mut stack = StackConfig::default();
     shape(&mut stack, config);
-    stack.statistics = config.statistics.as_deref().map(statistics::path_in);
+    if shown {
+        stack.statistics = config.statistics.as_deref().map(statistics::path_in);
+    } else {
+        stack.rnics = Rnics::None;
+    }
     let session: Box<dyn Session> = match Stack::open(stack) {
         Ok(stack) => Box::new(Local { stack }),
         // Without devices there is nothing that could fail but the source of random numbers.

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +46,7 @@ pub(crate) fn listening(fd: c_int) {
     if !fork::borrows_memory() {
         drop(table::remove(fd));
     }
+    crate::brief::share();
     if let Some(address) = local_address(fd) {
         let mut ports = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
         if !ports.contains(&address.port()) {
@@ -97,11 +97,12 @@ pub(crate) fn connect(
         let _ = session::current();
     }
     *socket.ask.lock().unwrap_or_else(PoisonError::into_inner) = Some(ask);
-    let _ = rustix::net::sockopt::set_tcp_quickack(crate::sys::borrowed(fd).as_fd(), false);
+    acknowledge_lazily(fd, true);
     let result = native();
     match result {
         Ok(_) => {
             if let Err(why) = ask.connected(crate::sys::borrowed(fd)) {
+                acknowledge_lazily(fd, false);
                 status::stays(crate::sys::borrowed(fd), why);
                 table::remove_if(fd, sock);
                 return Ok(0);
@@ -129,6 +130,13 @@ pub(crate) fn connect(
         }
         error => error,
     }
+}
+
+/// Whether acknowledgements wait for something to ride on, also the last one of the three-way handshake:
+/// the Proposal follows at once. On TCP they must not, or a server that is to speak first would hear of
+/// its client a good while later.
+pub(crate) fn acknowledge_lazily(fd: c_int, lazily: bool) {
+    let _ = rustix::net::sockopt::set_tcp_quickack(crate::sys::borrowed(fd), !lazily);
 }
 
 fn start(sock: &Ref, socket: &Socket) {

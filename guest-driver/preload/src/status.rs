@@ -51,9 +51,18 @@ pub(crate) fn opened(device: &Path) {
     ));
 }
 
+/// The session has none, because this process will probably be over soon.
+pub(crate) fn spared() {
+    lacks("processes of this server are over soon");
+}
+
+fn lacks(why: &str) {
+    line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
+}
+
 /// The session has none.
 pub(crate) fn no_device(why: &str) {
-    line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
+    lacks(why);
     if !TOLD.swap(true, Ordering::Relaxed) {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.file_name().unwrap_or_default().to_string_lossy();

@@ -191,6 +191,32 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     });
 }
 
+/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that does
+/// not come.
+#[test]
+fn a_plain_server_that_speaks_first_is_heard_at_once() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let test = "a_plain_server_that_speaks_first_is_heard_at_once";
+        for waits in [true, false] {
+            let once = |_| {
+                let (fabric, passed) = (Fabric::new(1), Passed::new());
+                let mut client = passed.program(&fabric, "auto");
+                if !waits {
+                    client.env("NONBLOCKING", "1");
+                }
+                meet(test, plain(), client, "server")
+            };
+            // Acknowledgements wait for 200 ms if they may; a machine with much to do makes some late.
+            let fastest = (0..5).map(once).min().unwrap();
+            assert!(fastest < Duration::from_millis(150), "waits: {waits}, {fastest:?}");
+        }
+    });
+}
+
 #[test]
 fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
     if is_program() {

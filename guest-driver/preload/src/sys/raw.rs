@@ -172,6 +172,30 @@ pub(crate) fn write(fd: c_int, buf: &[u8]) -> Sys {
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
+/// A page of zeros that this process shares with those that it forks; never given back.
+pub(crate) fn shared_page() -> Option<*mut u8> {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
+    // SAFETY: the kernel chooses a place where nothing is.
+    unsafe { call(libc::SYS_mmap, args) }.ok().map(|at| at as *mut u8)
+}
+
+/// Microseconds since the machine's start.
+pub(crate) fn micros() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it lives until the call returns. libc's function, for it costs no system call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64).saturating_mul(1_000_000) + now.tv_nsec as u64 / 1000
+}
+
+/// Whether the calling thread is the program's first, whose stack may grow to so many bytes.
+pub(crate) fn is_first_thread_with(room: u64) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
+    rustix::thread::gettid() == rustix::process::getpid()
+        && limit.current.is_none_or(|limit| limit >= room)
+}
+
 /// `getsockopt` of a number.
 pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
     let mut value: c_int = 0;

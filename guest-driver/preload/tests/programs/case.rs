@@ -43,29 +43,25 @@ const BOTH: With = With { server: true, client: true };
 const NEITHER: With = With { server: false, client: false };
 
 impl Case<'_> {
-    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS`, SMC and TCP take turns so many
-    /// times, and a line of a table says how they compare.
+    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS`, they take turns so many times, and
+    /// a line of a table says how they compare.
     pub fn run(&self, net: &Net) {
         if !are_installed(self.name, self.needs) {
             return;
         }
-        let mut figures = Vec::new();
-        for with in [BOTH, With { client: false, ..BOTH }, With { server: false, ..BOTH }, NEITHER]
-        {
-            figures.push(self.once(net, with));
-        }
-        let [smc, only_server, only_client, tcp] = figures[..] else { return };
+        let all = [BOTH, With { client: false, ..BOTH }, With { server: false, ..BOTH }, NEITHER];
         let rounds = number("SMC_PROGRAMS_ROUNDS", 0);
+        let mut figures = all.map(|_| Vec::new());
+        for _ in 0..rounds.max(1) {
+            for (figures, with) in figures.iter_mut().zip(all) {
+                figures.push(self.once(net, with));
+            }
+        }
         if rounds == 0 {
             println!("{:28} works in all combinations", self.name);
             return;
         }
-        let (mut on_smc, mut on_tcp) = (vec![smc], vec![tcp]);
-        for _ in 1..rounds {
-            on_smc.push(self.once(net, BOTH));
-            on_tcp.push(self.once(net, NEITHER));
-        }
-        let (smc, tcp) = (median(on_smc), median(on_tcp));
+        let [smc, only_server, only_client, tcp] = figures.map(median);
         let ratio = smc / tcp;
         println!(
             "{:28} SMC {smc:12.1}  TCP {tcp:12.1}  ratio {ratio:5.2}  wanted {:4.2} {}  only server \

@@ -98,7 +98,7 @@ fn postgresql() {
     for (name, options, wanted) in [
         ("PostgreSQL, pgbench", "", 0.9),
         ("PostgreSQL, pgbench -S", "-S", 0.9),
-        ("PostgreSQL, pgbench -C -S", "-C -S", 0.0),
+        ("PostgreSQL, pgbench -C -S", "-C -S", 0.9),
     ] {
         let client = |place: &Place| {
             let Place { address, port, dir } = place;

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +46,9 @@ pub(crate) struct RdmaHost {
     subnets: super::route::Subnets,
 }
 
+/// Where the kernel lists RNICs that processes can use; not there before there is one.
+const RNICS: &str = "/sys/class/infiniband_verbs";
+
 /// Names in the epoll set: the kick, then two per device.
 const KICK: u64 = 0;
 
@@ -56,6 +60,10 @@ impl RdmaHost {
     pub(crate) fn open(wanted: &Rnics, how: &SmcROptions) -> Result<Arc<RdmaHost>, NoRdma> {
         if *wanted == Rnics::None {
             return Err(NoRdma::Off);
+        }
+        if *wanted == Rnics::Auto && !Path::new(RNICS).exists() {
+            // Loading the library to hear that would take a while, and each process would.
+            return Err(NoRdma::NoDevice);
         }
         let infos = verbs::devices().map_err(|why| match why {
             verbs::NoRdma::Library(_) => NoRdma::NoLibrary,

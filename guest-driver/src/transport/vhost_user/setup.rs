@@ -143,9 +143,10 @@ fn negotiate(
     let queues = Queues::new(&pool, max_move, control, events, wirings)?;
 
     tell_memory(&frontend, &pool)?;
-    for (i, ring) in queues.addresses().iter().enumerate() {
+    let rings = queues.addresses();
+    for (i, ring) in rings.iter().enumerate() {
         if let (Some(kick), Some(call)) = (kicks.get(i), calls.get(i)) {
-            start_queue(&mut frontend, i, ring, kick, call)?;
+            start_queue(&mut frontend, i, ring, kick, call, i + 1 == rings.len())?;
         }
     }
     queues.events.start();
@@ -246,7 +247,10 @@ fn start_queue(
     ring: &RingAddresses,
     kick: &EventFd,
     call: &EventFd,
+    last: bool,
 ) -> Result<(), TransportError> {
+    // Answers are waited for only at the end: a daemon that refuses one of these ends the connection.
+    frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
     frontend.set_vring_num(index, ring.size).map_err(step("SET_VRING_NUM"))?;
     let layout = VringConfigData {
         queue_max_size: ring.size,
@@ -261,6 +265,9 @@ fn start_queue(
     frontend.set_vring_base(index, 0).map_err(step("SET_VRING_BASE"))?;
     frontend.set_vring_call(index, call.as_vmm()).map_err(step("SET_VRING_CALL"))?;
     frontend.set_vring_kick(index, kick.as_vmm()).map_err(step("SET_VRING_KICK"))?;
+    if last {
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    }
     frontend.set_vring_enable(index, true).map_err(step("SET_VRING_ENABLE"))?;
     Ok(())
 }

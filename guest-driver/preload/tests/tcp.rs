@@ -1,0 +1,124 @@
+//! Connections that stay on TCP: nobody waits for that, and processes that are over soon do not open devices.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "common/c.rs"]
+mod c;
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+
+type Server = fn(TcpListener);
+type Client = fn(u16);
+
+/// Runs a server and a client, unless this process is one of them.
+fn meet(
+    test: &str,
+    (server, client): (Server, Client),
+    commands: impl FnOnce(&Fabric) -> [Command; 2],
+    judge: impl FnOnce(&Fabric),
+) {
+    if let Some((role, port)) = my_role() {
+        match &*role {
+            "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
+            _ => client(port),
+        }
+        return;
+    }
+    let fabric = Fabric::new(12);
+    let [mut server, mut client] = commands(&fabric);
+    let port = free_port();
+    let server = role(&mut server, test, "server", port);
+    await_listener(port);
+    role(&mut client, test, "client", port).finish();
+    server.finish();
+    judge(&fabric);
+}
+
+fn on_smc(fabric: &Fabric) -> Command {
+    fabric.smc(std::env::current_exe().unwrap())
+}
+
+/// A server that declines after a while is heard by who sleeps in `poll` for the connection, although
+/// nothing of the handshake is left by the time that thread runs.
+#[test]
+fn who_polls_for_a_connection_hears_of_a_late_decline_at_once() {
+    const PAUSE: Duration = Duration::from_millis(30);
+    const TIMES: usize = 8;
+    fn server(listener: TcpListener) {
+        for _ in 0..TIMES {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::thread::sleep(PAUSE);
+            stream.write_all(b"hello").unwrap();
+            assert_eq!(stream.read(&mut [0; 9]).unwrap(), 0);
+        }
+    }
+    fn client(port: u16) {
+        let wait = |_| {
+            let begun = Instant::now();
+            let stream = c::connect_nonblocking(port);
+            assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
+            let took = begun.elapsed();
+            stream.set_nonblocking(false).unwrap();
+            (&stream).read_exact(&mut [0; 5]).unwrap();
+            took
+        };
+        // A machine with much to do may make some of them late. A sleep that misses it lasts a second.
+        let mut took: Vec<_> = (0..TIMES).map(wait).collect();
+        took.sort();
+        assert!(took[TIMES / 2] < PAUSE + Duration::from_millis(500), "{took:?}");
+    }
+    let test = "who_polls_for_a_connection_hears_of_a_late_decline_at_once";
+    let commands = |fabric: &Fabric| {
+        let [mut server, mut client] = [on_smc(fabric), on_smc(fabric)];
+        server.env("SMC_RUN_EIDS", "ONE");
+        client.env("SMC_RUN_EIDS", "OTHER");
+        [server, client]
+    };
+    meet(test, (server, client), commands, |fabric| {
+        assert_eq!(fabric.decided(), (0, 2 * TIMES), "{:?}", fabric.broken());
+    });
+}
+
+#[test]
+fn a_server_with_a_short_lived_child_per_client_stops_opening_devices_for_them() {
+    const CLIENTS: usize = 60;
+    fn server(listener: TcpListener) {
+        for _ in 0..CLIENTS {
+            let (stream, _) = listener.accept().unwrap();
+            let child = c::fork(|| {
+                let mut word = [0; 5];
+                (&stream).read_exact(&mut word).unwrap();
+                (&stream).write_all(&word).unwrap();
+            });
+            drop(stream);
+            c::wait(child);
+        }
+    }
+    fn client(port: u16) {
+        for _ in 0..CLIENTS {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(b"hello").unwrap();
+            let mut back = Vec::new();
+            stream.read_to_end(&mut back).unwrap();
+            assert_eq!(back, b"hello");
+        }
+    }
+    let test = "a_server_with_a_short_lived_child_per_client_stops_opening_devices_for_them";
+    meet(
+        test,
+        (server, client),
+        |fabric| [on_smc(fabric), on_smc(fabric)],
+        |fabric| {
+            assert_eq!(fabric.broken(), Vec::<String>::new());
+            let (smc, tcp) = fabric.decided();
+            assert_eq!(smc + tcp, 2 * CLIENTS);
+            // How many depends on how fast this machine is just now.
+            assert!(smc > 0 && fabric.said("over soon") > 0, "{smc} {tcp}");
+        },
+    );
+}
