@@ -54,6 +54,7 @@ impl Net {
     /// links=N     links of a link group at most
     /// idle=MS     how long a link group outlives its last connection
     /// test=MS     how long a link may be silent before it is tested
+    /// eyes        elements begin with an eye catcher
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
     /// no-option   SMC is proposed to everybody, and peers are not known by TCP option 254
@@ -79,6 +80,7 @@ impl Net {
             match name {
                 "v1" => (config.smcr.v1, config.smcr.v2) = (true, false),
                 "no-option" => config.rendezvous = Mode::Off,
+                "eyes" => config.smcr.eye_catcher = true,
                 "v2.0" => config.release_2_0 = true,
                 "links" => config.smcr.max_links = number as u8,
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),

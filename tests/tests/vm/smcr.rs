@@ -83,6 +83,16 @@ fn version_1_carries_ipv4_over_two_links() {
 }
 
 #[test]
+fn elements_may_begin_with_eye_catchers() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 2);
+    for (who, version) in [("rust:eyes", 2), ("rust:eyes,v1", 1)] {
+        let mut ends = Ends::new(&a, &b, who, &format!("{}:5000", a.ip()));
+        works(&mut ends, version);
+    }
+}
+
+#[test]
 fn the_command_needs_no_options() {
     let bed = Bed::new();
     let [a, b] = guests(&bed, 1);

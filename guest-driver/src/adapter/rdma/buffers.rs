@@ -12,6 +12,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use smc_core::connection::EYE_CATCHER;
 use smc_core::link_group::{LinkKey, Region, RmbId};
 
 use crate::sys::lock;
@@ -89,15 +90,39 @@ impl Registered {
 pub(crate) struct Rmb {
     id: RmbId,
     buffer: Registered,
+    eye_catcher: bool,
 }
 
 impl Rmb {
-    /// Zeroed memory of `len` bytes, not registered yet.
+    /// Zeroed memory of `len` bytes, behind an eye catcher if wanted (RMB-9), not registered yet.
     ///
     /// # Errors
     /// There is no memory.
-    pub(crate) fn new(id: RmbId, len: u32) -> Result<Arc<Rmb>, VerbsError> {
-        Ok(Arc::new(Rmb { id, buffer: Registered::new(len, Access::RemoteWrite)? }))
+    pub(crate) fn new(id: RmbId, len: u32, eye_catcher: bool) -> Result<Arc<Rmb>, VerbsError> {
+        let buffer = Registered::new(len, Access::RemoteWrite)?;
+        let rmb = Rmb { id, buffer, eye_catcher };
+        let usable = rmb.clear(0);
+        debug_assert!(usable, "elements are longer than an eye catcher");
+        Ok(Arc::new(rmb))
+    }
+
+    /// Zeroes the first `dirty` bytes, and puts the eye catcher in its place. `false`: it is of no use
+    /// any more.
+    #[must_use = "old bytes are shown to nobody"]
+    pub(crate) fn clear(&self, dirty: usize) -> bool {
+        let memory = self.buffer.memory();
+        memory.zero(0, dirty.min(memory.len())).is_ok()
+            && (!self.eye_catcher || memory.copy_in(0, &EYE_CATCHER).is_ok())
+    }
+
+    /// Whether nobody has written over the eye catcher (RMB-7).
+    #[inline]
+    pub(crate) fn is_intact(&self) -> bool {
+        if !self.eye_catcher {
+            return true;
+        }
+        let mut found = [0; EYE_CATCHER.len()];
+        self.buffer.memory().copy_out(0, &mut found).is_ok() && found == EYE_CATCHER
     }
 
     /// Its number in its group.
@@ -215,5 +240,35 @@ impl Buffers {
         let mirrors = self.mirrors.iter().map(|mirror| &**mirror);
         let all = rmbs.map(|rmb| &rmb.buffer).chain(mirrors);
         all.filter_map(|buffer| buffer.forget(link)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eye_catcher_is_there_from_the_start_and_again_after_use() {
+        let rmb = Rmb::new(RmbId(1), 16 << 10, true).unwrap();
+        assert!(rmb.is_intact());
+        rmb.buffer().memory().copy_in(4, b"data").unwrap();
+        assert!(rmb.is_intact());
+        rmb.buffer().memory().copy_in(3, b"overlay").unwrap();
+        assert!(!rmb.is_intact());
+        assert!(rmb.clear(10));
+        assert!(rmb.is_intact());
+        let mut left = [1; 8];
+        rmb.buffer().memory().copy_out(4, &mut left).unwrap();
+        assert_eq!(left, [0; 8]);
+    }
+
+    #[test]
+    fn without_eye_catcher_any_bytes_are_intact() {
+        let rmb = Rmb::new(RmbId(1), 16 << 10, false).unwrap();
+        rmb.buffer().memory().copy_in(0, b"data").unwrap();
+        assert!(rmb.is_intact() && rmb.clear(4));
+        let mut left = [1; 4];
+        rmb.buffer().memory().copy_out(0, &mut left).unwrap();
+        assert_eq!(left, [0; 4]);
     }
 }

@@ -65,7 +65,19 @@ impl Element {
     /// The piece does not lie in the element.
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        if !self.rmb.is_intact() {
+            self.overlaid();
+        }
         self.rmb.buffer().memory().copy_out(offset, into)
+    }
+
+    /// Somebody has written over the eye catcher: the connection is reset (RMB-8).
+    #[cold]
+    fn overlaid(&self) {
+        if !self.endpoint.has_failed() {
+            tracing::warn!(connection = self.key(), "the eye catcher of an element is gone: reset");
+            self.group.lose(&self.endpoint);
+        }
     }
 
     fn ring(&self, len: u32) -> Ring {
@@ -154,7 +166,9 @@ impl Element {
 impl Drop for Element {
     fn drop(&mut self) {
         self.endpoint.release();
-        self.group.give_back(&self.rmb, self.dirty);
+        // What the peer wrote on a link that it has left may be on its way still (LG-32).
+        let dirty = self.dirty.filter(|_| !self.endpoint.has_moved());
+        self.group.give_back(&self.rmb, dirty);
         self.group.shared().part(self.group.clone(), self.endpoint.clone());
     }
 }

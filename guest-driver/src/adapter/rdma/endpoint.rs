@@ -201,6 +201,11 @@ impl Endpoint {
         self.out().as_ref()?.path.as_ref().map(|path| path.rkey.0)
     }
 
+    /// Whether either end of it has gone over to another link.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.failovers() != 0 || self.words.has_moved()
+    }
+
     /// How often it went over to another link.
     pub(crate) fn failovers(&self) -> u32 {
         self.failovers.load(Ordering::Relaxed)

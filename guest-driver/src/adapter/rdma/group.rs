@@ -375,7 +375,7 @@ impl Group {
         if let Some(rmb) = core.buffers.take(len) {
             return Ok(rmb);
         }
-        let rmb = Rmb::new(core.buffers.next_id(), len)?;
+        let rmb = Rmb::new(core.buffers.next_id(), len, self.shared.options.eye_catcher)?;
         let Some(machine) = &mut core.machine else {
             // First contact: CLC itself tells the peer.
             for link in &core.links {
@@ -409,8 +409,7 @@ impl Group {
     /// without that number it cannot be used again.
     pub(crate) fn give_back(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
         // No byte of this connection is shown to the next one (SEC-8).
-        let memory = rmb.buffer().memory();
-        let clean = dirty.is_some_and(|dirty| memory.zero(0, dirty.min(memory.len())).is_ok());
+        let clean = dirty.is_some_and(|dirty| rmb.clear(dirty));
         let mut core = self.core();
         let known = core.confirmed.contains(&rmb.id());
         if clean && known && self.status() != Status::Over && core.buffers.put_back(rmb) {

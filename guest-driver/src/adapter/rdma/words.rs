@@ -46,6 +46,8 @@ struct Taken {
     sequence: Sequence,
     /// The peer has moved since the sender looked.
     moved: bool,
+    /// The peer has moved at any time.
+    has_moved: bool,
 }
 
 impl Words {
@@ -79,7 +81,7 @@ impl Words {
     pub(crate) fn take(&self, cdc: &Cdc) -> Received {
         let mut taken = self.taken();
         if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
-            taken.moved = true;
+            (taken.moved, taken.has_moved) = (true, true);
             self.store(self.load(), true);
             return match judge(&taken.sequence, cdc.sequence) {
                 Verdict::Intact => Received::Validated,
@@ -101,6 +103,11 @@ impl Words {
         let moved = std::mem::take(&mut taken.moved);
         self.store(self.load(), false);
         moved
+    }
+
+    /// Whether the peer has gone over to another link at any time.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.taken().has_moved
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -205,12 +212,13 @@ mod tests {
             ConsumerWord::from_u64(words.load()[1]).producer_flags.contains(ProducerFlags::FAILOVER)
         };
         words.take(&message(1, 7));
-        assert!(!mark(&words));
+        assert!(!mark(&words) && !words.has_moved());
         words.take(&Cdc { producer_flags: ProducerFlags::FAILOVER, ..message(1, 7) });
         words.take(&message(2, 8));
         assert!(mark(&words));
         assert!(words.take_move());
         assert!(!mark(&words) && !words.take_move());
+        assert!(words.has_moved());
         assert_eq!(cdc_of(words.load(), 2, 1), message(2, 8));
     }
 
