@@ -4,12 +4,14 @@ set -euo pipefail
 
 usage() {
     cat <<END
-usage: qemu/many.sh N [COMMAND]
+usage: qemu/many.sh [--devices M] N [COMMAND]
 
 Starts vhost-device-ism and N guests, g1 to gN, 10.0.0.1 to 10.0.0.N, each with an ISM device, all on one
 network. Runs COMMAND in every guest at once, as sh -c does, with its number in \$N, and ends everything
 when all are over; the result is 0 if all succeeded. Without COMMAND it says where the guests' control
 channels are and waits for Ctrl-C.
+
+  --devices M  so many ISM devices in each guest (default: 1); each takes 64M of its memory, see MEM
 
 environment:
   PORT    UDP port of the network on the loopback interface (default: 5558)
@@ -26,9 +28,13 @@ END
 # shellcheck source-path=SCRIPTDIR source=parts.sh
 . "$(dirname "${BASH_SOURCE[0]}")/parts.sh"
 
-case ${1:-} in
-    -h | --help) usage; exit ;;
-esac
+while [[ ${1:-} == -* ]]; do
+    case $1 in
+        -h | --help) usage; exit ;;
+        --devices) set_devices "${2:-}"; shift 2 ;;
+        *) usage >&2; die "unknown argument $1" ;;
+    esac
+done
 if [[ ! ${1:-} =~ ^[1-9][0-9]*$ ]] || [ "$1" -gt 100 ] || [ $# -gt 2 ]; then
     usage >&2
     die "a number of guests, 1 to 100, and at most one command"

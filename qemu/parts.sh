@@ -56,18 +56,50 @@ finish() {
     exit "$status"
 }
 
-# start_daemon NAME...: a daemon with a device for each guest
+# ISM devices of each guest
+devices=1
+
+# set_devices N: from the command line
+set_devices() {
+    [[ $1 =~ ^[1-9][0-9]?$ ]] || die "--devices wants a number from 1 to 99"
+    devices=$1
+}
+
+# sockets_of NAME: where the other ends of a guest's devices are, a line for each
+sockets_of() {
+    local i
+    echo "$directory/$1.ism"
+    for ((i = 2; i <= devices; i++)); do
+        echo "$directory/$1.$i.ism"
+    done
+}
+
+# guest_options NAME: its devices as options of run.sh, in $options
+guest_options() {
+    local socket sockets
+    mapfile -t sockets < <(sockets_of "$1")
+    # Each process that has a device wants memory that can be pinned.
+    options=(--append "ism.hugepages=$((32 * devices))")
+    for socket in "${sockets[@]}"; do
+        options+=(--ism "$socket")
+    done
+}
+
+# start_daemon NAME...: a daemon with the devices of each guest
 start_daemon() {
-    local name arguments=()
+    local name socket sockets arguments=()
     for name in "$@"; do
-        arguments+=(--socket-path "$directory/$name.ism")
+        mapfile -t sockets < <(sockets_of "$name")
+        for socket in "${sockets[@]}"; do
+            arguments+=(--socket-path "$socket")
+        done
     done
     # shellcheck disable=SC2086
     "$DAEMON" --window-size "${WINDOW:-4G}" --stopped-grace 0 "${arguments[@]}" ${DAEMON_ARGS:-} \
         >"$directory/daemon.log" 2>&1 &
     processes+=($!)
     for _ in {1..100}; do
-        [ ! -S "$directory/${!#}.ism" ] || return 0
+        [ ! -S "$socket" ] || return 0
         kill -0 $! 2>/dev/null || break
         sleep 0.1
     done
@@ -75,11 +107,12 @@ start_daemon() {
     die "the daemon did not start"
 }
 
-# start_guest NAME ARGUMENT...: in the background, with ISM device and control channel
+# start_guest NAME ARGUMENT...: in the background, with ISM devices and control channel
 start_guest() {
-    local name=$1
+    local name=$1 options
     shift
-    "$here/run.sh" --name "$name" --ism "$directory/$name.ism" --control "$directory/$name.control" \
+    guest_options "$name"
+    "$here/run.sh" --name "$name" "${options[@]}" --control "$directory/$name.control" \
         --console "$directory/$name.console" "$@" </dev/null >"$directory/$name.log" 2>&1 &
     processes+=($!)
 }

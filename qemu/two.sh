@@ -4,14 +4,16 @@ set -euo pipefail
 
 usage() {
     cat <<END
-usage: qemu/two.sh [--shell] [COMMAND-IN-A COMMAND-IN-B]
+usage: qemu/two.sh [--devices N] [--shell] [COMMAND-IN-A COMMAND-IN-B]
 
 Starts vhost-device-ism and two guests, a (10.0.0.1) and b (10.0.0.2), with an ISM device each and a
 network between them; runs a command in each, as sh -c does, and ends everything when b's is over.
 Without commands: shows the devices, and sends a line from b to a over SMC.
 
-  --shell   instead of commands a shell in each guest, in two panes of tmux; without tmux it says how to
-            reach the consoles. Leave the shells to end.
+  --devices N  so many ISM devices in each guest, as many as processes of it are to be on SMC (default: 1);
+               each takes 64M of the guest's memory, see MEM
+  --shell      instead of commands a shell in each guest, in two panes of tmux; without tmux it says how
+               to reach the consoles. Leave the shells to end.
 
 environment:
   QEMU, KERNEL, INITRD  as for run.sh; what is missing "cargo xtask vm build" makes
@@ -23,6 +25,7 @@ environment:
 examples:
   qemu/two.sh 'smc listen -v 5000' 'sleep 1; uname -a | smc connect -v 10.0.0.1 5000'
   qemu/two.sh 'smc perf --serve 10.0.0.1:7000' 'sleep 1; smc perf --to 10.0.0.1:7000'
+  qemu/two.sh --devices 3 'smc devices' true
   ACCEL=kvm qemu/two.sh --shell
 END
 }
@@ -31,11 +34,14 @@ END
 . "$(dirname "${BASH_SOURCE[0]}")/parts.sh"
 
 shell=no
-case ${1:-} in
-    -h | --help) usage; exit ;;
-    --shell) shell=yes; shift ;;
-    -*) usage >&2; die "unknown argument $1" ;;
-esac
+while [[ ${1:-} == -* ]]; do
+    case $1 in
+        -h | --help) usage; exit ;;
+        --shell) shell=yes; shift ;;
+        --devices) set_devices "${2:-}"; shift 2 ;;
+        *) usage >&2; die "unknown argument $1" ;;
+    esac
+done
 case $# in
     0) in_a='smc devices; smc listen -v 5000'
         in_b='smc devices; sleep 1; echo "a line from b" | smc connect -v 10.0.0.1 5000' ;;
@@ -49,9 +55,10 @@ start_daemon a b
 
 if [ "$shell" = yes ]; then
     shell_of() {
-        local name=$1
+        local name=$1 options
         shift
-        printf '%q ' "$here/run.sh" --name "$name" --ism "$directory/$name.ism" \
+        guest_options "$name"
+        printf '%q ' "$here/run.sh" --name "$name" "${options[@]}" \
             --net "pair-$name:$directory/net" "$@"
     }
     cat >&2 <<END

@@ -122,12 +122,13 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
 }
 
 /// Programs that are run as they are, and the Debian packages they come from.
-const UNMODIFIED: [(&str, &str); 5] = [
+const UNMODIFIED: [(&str, &str); 6] = [
     ("iperf3", "iperf3"),
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
     ("nginx", "nginx-light"),
     ("curl", "curl"),
+    ("wrk", "wrk"),
 ];
 
 fn distribution(may_install: bool) -> Result<Vec<(&'static str, PathBuf)>, ToolError> {

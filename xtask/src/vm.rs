@@ -61,6 +61,10 @@ enum What {
         /// there is one, is the number of runs.
         #[arg(long)]
         rdma: bool,
+        /// Programs of the distribution as they are, on SMC-D next to TCP. The argument, if there is one, is
+        /// the number of runs.
+        #[arg(long, conflicts_with = "rdma")]
+        programs: bool,
         /// Further arguments of "smc perf --to", such as "bulk --runs 3 --json".
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -84,13 +88,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             return Ok(ExitCode::SUCCESS);
         }
         Some(What::Demo) => tool::status(with(&parts, &parts::example(&root, "vm-demo")?))?,
-        Some(What::Perf { rdma: false, args }) => {
+        Some(What::Perf { rdma: false, programs: false, args }) => {
             let mut command = with(&parts, &parts::example(&root, "vm-perf")?);
             command.envs(parts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
             tool::status(command)?
         }
-        Some(What::Perf { rdma: true, args }) => {
-            let mut command = with(&parts, &parts::example(&root, "vm-perf-rdma")?);
+        Some(What::Perf { rdma, args, .. }) => {
+            let example = if *rdma { "vm-perf-rdma" } else { "vm-perf-programs" };
+            let mut command = with(&parts, &parts::example(&root, example)?);
             command.args(args);
             tool::status(command)?
         }

@@ -170,6 +170,8 @@ fn epoll_tells_levels_edges_and_one_shots() {
     fn client(port: u16) {
         let mut stream = connect(port);
         stream.set_nonblocking(true).unwrap();
+        // As long as a busy server has not answered the handshake, a write would have to wait.
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 10_000).unwrap(), libc::POLLOUT);
         let ask = |what: &[u8]| (&stream).write_all(what).unwrap();
         let take = |n: usize| assert_eq!((&stream).read(&mut vec![0; n]).unwrap(), n);
         let level = c::Epoll::new();

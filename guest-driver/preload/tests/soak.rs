@@ -272,12 +272,13 @@ fn nothing_grows() {
     for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
         println!("{name} {pid}:\n{}", kinds(*pid));
     }
+    // First of all, so that nothing is left running.
+    web.stop();
+    redis.stop();
     assert!(grown.is_empty(), "{grown}(seed {seed})");
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
-    web.stop();
-    redis.stop();
     // Of clients that were killed; the next process to have the device takes it over.
     assert!(fabric.claims().len() <= DEVICES, "{:?}", fabric.claims());
 }

@@ -150,7 +150,8 @@ impl Vm {
         self.no_ism()
     }
 
-    /// With programs of the distribution: `iperf3`, `redis-server`, `redis-benchmark`, `nginx` and `curl`.
+    /// With programs of the distribution: `iperf3`, `redis-server`, `redis-benchmark`, `nginx`, `curl` and
+    /// `wrk`.
     /// Whether there are any here, see [`Vm::has_programs`].
     pub fn programs(mut self) -> Vm {
         self.programs = true;

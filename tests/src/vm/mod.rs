@@ -32,6 +32,7 @@ mod places;
 pub mod probe;
 mod qmp;
 mod run;
+pub mod unmodified;
 mod wire;
 
 pub use bed::Bed;

@@ -1,5 +1,8 @@
 //! How a guest's devices come to programs, and what is said of them.
 
+use std::path::Path;
+use std::time::Duration;
+
 use smc_tests::vm::{Bed, Vm};
 
 use crate::ends::{Client, serve};
@@ -49,4 +52,26 @@ fn uio_and_one_interrupt_line_do_as_well() {
     a.reset();
     client.failed_after();
     bed.assert_faultless();
+}
+
+#[test]
+fn launch_scripts_give_each_guest_as_many_devices_as_asked() {
+    let bed = Bed::new();
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../qemu");
+    let launch = |name: &str, args: &[&str]| {
+        let script = scripts.join(name);
+        let mut command = vec![script.to_str().unwrap(), "--devices", "2"];
+        command.extend(args);
+        let ended = bed.program(name, &command).wait(Duration::from_secs(120));
+        assert!(
+            ended.success(),
+            "{name}: {ended}, see {}",
+            bed.log(&format!("{name}.log")).display()
+        );
+    };
+    // Each is there, and can be had by a program.
+    let has_two = "set -e; test $(smc devices --json | grep -o '\"ff00\"' | wc -l) = 2; \
+                   test $(ls -d /sys/bus/pci/drivers/vfio-pci/0* | wc -l) = 2";
+    launch("two.sh", &[has_two, has_two]);
+    launch("many.sh", &["1", has_two]);
 }

@@ -3,60 +3,20 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use smc_tests::vm::{Bed, Guest, Job, Vm};
+use smc_tests::vm::unmodified::{self, WEB_ROOT, after, on, serve, smc_d, stat, web_server};
+use smc_tests::vm::{Bed, Guest, Job};
 
 /// Which ends are put on SMC, server first.
 const COMBINATIONS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
 
 /// Guests with the programs, `devices` of them each; none, aloud, where they are not installed.
 fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
-    if !Vm::has_programs() {
+    let guests = unmodified::guests(bed, devices);
+    if guests.is_none() {
         assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "no programs to be run");
         eprintln!("SKIPPED, nothing was tested: `cargo xtask vm` found no programs to be run");
-        return None;
     }
-    let vm = |name| {
-        let pages = 32 * devices;
-        let vm = Vm::named(name).programs().mem("1G").append(&format!("ism.hugepages={pages}"));
-        (1..devices).fold(vm, |vm, _| vm.another_ism())
-    };
-    Some(bed.boot(["a", "b"].map(vm)))
-}
-
-/// What `smc stat` of a guest knows of its processes.
-fn stat(guest: &Guest) -> Vec<Value> {
-    // It fails where nobody has SMC.
-    let text = guest.ok("smc stat --json || echo '{}'");
-    let all: Value = serde_json::from_str(&text).unwrap();
-    all["processes"].as_array().cloned().unwrap_or_default()
-}
-
-/// Connections over SMC-D that living processes of a guest have had.
-fn smc_d(guest: &Guest) -> u64 {
-    stat(guest).iter().filter_map(|process| process["totals"]["smc_d"].as_u64()).sum()
-}
-
-fn on(smc: bool, program: &str) -> String {
-    if smc { format!("smc run --strict {program}") } else { program.to_owned() }
-}
-
-/// A server that has said that it is ready.
-fn serve(guest: &Guest, smc: bool, program: &str, port: u16) -> Job {
-    let job = guest.spawn(format!("exec {}", on(smc, program)));
-    // A connection would be one too many for some.
-    let ready = format!(
-        "n=0; until grep -qi ':{port:04x} .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
-                         n=$((n+1)); [ $n -lt 300 ] || exit 1; sleep 0.1; done"
-    );
-    guest.ok(ready);
-    job
-}
-
-/// The number after a word.
-fn after(text: &str, word: &str) -> f64 {
-    let rest = text.split(word).nth(1).unwrap_or_default();
-    let number = rest.split(|c: char| !c.is_ascii_digit() && c != '.').find(|n| !n.is_empty());
-    number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no {word:?} in {text}"))
+    guests
 }
 
 /// Runs a client's command and gives its output.
@@ -75,7 +35,7 @@ fn row(
     for [on_server, on_client] in COMBINATIONS {
         *next_port += 1;
         let port = *next_port;
-        let job = serve(a, on_server, &server.replace("PORT", &port.to_string()), port);
+        let job = serve(a, on_server, server, port);
         let client = |program: &str| b.ok(on(on_client, program));
         figures.push(measure(port, &client));
         let smc = on_server && on_client;
@@ -110,15 +70,9 @@ fn unmodified_programs_meet_in_all_four_combinations() {
         row(guests, name, redis, &bench, &mut port);
     }
 
-    a.ok("mkdir -p /tmp/www && dd if=/dev/urandom of=/tmp/www/file bs=64k count=64 2>/dev/null");
-    let sum = a.ok("sha256sum < /tmp/www/file");
-    a.ok("mkdir -p /var/log/nginx /var/lib/nginx && cat > /tmp/nginx.conf <<'END'\n\
-          user root; daemon off; worker_processes 1; pid /tmp/nginx.pid; error_log /tmp/nginx.log;\n\
-          events {} \n\
-          http { access_log off; server { listen 10.0.0.1:LISTEN; root /tmp/www; } }\nEND");
-    a.ok("for port in $(seq 6001 6020); do \
-          sed s/LISTEN/$port/ /tmp/nginx.conf > /tmp/nginx.$port; done");
-    let nginx = "nginx -c /tmp/nginx.PORT";
+    let nginx = web_server(&a, 6001..=6020);
+    a.ok(format!("dd if=/dev/urandom of={WEB_ROOT}/file bs=64k count=64 2>/dev/null"));
+    let sum = a.ok(format!("sha256sum < {WEB_ROOT}/file"));
     let curl = |port: u16, client: &Client<'_>| {
         let url = format!("http://10.0.0.1:{port}/file");
         let text = client(&format!(
@@ -146,9 +100,7 @@ fn processes_of_one_guest_take_a_device_each_and_outlive_the_daemon() {
     let bed = Bed::new();
     let Some([a, b]) = guests(&bed, 2) else { return };
     let server = "redis-server --port PORT --save '' --bind 10.0.0.1 --protected-mode no";
-    let servers: Vec<Job> = [7001u16, 7002, 7003]
-        .map(|port| serve(&a, true, &server.replace("PORT", &port.to_string()), port))
-        .into();
+    let servers: Vec<Job> = [7001u16, 7002, 7003].map(|port| serve(&a, true, server, port)).into();
     let bench = |port: u16| {
         let text = b.ok(on(
             true,

@@ -34,7 +34,10 @@ servers speak SMC (--peer), for others would take the first message of SMC for d
 
 Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
 directory of sockets, or of a virtual machine, are used in turn (`smc devices` tells which are). A process
-that finds none says so and stays on TCP; it looks again about every second.";
+that finds none says so and stays on TCP; it looks again about every second.
+
+Where a network takes the option off SYN-ACKs only, a server that is to speak first waits four seconds on
+each connection; a policy rule that leaves its ports on TCP avoids that.";
 
 /// Help of `smc run`, examples.
 pub(crate) const AFTER: &str = "\
