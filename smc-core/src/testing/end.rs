@@ -449,19 +449,24 @@ impl End {
             lane.push(Store::Consumer(consumer.to_u64()));
             lane.push(Store::Signal);
         } else {
-            lane.push(Store::Message(Cdc {
-                sequence: self.sequence_out.next(),
-                token: 0,
-                producer: producer.cursor,
-                consumer: consumer.cursor,
-                producer_flags: consumer.producer_flags,
-                state_flags: consumer.state_flags,
-            }));
+            lane.push(self.message(producer, consumer));
         }
         self.connection.on_published();
         self.state_out = consumer.state_flags;
         self.silent = self.state_out.intersects(StateFlags::CLOSED | StateFlags::ABORT);
         Ok(())
+    }
+
+    /// The words as SMC-R sends them.
+    fn message(&mut self, producer: ProducerWord, consumer: ConsumerWord) -> Store {
+        Store::Message(Cdc {
+            sequence: self.sequence_out.next(),
+            token: 0,
+            producer: producer.cursor,
+            consumer: consumer.cursor,
+            producer_flags: consumer.producer_flags,
+            state_flags: consumer.state_flags,
+        })
     }
 
     /// Puts a falsified word on the lane: a peer that lies.
@@ -481,14 +486,7 @@ impl End {
             lane.push(Store::Consumer(consumer.to_u64()));
             lane.push(Store::Signal);
         } else {
-            lane.push(Store::Message(Cdc {
-                sequence: self.sequence_out.next(),
-                token: 0,
-                producer: producer.cursor,
-                consumer: consumer.cursor,
-                producer_flags: consumer.producer_flags,
-                state_flags: consumer.state_flags,
-            }));
+            lane.push(self.message(producer, consumer));
         }
     }
 

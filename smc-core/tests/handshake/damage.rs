@@ -102,12 +102,6 @@ fn breaks(end: End, what: impl std::fmt::Debug) {
     assert!(matches!(end, End::Fail(_)), "{what:?}: {end:?}");
 }
 
-/// Sets the length field to the length of the bytes.
-fn patch_length(bytes: &mut [u8]) {
-    let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
-    bytes[5..7].copy_from_slice(&length);
-}
-
 #[test]
 fn undamaged_messages_go_on() {
     for first_contact in [true, false] {

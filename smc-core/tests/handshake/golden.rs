@@ -7,21 +7,6 @@ use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, OsType, Release
 
 use crate::support::*;
 
-/// Parses hexadecimal text; spaces mean nothing.
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
-
-fn blank_padded(name: &str) -> Vec<u8> {
-    let mut bytes = name.as_bytes().to_vec();
-    bytes.resize(32, b' ');
-    bytes
-}
-
 const LOOPBACK_1: &str = "f6d0053b4904446f 934f97c2936239e7";
 const LOOPBACK_2: &str = "3f31e22cf0fe4ebf 8cb6e7fb5fa4373b";
 

@@ -14,20 +14,6 @@ use smc_core::wire::ids::{
 use crate::smcr_support::*;
 use crate::support::*;
 
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
-
-fn blank_padded(name: &str) -> Vec<u8> {
-    let mut bytes = name.as_bytes().to_vec();
-    bytes.resize(32, b' ');
-    bytes
-}
-
 const SERVER_ID: PeerId = PeerId([0x95, 0xca, 0x52, 0x54, 0, 0, 0, 1]);
 const CLIENT_ID: PeerId = PeerId([0x3c, 0x11, 0x52, 0x54, 0, 0, 0, 2]);
 

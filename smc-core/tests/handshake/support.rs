@@ -112,3 +112,25 @@ pub(crate) fn run(client: &Config, server: &Config, memory: Memory) -> Run {
     assert_eq!((client.own_link, client.peer_link), (server.peer_link, server.own_link));
     Run { accept, confirm, client, server }
 }
+
+/// Parses hexadecimal text; spaces mean nothing.
+pub(crate) fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+/// A name as messages have it: 32 bytes, filled up with spaces.
+pub(crate) fn blank_padded(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(32, b' ');
+    bytes
+}
+
+/// Sets the length field of a message to the length of the bytes.
+pub(crate) fn patch_length(bytes: &mut [u8]) {
+    let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+    bytes[5..7].copy_from_slice(&length);
+}

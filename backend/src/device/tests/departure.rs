@@ -11,7 +11,7 @@ use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 use zerocopy::IntoBytes;
 
 use super::harness::{Bell, Driver, World, chain, parse};
-use super::ism::{Departure, Fabric, FabricConfig, JoinError, Outcome, PortConfig};
+use super::ism::{Departure, Fabric, FabricConfig, JoinError, MapJob, Outcome, PortConfig};
 use virtio_ism_abi::Chid;
 
 const K64: u32 = 64 << 10;
@@ -96,10 +96,8 @@ fn a_window_full_of_past_lives_says_try_again() {
     assert!(a.register(b.gid, 0, K64).is_ok());
 }
 
-#[test]
-fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
-    let world = World::new();
-    let (mut a, mut b) = (world.driver("a"), world.driver("b"));
+/// `a` registers a buffer and attaches one of `b`'s, and the front end has yet to map both.
+fn two_maps(a: &mut Driver, b: &mut Driver) -> (MapJob, MapJob) {
     let body = RegisterRequest {
         user_gid: b.gid,
         len: K64.into(),
@@ -110,6 +108,14 @@ fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
     let theirs = b.register(a.gid, 0, K64).unwrap();
     let attach = TokenRequest { token: theirs.token };
     let Outcome::Map(attach) = a.command(Op::Attach, attach.as_bytes()) else { panic!() };
+    (register, attach)
+}
+
+#[test]
+fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
+    let world = World::new();
+    let (mut a, mut b) = (world.driver("a"), world.driver("b"));
+    let (register, attach) = two_maps(&mut a, &mut b);
     a.hello();
     assert_eq!(a.device.info().stale_maps, 2, "not offered while they are being mapped");
     for (op, job) in [(Op::Register, register), (Op::Attach, attach)] {
@@ -131,16 +137,7 @@ fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
 fn a_peer_that_leaves_while_the_front_end_maps_is_not_there_any_more() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
-    let body = RegisterRequest {
-        user_gid: b.gid,
-        len: K64.into(),
-        backing: 2.into(),
-        ..Default::default()
-    };
-    let Outcome::Map(register) = a.command(Op::Register, body.as_bytes()) else { panic!() };
-    let theirs = b.register(a.gid, 0, K64).unwrap();
-    let attach = TokenRequest { token: theirs.token };
-    let Outcome::Map(attach) = a.command(Op::Attach, attach.as_bytes()) else { panic!() };
+    let (register, attach) = two_maps(&mut a, &mut b);
     b.end();
     for (op, job, expected) in
         [(Op::Register, register, Status::Enodev), (Op::Attach, attach, Status::Enoent)]
