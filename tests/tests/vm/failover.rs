@@ -28,6 +28,8 @@ enum Loss {
     ServersInterface,
     /// Somebody pulls the cable out of the client.
     Cable,
+    /// Somebody takes the client's adapter away, which then waits for its users to leave.
+    Adapter,
 }
 
 /// MiB that are moved in each direction: 1024, or as many as `SMC_FAILOVER_BULK` says.
@@ -98,7 +100,7 @@ fn lives_on(server: &str, client: &str, loss: Loss, returns: bool) {
     assert_eq!(opened.carrier.kind, "smc-r", "{opened:?}");
     let nic: u32 = opened.carrier.adapter.trim_start_matches("rxe").parse().unwrap();
     thread::sleep(UNDER_WAY);
-    lose(&a, &b, nic, loss);
+    let _removal = lose(&a, &b, nic, loss);
     let here = report(&mut talks);
     let there = report(&mut serves);
     assert_eq!((here.sent, here.sent_digest), (there.received, there.received_digest));
@@ -118,6 +120,10 @@ fn lives_on(server: &str, client: &str, loss: Loss, returns: bool) {
     );
     for pause in [here.pause, there.pause] {
         assert!(Duration::from_millis(pause) <= PAUSE, "a pause of {pause} ms");
+    }
+    if loss == Loss::Adapter {
+        let later = ping(&mut talks, &mut serves);
+        assert_ne!(later.carrier.adapter, opened.carrier.adapter, "{later:?}");
     }
     if !returns {
         return;
@@ -143,12 +149,15 @@ fn ping(talks: &mut Job, serves: &mut Job) -> Report {
     here
 }
 
-fn lose(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
+/// What goes on for as long as the link is lost, if anything does.
+fn lose(a: &Guest, b: &Guest, nic: u32, loss: Loss) -> Option<Job> {
     match loss {
         Loss::Interface => drop(b.ok(format!("ip link set eth{nic} down"))),
         Loss::ServersInterface => drop(a.ok(format!("ip link set eth{nic} down"))),
         Loss::Cable => b.set_cable(nic, false),
+        Loss::Adapter => return Some(b.spawn(format!("smc-test-peer rdma remove rxe{nic}"))),
     }
+    None
 }
 
 fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
@@ -156,6 +165,7 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
         Loss::Interface => drop(b.ok(format!("ip link set eth{nic} up"))),
         Loss::ServersInterface => drop(a.ok(format!("ip link set eth{nic} up"))),
         Loss::Cable => b.set_cable(nic, true),
+        Loss::Adapter => unreachable!("its users keep it from coming back"),
     }
 }
 
@@ -172,6 +182,11 @@ fn rust_to_rust_when_the_servers_interface_goes_down() {
 #[test]
 fn rust_to_rust_when_a_cable_is_pulled() {
     survives(RUST, RUST, Loss::Cable);
+}
+
+#[test]
+fn rust_to_rust_when_an_adapter_is_taken_away() {
+    lives_on(RUST, RUST, Loss::Adapter, false);
 }
 
 #[test]

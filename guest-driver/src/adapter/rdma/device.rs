@@ -121,6 +121,11 @@ impl Device {
         self.context.device().name()
     }
 
+    /// Its device file.
+    pub(crate) fn node(&self) -> &std::path::Path {
+        self.context.device().node()
+    }
+
     /// The open device.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context

@@ -29,6 +29,8 @@ use crate::verbs::{self, AsyncEvent};
 const SOON: Duration = Duration::from_millis(50);
 /// So many notices are read before others get a look in.
 const UNASKED: u32 = 16;
+/// How often it is looked whether RNICs are still there, while there are link groups.
+const ROUND: Duration = Duration::from_secs(1);
 /// A port that has nothing to offer is not asked again sooner.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -43,6 +45,8 @@ pub(crate) struct RdmaHost {
     recent: AtomicUsize,
     unasked: AtomicU32,
     asked: std::sync::Mutex<Option<Instant>>,
+    /// When it is to be looked whether RNICs are still there.
+    round: std::sync::Mutex<Option<Instant>>,
     subnets: super::route::Subnets,
 }
 
@@ -116,6 +120,7 @@ impl RdmaHost {
             recent: AtomicUsize::new(0),
             unasked: AtomicU32::new(0),
             asked: std::sync::Mutex::new(None),
+            round: std::sync::Mutex::new(None),
             subnets: super::route::Subnets::default(),
         }))
     }
@@ -196,6 +201,31 @@ impl RdmaHost {
         }
     }
 
+    /// Looks for RNICs that were taken away. One whose driver waits for its users to leave says nothing
+    /// by itself (soft-RoCE), and carries nothing any more. When to look again; `None`: there is nobody
+    /// whom it would concern.
+    fn look_for_lost(&self, now: Instant) -> Option<Instant> {
+        let mut round = crate::sys::lock(&self.round);
+        if !self.shared.has_groups() {
+            *round = None;
+            return None;
+        }
+        let next = *round.get_or_insert(now + ROUND);
+        if now < next {
+            return Some(next);
+        }
+        *round = Some(now + ROUND);
+        drop(round);
+        let listed = |device: &&Arc<Device>| is_listed(Path::new(RNICS), device.node());
+        for device in self.devices.iter().filter(|device| !device.is_dead() && !listed(device)) {
+            tracing::warn!(rnic = device.name(), "the RNIC was taken away");
+            device.set_dead();
+            let mine = |port: &&Arc<Port>| Arc::ptr_eq(port.device(), device);
+            self.shared.ports().iter().filter(mine).for_each(|port| self.look_at(port));
+        }
+        Some(now + ROUND)
+    }
+
     /// A port may have come or gone.
     fn look_at(&self, port: &Arc<Port>) {
         let was = port.is_active();
@@ -231,6 +261,12 @@ fn open(
         ports.push(port.map_err(|error| format!("port {number}: {error}"))?);
     }
     Ok((device, ports))
+}
+
+/// Whether the kernel still lists an RNIC, whose device file this is, in this directory. Without a
+/// directory nobody can tell.
+fn is_listed(class: &Path, node: &Path) -> bool {
+    !class.exists() || node.file_name().is_none_or(|name| class.join(name).exists())
 }
 
 fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
@@ -344,9 +380,10 @@ impl Source for RdmaHost {
     }
 
     fn on_timer(&self, now: Instant) -> Option<Instant> {
+        let round = self.look_for_lost(now);
         let tick = self.shared.tick(now);
         let due = self.shared.groups().iter().filter_map(|group| group.on_timer(tick)).min();
-        let due = due.map(|due| self.shared.instant(due));
+        let due = due.map(|due| self.shared.instant(due)).into_iter().chain(round).min();
         // A timer may end a group, and with it connections.
         self.shared.work();
         match self.shared.let_go() {
@@ -359,5 +396,22 @@ impl Source for RdmaHost {
 impl std::fmt::Debug for RdmaHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RdmaHost").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_rnic_that_is_not_listed_any_more_was_taken_away() {
+        let class = std::env::temp_dir().join(format!("rnics-{}", std::process::id()));
+        let node = Path::new("/dev/infiniband/uverbs7");
+        assert!(is_listed(&class, node), "there is no sysfs");
+        std::fs::create_dir_all(class.join("uverbs7")).unwrap();
+        assert!(is_listed(&class, node));
+        std::fs::remove_dir(class.join("uverbs7")).unwrap();
+        assert!(!is_listed(&class, node));
+        std::fs::remove_dir(&class).unwrap();
     }
 }
