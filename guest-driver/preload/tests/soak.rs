@@ -217,11 +217,15 @@ fn nothing_grows() {
     let get = |file: &str, times: u64| {
         let url = format!("http://127.0.0.1:{http_port}/{file}");
         let mut command = fabric.smc("curl");
-        command.args(["-sS", "--fail", "--max-time", "20"]);
+        command.args(["-sS", "--fail", "--max-time", "200"]);
         for _ in 0..times {
             command.args([&url, "-o", "/dev/null"]);
         }
         command
+    };
+    // Beside other load, and with less of a right to run, this takes its time.
+    let done = |command: &mut Command| {
+        Running::start(command).within(Duration::from_secs(240)).finish();
     };
     let started = Instant::now();
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
@@ -232,10 +236,10 @@ fn nothing_grows() {
     while started.elapsed() < length {
         rounds += 1;
         match dice.below(6) {
-            0 => drop(Running::start(&mut bench(1 + dice.below(20), 3000, 1)).finish()),
-            1 => drop(Running::start(&mut bench(10, 20_000, 1 + dice.below(32))).finish()),
-            2 => drop(Running::start(&mut get("small", 1 + dice.below(20))).finish()),
-            3 => drop(Running::start(&mut get("large", 1 + dice.below(3))).finish()),
+            0 => done(&mut bench(1 + dice.below(20), 3000, 1)),
+            1 => done(&mut bench(10, 20_000, 1 + dice.below(32))),
+            2 => done(&mut get("small", 1 + dice.below(20))),
+            3 => done(&mut get("large", 1 + dice.below(3))),
             victim => {
                 aborts += 1;
                 let mut command = match victim {
