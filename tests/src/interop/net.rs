@@ -57,6 +57,7 @@ impl Net {
     /// eyes        elements begin with an eye catcher
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
+    /// pnet=NAME:ID  the network that an adapter or interface is on; may be repeated
     /// no-option   SMC is proposed to everybody, and peers are not known by TCP option 254
     /// ```
     ///
@@ -86,6 +87,10 @@ impl Net {
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),
                 "test" => config.smcr.test_link = Duration::from_millis(number),
                 "buffer" => config.recv_buffer = number as usize,
+                "pnet" => {
+                    let (name, id) = value.split_once(':').unwrap();
+                    config.smcr.pnet.push((name.to_owned(), id.to_owned()));
+                }
                 "rnic" => match &mut config.rnics {
                     Rnics::Names(names) => names.push(value.to_owned()),
                     rnics => *rnics = Rnics::Names(vec![value.to_owned()]),

@@ -107,6 +107,21 @@ fn the_command_needs_no_options() {
 }
 
 #[test]
+fn further_links_stay_on_the_physical_network_of_the_first() {
+    let bed = Bed::new();
+    let [a, b] = guests(&bed, 2);
+    let links = |who: &str| {
+        let mut ends = Ends::new(&a, &b, who, &format!("{}:5000", a.ip()));
+        ends.order("ping 1000 1");
+        // A second link would be there by now: it comes before the first connection.
+        let [client, server] = ends.order("ping 1000 2");
+        [client.carrier.links, server.carrier.links]
+    };
+    assert_eq!(links("rust:pnet=rxe0:ONE,pnet=rxe1:ONE"), [2, 2]);
+    assert_eq!(links("rust:pnet=rxe0:ONE,pnet=rxe1:OTHER"), [1, 1]);
+}
+
+#[test]
 fn an_adapter_of_the_same_physical_network_serves_another_interface() {
     let bed = Bed::new();
     let [a, b] = guests(&bed, 2);

@@ -129,7 +129,8 @@ impl Port {
     pub(crate) fn alternate(&self, like: Gid, v1: bool, direct: bool) -> Option<Rnic> {
         let mac = self.mac()?;
         let view = lock(&self.view);
-        if !view.active {
+        // One that was taken away may still say that it is active.
+        if !view.active || self.device.is_dead() {
             return None;
         }
         let gid = alternate(&view.gids, like, v1)?;
