@@ -107,14 +107,15 @@ pub struct SignalMask(pub u64);
 /// At most so many descriptors are polled by [`poll_readable`].
 pub const POLLED: usize = 3;
 
-/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, and tells which. For
-/// as long as it sleeps, `mask` takes the place of the thread's own signal mask.
+/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, and tells which; for
+/// at most `timeout` (`None`: without end). As long as it sleeps, `mask` takes the place of the
+/// thread's own signal mask.
 ///
 /// # Errors
 /// What ppoll says, `Interrupted` among it.
 pub fn poll_readable(
     fds: &[BorrowedFd<'_>],
-    timeout: Duration,
+    timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> io::Result<[bool; POLLED]> {
     // The kernel leaves out what has a negative number.
@@ -122,23 +123,17 @@ pub fn poll_readable(
     for (entry, fd) in list.iter_mut().zip(fds) {
         entry.fd = fd.as_raw_fd();
     }
-    let mut time = libc::timespec {
+    let mut time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
+    });
+    let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
     let mask = mask.as_ref().map_or(std::ptr::null(), |mask| std::ptr::from_ref(&mask.0));
     let len = fds.len().min(POLLED);
     // SAFETY: list, time and mask live until the call returns, and have the layout that the kernel
     // expects (of a signal mask: 64 bits); it writes list and time only.
     let n = unsafe {
-        libc::syscall(
-            libc::SYS_ppoll,
-            list.as_mut_ptr(),
-            len,
-            &raw mut time,
-            mask,
-            size_of::<u64>(),
-        )
+        libc::syscall(libc::SYS_ppoll, list.as_mut_ptr(), len, time, mask, size_of::<u64>())
     };
     if n < 0 {
         return Err(io::Error::last_os_error());

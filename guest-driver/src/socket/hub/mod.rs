@@ -521,7 +521,7 @@ impl Hub {
 
 /// `ppoll` that tells which are readable, or nothing: not in time.
 fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
-    let timeout = timeout.unwrap_or(LONGEST).min(LONGEST);
+    let timeout = timeout.map(|timeout| timeout.min(LONGEST));
     note_error(poll_readable(fds, timeout, wait::mask()))
 }
 
