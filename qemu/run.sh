@@ -149,9 +149,17 @@ for i in "${!net[@]}"; do
     arguments+=(-netdev "${netdev/,/,id=$id,}" -device "virtio-net-pci,netdev=$id,mac=$mac,romfile=")
 done
 
+# With KVM an interrupt goes straight from the daemon to the guest. Without, it goes through a thread of
+# QEMU, and the main loop has much else to look at.
+interrupts=''
+if [ "$accel" = tcg ] && [ ${#ism[@]} -gt 0 ]; then
+    devices+=(-object "iothread,id=ism-interrupts")
+    interrupts=,iothread=ism-interrupts
+fi
 for i in "${!ism[@]}"; do
     socket_chardev "ism$i" "${ism[i]}" reconnect-ms=200
-    devices+=(-device "vhost-user-ism-pci,id=ism-device$i,chardev=ism$i,num-queues=$queues,romfile=")
+    device=vhost-user-ism-pci,id=ism-device$i,chardev=ism$i,num-queues=$queues$interrupts,romfile=
+    devices+=(-device "$device")
 done
 
 command=("$qemu" "${arguments[@]}" "${devices[@]}" "$@")
