@@ -232,7 +232,7 @@ fn in_window(
     };
     match placement.resolve(device) {
         Ok(placed) => {
-            device.slabs.hold(placed.slab_id, user);
+            device.slabs.hold(device, placed.slab_id, user);
             let device = Arc::clone(device);
             Ok(OwnDmb { device, token, index, user, backing: Backing::Window(placed) })
         }

@@ -302,7 +302,7 @@ fn accept(
     };
     let path = device.transport().open_path(token)?;
     if let Some(placed) = &placed {
-        device.slabs.hold(placed.slab_id, reply.owner_gid);
+        device.slabs.hold(device, placed.slab_id, reply.owner_gid);
     }
     lock(&device.attached).insert(token.0, (reply.owner_gid, Arc::downgrade(&path)));
     let stores = placed.is_some() && device.prefer != Prefer::Move;

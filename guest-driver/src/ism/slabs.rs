@@ -1,6 +1,6 @@
 //! Slabs: what the device has mapped into the window, and who still uses it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -116,36 +116,73 @@ pub(super) struct Slab {
     pub(super) users: u32,
 }
 
+impl Slab {
+    /// Nobody will use it again.
+    fn is_done(&self) -> bool {
+        self.users == 0 && self.orphan
+    }
+}
+
+/// Peers that left lately are remembered, at most so many: more than threads that wait for a REGISTER.
+const LEFT: usize = 64;
+
 /// The slabs that are mapped, by number.
 #[derive(Debug, Default)]
-pub(super) struct SlabTable(Mutex<HashMap<u32, Slab>>);
+pub(super) struct SlabTable(Mutex<Slabs>);
+
+#[derive(Debug, Default)]
+struct Slabs {
+    by_id: HashMap<u32, Slab>,
+    /// Peers that left, the last one last.
+    left: VecDeque<Gid>,
+}
 
 impl SlabTable {
-    /// A DMB in the slab is used from now on.
-    pub(super) fn hold(&self, id: u32, peer: Gid) {
-        let mut slabs = lock(&self.0);
-        slabs.entry(id).or_insert(Slab { peer, orphan: false, users: 0 }).users += 1;
+    /// A DMB in the slab is used from now on. Slabs of peers that left when nothing was in them are given
+    /// back on the occasion.
+    pub(super) fn hold(&self, device: &IsmDevice, id: u32, peer: Gid) {
+        let any_idle = {
+            let mut slabs = lock(&self.0);
+            // It may have left before this thread came to take note of the answer.
+            let orphan = slabs.left.contains(&peer);
+            slabs.by_id.entry(id).or_insert(Slab { peer, orphan, users: 0 }).users += 1;
+            slabs.by_id.values().any(Slab::is_done)
+        };
+        if any_idle {
+            self.release_done(device);
+        }
+    }
+
+    fn release_done(&self, device: &IsmDevice) {
+        if let Err(error) = self.release(device, Slab::is_done) {
+            tracing::debug!(%error, "slab of a departed peer stays mapped");
+        }
     }
 
     /// A DMB in the slab is no longer used; a slab of a peer that left is given back with its
     /// last.
     pub(super) fn let_go(&self, device: &IsmDevice, id: u32) {
-        let orphan = {
+        let done = {
             let mut slabs = lock(&self.0);
-            let Some(slab) = slabs.get_mut(&id) else { return };
+            let Some(slab) = slabs.by_id.get_mut(&id) else { return };
             slab.users = slab.users.saturating_sub(1);
-            slab.users == 0 && slab.orphan
+            slab.is_done()
         };
-        if orphan && let Err(error) = self.release(device, |slab| slab.users == 0 && slab.orphan) {
-            tracing::debug!(%error, "slab of a departed peer stays mapped");
+        if done {
+            self.release_done(device);
         }
     }
 
     /// Remembers that nothing new will come into the slabs of this peer.
     pub(super) fn peer_is_gone(&self, peer: Gid) {
-        for slab in lock(&self.0).values_mut().filter(|slab| slab.peer == peer) {
+        let mut slabs = lock(&self.0);
+        for slab in slabs.by_id.values_mut().filter(|slab| slab.peer == peer) {
             slab.orphan = true;
         }
+        if slabs.left.len() >= LEFT {
+            slabs.left.pop_front();
+        }
+        slabs.left.push_back(peer);
     }
 
     /// Gives the chosen slabs back, and says how many.
@@ -157,7 +194,7 @@ impl SlabTable {
         device: &IsmDevice,
         chosen: impl Fn(&Slab) -> bool,
     ) -> Result<usize, IsmError> {
-        let mut slabs = lock(&self.0);
+        let slabs = &mut lock(&self.0).by_id;
         let ids: Vec<u32> =
             slabs.iter().filter(|(_, slab)| chosen(slab)).map(|(id, _)| *id).collect();
         let mut released = 0;

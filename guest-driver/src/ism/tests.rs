@@ -277,6 +277,25 @@ fn slabs_stay_until_asked_for_or_until_their_peer_is_gone() {
 }
 
 #[test]
+fn a_slab_of_a_peer_that_left_before_it_was_noted_is_given_back() {
+    let pair = pair(Prefer::Window);
+    // The reply of a REGISTER and the end of the peer are noted by different threads.
+    pair.a.slabs.peer_is_gone(pair.b.gid());
+    drop(pair.a.register(pair.b.gid(), LEN, 0).unwrap());
+    assert_eq!(pair.a.release_idle_slabs().unwrap(), 0, "given back with its DMB");
+}
+
+#[test]
+fn an_idle_slab_of_a_peer_that_left_is_given_back_when_the_next_one_is_used() {
+    let pair = pair(Prefer::Window);
+    drop(pair.a.register(pair.b.gid(), LEN, 0).unwrap());
+    pair.a.slabs.peer_is_gone(pair.b.gid());
+    let other = pair.a.register(pair.a.gid(), LEN, 0).unwrap();
+    assert_eq!(pair.a.release_idle_slabs().unwrap(), 0, "given back already");
+    drop(other);
+}
+
+#[test]
 fn software_events_arrive() {
     let pair = pair(Prefer::Auto);
     pair.a.signal_event(pair.b.gid(), 7, 8).unwrap();
