@@ -43,10 +43,11 @@ impl Fabric {
         matches!(self, Fabric::Rdma | Fabric::RdmaV1)
     }
 
-    /// Bytes of the ring of the default receive buffer.
-    pub fn ring(self) -> usize {
-        // SMC-D has a control block in front of it; an element of SMC-R is twice as long.
-        if self.is_rdma() { 128 << 10 } else { (64 << 10) - 32 }
+    /// Bytes that go into the ring of the default receive buffer before a write blocks.
+    pub fn room(self) -> usize {
+        // SMC-D has a control block in front of it; an element of SMC-R is twice as long, and its
+        // writer keeps eight bytes for questions after a move to another link.
+        if self.is_rdma() { (128 << 10) - 8 } else { (64 << 10) - 32 }
     }
 
     /// A configuration of the `n`th stack, on a device of this fabric.

@@ -139,9 +139,9 @@ fn a_slow_reader_stops_the_writer_and_loses_nothing(site: &Site) {
         assert!(sent < 64 << 20, "nothing stops the writer");
     }
     if site.is_smc() {
-        let ring = site.fabric().ring();
-        assert_eq!(sent, ring, "the window is the peer's ring, to the byte");
-        assert_eq!(client.unread_by_peer(), Some(ring));
+        let room = site.fabric().room();
+        assert_eq!(sent, room, "the room in the peer's ring is used to the byte");
+        assert_eq!(client.unread_by_peer(), Some(room));
     }
     // A reader that takes little at a time, with the writer blocked in between.
     client.set_nonblocking(false).unwrap();
@@ -172,7 +172,7 @@ fn a_write_without_waiting_is_partial(site: &Site) {
     let n = client.send(&bytes).unwrap();
     assert!(n > 0 && n < bytes.len(), "{n} bytes of {}", bytes.len());
     if site.is_smc() {
-        assert_eq!(n, site.fabric().ring());
+        assert_eq!(n, site.fabric().room());
     }
     assert!(read_exactly(&server, n) == bytes[..n]);
 }
