@@ -140,9 +140,14 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
 /// Runs a test program, shows what it prints, and tells which tests it said had failed.
 fn watched(command: Command) -> Result<(ExitStatus, Vec<String>), ToolError> {
     let mut failed = Vec::new();
+    // What follows these lines is what tests printed, some of which run others in guests.
+    let mut over = false;
     let status = tool::lines(command, |line| {
         println!("{line}");
-        failed.extend(failed_test(line).map(str::to_owned));
+        over |= matches!(line, "successes:" | "failures:");
+        if !over {
+            failed.extend(failed_test(line).map(str::to_owned));
+        }
     })?;
     Ok((status, failed))
 }
