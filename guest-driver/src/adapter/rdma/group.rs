@@ -282,7 +282,6 @@ impl Group {
     fn take(self: &Arc<Self>, core: &mut Core, input: Input) {
         let now = self.shared.now();
         let Some(machine) = &mut core.machine else { return };
-        tracing::trace!(group = self.number, ?input, "told");
         match input {
             Input::Message(link, bytes) => {
                 if let Err(odd) = machine.handle_message(link, &bytes, now) {
