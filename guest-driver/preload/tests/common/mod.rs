@@ -172,7 +172,7 @@ pub fn free_port() -> u16 {
 
 /// Waits until something is so.
 #[track_caller]
-pub fn eventually(so: impl Fn() -> bool) {
+pub fn eventually(mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {
         assert!(begun.elapsed() < PATIENCE, "it never was so");
