@@ -247,8 +247,9 @@ impl Session {
         self.ask_front_end(job);
     }
 
-    /// After HELLO: what an earlier life left mapped is asked back.
-    fn ask_for_stale(&self) {
+    /// After HELLO and after each job: what an earlier life, or a command that failed, left mapped is
+    /// asked back.
+    pub(super) fn ask_for_stale(&self) {
         for _ in 0..STALE {
             let Some(stale) = self.device.stale_map() else { return };
             self.ask_front_end(Job::Stale(stale));

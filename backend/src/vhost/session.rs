@@ -554,21 +554,23 @@ impl mapper::Client for Session {
                 return self.close();
             }
         };
-        let answer = match job {
+        let reply = match job {
             Job::Map(job, pending) => Some((pending, self.device.mapped(job, ok))),
             Job::Unmap(job, pending) => Some((pending, self.device.unmapped(job, ok))),
             // Not asked: dropped, and offered again after the next HELLO.
-            Job::Stale(_) if matches!(answer, Answer::NotAsked(_)) => None,
+            Job::Stale(_) if matches!(answer, Answer::NotAsked(_)) => return,
             Job::Stale(stale) => {
                 self.device.stale_unmapped(stale);
                 None
             }
         };
-        if let Some(answer) = answer {
-            lock(&self.held).push_back(answer);
+        if let Some(reply) = reply {
+            lock(&self.held).push_back(reply);
             self.any_held.store(true, Ordering::Release);
             self.look_again(0, CONTROL_QUEUE);
         }
+        // The job may have left something mapped of which no driver knows.
+        self.ask_for_stale();
     }
 }
 

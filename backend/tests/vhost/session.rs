@@ -420,6 +420,26 @@ fn what_an_earlier_life_left_mapped_is_unmapped_after_hello() {
 }
 
 #[test]
+fn what_a_command_that_failed_left_mapped_is_unmapped_at_once() {
+    let place = Place::new();
+    let _daemon = place.daemon(&["a", "b"]);
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    let wish = Wish { maps: Maps::Late, ..Wish::default() };
+    let mut b = FrontEnd::connect_with(&place.path("b"), wish);
+    let dmb = a.register(b.hello(), 1, DMB, BACKING_WINDOW);
+    let token = TokenRequest { token: dmb.token };
+    b.send_command(Op::Attach, token.as_bytes());
+    b.wait_shm_requests(1);
+    // Nobody is told of the slab that b maps meanwhile, so nobody could give it back.
+    assert_eq!(a.command(Op::Unregister, token.as_bytes()).0, Status::Ok);
+    b.acknowledge();
+    assert_eq!(b.reply().unwrap().0, Status::Enoent);
+    b.wait_shm_requests(2);
+    let [mapped, unmapped] = b.shm_requests()[..] else { panic!("{:?}", b.shm_requests()) };
+    assert_eq!(unmapped, ShmRequest { map: false, ..mapped });
+}
+
+#[test]
 fn rings_that_stay_stopped_end_the_device() {
     let place = Place::new();
     let _daemon = place.daemon_with(&["a", "b"], |config| {
