@@ -68,9 +68,10 @@ impl Fabric {
     }
 
     /// The peer left the fabric.
-    pub(crate) fn peer_down(&self, gid: Gid) -> Option<Burden> {
-        let peer = self.peers().remove(&gid)?;
-        Some(Box::new((peer.bury(), peer)))
+    pub(crate) fn peer_down(&self, gid: Gid) -> Burden {
+        // In this order: with the peer's last buffer its slabs are of no use.
+        let buried = self.peers().remove(&gid).map(|peer| (peer.bury(), peer));
+        Box::new((buried, IdleSlabs(self.device.clone())))
     }
 
     /// A peer's DMB is gone.
@@ -128,6 +129,16 @@ impl Fabric {
             }
             _ => false,
         }
+    }
+}
+
+/// Slabs of departed peers, to be given back by this being dropped: a peer that never got a connection,
+/// or was forgotten, left nothing else behind with which they could go.
+struct IdleSlabs(Arc<IsmDevice>);
+
+impl Drop for IdleSlabs {
+    fn drop(&mut self) {
+        self.0.release_departed_slabs();
     }
 }
 

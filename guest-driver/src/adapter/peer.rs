@@ -204,6 +204,10 @@ impl Peer {
                 }
                 let buffer = Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(false) });
                 self.state().attached.insert(token, buffer.clone());
+                if buffer.dmb.is_failed() {
+                    // Gone already: nobody will say so again.
+                    self.forget_token(Token(token));
+                }
                 buffer
             }
         };

@@ -9,11 +9,10 @@
 //! because the next connection to that peer will want it; it is given back when the peer has left
 //! the fabric, or by [`IsmDevice::release_idle_slabs`].
 
-use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use virtio_ism_abi::command::{
@@ -25,9 +24,10 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::sys::{Interest, lock, wait};
-use crate::transport::{MovePath, Transport, TransportError};
+use crate::sys::{Interest, wait};
+use crate::transport::{Transport, TransportError};
 
+mod attached;
 mod error;
 mod index;
 mod measure;
@@ -45,6 +45,7 @@ pub use own::OwnDmb;
 pub use peer::PeerDmb;
 pub use virtio_ism_abi::event::Event as IsmEvent;
 
+use attached::Attached;
 use index::IndexPool;
 use slabs::SlabTable;
 
@@ -76,8 +77,7 @@ pub struct IsmDevice {
     prefer: Prefer,
     indices: Mutex<IndexPool>,
     slabs: SlabTable,
-    // Attached DMBs by token, so that notices of the device find them.
-    attached: Mutex<HashMap<u64, (Gid, Weak<MovePath>)>>,
+    attached: Attached,
     // Bytes per second of the window, once measured.
     window_rate: OnceLock<u64>,
     polling: Mutex<()>,
@@ -127,7 +127,7 @@ impl IsmDevice {
             prefer: options.prefer,
             indices: Mutex::new(IndexPool::new(max_dmbs)),
             slabs: SlabTable::default(),
-            attached: Mutex::new(HashMap::new()),
+            attached: Attached::default(),
             window_rate: OnceLock::new(),
             polling: Mutex::new(()),
             unknown_events: AtomicU64::new(0),
@@ -278,6 +278,12 @@ impl IsmDevice {
         self.slabs.release(self, |slab| slab.users == 0)
     }
 
+    /// Gives slabs of peers that left back, in which nothing is owned or attached. A failure is not worth
+    /// more than a log line: the next one that is used or let go tries again.
+    pub(crate) fn release_departed_slabs(&self) {
+        self.slabs.release_done(self);
+    }
+
     /// Hands over the records that have arrived, oldest first, and says how many. Returns 0 at
     /// once if another thread is at it.
     ///
@@ -354,21 +360,11 @@ impl IsmDevice {
     /// Marks what an event declares gone.
     fn note(&self, event: &Event) {
         match event {
-            Event::DmbGone { token, .. } => {
-                let attached = lock(&self.attached);
-                if let Some(path) = attached.get(&token.0).and_then(|(_, path)| path.upgrade()) {
-                    path.fail();
-                }
-            }
+            Event::DmbGone { token, .. } => self.attached.dmb_is_gone(*token),
             Event::PeerDown { gid, .. } => {
-                for (owner, path) in lock(&self.attached).values() {
-                    if owner == gid
-                        && let Some(path) = path.upgrade()
-                    {
-                        path.fail();
-                    }
-                }
+                // In this order: who attaches now adds the DMB and then asks whether the peer has left.
                 self.slabs.peer_is_gone(*gid);
+                self.attached.peer_is_gone(*gid);
             }
             _ => {}
         }

@@ -230,9 +230,10 @@ fn in_window(
         bit: reply.bit,
         nonce: reply.nonce.get(),
     };
+    // Before anything can fail: it is mapped, whatever becomes of the DMB.
+    device.slabs.hold(device, placement.slab_id, user);
     match placement.resolve(device) {
         Ok(placed) => {
-            device.slabs.hold(device, placed.slab_id, user);
             let device = Arc::clone(device);
             Ok(OwnDmb { device, token, index, user, backing: Backing::Window(placed) })
         }
@@ -240,6 +241,7 @@ fn in_window(
             if unregister(device, token) {
                 lock(&device.indices).give_back(index);
             }
+            device.slabs.let_go(device, placement.slab_id);
             Err(error)
         }
     }

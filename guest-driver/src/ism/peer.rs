@@ -9,7 +9,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
-use crate::sys::lock;
 use crate::transport::{MAX_PIECES, MovePath, TransportError};
 
 /// The right to write a DMB of a peer. Detached when dropped, which is a control command; the
@@ -231,14 +230,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 
 impl Drop for PeerDmb {
     fn drop(&mut self) {
-        {
-            let mut attached = lock(&self.device.attached);
-            let token = self.token().0;
-            let ours = |path: &std::sync::Weak<MovePath>| path.as_ptr() == Arc::as_ptr(&self.path);
-            if attached.get(&token).is_some_and(|(_, path)| ours(path)) {
-                attached.remove(&token);
-            }
-        }
+        self.device.attached.remove(self.token(), &self.path);
         self.device.transport().close_path(&self.path);
         detach(&self.device, self.token());
         if let Some(placed) = &self.placed {
@@ -263,9 +255,17 @@ pub(super) fn attach(
     let request = TokenRequest { token: token.0.into() };
     let mut reply = AttachReply::new_zeroed();
     device.command(Op::Attach, request.as_bytes(), reply.as_mut_bytes())?;
+    let slab = (reply.flags & attach_flags::MOVE_ONLY == 0).then(|| reply.slab_id.get());
+    // Before anything can fail: it is mapped, whatever becomes of the DMB.
+    if let Some(id) = slab {
+        device.slabs.hold(device, id, reply.owner_gid);
+    }
     let result = accept(device, token, expected_len, &reply);
     if result.is_err() {
         detach(device, token);
+        if let Some(id) = slab {
+            device.slabs.let_go(device, id);
+        }
     }
     result
 }
@@ -301,10 +301,10 @@ fn accept(
         Some(placement.resolve(device)?)
     };
     let path = device.transport().open_path(token)?;
-    if let Some(placed) = &placed {
-        device.slabs.hold(device, placed.slab_id, reply.owner_gid);
+    device.attached.add(token, reply.owner_gid, &path);
+    if device.slabs.has_left(reply.owner_gid) {
+        path.fail();
     }
-    lock(&device.attached).insert(token.0, (reply.owner_gid, Arc::downgrade(&path)));
     let stores = placed.is_some() && device.prefer != Prefer::Move;
     Ok(PeerDmb { device: Arc::clone(device), path, owner: reply.owner_gid, len, placed, stores })
 }

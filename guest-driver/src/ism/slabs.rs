@@ -153,7 +153,8 @@ impl SlabTable {
         }
     }
 
-    fn release_done(&self, device: &IsmDevice) {
+    /// Gives back what peers left behind.
+    pub(super) fn release_done(&self, device: &IsmDevice) {
         if let Err(error) = self.release(device, Slab::is_done) {
             tracing::debug!(%error, "slab of a departed peer stays mapped");
         }
@@ -183,6 +184,11 @@ impl SlabTable {
             slabs.left.pop_front();
         }
         slabs.left.push_back(peer);
+    }
+
+    /// Whether the peer is among those that left lately.
+    pub(super) fn has_left(&self, peer: Gid) -> bool {
+        lock(&self.0).left.contains(&peer)
     }
 
     /// Gives the chosen slabs back, and says how many.

@@ -296,6 +296,30 @@ fn an_idle_slab_of_a_peer_that_left_is_given_back_when_the_next_one_is_used() {
 }
 
 #[test]
+fn an_end_that_is_heard_of_before_the_attachment_is_noted_is_not_missed() {
+    // The reply of an ATTACH and notices of the device are taken by different threads.
+    for owner_leaves in [false, true] {
+        let pair = pair(Prefer::Window);
+        let own = pair.a.register(pair.b.gid(), LEN, 0).unwrap();
+        let (token, gid) = (own.token(), pair.a.gid());
+        pair.b.note(&match owner_leaves {
+            true => Event::PeerDown { gid, failed: true },
+            false => Event::DmbGone { token, owner: gid },
+        });
+        assert!(pair.b.attach(token, LEN).unwrap().is_failed(), "{owner_leaves}");
+    }
+}
+
+#[test]
+fn a_slab_of_a_dmb_that_cannot_be_used_is_given_back() {
+    let pair = pair(Prefer::Window);
+    let own = pair.a.register(pair.b.gid(), LEN, 0).unwrap();
+    pair.b.attach(own.token(), 2 * LEN).unwrap_err();
+    drop(own);
+    assert_eq!(pair.b.release_idle_slabs().unwrap(), 1, "it is known");
+}
+
+#[test]
 fn software_events_arrive() {
     let pair = pair(Prefer::Auto);
     pair.a.signal_event(pair.b.gid(), 7, 8).unwrap();

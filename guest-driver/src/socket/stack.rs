@@ -559,7 +559,7 @@ struct Watch {
 impl Watcher for Watch {
     fn on_peer_down(&self, gid: Gid) {
         if let (Some(stack), Some(fabric)) = (self.stack.upgrade(), self.fabric.upgrade()) {
-            stack.bear(fabric.peer_down(gid));
+            stack.bear(Some(fabric.peer_down(gid)));
         }
     }
 
