@@ -4,68 +4,24 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
+#[path = "common/held.rs"]
+mod held;
 #[path = "common/trend.rs"]
 mod trend;
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
+use held::Held;
 use vhost_device_ism::config::PortSpec;
 use vhost_device_ism::management::Client;
 use vhost_device_ism::{Config, Daemon};
 
 /// Devices of the fabric: servers have some, and clients in turn the others.
 const DEVICES: usize = 8;
-
-/// What a process holds.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    descriptors: usize,
-    mappings: usize,
-    threads: usize,
-    /// Memory of its own, KiB; not what it shares with devices.
-    memory: u64,
-}
-
-impl Held {
-    fn by(pid: u32) -> Held {
-        let entries = |dir| fs::read_dir(format!("/proc/{pid}/{dir}")).map_or(0, Iterator::count);
-        let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let status = read("status");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let memory = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-        Held {
-            descriptors: entries("fd"),
-            mappings: read("maps").lines().filter(|line| line.contains("memfd:")).count(),
-            threads: entries("task"),
-            memory: memory.unwrap_or(0),
-        }
-    }
-}
-
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Held { descriptors, mappings, threads, memory } = self;
-        write!(f, "{descriptors} fds {mappings} maps {threads} threads {memory} KiB")
-    }
-}
-
-/// What the descriptors of a process are, and how many of each: says what it is that grows.
-fn kinds(pid: u32) -> String {
-    let mut kinds = BTreeMap::<String, usize>::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-        let target = fs::read_link(entry.path()).unwrap_or_default();
-        let target = target.to_string_lossy();
-        let kind = target.split_once(":[").map_or(&*target, |(kind, _)| kind);
-        *kinds.entry(kind.to_owned()).or_default() += 1;
-    }
-    kinds.iter().map(|(kind, n)| format!("    {n:4} {kind}\n")).collect()
-}
 
 /// Everybody who is looked at, over time.
 #[derive(Default)]
@@ -274,7 +230,7 @@ fn nothing_grows() {
     }
     let grown = record.grown();
     for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
-        println!("{name} {pid}:\n{}", kinds(*pid));
+        println!("{name} {pid}:\n{}", held::kinds(*pid));
     }
     // First of all, so that nothing is left running.
     web.stop();

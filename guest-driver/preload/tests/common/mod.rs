@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use vhost_device_ism::config::{FabricConfig, PortSpec, Quotas};
+use vhost_device_ism::device::DeviceInfo;
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 
@@ -103,6 +104,12 @@ impl Fabric {
             all.1 += text.matches("\"smc\":false").count();
         }
         all
+    }
+
+    /// What the daemon says of each device that a program has open; nothing of others.
+    pub fn open_devices(&self) -> Vec<DeviceInfo> {
+        let daemon = self.daemon.iter();
+        daemon.flat_map(Daemon::list).filter_map(|port| port.device).collect()
     }
 
     /// The directory of the devices' sockets.

@@ -1,0 +1,145 @@
+//! Clients that are killed at any moment of connecting and talking leave nothing behind: no mapping and no
+//! descriptor of the server's, nothing on the devices. `SMC_KILLS=2000 cargo test --release -p
+//! smc-preload --test kills` for longer than the suite does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+mod common;
+#[path = "common/held.rs"]
+mod held;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+use held::Held;
+
+/// Clients at a time: each has a device, the server another.
+const LANES: usize = 7;
+/// Connections that a client makes at a time.
+const AT_ONCE: usize = 3;
+/// What a client says when it has talked for the first time.
+const TALKING: &str = "talking";
+
+/// Sends back what comes.
+fn serve(listener: TcpListener) {
+    for mut stream in listener.incoming().map_while(Result::ok) {
+        thread::spawn(move || {
+            let mut buf = [0; 4096];
+            while let Ok(n @ 1..) = stream.read(&mut buf) {
+                if stream.write_all(&buf[..n]).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+fn talk(port: u16) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    let (data, mut back) = ([7; 1000], [0; 1000]);
+    for _ in 0..3 {
+        stream.write_all(&data)?;
+        stream.read_exact(&mut back)?;
+    }
+    Ok(())
+}
+
+/// Connects and talks, again and again; says so when it does.
+fn talk_for_ever(port: u16) -> ! {
+    talk(port).unwrap();
+    println!("{TALKING}");
+    for _ in 1..AT_ONCE {
+        thread::spawn(move || while talk(port).is_ok() {});
+    }
+    loop {
+        talk(port).unwrap();
+    }
+}
+
+#[test]
+fn killed_clients_leave_nothing_behind() {
+    const TEST: &str = "killed_clients_leave_nothing_behind";
+    match my_role() {
+        Some((role, port)) if role == "server" => {
+            return serve(TcpListener::bind(("127.0.0.1", port)).unwrap());
+        }
+        Some((role, port)) if role == "visitor" => return talk(port).unwrap(),
+        Some((_, port)) => talk_for_ever(port),
+        None => {}
+    }
+    let kills: usize = std::env::var("SMC_KILLS").map_or(40, |text| text.parse().unwrap());
+    let fabric = Fabric::new(LANES + 1);
+    let program = || fabric.smc(std::env::current_exe().unwrap());
+    let port = free_port();
+    let server = role(&mut program(), TEST, "server", port);
+    await_listener(port);
+    let alone = || fabric.open_devices().len() == 1;
+    let visit = || {
+        role(&mut program(), TEST, "visitor", port).finish();
+        common::eventually(alone);
+    };
+    visit();
+    let held = || {
+        let Held { descriptors, mappings, threads, .. } = Held::by(server.pid());
+        (descriptors, mappings, threads)
+    };
+    // Of this process: of the daemon, and of the pipes to programs.
+    let open = || Held::by(std::process::id()).descriptors;
+    // Threads that served come to their ends, and slabs go.
+    thread::sleep(Duration::from_millis(500));
+    let (before, open_before) = (held(), open());
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for lane in 0..LANES {
+            let (done, program) = (&done, &program);
+            scope.spawn(move || {
+                let mut moment = lane as u64;
+                loop {
+                    let n = done.fetch_add(1, Ordering::Relaxed);
+                    if n >= kills {
+                        return;
+                    }
+                    let mut client = role(&mut program(), TEST, "client", port);
+                    moment = (moment * 37 + 11) % 101;
+                    // Some while they open their device, however slow the machine is, others later.
+                    if n % 2 == 0 {
+                        common::eventually(|| {
+                            client.said().contains(TALKING) || client.has_ended()
+                        });
+                    }
+                    thread::sleep(Duration::from_millis(moment));
+                    // Dropped: killed.
+                    drop(client);
+                }
+            });
+        }
+    });
+    common::eventually(alone);
+    // One timer is made at the first need.
+    let is_clean = || held() == before && open() <= open_before + 1;
+    let begun = Instant::now();
+    while !is_clean() && begun.elapsed() < common::PATIENCE {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let devices = fabric.open_devices();
+    let text = format!(
+        "descriptors, mappings and threads of the server: {before:?}, now {:?}; descriptors of the daemon: \
+         {open_before}, now {}\n{kills} killed, {} ends on SMC; {devices:?}\n{}{}",
+        held(),
+        open(),
+        fabric.decided().0,
+        held::mappings(server.pid()),
+        held::kinds(server.pid()),
+    );
+    println!("{text}");
+    assert!(is_clean(), "{text}");
+    let device = devices.first().unwrap();
+    assert_eq!(
+        (device.dmbs, device.attached, device.slabs, device.stale_maps),
+        (0, 0, 0, 0),
+        "{text}"
+    );
+}
