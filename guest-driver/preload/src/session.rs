@@ -154,8 +154,27 @@ fn raw_current() -> Option<&'static Open> {
     crate::sys::leaked(CURRENT.load(Ordering::Acquire))
 }
 
+/// Descriptors that must be left for a device to be opened: it takes about twenty, and a program that can
+/// make no further connection would be better off without it.
+const ROOM: usize = 36;
+
+/// Whether this process may have so many descriptors more.
+fn has_room_for(descriptors: usize) -> bool {
+    use rustix::event::{EventfdFlags, eventfd};
+    let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
+    // Not by the limit and what is open now: numbers count, and looking at all of them may take long.
+    let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, 0))
+        .map_while(Result::ok)
+        .take(descriptors.saturating_sub(1))
+        .collect();
+    others.len() + 1 == descriptors
+}
+
 /// A session on the first device that is free; or why there is none.
 fn open(config: &Config) -> Result<Open, String> {
+    if !has_room_for(ROOM) {
+        return Err(format!("fewer than {ROOM} descriptors are left (see ulimit -n)"));
+    }
     let tried = Mutex::new(Instant::now());
     let generation = fork::generation();
     let (mut taken, mut failed) = (0, None);

@@ -441,13 +441,16 @@ fn few_descriptors_mean_tcp_or_an_ordinary_error() {
         return;
     }
     let test = "few_descriptors_mean_tcp_or_an_ordinary_error";
-    for limit in ["24", "64", "150"] {
+    // Some leave no room for a device, some would for it and for nothing else.
+    for limit in ["16", "20", "22", "24", "26", "28", "36", "64", "150"] {
         let fabric = Fabric::new(2);
         let port = free_port();
         let server = role(program(&fabric).env("CONNECTIONS", "100000"), test, "server", port);
         await_listener(port);
         role(program(&fabric).env("LIMIT", limit), test, "client", port).finish();
         drop(server);
+        let (smc, _) = fabric.decided();
+        assert_eq!(smc > 0, limit.parse::<usize>().unwrap() >= 64, "{limit}: {smc} ends on SMC");
     }
 }
 
