@@ -127,8 +127,22 @@ fn is_program() -> bool {
     true
 }
 
-/// What waits for nothing takes less, also on a machine that has much to do.
+/// What waits for nothing takes less.
 const SOON: Duration = Duration::from_secs(4);
+
+/// Demands that something takes less than a time, once in three times: who waits does so each time, and a
+/// machine with much to do does not.
+#[track_caller]
+fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
+    let mut all = Vec::new();
+    while all.len() < 3 {
+        all.push(once());
+        if all.last().is_some_and(|took| *took < limit) {
+            return;
+        }
+    }
+    panic!("took {all:?}");
+}
 
 #[test]
 fn programs_find_each_other_with_nothing_configured() {
@@ -139,13 +153,15 @@ fn programs_find_each_other_with_nothing_configured() {
         let _wire = Wire::honest();
         for (server, client) in [("required", "required"), ("auto", "auto"), ("auto", "required")] {
             for first in ["server", "client"] {
-                let (fabric, passed) = (Fabric::new(2), Passed::new());
-                let server = passed.program(&fabric, server);
-                let client = passed.program(&fabric, client);
                 let test = "programs_find_each_other_with_nothing_configured";
-                let took = meet(test, server, client, first);
-                assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
-                assert!(took < SOON, "{took:?}");
+                takes_less_than(SOON, || {
+                    let (fabric, passed) = (Fabric::new(2), Passed::new());
+                    let server = passed.program(&fabric, server);
+                    let client = passed.program(&fabric, client);
+                    let took = meet(test, server, client, first);
+                    assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
+                    took
+                });
             }
         }
     });
@@ -160,13 +176,16 @@ fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
         let _wire = Wire::honest();
         let test = "a_connect_that_does_not_wait_finds_its_peer_as_well";
         for speaks in [true, false] {
-            let (fabric, passed) = (Fabric::new(2), Passed::new());
-            let server = if speaks { passed.program(&fabric, "required") } else { plain() };
-            let mut client = passed.program(&fabric, "required");
-            client.env("NONBLOCKING", "1");
-            assert!(meet(test, server, client, "client") < SOON);
-            let expected = if speaks { (2, 0) } else { (0, 1) };
-            assert_eq!(fabric.decided(), expected, "{:?}", fabric.broken());
+            takes_less_than(SOON, || {
+                let (fabric, passed) = (Fabric::new(2), Passed::new());
+                let server = if speaks { passed.program(&fabric, "required") } else { plain() };
+                let mut client = passed.program(&fabric, "required");
+                client.env("NONBLOCKING", "1");
+                let took = meet(test, server, client, "client");
+                let expected = if speaks { (2, 0) } else { (0, 1) };
+                assert_eq!(fabric.decided(), expected, "{:?}", fabric.broken());
+                took
+            });
         }
     });
 }
@@ -181,11 +200,13 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
         let test = "a_plain_peer_sees_no_byte_of_smc_and_nobody_waits";
         for first in ["server", "client"] {
             for (on_server, on_client) in [(true, false), (false, true)] {
-                let (fabric, passed) = (Fabric::new(2), Passed::new());
-                let one = |smc| if smc { passed.program(&fabric, "required") } else { plain() };
-                let took = meet(test, one(on_server), one(on_client), first);
-                assert_eq!(fabric.decided(), (0, 1), "{:?}", fabric.broken());
-                assert!(took < SOON, "{took:?}");
+                takes_less_than(SOON, || {
+                    let (fabric, passed) = (Fabric::new(2), Passed::new());
+                    let one = |smc| if smc { passed.program(&fabric, "required") } else { plain() };
+                    let took = meet(test, one(on_server), one(on_client), first);
+                    assert_eq!(fabric.decided(), (0, 1), "{:?}", fabric.broken());
+                    took
+                });
             }
         }
     });
@@ -232,15 +253,17 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
             });
             let test = "an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first";
             for first in ["client", "server"] {
-                let (fabric, passed) = (Fabric::new(2), Passed::new());
-                let server = passed.program(&fabric, "required");
-                let client = passed.program(&fabric, "required");
-                let took = meet(test, server, client, first);
-                assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
                 // A server that answered the option waits for a Proposal before it speaks.
                 let waits = synack && first == "server";
                 let patience = guest_driver::rendezvous::PROPOSAL_PATIENCE;
-                assert!(took < SOON + if waits { patience } else { Duration::ZERO }, "{took:?}");
+                takes_less_than(SOON + if waits { patience } else { Duration::ZERO }, || {
+                    let (fabric, passed) = (Fabric::new(2), Passed::new());
+                    let server = passed.program(&fabric, "required");
+                    let client = passed.program(&fabric, "required");
+                    let took = meet(test, server, client, first);
+                    assert_eq!(fabric.decided(), (0, 2), "{:?}", fabric.broken());
+                    took
+                });
             }
         });
     }
@@ -305,7 +328,7 @@ fn where_the_option_is_required_and_was_not_passed_on_everything_is_tcp() {
             command
         };
         let test = "where_the_option_is_required_and_was_not_passed_on_everything_is_tcp";
-        assert!(meet(test, without(), without(), "server") < SOON);
+        takes_less_than(SOON, || meet(test, without(), without(), "server"));
         assert_eq!(fabric.decided().0, 0);
     });
 }
