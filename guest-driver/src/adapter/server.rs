@@ -117,7 +117,12 @@ impl Handshake {
                         ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
                             Ok(stage) => {
                                 self.deadline = Instant::now() + terms.patience;
+                                let answered = matches!(stage, Stage::Confirm(_));
                                 self.stage = stage;
+                                if answered {
+                                    // The client's answer cannot be here yet.
+                                    return Ok(None);
+                                }
                             }
                             Err(decline) => return give_up(tcp, decline).map(Some),
                         },

@@ -46,7 +46,10 @@ impl Greeting {
     /// As [`Greeting::advance`].
     pub fn advance_soon(&mut self) -> io::Result<Option<SmcStream>> {
         let stack = self.stack.clone();
-        let mut result = Ok(None);
+        let mut result = self.advance();
+        if !matches!(result, Ok(None)) {
+            return result;
+        }
         stack.spin().until_asked(|| {
             result = self.advance();
             !matches!(result, Ok(None))

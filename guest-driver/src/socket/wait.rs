@@ -195,19 +195,20 @@ impl Spin {
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
-    pub(crate) fn until(&self, changed: impl FnMut() -> bool) -> bool {
-        self.until_within(LOOKS, changed)
+    pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
+        changed() || (self.max_us != 0 && self.within(LOOKS, changed))
     }
 
-    /// As [`Spin::until`] where each look is a system call, or takes as long.
+    /// As [`Spin::until`] where each look is a system call, or takes as long, and the first one is of
+    /// no use: it may not look at all.
     pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
-        self.until_within(1, changed)
+        self.max_us != 0 && self.within(1, changed)
     }
 
     /// As [`Spin::until_asked`] where a look finds only what a software adapter may have put there: on
     /// the only processor there is, that one must run instead.
     pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
-        if self.polls() { self.until_asked(changed) } else { changed() }
+        changed() || (self.polls() && self.within(1, changed))
     }
 
     /// Whether [`Spin::until_polled`] looks more than once.
@@ -216,20 +217,19 @@ impl Spin {
     }
 
     /// Spins, with so many looks between two at the clock.
-    fn until_within(&self, looks: u32, mut changed: impl FnMut() -> bool) -> bool {
-        if changed() {
-            return true;
-        }
-        if self.max_us == 0 {
-            return false;
-        }
+    fn within(&self, looks: u32, mut changed: impl FnMut() -> bool) -> bool {
         let budget = self.budget_us.load(Ordering::Relaxed);
         let _counted = Spinning::start();
         // One processor is left to those who have something to do.
         if SPINNERS.load(Ordering::Relaxed) >= processors().max(2) {
             return false;
         }
-        let limit = if budget < self.max_us && self.is_trial() { self.trial() } else { budget };
+        let trial = budget < self.max_us && self.is_trial();
+        if looks == 1 && !trial && budget <= self.least() {
+            // One look takes as long, and did not pay of late.
+            return false;
+        }
+        let limit = if trial { self.trial() } else { budget };
         let limit = Duration::from_micros(u64::from(limit));
         let start = Instant::now();
         loop {
@@ -279,6 +279,11 @@ impl Spin {
         if wanted > most { self.max_us } else { wanted.max(self.max_us) }
     }
 
+    /// The budget never goes to zero: a short look each time notices when the peer is fast again.
+    fn least(&self) -> u32 {
+        self.max_us.min(4)
+    }
+
     #[cold]
     fn succeeded(&self) {
         self.budget_us.store(self.max_us, Ordering::Relaxed);
@@ -290,8 +295,7 @@ impl Spin {
 
     #[cold]
     fn failed(&self, budget: u32) {
-        // Never to zero: a short look each time notices when the peer is fast again.
-        self.budget_us.store((budget / 2).max(self.max_us.min(4)), Ordering::Relaxed);
+        self.budget_us.store((budget / 2).max(self.least()), Ordering::Relaxed);
         if let Some(parent) = &self.parent {
             parent.failed(parent.budget_us.load(Ordering::Relaxed));
         }
