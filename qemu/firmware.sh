@@ -40,6 +40,7 @@ missing=()
 need() { directory_of "$1" >/dev/null || missing+=("$2"); }
 need bios-256k.bin seabios
 need linuxboot_dma.bin qemu-system-data
+need pvh.bin qemu-system-data
 if [ ${#missing[@]} -gt 0 ]; then
     if [ "$install" != true ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         echo "qemu: no firmware; on Debian: apt-get install ${missing[*]}" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the guests' kernel once and prints the path of its bzImage as the last line.
+# Builds the guests' kernel once and prints the path of its vmlinux as the last line.
 #
 #   tests/vm/kernel.sh [--v1] [--install-deps]
 #
@@ -25,11 +25,11 @@ say() { echo "kernel: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 install=${CI:-false}
-wanted=bzImage
+wanted=vmlinux
 for argument in "$@"; do
     case $argument in
         --install-deps) install=true ;;
-        --v1) wanted=bzImage-v1 ;;
+        --v1) wanted=vmlinux-v1 ;;
         *) die "unknown argument $argument; usage: kernel.sh [--v1] [--install-deps]" ;;
     esac
 done
@@ -52,6 +52,7 @@ missing=()
 need() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { echo "#include <$1>" | cc -E - >/dev/null 2>&1 || missing+=("$2"); }
 need cc gcc
+need strip binutils
 need make make
 need patch patch
 need flex flex
@@ -116,20 +117,20 @@ while read -r option; do
 done < <(grep -E '^CONFIG_[A-Z0-9_]+=(y|[0-9])' "$config")
 compile() {
     KBUILD_BUILD_TIMESTAMP="@0" KBUILD_BUILD_USER=builder KBUILD_BUILD_HOST=localhost \
-        make -j"$(nproc)" O="$work/out" bzImage >>"$log" 2>&1 \
+        make -j"$(nproc)" O="$work/out" vmlinux >>"$log" 2>&1 \
         || { tail -30 "$log" >&2; die "cannot build"; }
 }
 mkdir -p "$out"
 # keep NAME: what was compiled last
 keep() {
-    mv "$work/out/arch/x86/boot/bzImage" "$out/$1.new"
+    strip -o "$out/$1.new" "$work/out/vmlinux"
     mv "$out/$1.new" "$out/$1"
 }
 compile
 cp "$work/out/.config" "$out/config"
-keep bzImage
+keep vmlinux
 say "builds it with ${v1_patch##*/}"
 patch -p1 --fuzz=0 -i "$v1_patch" >>"$log" || die "cannot apply $v1_patch"
 compile
-keep bzImage-v1
+keep vmlinux-v1
 echo "$out/$wanted"

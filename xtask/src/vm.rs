@@ -106,26 +106,27 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
 
 /// Runs the tests, and those that failed again.
 fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError> {
-    let run = |filters: &[String]| {
+    let run = |filters: &[String], beds: Option<&str>| {
         let mut command = with(parts, &parts.tests);
         // Where cargo runs the tests of this package.
         command.current_dir(root.join("tests"));
-        // A test waits for its turn where guests are. The second of two threads is already
+        // Tests take turns where guests are, two at a time. The third of three threads is already
         // waiting then.
-        command.args(filters).args(["--test-threads=2", "--show-output"]);
+        command.args(filters).args(["--test-threads=3", "--show-output"]);
+        command.envs(beds.map(|beds| ("SMC_VM_BEDS", beds)));
         if args.keep {
             command.env("SMC_VM_KEEP", "1");
         }
         command
     };
-    let (mut status, mut failed) = watched(run(&args.only))?;
+    let (mut status, mut failed) = watched(run(&args.only, None))?;
     let mut flaky = Vec::new();
     for _ in 0..args.again {
         if status.success() || failed.is_empty() {
             break;
         }
         eprintln!("xtask: runs again what failed: {}", failed.join(", "));
-        let mut command = run(&failed);
+        let mut command = run(&failed, Some("1"));
         command.arg("--exact");
         let (again, still) = watched(command)?;
         flaky.extend(failed.iter().filter(|name| !still.contains(name)).cloned());

@@ -14,16 +14,14 @@ use super::guest::Guest;
 use super::logs::Logs;
 use super::machine::{Machine, Net, Vm, Wires};
 use super::places::{self, Built};
+use super::turns::Turn;
 use crate::bench::Dir;
 use crate::watch::eventually;
-
-/// Guests want a processor each, so one bed at a time.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
     inner: Arc<Inner>,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// What a bed and its guests hold together. The order is that of the end.
@@ -44,10 +42,20 @@ impl Bed {
         Bed::with(&[])
     }
 
+    /// As [`Bed::new`] while no other test has guests: for one that measures, or has many of them.
+    #[track_caller]
+    pub fn alone() -> Bed {
+        Bed::in_turn(Turn::alone(), &[])
+    }
+
     /// A daemon with further options.
     #[track_caller]
     pub fn with(daemon_args: &[&str]) -> Bed {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Bed::in_turn(Turn::among_others(), daemon_args)
+    }
+
+    #[track_caller]
+    fn in_turn(turn: Turn, daemon_args: &[&str]) -> Bed {
         let test = match thread::current().name() {
             None | Some("main") => places::program(),
             Some(test) => test.to_owned(),

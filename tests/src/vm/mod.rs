@@ -32,6 +32,7 @@ mod places;
 pub mod probe;
 mod qmp;
 mod run;
+mod turns;
 pub mod unmodified;
 mod wire;
 

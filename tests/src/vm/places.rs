@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// What `cargo xtask vm` built, by the name of its variable.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Built {
-    /// `KERNEL`: a bzImage.
+    /// `KERNEL`: a vmlinux that boots by PVH, or a bzImage.
     Kernel,
     /// `KERNEL_V1`: one whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
     KernelV1,

@@ -51,7 +51,7 @@ fn each_process_of_a_guest_takes_a_free_device() {
 fn sixteen_guests_talk_in_a_circle() {
     const NAMES: [&str; 16] =
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
-    let bed = Bed::new();
+    let bed = Bed::alone();
     let guests = bed.boot(NAMES.map(|name| Vm::named(name).mem("192M")));
     // A device belongs to one process: every second guest serves its two neighbours.
     let _servers: Vec<_> = guests.iter().step_by(2).map(serve).collect();

@@ -156,7 +156,7 @@ fn throughput(guest: &Guest, server: &Guest) -> f64 {
 
 #[test]
 fn a_guest_that_registers_and_drops_at_full_speed_leaves_others_their_throughput() {
-    let bed = Bed::new();
+    let bed = Bed::alone();
     let [a, b, c] = bed.boot([Vm::named("a"), Vm::named("b"), Vm::named("c").another_ism()]);
     let server = a.spawn(["smc", "perf", "--device", "pci", "--serve", "7000"]);
     server.wait_for("serving");

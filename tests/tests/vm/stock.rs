@@ -55,7 +55,7 @@ impl Rig {
     /// With further options for the sockets.
     #[track_caller]
     fn with(flavour: Flavour, devices: usize, socket_options: &str) -> Rig {
-        let bed = Bed::new();
+        let bed = Bed::alone();
         let (mut probes, mut qemu) = (Vec::new(), Vec::new());
         for n in 0..devices {
             let socket = bed.path(&format!("probe{n}"));
