@@ -16,7 +16,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,14 +67,21 @@ fn scribble(device: &str, seconds: u64, say: fn(&str)) {
     let end = Instant::now() + Duration::from_secs(seconds);
     let memory = File::options().write(true).open("/proc/self/mem").unwrap();
     let mut rng = Rng::new(seconds);
-    let (mut opened, mut refused) = (0u32, 0u32);
+    let (opened, mut refused) = (Arc::new(AtomicU32::new(0)), 0u32);
+    // Its own driver reads what it scribbles over, and may wait for what never comes.
+    let so_far = opened.clone();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs(seconds + 10));
+        say(&format!("scribbled until device {} kept it", so_far.load(Ordering::Relaxed)));
+        std::process::exit(0);
+    });
     while Instant::now() < end {
         let Ok(device) = Device::at(device) else {
             refused += 1;
             thread::sleep(Duration::from_millis(50));
             continue;
         };
-        opened += 1;
+        opened.fetch_add(1, Ordering::Relaxed);
         let transport: &dyn Transport = &*device.transport;
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -100,6 +108,7 @@ fn scribble(device: &str, seconds: u64, say: fn(&str)) {
             stop.store(true, Ordering::Relaxed);
         });
     }
+    let opened = opened.load(Ordering::Relaxed);
     say(&format!("scribbled over {opened} devices, {refused} were refused"));
 }
 
