@@ -22,7 +22,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
-    /// Looks again and again for as long as that is worth it; says whether it was.
+    /// Looks again and again for as long as that is worth it, or never; says whether it was.
     pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
     /// The server has answered TCP option 254, and awaits a message whatever it is.
     pub(crate) awaited: bool,
@@ -44,20 +44,18 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     let mut reader = await_accept.reader();
     let patience = Instant::now() + Duration::from_micros(await_accept.deadline().0);
     let end = terms.deadline.map_or(patience, |deadline| deadline.min(patience));
-    loop {
-        let mut filled = Ok(false);
-        (terms.spin)(&mut || {
-            filled = fill(tcp, &mut reader);
-            !matches!(filled, Ok(false))
-        });
-        if filled? {
-            break;
-        }
+    let mut filled = Ok(false);
+    (terms.spin)(&mut || {
+        filled = fill(tcp, &mut reader);
+        !matches!(filled, Ok(false))
+    });
+    while !filled? {
         if Instant::now() >= end {
             let error = HandshakeError::TimedOut { awaited: smc_core::handshake::Awaited::Accept };
             return Err(error.into());
         }
         wait_readable(tcp, end)?;
+        filled = fill(tcp, &mut reader);
     }
     let message = reader.message().unwrap_or_default();
     let known = |chid, gid| terms.fabrics.terms(chid, gid);
