@@ -117,12 +117,9 @@ impl Handshake {
                         ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
                             Ok(stage) => {
                                 self.deadline = Instant::now() + terms.patience;
-                                let answered = matches!(stage, Stage::Confirm(_));
+                                // The end of the stream may be there already, of which nobody would
+                                // be told any more: so on to the next look.
                                 self.stage = stage;
-                                if answered {
-                                    // The client's answer cannot be here yet.
-                                    return Ok(None);
-                                }
                             }
                             Err(decline) => return give_up(tcp, decline).map(Some),
                         },
