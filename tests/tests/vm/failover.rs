@@ -32,7 +32,7 @@ enum Loss {
     Adapter,
 }
 
-/// MiB that are moved in each direction: 1024, or as many as `SMC_FAILOVER_BULK` says.
+/// MiB that are moved in each direction: 32, or as many as `SMC_FAILOVER_BULK` says; 1024 take minutes.
 fn bulk() -> usize {
     let mib = std::env::var("SMC_FAILOVER_BULK").ok().and_then(|text| text.parse().ok());
     mib.unwrap_or(32) << 20

@@ -71,10 +71,10 @@ struct Field<'a> {
     _bed: Bed,
 }
 
-/// What to move in bulk: 100 MiB, or as many MiB as `SMC_INTEROP_BULK` says.
+/// What to move in bulk: 4 MiB, or as many as `SMC_INTEROP_BULK` says; 100 take minutes under emulation.
 fn bulk() -> usize {
     let mib = std::env::var("SMC_INTEROP_BULK").ok().and_then(|text| text.parse().ok());
-    mib.unwrap_or(100) << 20
+    mib.unwrap_or(4) << 20
 }
 
 /// With a log of the own stack in the transcript, if `SMC_INTEROP_LOG` says what it is to have, as

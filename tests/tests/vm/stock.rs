@@ -52,10 +52,20 @@ impl Rig {
         Rig::with(flavour, devices, "")
     }
 
+    /// With one device, and the machine for itself: what is looked at is how long something takes.
+    #[track_caller]
+    fn to_measure(flavour: Flavour) -> Rig {
+        Rig::on(Bed::alone(), flavour, 1, "")
+    }
+
     /// With further options for the sockets.
     #[track_caller]
     fn with(flavour: Flavour, devices: usize, socket_options: &str) -> Rig {
-        let bed = Bed::alone();
+        Rig::on(Bed::new(), flavour, devices, socket_options)
+    }
+
+    #[track_caller]
+    fn on(bed: Bed, flavour: Flavour, devices: usize, socket_options: &str) -> Rig {
         let (mut probes, mut qemu) = (Vec::new(), Vec::new());
         for n in 0..devices {
             let socket = bed.path(&format!("probe{n}"));
@@ -181,7 +191,7 @@ fn missed_looks(rig: &mut Rig) -> u64 {
 
 #[test]
 fn stock_acknowledges_mappings_that_the_guest_does_not_see_yet() {
-    let mut rig = Rig::new(Flavour::Stock, 1);
+    let mut rig = Rig::to_measure(Flavour::Stock);
     // Whether a look comes in time is up to the host's scheduler. It cannot be made to come too
     // early, and that QEMU as it is released was lucky is no reason to refuse this repository.
     if !(0..40).any(|_| missed_looks(&mut rig) > 0) {
@@ -191,7 +201,7 @@ fn stock_acknowledges_mappings_that_the_guest_does_not_see_yet() {
 
 #[test]
 fn patched_acknowledges_mappings_when_the_guest_sees_them() {
-    let mut rig = Rig::new(Flavour::Patched, 1);
+    let mut rig = Rig::to_measure(Flavour::Patched);
     assert!((0..8).all(|_| missed_looks(&mut rig) == 0));
 }
 
@@ -265,7 +275,7 @@ fn costs(rig: &mut Rig) -> Costs {
 
 #[test]
 fn stock_takes_longer_for_each_further_mapping_and_for_a_reset_with_them() {
-    let mut rig = Rig::new(Flavour::Stock, 1);
+    let mut rig = Rig::to_measure(Flavour::Stock);
     let costs = costs(&mut rig);
     assert!(costs.last > 2 * costs.first);
     assert!(costs.reset > 100_000);
@@ -273,7 +283,7 @@ fn stock_takes_longer_for_each_further_mapping_and_for_a_reset_with_them() {
 
 #[test]
 fn patched_takes_the_same_short_time_for_every_mapping_and_resets_at_once() {
-    let mut rig = Rig::new(Flavour::Patched, 1);
+    let mut rig = Rig::to_measure(Flavour::Patched);
     // Something else may want the processors for a moment.
     let good = (0..3)
         .map(|_| costs(&mut rig))
