@@ -110,9 +110,9 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
         let mut command = with(parts, &parts.tests);
         // Where cargo runs the tests of this package.
         command.current_dir(root.join("tests"));
-        // Tests take turns where guests are, three at a time. The fourth of four threads is already
+        // Tests take turns where guests are, two at a time. The third of three threads is already
         // waiting then.
-        command.args(filters).args(["--test-threads=4", "--show-output"]);
+        command.args(filters).args(["--test-threads=3", "--show-output"]);
         command.envs(beds.map(|beds| ("SMC_VM_BEDS", beds)));
         if args.keep {
             command.env("SMC_VM_KEEP", "1");

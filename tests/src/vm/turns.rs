@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Beds at a time, if `SMC_VM_BEDS` does not say otherwise. A guest keeps a processor busy, but most
 /// tests wait for something most of the time.
-const BEDS: usize = 3;
+const BEDS: usize = 2;
 
 static TURNS: Turns = Turns::new();
 
