@@ -104,6 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Exit code of a test program that has run all its tests, and some failed.
+const TESTS_FAILED: i32 = 101;
+
 /// Runs the tests, and those that failed again.
 fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError> {
     let run = |filters: &[String], beds: Option<&str>| {
@@ -122,7 +125,8 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
     let (mut status, mut failed) = watched(run(&args.only, None))?;
     let mut flaky = Vec::new();
     for _ in 0..args.again {
-        if status.success() || failed.is_empty() {
+        // A test program that was killed has not said which tests it never came to.
+        if status.code() != Some(TESTS_FAILED) || failed.is_empty() {
             break;
         }
         eprintln!("xtask: runs again what failed: {}", failed.join(", "));
