@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,17 +53,6 @@ struct Pending {
     ready: VecDeque<(SmcStream, SocketAddr)>,
     /// What the timer is set to.
     alarm: Option<Instant>,
-}
-
-/// What epoll has reported.
-#[derive(Default)]
-struct News {
-    /// There may be a new client.
-    client: bool,
-    /// The time of a handshake is up.
-    alarm: bool,
-    /// Handshakes that can go on.
-    handshakes: Vec<u64>,
 }
 
 struct Entry {
@@ -161,23 +149,16 @@ impl SmcListener {
     /// # Errors
     /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
-        // Once without being told of a client: it may have come before.
-        let mut news = News { client: true, ..News::default() };
         loop {
             let next = {
                 let mut pending = self.lock();
                 self.stack.sweep();
                 let current = self.stack.current();
-                self.go_on(&mut pending, &current, &news);
-                if !self.try_once(&mut pending, &current, news.client)? && !self.nonblocking() {
+                if !self.try_once(&mut pending, &current)? && !self.nonblocking() {
                     // A client in the middle of a handshake answers soon: look for a while.
                     self.look_for_a_while(&mut pending, &current)?;
                 }
-                if pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
-                    news = self.wait(Some(Duration::ZERO))?;
-                    self.go_on(&mut pending, &current, &news);
-                }
-                self.expire(&mut pending, &current);
+                self.take_events(&mut pending, &current, Some(Duration::ZERO))?;
                 if let Some(accepted) = pending.ready.pop_front() {
                     return Ok(accepted);
                 }
@@ -188,7 +169,7 @@ impl SmcListener {
                 }
                 pending.next_deadline()
             };
-            news = self.wait(next.map(|next| next.saturating_duration_since(Instant::now())))?;
+            self.wait(next.map(|next| next.saturating_duration_since(Instant::now())))?;
         }
     }
 
@@ -206,38 +187,30 @@ impl SmcListener {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for anything to happen, which nobody else is told of then.
-    fn wait(&self, timeout: Option<Duration>) -> io::Result<News> {
-        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let events = match epoll::wait(&self.epoll, &mut events, timeout.map(timespec).as_ref()) {
-            Ok((events, _)) => events,
-            Err(rustix::io::Errno::INTR) => &mut [],
-            Err(error) => return Err(error.into()),
-        };
-        let mut news = News::default();
-        for event in events.iter() {
-            match event.data.u64() {
-                LISTENER => news.client = true,
-                TIMER => news.alarm = true,
-                key => news.handshakes.push(key),
-            }
+    /// Waits for anything to happen. `true`: something did.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let timeout = timeout.map(timespec);
+        let mut fds = [rustix::event::PollFd::new(&self.epoll, rustix::event::PollFlags::IN)];
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
         }
-        Ok(news)
     }
 
     fn nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Tries the handshakes that epoll does not know yet, and takes a new client, if there may be one.
-    /// `true`: there is a connection.
-    fn try_once(&self, pending: &mut Pending, current: &Current, client: bool) -> io::Result<bool> {
+    /// Tries the handshakes that epoll does not know yet, and takes a new client. `true`: there is
+    /// a connection.
+    fn try_once(&self, pending: &mut Pending, current: &Current) -> io::Result<bool> {
         for at in 0..pending.hot.len() {
             if let Some(key) = pending.hot.get(at).copied() {
                 self.step(pending, current, key);
             }
         }
-        if pending.ready.is_empty() && client {
+        if pending.ready.is_empty() {
             self.take_client(pending, current)?;
         }
         Ok(!pending.ready.is_empty())
@@ -250,7 +223,7 @@ impl SmcListener {
         }
         let mut tried = Ok(false);
         self.stack.spin().until_asked(|| {
-            tried = self.try_once(pending, current, true);
+            tried = self.try_once(pending, current);
             // Nothing left to look at counts as an end, too.
             !matches!(tried, Ok(false)) || pending.hot.is_empty()
         });
@@ -292,24 +265,36 @@ impl SmcListener {
         Ok(())
     }
 
-    /// Goes on with what epoll has reported.
-    fn go_on(&self, pending: &mut Pending, current: &Current, news: &News) {
-        if news.alarm {
-            let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
-            pending.alarm = None;
+    /// Goes on with what epoll reports and what has run out of time.
+    fn take_events(
+        &self,
+        pending: &mut Pending,
+        current: &Current,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        if pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
+            let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+            let timeout = timeout.map(timespec);
+            let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(rustix::io::Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            for event in events.iter() {
+                match event.data.u64() {
+                    LISTENER => {}
+                    TIMER => {
+                        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                        pending.alarm = None;
+                    }
+                    key => self.step(pending, current, key),
+                }
+            }
         }
-        for key in &news.handshakes {
-            self.step(pending, current, *key);
+        if pending.handshakes.is_empty() {
+            return Ok(());
         }
-    }
-
-    /// Ends handshakes that have run out of time.
-    fn expire(&self, pending: &mut Pending, current: &Current) {
-        let Some(next) = pending.next_deadline() else { return };
         let now = Instant::now();
-        if now < next {
-            return;
-        }
         let late: Vec<u64> = pending
             .handshakes
             .iter()
@@ -321,6 +306,7 @@ impl SmcListener {
                 entry.handshake.expire(&entry.tcp, &self.terms(current))
             });
         }
+        Ok(())
     }
 
     /// Takes one client from TCP's queue, if there is one.
