@@ -36,11 +36,18 @@ fn is_idle(what: &str) {
     note(what);
     // What just happened may take a moment to come to rest.
     thread::sleep(Duration::from_millis(200));
-    let before = processor_time();
-    thread::sleep(Duration::from_secs(2));
-    let used = processor_time() - before;
-    println!("{what}: {used:?} in 2 s");
-    assert!(used < Duration::from_millis(20), "{what}: {used:?}");
+    // On a machine that is busy with something else the little that is done costs more now and then.
+    let mut used = Duration::MAX;
+    for _ in 0..3 {
+        let before = processor_time();
+        thread::sleep(Duration::from_secs(2));
+        used = processor_time() - before;
+        println!("{what}: {used:?} in 2 s");
+        if used < Duration::from_millis(20) {
+            return;
+        }
+    }
+    panic!("{what}: {used:?}");
 }
 
 #[test]
