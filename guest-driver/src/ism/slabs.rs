@@ -186,7 +186,7 @@ impl SlabTable {
         slabs.left.push_back(peer);
     }
 
-    /// Whether the peer is among those that left lately.
+    /// Whether the peer is among those that left lately. Its GID does not come back.
     pub(super) fn has_left(&self, peer: Gid) -> bool {
         lock(&self.0).left.contains(&peer)
     }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -41,24 +40,6 @@ impl KeepAlive {
     }
 }
 
-/// A switch that may not have been touched.
-#[derive(Debug, Default)]
-pub(super) struct Switch(AtomicU8);
-
-impl Switch {
-    /// What it was set to last, if it was.
-    pub(super) fn get(&self) -> Option<bool> {
-        match self.0.load(Ordering::Relaxed) {
-            0 => None,
-            set => Some(set == 2),
-        }
-    }
-
-    pub(super) fn set(&self, on: bool) {
-        self.0.store(1 + u8::from(on), Ordering::Relaxed);
-    }
-}
-
 /// Whole seconds, at least one, at most what TCP takes.
 fn seconds(time: Duration) -> Duration {
     Duration::from_secs(time.as_nanos().div_ceil(1_000_000_000).clamp(1, 32767) as u64)
@@ -70,11 +51,6 @@ impl SmcStream {
     /// # Errors
     /// Those of the socket option.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        if self.is_smc() {
-            // TCP carries nothing any more.
-            self.remembered_nodelay().set(nodelay);
-            return Ok(());
-        }
         self.with_tcp(|tcp| tcp.set_nodelay(nodelay))
     }
 
@@ -83,10 +59,7 @@ impl SmcStream {
     /// # Errors
     /// Those of the socket option.
     pub fn nodelay(&self) -> io::Result<bool> {
-        match self.remembered_nodelay().get() {
-            Some(nodelay) => Ok(nodelay),
-            None => self.with_tcp(TcpStream::nodelay),
-        }
+        self.with_tcp(TcpStream::nodelay)
     }
 
     /// Time to live of the TCP connection's packets.

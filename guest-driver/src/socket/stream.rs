@@ -13,7 +13,6 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 use smc_core::handshake::FallbackReason;
 
 use super::conn::Conn;
-use super::options::Switch;
 use super::statistics::Described;
 use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
@@ -39,8 +38,6 @@ struct Shared {
     linger: Mutex<Option<Duration>>,
     keepalive: Mutex<Option<KeepAlive>>,
     read_shut: AtomicBool,
-    /// TCP_NODELAY as the program has set it; empty: as it was when the connection was made.
-    nodelay: Switch,
 }
 
 enum Kind {
@@ -211,7 +208,6 @@ impl SmcStream {
             linger: Mutex::new(None),
             keepalive: Mutex::new(None),
             read_shut: AtomicBool::new(false),
-            nodelay: Switch::default(),
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
@@ -518,11 +514,6 @@ impl SmcStream {
             Kind::Smc(conn) => Some(conn),
             Kind::Tcp(..) => None,
         }
-    }
-
-    /// What the program has made of TCP_NODELAY.
-    pub(super) fn remembered_nodelay(&self) -> &Switch {
-        &self.shared.nodelay
     }
 
     pub(super) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {

@@ -1,7 +1,6 @@
 //! What a process holds, as its kernel tells.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(dead_code, reason = "not every test uses all of it")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use std::collections::BTreeMap;
 use std::fmt;
