@@ -106,7 +106,7 @@ fn main() {
 /// Figures on SMC and on TCP, sorted.
 fn compare(measure: &Measure, [a, b]: [&Guest; 2], ports: [u16; 2], runs: usize) -> [Vec<f64>; 2] {
     let ends = [true, false];
-    let servers = [0, 1].map(|end| serve(a, ends[end], measure.server, ports[end]));
+    let servers = [0, 1].map(|end| serve(a, &on(ends[end], measure.server), ports[end]));
     let mut figures = [Vec::new(), Vec::new()];
     // One run that is not counted warms both up.
     for run in 0..=runs {

@@ -18,8 +18,8 @@ pub(crate) struct Contents {
     pub(crate) busybox: PathBuf,
     /// The script that is the first process.
     pub(crate) init: PathBuf,
-    /// Programs by the name they get in `/bin`.
-    pub(crate) programs: Vec<(&'static str, PathBuf)>,
+    /// Programs by the name they get in `/bin`, or the path if they have to be elsewhere.
+    pub(crate) programs: Vec<(String, PathBuf)>,
     /// Other files, by the path they get.
     pub(crate) files: Vec<(String, PathBuf)>,
 }
@@ -85,6 +85,22 @@ pub(crate) fn busybox() -> Result<PathBuf, ToolError> {
         .ok_or(ToolError::Missing("busybox-static"))
 }
 
+/// The files in a directory and those below it.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn files_below(dir: &Path) -> Result<Vec<PathBuf>, ToolError> {
+    let mut files = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).map_err(at(&dir))? {
+            let path = entry.map_err(at(&dir))?.path();
+            if path.is_dir() { left.push(path) } else { files.push(path) }
+        }
+    }
+    Ok(files)
+}
+
 /// Writes the image into `dir` unless it is there; its path. Images of other contents go.
 ///
 /// # Errors
@@ -137,7 +153,8 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
                 tree.file(&library, read(Path::new(&library))?);
             }
         }
-        tree.file(&format!("bin/{name}"), stripped(program)?);
+        let place = if name.contains('/') { name.clone() } else { format!("bin/{name}") };
+        tree.file(&place, stripped(program)?);
     }
     for (path, file) in &contents.files {
         if !tree.has(path) {
@@ -145,9 +162,11 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
             tree.file(path, if library { stripped(file)? } else { read(file)? });
         }
     }
-    let users = b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n";
+    // A server that refuses to be root, and one that keeps strangers as somebody else.
+    let users = b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n\
+        postgres:x:100:100::/tmp:/bin/sh\nsshd:x:101:65534::/run/sshd:/bin/false\n";
     tree.file("etc/passwd", users.to_vec());
-    tree.file("etc/group", b"root:x:0:\nnogroup:x:65534:\n".to_vec());
+    tree.file("etc/group", b"root:x:0:\npostgres:x:100:\nnogroup:x:65534:\n".to_vec());
     let mut hosts = "127.0.0.1 localhost\n".to_owned();
     for (number, letter) in (1..).zip('a'..='z') {
         hosts += &format!("10.0.0.{number} {letter}\n");

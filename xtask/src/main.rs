@@ -9,6 +9,7 @@
 mod cpio;
 mod image;
 mod parts;
+mod programs;
 mod tool;
 mod vm;
 

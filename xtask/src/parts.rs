@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::image::{self, Contents};
+use crate::programs;
 use crate::tool::{self, ToolError};
 
 /// Packages whose programs the guests or the tests run.
@@ -16,6 +17,15 @@ const FEATURES: [&str; 2] = ["--features", "smc-tests/vm"];
 
 /// Debian packages of the libraries that QEMU is linked with.
 const LIBRARIES: [&str; 3] = ["libglib2.0-dev", "libpixman-1-dev", "libfdt-dev"];
+
+/// Which programs of the distribution guests are to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those that are quick to install.
+    Usual,
+    /// Also those that bring hundreds of megabytes.
+    All,
+}
 
 /// Paths of everything.
 #[derive(Debug)]
@@ -54,7 +64,7 @@ impl Parts {
 ///
 /// # Errors
 /// A package is missing, or something does not build; its output has been shown.
-pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
+pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, ToolError> {
     let may_install = install || tool::is_true("CI");
     let busybox = installed(image::busybox, may_install)?;
     let verbs = installed(image::verbs, may_install)?;
@@ -90,7 +100,7 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
         kind: "initrd",
         busybox,
         init: root.join("tests/vm/init"),
-        programs: vec![
+        programs: [
             ("smc", find(&programs, "smc")?),
             ("smc-test-peer", find(&programs, "smc-test-peer")?),
             ("conformance", find(&tests, "conformance")?),
@@ -98,44 +108,35 @@ pub(crate) fn build(root: &Path, install: bool) -> Result<Parts, ToolError> {
             ("rendezvous", find(&tests, "rendezvous")?),
             ("ip", ip),
             ("tc", tc),
-        ],
+        ]
+        .map(|(name, path)| (name.to_owned(), path))
+        .into(),
         files: verbs,
     };
     // <target>/release/vhost-device-ism
     let target = daemon.ancestors().nth(2).unwrap_or(root);
-    let initrd = image::write(&contents, &target.join("vm"))?;
-    let initrd_programs = match distribution(may_install) {
+    let images = target.join("vm");
+    let initrd = image::write(&contents, &images)?;
+    let found = match which {
+        Which::Usual => programs::usual(may_install),
+        Which::All => programs::all(root, &images, may_install),
+    };
+    let initrd_programs = match found {
         Ok(found) => {
-            contents.kind = "programs";
-            contents.programs.extend(found);
+            contents.kind = if which == Which::All { "all-programs" } else { "programs" };
+            contents.programs.extend(found.programs);
+            contents.files.extend(found.files);
             let library = find(&programs, "smc_preload")?;
             contents.files.push(("lib/libsmc_preload.so".into(), library));
-            Some(image::write(&contents, &target.join("vm"))?)
+            Some(image::write(&contents, &images)?)
         }
-        Err(error) if tool::is_true("CI") => return Err(error),
+        Err(error) if which == Which::All || tool::is_true("CI") => return Err(error),
         Err(error) => {
             eprintln!("xtask: unmodified programs are not tested: {error}");
             None
         }
     };
     Ok(Parts { kernel, kernel_v1, initrd, initrd_programs, qemu, qemu_stock, daemon, tests: vm })
-}
-
-/// Programs that are run as they are, and the Debian packages they come from.
-const UNMODIFIED: [(&str, &str); 6] = [
-    ("iperf3", "iperf3"),
-    ("redis-server", "redis-server"),
-    ("redis-benchmark", "redis-tools"),
-    ("nginx", "nginx-light"),
-    ("curl", "curl"),
-    ("wrk", "wrk"),
-];
-
-fn distribution(may_install: bool) -> Result<Vec<(&'static str, PathBuf)>, ToolError> {
-    let found = UNMODIFIED.into_iter().map(|(name, package)| {
-        Ok((name, installed(|| image::program(name, package), may_install)?))
-    });
-    found.collect()
 }
 
 /// The executable of an example of the tests.
@@ -186,7 +187,7 @@ fn runs(program: &Path) -> bool {
 }
 
 /// Finds something that packages bring, after installing them one by one if that is allowed.
-fn installed<T>(
+pub(crate) fn installed<T>(
     find: impl Fn() -> Result<T, ToolError>,
     may_install: bool,
 ) -> Result<T, ToolError> {
@@ -209,9 +210,12 @@ fn provide(package: &'static str, may_install: bool) -> Result<(), ToolError> {
 
 fn install_package(package: &'static str) -> Result<(), ToolError> {
     eprintln!("xtask: installs {package}");
-    for args in [&["update", "-q"][..], &["install", "-y", "-q", package]] {
+    let install = ["install", "-y", "-q", "--no-install-recommends", package];
+    for args in [&["update", "-q"][..], &install] {
         let mut apt = Command::new("apt-get");
-        apt.args(args).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null());
+        // No service is to be started: only the programs are wanted.
+        apt.args(args).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
+        apt.stdout(Stdio::null());
         if !tool::status(apt)?.success() {
             return Err(ToolError::Missing(package));
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Subcommand;
 
-use crate::parts::{self, Parts};
+use crate::parts::{self, Parts, Which};
 use crate::tool::{self, ToolError};
 
 pub(crate) const LONG_ABOUT: &str = "\
@@ -40,6 +40,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIMES", default_value_t = 0)]
     again: u32,
 
+    /// Show what tests that succeed print, too: durations, rates, what a peer answered.
+    #[arg(long)]
+    show_output: bool,
+
     /// Keep the logs of tests that succeed, too.
     #[arg(long)]
     keep: bool,
@@ -53,6 +57,9 @@ pub(crate) struct Args {
 enum What {
     /// Only build, and print where everything is.
     Build,
+    /// Run the tests with all programs of the distribution: also PostgreSQL, Node.js and Go, whose packages
+    /// are large.
+    Programs,
     /// Show two virtual machines that meet over shared memory.
     Demo,
     /// Measure SMC next to TCP, and virtio sockets if possible, between two virtual machines.
@@ -78,7 +85,8 @@ enum What {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let root = root()?;
     let start = Instant::now();
-    let parts = parts::build(&root, args.install_deps)?;
+    let which = if matches!(args.what, Some(What::Programs)) { Which::All } else { Which::Usual };
+    let parts = parts::build(&root, args.install_deps, which)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
     let status = match &args.what {
         Some(What::Build) => {
@@ -99,6 +107,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             command.args(args);
             tool::status(command)?
         }
+        Some(What::Programs) => {
+            let only = vec!["programs::".to_owned(), "--include-ignored".to_owned()];
+            let args = Args { what: None, only, show_output: true, ..*args };
+            return tests(&root, &parts, &args);
+        }
         None => return tests(&root, &parts, args),
     };
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -113,9 +126,12 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
         let mut command = with(parts, &parts.tests);
         // Where cargo runs the tests of this package.
         command.current_dir(root.join("tests"));
-        // Tests take turns where guests are, two at a time. The third of three threads is already
+        // Tests take turns where guests are, two or three at a time. One more thread is already
         // waiting then.
-        command.args(filters).args(["--test-threads=3", "--show-output"]);
+        command.args(filters).arg("--test-threads=4");
+        if args.show_output {
+            command.arg("--show-output");
+        }
         command.envs(beds.map(|beds| ("SMC_VM_BEDS", beds)));
         if args.keep {
             command.env("SMC_VM_KEEP", "1");
@@ -138,6 +154,9 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
     }
     for name in flaky {
         eprintln!("xtask: FLAKY: {name} passed only when it was run again");
+    }
+    if !status.success() {
+        eprintln!("xtask: FAILED ({status}): {}", failed.join(", "));
     }
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

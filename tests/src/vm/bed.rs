@@ -48,6 +48,12 @@ impl Bed {
         Bed::in_turn(Turn::alone(), &[])
     }
 
+    /// As [`Bed::new`] for a test that waits for time-outs rather than for its guests' processors.
+    #[track_caller]
+    pub fn patient() -> Bed {
+        Bed::in_turn(Turn::patient(), &[])
+    }
+
     /// A daemon with further options.
     #[track_caller]
     pub fn with(daemon_args: &[&str]) -> Bed {

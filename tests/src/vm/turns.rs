@@ -5,6 +5,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Beds at a time, if `SMC_VM_BEDS` does not say otherwise. A guest keeps a processor busy, but most
 /// tests wait for something most of the time.
 const BEDS: usize = 2;
+/// What a bed takes of the place that there is. Those that wait more than others take less, so that
+/// three of them are where two others would be.
+const PLACES: usize = 3;
+const PLACES_OF_PATIENT: usize = 2;
 
 static TURNS: Turns = Turns::new();
 
@@ -18,12 +22,17 @@ pub(super) struct Turn {
 impl Turn {
     /// Waits for a place among others.
     pub(super) fn among_others() -> Turn {
-        TURNS.take(beds(), 1)
+        TURNS.take(all(), PLACES)
+    }
+
+    /// As [`Turn::among_others`] for one that mostly waits.
+    pub(super) fn patient() -> Turn {
+        TURNS.take(all(), PLACES_OF_PATIENT)
     }
 
     /// Waits until nobody else has guests.
     pub(super) fn alone() -> Turn {
-        TURNS.take(beds(), beds())
+        TURNS.take(all(), all())
     }
 }
 
@@ -33,10 +42,11 @@ impl Drop for Turn {
     }
 }
 
-/// Beds at a time.
-fn beds() -> usize {
+/// The place that there is.
+fn all() -> usize {
     let wanted = std::env::var("SMC_VM_BEDS").ok();
-    wanted.map_or(BEDS, |n| n.parse().expect("SMC_VM_BEDS is a number")).max(1)
+    let beds = wanted.map_or(BEDS, |n| n.parse().expect("SMC_VM_BEDS is a number"));
+    PLACES * beds.max(1)
 }
 
 #[derive(Debug)]

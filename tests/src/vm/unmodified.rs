@@ -26,9 +26,8 @@ pub fn on(smc: bool, program: &str) -> String {
 }
 
 /// Starts a server and waits until it listens on the port, which stands for `PORT` in its command line.
-pub fn serve(guest: &Guest, smc: bool, program: &str, port: u16) -> Job {
-    let program = program.replace("PORT", &port.to_string());
-    let command = Run::from(format!("exec {}", on(smc, &program)));
+pub fn serve(guest: &Guest, command: &str, port: u16) -> Job {
+    let command = Run::from(format!("exec {}", command.replace("PORT", &port.to_string())));
     let job = guest.spawn(command.within(Duration::from_secs(1200)));
     // A connection would be one too many for some.
     let ready = format!(

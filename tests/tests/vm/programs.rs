@@ -1,10 +1,14 @@
 //! Programs of the distribution, as they are, in two guests that find each other by TCP option 254.
 
+mod large;
+mod sessions;
+
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 use smc_tests::vm::unmodified::{self, WEB_ROOT, after, on, serve, smc_d, stat, web_server};
-use smc_tests::vm::{Bed, Guest, Job};
+use smc_tests::vm::{Bed, Guest, Job, Run};
 
 /// Which ends are put on SMC, server first.
 const COMBINATIONS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
@@ -22,55 +26,94 @@ fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
 /// Runs a client's command and gives its output.
 type Client<'a> = dyn Fn(&str) -> String + 'a;
 
-/// A program's own figure in each combination; the table's line. `measure` gets the port and what goes
-/// before the client's command.
-fn row(
+/// A server and what measures it.
+struct Case<'a> {
+    name: &'a str,
+    /// Its command line, with `PORT` for the port.
+    server: &'a str,
+    /// A client's figure. It gets the port, and what runs a command line at the client's end.
+    measure: &'a dyn Fn(u16, &Client<'_>) -> f64,
+    kind: Kind,
+}
+
+/// How a server comes to SMC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Its processes outlive their connections.
+    Lasting,
+    /// It has a process per session.
+    Sessions,
+    /// What it is written in makes system calls itself, and it stays on TCP.
+    OwnSystemCalls,
+}
+
+/// Runs each in all combinations; prints the table's lines.
+fn table(guests: [&Guest; 2], cases: &[Case<'_>]) {
+    let mut port = 6000;
+    for case in cases {
+        let figures = COMBINATIONS.map(|on_smc| {
+            port += 1;
+            figure(guests, case, on_smc, port)
+        });
+        let [both, server, client, none] = figures;
+        println!(
+            "{:24} SMC {both:12.1}  TCP {none:12.1}  ratio {:5.2}   only server {:5.2}, only client {:5.2}",
+            case.name,
+            both / none,
+            server / none,
+            client / none
+        );
+    }
+}
+
+/// What the client says, after `smc stat` has said what carried it.
+fn figure(
     [a, b]: [&Guest; 2],
-    name: &str,
-    server: &str,
-    measure: &dyn Fn(u16, &Client<'_>) -> f64,
-    next_port: &mut u16,
-) {
-    let mut figures = Vec::new();
-    for [on_server, on_client] in COMBINATIONS {
-        *next_port += 1;
-        let port = *next_port;
-        let job = serve(a, on_server, server, port);
-        let client = |program: &str| b.ok(on(on_client, program));
-        figures.push(measure(port, &client));
-        let smc = on_server && on_client;
-        if on_server {
+    case: &Case<'_>,
+    [on_server, on_client]: [bool; 2],
+    port: u16,
+) -> f64 {
+    let run = |smc, program: &str| match case.kind {
+        // A program that stays on TCP would be an error otherwise.
+        Kind::OwnSystemCalls if smc => format!("smc run {program}"),
+        _ => on(smc, program),
+    };
+    let job = serve(a, &run(on_server, case.server), port);
+    let both = on_server && on_client;
+    // Sessions have to be looked at while they last.
+    let seen = (both && case.kind == Kind::Sessions).then(|| {
+        let look = r#"until smc stat --json 2>/dev/null | grep -q '"SMC-D v2'; do sleep 0.1; done"#;
+        a.spawn(Run::from(look).within(Duration::from_secs(300)))
+    });
+    let figure = (case.measure)(port, &|program| b.ok(run(on_client, program)));
+    let name = case.name;
+    match (seen, case.kind) {
+        (Some(seen), _) => assert_eq!(seen.wait_within(Duration::from_secs(2)).code(), 0, "{name}"),
+        (None, Kind::Sessions) => (),
+        (None, kind) if on_server => {
+            let smc = both && kind == Kind::Lasting;
             assert_eq!(smc_d(a) > 0, smc, "{name}: {:?}", stat(a));
         }
-        drop(job);
+        (None, _) => (),
     }
-    let [both, server, client, none] = figures[..] else { unreachable!() };
-    println!(
-        "{name:24} SMC {both:12.1}  TCP {none:12.1}  ratio {:5.2}   only server {:5.2}, only client {:5.2}",
-        both / none,
-        server / none,
-        client / none
-    );
+    drop(job);
+    figure
 }
 
 #[test]
 fn unmodified_programs_meet_in_all_four_combinations() {
     let bed = Bed::new();
     let Some([a, b]) = guests(&bed, 1) else { return };
-    let (guests, mut port) = ([&a, &b], 6000);
 
     let redis = "redis-server --port PORT --save '' --bind 10.0.0.1 --protected-mode no";
-    for (name, pipeline, n) in [("redis GET", 1, 3000), ("redis GET, pipelined", 16, 20_000)] {
-        let bench = |port: u16, client: &Client<'_>| {
-            let text = client(&format!(
-                "redis-benchmark -h 10.0.0.1 -p {port} -n {n} -c 10 -t get --csv -P {pipeline}"
-            ));
-            after(&text, "\"GET\",")
-        };
-        row(guests, name, redis, &bench, &mut port);
-    }
+    let get = |port: u16, client: &Client<'_>, n: u32, pipeline: u32| {
+        let text = client(&format!(
+            "redis-benchmark -h 10.0.0.1 -p {port} -n {n} -c 10 -t get --csv -P {pipeline}"
+        ));
+        after(&text, "\"GET\",")
+    };
 
-    let nginx = web_server(&a, 6001..=6020);
+    let nginx = web_server(&a, 6001..=6040);
     a.ok(format!("dd if=/dev/urandom of={WEB_ROOT}/file bs=64k count=64 2>/dev/null"));
     let sum = a.ok(format!("sha256sum < {WEB_ROOT}/file"));
     let curl = |port: u16, client: &Client<'_>| {
@@ -83,14 +126,46 @@ fn unmodified_programs_meet_in_all_four_combinations() {
         }
         text.lines().filter_map(|line| line.parse::<f64>().ok()).sum::<f64>() / 2e6
     };
-    row(guests, "nginx, curl, MB/s", nginx, &curl, &mut port);
 
     let iperf = |port: u16, client: &Client<'_>| {
         let text = client(&format!("iperf3 -c 10.0.0.1 -p {port} -t 2 -f m"));
         let line = text.lines().find(|line| line.ends_with("receiver")).unwrap();
         after(line, "Bytes")
     };
-    row(guests, "iperf3, Mbit/s", "iperf3 -s -p PORT", &iperf, &mut port);
+
+    let memcaslap = |port: u16, client: &Client<'_>| {
+        let text = client(&format!("memcaslap -s 10.0.0.1:{port} -t 2s -T 1 -c 8 -v 0.5"));
+        for wrong in ["get_misses:", "verify_misses:", "verify_failed:"] {
+            assert!(!text.contains(wrong) || after(&text, wrong) == 0.0, "{text}");
+        }
+        after(&text, "TPS:")
+    };
+
+    let kind = Kind::Lasting;
+    let cases = [
+        Case { name: "redis GET", server: redis, measure: &|p, c| get(p, c, 3000, 1), kind },
+        Case {
+            name: "redis GET, 16 at once",
+            server: redis,
+            measure: &|p, c| get(p, c, 20_000, 16),
+            kind,
+        },
+        Case { name: "nginx, curl, MB/s", server: nginx, measure: &curl, kind },
+        Case { name: "iperf3, Mbit/s", server: "iperf3 -s -p PORT", measure: &iperf, kind },
+        Case {
+            name: "memcached, memcaslap",
+            server: "memcached -u root -l 10.0.0.1 -p PORT -U 0 -t 2 -m 100",
+            measure: &memcaslap,
+            kind,
+        },
+        Case {
+            name: "ssh, files, MB/s",
+            server: &sessions::ssh_server([&a, &b]),
+            measure: &|port, client| sessions::copy(&b, port, client),
+            kind: Kind::Sessions,
+        },
+    ];
+    table([&a, &b], &cases);
     bed.assert_faultless();
 }
 
@@ -100,7 +175,8 @@ fn processes_of_one_guest_take_a_device_each_and_outlive_the_daemon() {
     let bed = Bed::new();
     let Some([a, b]) = guests(&bed, 2) else { return };
     let server = "redis-server --port PORT --save '' --bind 10.0.0.1 --protected-mode no";
-    let servers: Vec<Job> = [7001u16, 7002, 7003].map(|port| serve(&a, true, server, port)).into();
+    let servers: Vec<Job> =
+        [7001u16, 7002, 7003].map(|port| serve(&a, &on(true, server), port)).into();
     let bench = |port: u16| {
         let text = b.ok(on(
             true,
