@@ -88,7 +88,7 @@ fn main() {
         eprintln!("vm-perf-programs: the programs are not installed, see above");
         std::process::exit(1);
     };
-    web_server(&a, PORTS);
+    web_server(&a, 1, PORTS);
     a.ok(format!("head -c 612 /dev/urandom > {WEB_ROOT}/small"));
     a.ok(format!("head -c 8388608 /dev/urandom > {WEB_ROOT}/large"));
     println!("Medians of {runs} runs; in brackets the least and the most");

@@ -41,12 +41,13 @@ pub fn serve(guest: &Guest, command: &str, port: u16) -> Job {
 /// The directory that [`web_server`] serves.
 pub const WEB_ROOT: &str = "/tmp/www";
 
-/// Prepares nginx in a guest for these ports; the command line that starts it on one of them.
-pub fn web_server(guest: &Guest, ports: RangeInclusive<u16>) -> &'static str {
+/// Prepares nginx with so many workers in a guest for these ports; the command line that starts it on one
+/// of them.
+pub fn web_server(guest: &Guest, workers: u32, ports: RangeInclusive<u16>) -> &'static str {
     let (address, first, last) = (guest.ip(), ports.start(), ports.end());
     guest.ok(format!(
         "mkdir -p {WEB_ROOT} /var/log/nginx /var/lib/nginx && cat > /tmp/nginx.conf <<'END'\n\
-         user root; daemon off; worker_processes 1; pid /tmp/nginx.LISTEN.pid;\n\
+         user root; daemon off; worker_processes {workers}; pid /tmp/nginx.LISTEN.pid;\n\
          error_log /tmp/nginx.log; events {{}}\n\
          http {{ access_log off; keepalive_requests 1000000;\n\
          server {{ listen {address}:LISTEN; root {WEB_ROOT}; }} }}\nEND\n\

@@ -113,7 +113,7 @@ fn unmodified_programs_meet_in_all_four_combinations() {
         after(&text, "\"GET\",")
     };
 
-    let nginx = web_server(&a, 6001..=6040);
+    let nginx = web_server(&a, 1, 6001..=6040);
     a.ok(format!("dd if=/dev/urandom of={WEB_ROOT}/file bs=64k count=64 2>/dev/null"));
     let sum = a.ok(format!("sha256sum < {WEB_ROOT}/file"));
     let curl = |port: u16, client: &Client<'_>| {
