@@ -231,7 +231,7 @@ impl Bed<'_> {
                 let errors = String::from_utf8_lossy(&output.stderr);
                 return Err(format!("smc stat shows no connection over SMC-D: {text}{errors}"));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 

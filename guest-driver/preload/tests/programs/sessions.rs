@@ -122,7 +122,8 @@ fn postgresql() {
                 assert_eq!(after(text, "number of failed transactions:"), 0.0, "{text}");
                 after(text, "tps =")
             },
-            seen_by: Some("root"),
+            // With a connection for each request, looking for one takes longer than it lasts.
+            seen_by: (!options.contains("-C")).then_some("root"),
             can_be_smc: true,
             wanted,
         }
