@@ -8,12 +8,13 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Facts, Greeting, SmcStream};
+use guest_driver::{Facts, Fallback, Greeting, SmcStream};
+use smc_core::handshake::{DeclineCode, FallbackReason};
 use smc_core::wire::clc::{Guess, looks_like_opening};
 
 use crate::option::Proposal;
@@ -21,7 +22,7 @@ use crate::session;
 use crate::sock::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
 use crate::sys::table::{self, Ref};
-use crate::{registrations, relay, status};
+use crate::{refusals, registrations, relay, status};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,6 +336,21 @@ fn finish_tcp(sock: &Ref, fd: c_int) {
     table::remove_if(fd, sock);
 }
 
+/// Notes how a server has answered a Proposal.
+fn remember(socket: impl AsFd, facts: &Facts) {
+    let server = rustix::net::getpeername(socket).ok().flatten();
+    let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
+    match facts {
+        Facts::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
+            if peer.code == DeclineCode::NoIsm2Support =>
+        {
+            refusals::declined(&server);
+        }
+        Facts::Tcp(_) => {}
+        _ => refusals::accepted(&server),
+    }
+}
+
 fn finish(sock: &Ref, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = sock.stream() else { return };
     let role = match socket.role() {
@@ -345,6 +361,9 @@ fn finish(sock: &Ref, fd: c_int, result: io::Result<SmcStream>) {
         Ok(stream) => {
             let facts = stream.facts();
             status::decided(crate::sys::borrowed(fd), role, &facts);
+            if socket.role() == Role::Client {
+                remember(crate::sys::borrowed(fd), &facts);
+            }
             if matches!(facts, Facts::Tcp(_)) {
                 drop(stream);
                 return finish_tcp(sock, fd);

@@ -14,8 +14,8 @@ use guest_driver::rendezvous::{
 };
 use smc_core::handshake::FallbackReason;
 
-use crate::session;
 use crate::sys::borrowed;
+use crate::{refusals, session};
 
 static MEETING: OnceLock<Meeting> = OnceLock::new();
 /// Numbers of its descriptors, ascending; those that were passed on among them.
@@ -24,7 +24,8 @@ static KEPT: OnceLock<Vec<c_int>> = OnceLock::new();
 /// How a client finds out whether its server speaks SMC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
-    asked: Asked,
+    /// `None`: it is not tried, for that has failed several times in a row.
+    asked: Option<Asked>,
     /// The server is one of those that are known to.
     told: bool,
 }
@@ -109,7 +110,10 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
     if !told && (!asks || session::lacks_device()) {
         return None;
     }
-    Some(Ask { asked: meeting.before_connect(borrowed(fd), to), told })
+    if refusals::are_likely(to) {
+        return Some(Ask { asked: None, told: false });
+    }
+    Some(Ask { asked: Some(meeting.before_connect(borrowed(fd), to)), told })
 }
 
 /// Whether an address is one of this machine.
@@ -132,8 +136,9 @@ impl Ask {
     /// What a client does now that its socket is connected. An error is why it stays on TCP.
     pub(crate) fn connected(self, socket: impl AsFd) -> Result<Proposal, Fallback> {
         let unasked = Proposal { awaited: false };
+        let Some(asked) = self.asked else { return Err(Fallback::DeclinedBefore) };
         let Some(meeting) = MEETING.get() else { return Ok(unasked) };
-        match meeting.connected(socket, self.asked) {
+        match meeting.connected(socket, asked) {
             ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
             ClientMove::Stay(_) if self.told => Ok(unasked),
             ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),

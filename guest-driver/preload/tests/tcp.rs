@@ -119,6 +119,8 @@ fn a_server_with_a_short_lived_child_per_client_stops_opening_devices_for_them()
             assert_eq!(smc + tcp, 2 * CLIENTS);
             // How many depends on how fast this machine is just now.
             assert!(smc > 0 && fabric.said("over soon") > 0, "{smc} {tcp}");
+            // The client has noticed, and does not ask each time.
+            assert!(fabric.said("several times in a row") > 0, "{smc} {tcp}");
         },
     );
 }

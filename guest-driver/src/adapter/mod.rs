@@ -31,6 +31,9 @@ pub enum Fallback {
     /// The policy does not let SMC happen with this peer.
     #[error("the policy says TCP")]
     Policy,
+    /// The server has declined several times in a row because it had no device; it is spared for a while.
+    #[error("the server has lately declined several times in a row for want of a device")]
+    DeclinedBefore,
     /// TCP option 254 is required and cannot be had.
     #[error("no TCP option 254: {0}")]
     NoRendezvous(String),
@@ -45,6 +48,7 @@ impl Fallback {
                 DeclineCode::PeerNoSmc
             }
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
+            Fallback::DeclinedBefore => DeclineCode::NoIsm2Support,
         }
     }
 }
