@@ -110,9 +110,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
         Some(What::Programs) => {
             let only = vec!["programs::".to_owned(), "--include-ignored".to_owned()];
             let args = Args { what: None, only, show_output: true, ..*args };
-            return tests(&root, &parts, &args);
+            // Their figures are compared, so nobody else has guests meanwhile.
+            return tests(&root, &parts, &args, Some("1"));
         }
-        None => return tests(&root, &parts, args),
+        None => return tests(&root, &parts, args, None),
     };
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -120,8 +121,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
 /// Exit code of a test program that has run all its tests, and some failed.
 const TESTS_FAILED: i32 = 101;
 
-/// Runs the tests, and those that failed again.
-fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError> {
+/// Runs the tests, with so many beds at a time as is said, and those that failed again.
+fn tests(
+    root: &Path,
+    parts: &Parts,
+    args: &Args,
+    beds: Option<&str>,
+) -> Result<ExitCode, ToolError> {
     let run = |filters: &[String], beds: Option<&str>| {
         let mut command = with(parts, &parts.tests);
         // Where cargo runs the tests of this package.
@@ -138,7 +144,7 @@ fn tests(root: &Path, parts: &Parts, args: &Args) -> Result<ExitCode, ToolError>
         }
         command
     };
-    let (mut status, mut failed) = watched(run(&args.only, None))?;
+    let (mut status, mut failed) = watched(run(&args.only, beds))?;
     let mut flaky = Vec::new();
     for _ in 0..args.again {
         // A test program that was killed has not said which tests it never came to.

@@ -63,6 +63,6 @@ fn large_programs_meet_in_all_four_combinations() {
             kind: Kind::OwnSystemCalls,
         },
     ];
-    table([&a, &b], &cases);
+    table([&a, &b], &cases, true);
     bed.assert_faultless();
 }
