@@ -14,7 +14,7 @@ const TRIAL: u64 = 64;
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What came of the last attempts at something.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tally {
     /// Failures in a row.
     failures: AtomicU64,
