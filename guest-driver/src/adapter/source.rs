@@ -16,6 +16,9 @@ pub(crate) enum News {
     Element(u32),
     /// The connection of this element cannot go on.
     ElementLost(u32),
+    /// The peer has given its element to another connection: that of this one is over, and what it
+    /// has not read yet counts for nothing (RMB-23).
+    ElementTaken(u32),
     /// [`Source::next_timer`] may be sooner than it was.
     Timers,
 }

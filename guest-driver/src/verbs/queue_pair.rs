@@ -103,7 +103,8 @@ pub struct QpCaps {
     pub inline: u32,
 }
 
-/// How far away the peer is.
+/// How far away the peer is. For RoCEv2, Linux puts the hop limit of its own route to the peer in place
+/// of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hops {
     /// On the same link: hop limit 1.

@@ -15,7 +15,7 @@ pub const MAX_RMBS: usize = 255;
 pub struct RmbId(pub u32);
 
 /// The group's number of an RMB of the peer; never given twice in a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerRmbId(pub(super) u32);
 
 /// What is wrong with a call about an RMB or a connection.

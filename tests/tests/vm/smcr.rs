@@ -82,6 +82,39 @@ fn version_1_carries_ipv4_over_two_links() {
     works(&mut ends, 1);
 }
 
+/// Two networks on one Ethernet, with a router between them.
+#[test]
+fn a_router_may_be_in_between_in_version_2_only() {
+    let bed = Bed::new();
+    let end = |name| Vm::named(name).no_ism().rnics(1);
+    let [a, router, b] = bed.boot([end("a"), Vm::named("r").no_ism(), end("b")]);
+    router.ok("for net in 1 2; do ip addr add 10.$net.0.254/24 dev eth0 || exit; done");
+    router.ok("echo 1 > /proc/sys/net/ipv4/ip_forward");
+    router.ok("for file in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $file; done");
+    for (guest, here, there) in [(&a, 1, 2), (&b, 2, 1)] {
+        guest.ok("ip addr flush dev eth0");
+        guest.ok(format!("ip addr add 10.{here}.0.1/24 dev eth0"));
+        guest.ok(format!("ip route add 10.{there}.0.0/24 via 10.{here}.0.254"));
+    }
+    let forwarded = || -> u64 {
+        router.ok("awk '/^Ip: [0-9]/ {print $7}' /proc/net/snmp").trim().parse().unwrap()
+    };
+    let before = forwarded();
+    let mut ends = Ends::new(&a, &b, "rust", "10.1.0.1:5000");
+    works(&mut ends, 2);
+    drop(ends);
+    // Writes of at most 4 KiB: RDMA went through the router as well.
+    let packets = forwarded() - before;
+    assert!(packets > 4_000_000 / 4096, "{packets} packets");
+    // Version 1 does not leave its link (RFC 7609 section 3.5.1).
+    let server = a.spawn(Run::from("smc listen -v --tcp-ok --smcr v1 5000"));
+    server.wait_for("listening");
+    let client = b.run("echo hello | smc connect -v --tcp-ok --smcr v1 10.1.0.1 5000");
+    println!("{client}");
+    assert_eq!(server.wait().ok(), "hello\n");
+    assert!(client.err.contains("TCP"), "{client}");
+}
+
 #[test]
 fn elements_may_begin_with_eye_catchers() {
     let bed = Bed::new();

@@ -271,4 +271,34 @@ mod tests {
         rmb.buffer().memory().copy_out(0, &mut left).unwrap();
         assert_eq!(left, [0; 4]);
     }
+
+    fn add(buffers: &mut Buffers, len: u32) -> Arc<Rmb> {
+        let rmb = Rmb::new(buffers.next_id(), len, false).unwrap();
+        buffers.add(rmb.clone());
+        rmb
+    }
+
+    #[test]
+    fn a_pooled_rmb_serves_requests_of_its_length_only() {
+        let mut buffers = Buffers::default();
+        for len in [16 << 10, 64 << 10] {
+            let rmb = add(&mut buffers, len);
+            assert!(buffers.put_back(&rmb));
+        }
+        assert!(buffers.take(32 << 10).is_none());
+        assert_eq!(buffers.take(64 << 10).unwrap().buffer().len(), 64 << 10);
+        assert!(buffers.take(64 << 10).is_none());
+        assert_eq!(buffers.counts(), (1, 1));
+    }
+
+    #[test]
+    fn a_pool_keeps_so_many_rmbs_and_no_more() {
+        let mut buffers = Buffers::default();
+        let rmbs: Vec<_> = (0..=POOL_MAX).map(|_| add(&mut buffers, 16 << 10)).collect();
+        let kept = rmbs.iter().filter(|rmb| buffers.put_back(rmb)).count();
+        assert_eq!(kept, POOL_MAX);
+        // Who is told that there is no room removes it.
+        buffers.remove(rmbs[POOL_MAX].id());
+        assert_eq!(buffers.counts(), (0, POOL_MAX));
+    }
 }

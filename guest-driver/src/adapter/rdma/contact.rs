@@ -200,7 +200,6 @@ pub(super) fn reason_of(error: &NoPlace) -> DeclineReason {
         NoPlace::Verbs(_) => DeclineReason::LinkNotReady,
         NoPlace::Use(smc_core::link_group::UseError::TooManyRmbs) => DeclineReason::TooManyRkeys,
         NoPlace::Use(_) | NoPlace::Gone => DeclineReason::NoActiveLink,
-        NoPlace::Busy => DeclineReason::Registration,
     }
 }
 

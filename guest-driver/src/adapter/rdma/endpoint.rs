@@ -106,10 +106,18 @@ impl Endpoint {
         self.released.store(true, Ordering::Release);
     }
 
-    /// Whether it (still) writes into this element.
-    pub(crate) fn writes(&self, target: &Target) -> bool {
+    /// Leaves this element to another connection: if it wrote into it until now (`true`), it works
+    /// no more.
+    pub(crate) fn yields(&self, target: &Target) -> bool {
         let same = |out: &Out| out.target.rmb == target.rmb && out.target.offset == target.offset;
-        !self.released.load(Ordering::Acquire) && self.out().as_ref().is_some_and(same)
+        // Under this lock, nothing is posted meanwhile.
+        let out = self.out();
+        let writes = !self.released.load(Ordering::Acquire) && !self.has_failed();
+        let yields = writes && out.as_ref().is_some_and(same);
+        if yields {
+            self.fail();
+        }
+        yields
     }
 
     /// A link is about to be no more. Returns the registration of the send element with it.
@@ -276,4 +284,60 @@ impl Endpoint {
 fn make_room(link: &Arc<Link>) {
     link.port().device().poll_sends();
     link.flush_waiting();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapter::rdma::buffers::mirror;
+
+    const LEN: u32 = 16 << 10;
+
+    /// An element of the peer's only RMB.
+    fn target(index: u32) -> Target {
+        let (rmb, offset) = (PeerRmbId::default(), u64::from(index) * u64::from(LEN));
+        Target { rmb, offset, shape: Shape::new(LEN, false), token: 1 }
+    }
+
+    /// A connection that writes into `target`, between two links.
+    fn connection(target: Target) -> Arc<Endpoint> {
+        let outbound = Outbound::new(target.shape, target.token);
+        let out = Out { outbound, target, mirror: mirror(LEN).unwrap(), path: None };
+        Arc::new(Endpoint {
+            token: 7,
+            group: Weak::new(),
+            words: Words::default(),
+            out: Mutex::new(Some(out)),
+            failed: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            failovers: AtomicU32::new(0),
+        })
+    }
+
+    #[test]
+    fn an_element_that_is_offered_again_ends_the_connection_that_uses_it() {
+        let old = connection(target(1));
+        assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
+        assert!(old.yields(&target(1)));
+        assert!(matches!(old.deliver(&[(0, b"data")], [0; 2], true), Err(DeliverError::Failed)));
+        // A third connection finds nobody there but the second one.
+        assert!(!old.yields(&target(1)));
+    }
+
+    #[test]
+    fn neighbours_are_other_elements() {
+        let old = connection(target(1));
+        assert!(!old.yields(&target(0)));
+        assert!(!old.yields(&target(2)));
+        assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
+    }
+
+    #[test]
+    fn a_connection_that_has_told_its_end_yields_nothing() {
+        let old = connection(target(0));
+        old.release();
+        assert!(!old.yields(&target(0)));
+        // Its last words may still be on the way.
+        assert!(!old.has_failed());
+    }
 }

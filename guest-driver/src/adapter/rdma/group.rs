@@ -98,9 +98,6 @@ pub(crate) enum NoPlace {
     /// The group is over, or not yet there.
     #[error("the link group is gone")]
     Gone,
-    /// The element that the peer offers is one that a connection uses.
-    #[error("the peer's element is in use")]
-    Busy,
 }
 
 impl Group {
@@ -463,9 +460,13 @@ impl Group {
         let machine = core.machine.as_mut().ok_or(NoPlace::Gone)?;
         let now = self.shared.now();
         let target = target(machine.bind_peer_rmb(on, region)?);
-        let same = |(other, _): &(Arc<Endpoint>, LinkKey)| other.writes(&target);
-        if core.connections.values().any(same) {
-            return Err(NoPlace::Busy);
+        for (other, _) in core.connections.values() {
+            // The peer never heard of its end, or gave up waiting for it: the old one is over, and
+            // the new one goes on (RFC 7609 section 4.4.2).
+            if other.yields(&target) {
+                tracing::debug!(token = other.token(), "the peer reuses the element: reset");
+                self.shared.tell_taken(other.token());
+            }
         }
         let link = core.links.iter().find(|link| link.key() == on).ok_or(NoPlace::Gone)?;
         let len = target.shape.len();

@@ -179,6 +179,11 @@ impl Shared {
         self.tell(News::ElementLost(token));
     }
 
+    /// The peer has given the element of a connection to another one.
+    pub(crate) fn tell_taken(&self, token: u32) {
+        self.tell(News::ElementTaken(token));
+    }
+
     /// Timers of groups may be sooner than they were.
     pub(crate) fn timers_changed(&self) {
         let told = lock(&self.news).iter().any(|news| matches!(news, News::Timers));
@@ -294,5 +299,34 @@ pub(crate) fn link_end(link: &super::link::Link, direct: bool) -> LinkEnd {
         token: 0,
         size: SizeCode::MIN,
         direct,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_core::wire::clc::Version;
+    use smc_core::wire::ids::{Gid, Mac, PeerId, Qpn};
+
+    use super::*;
+
+    #[test]
+    fn a_group_serves_one_direction_only() {
+        let shared = Shared::new(Vec::new(), SmcROptions::default()).unwrap();
+        let gid = Gid::from_ipv4([10, 0, 0, 2]);
+        let peer = PeerRnic::new(Version::V2, PeerId([7; 8]), gid, Mac::NONE);
+        let enter = |role| {
+            let group = Group::new(shared.next_number(), role, peer, &shared);
+            shared.enter(group.clone());
+            group
+        };
+        // To the peer as a server: nothing for the peer as a client, and the other way round.
+        let out = enter(Role::Client);
+        assert!(shared.for_client(&peer).is_none());
+        let into = enter(Role::Server);
+        assert!(shared.for_client(&peer).is_some_and(|group| Arc::ptr_eq(&group, &into)));
+        let named = PeerLink { rnic: peer, qpn: Qpn::new(1) };
+        let (group, link) = shared.to_server(&named).unwrap();
+        assert!(Arc::ptr_eq(&group, &out));
+        assert_eq!(link, None);
     }
 }

@@ -99,20 +99,36 @@ impl Conn {
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
-        self.carrier.fail();
-        // What the peer said last still counts: after its C nothing was lost.
         let purged = self.purged.load(Ordering::Acquire);
-        self.refresh_tx(tx);
-        let over = tx.close.state() == State::Closed;
-        if !over && !tx.close.peer_flags().contains(StateFlags::CLOSED) {
-            self.step(tx, Event::TcpReset);
-            // Nobody is there to answer.
-            self.step(tx, Event::Timeout);
-            self.fail(RESET);
+        if self.end_by_loss(tx) {
             // The bytes that arrived before are in our own memory and may be read.
             self.purged.store(purged, Ordering::Release);
         }
         self.wake_all();
+    }
+
+    /// The peer has given its element to another connection, so that for the peer this one is over:
+    /// what has arrived counts for nothing (RMB-23), unless it was all there was to come.
+    pub(super) fn taken(&self) {
+        self.end_by_loss(&mut self.tx());
+        self.wake_all();
+        self.settle();
+    }
+
+    /// Nothing can be told to the peer any more. `true`: that resets the connection.
+    fn end_by_loss(&self, tx: &mut Tx) -> bool {
+        self.carrier.fail();
+        // What the peer said last still counts: after its C nothing was lost.
+        self.refresh_tx(tx);
+        let over = tx.close.state() == State::Closed;
+        if over || tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            return false;
+        }
+        self.step(tx, Event::TcpReset);
+        // Nobody is there to answer.
+        self.step(tx, Event::Timeout);
+        self.fail(RESET);
+        true
     }
 
     fn on(&self, event: Event) {

@@ -474,6 +474,10 @@ impl Member for Conn {
     fn on_lost(&self) {
         self.lost();
     }
+
+    fn on_taken(&self) {
+        self.taken();
+    }
 }
 
 impl Drop for Conn {

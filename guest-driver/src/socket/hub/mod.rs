@@ -54,6 +54,9 @@ pub(crate) trait Member: Send + Sync {
     /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
     /// any more.
     fn on_lost(&self);
+    /// The peer takes the connection for over: as [`Member::on_lost`], and the bytes that arrived
+    /// count for nothing.
+    fn on_taken(&self);
 }
 
 /// What the layer above does with events that concern no single connection.
@@ -430,6 +433,11 @@ impl Hub {
             News::ElementLost(key) => {
                 if let Some(member) = self.member(key) {
                     member.on_lost();
+                }
+            }
+            News::ElementTaken(key) => {
+                if let Some(member) = self.member(key) {
+                    member.on_taken();
                 }
             }
             News::Timers => {

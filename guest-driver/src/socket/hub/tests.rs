@@ -125,6 +125,8 @@ impl Member for Counting {
     }
 
     fn on_lost(&self) {}
+
+    fn on_taken(&self) {}
 }
 
 /// A hub with its background thread and one connection, whose key is 7.
