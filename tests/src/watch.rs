@@ -15,12 +15,20 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// `time` on a machine that is slower than most, as `SMC_TEST_SLOW=N` (times) says: an emulated one.
 pub fn slowly(time: Duration) -> Duration {
+    time * slowness()
+}
+
+/// As many of `rounds` that are all alike as a slower machine does in the same time.
+pub fn fewer(rounds: usize) -> usize {
+    rounds.div_ceil(slowness() as usize)
+}
+
+fn slowness() -> u32 {
     static SLOW: OnceLock<u32> = OnceLock::new();
-    let slow = SLOW.get_or_init(|| {
+    *SLOW.get_or_init(|| {
         let text = std::env::var("SMC_TEST_SLOW").unwrap_or_else(|_| "1".into());
         text.parse().ok().filter(|n| *n > 0).expect("SMC_TEST_SLOW is a number, 1 or more")
-    });
-    time * *slow
+    })
 }
 
 /// [`PATIENCE`] with this machine.

@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
 quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
-       openssh-server openssh-client iproute2)
+       openssh-server openssh-client openssl iproute2)
 all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb)
 quick_tests=(iperf3 redis nginx memcached ssh)
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_tests::bytes::{check, fill};
 use smc_tests::end::Site;
-use smc_tests::{eventually, note, pattern, read_exactly, send_all, slowly, slurp};
+use smc_tests::{eventually, fewer, note, pattern, read_exactly, send_all, slowly, slurp};
 
 on_every_fabric! {
     writes_of_every_size_arrive_whole
@@ -277,17 +277,17 @@ fn both_directions_flow_at_the_same_time(site: &Site) {
 }
 
 fn single_bytes_go_back_and_forth(site: &Site) {
-    const ROUNDS: usize = 2000;
+    let rounds = fewer(2000);
     let pair = site.pair();
     let (mut client, mut server) = pair.connect();
     let echo = thread::spawn(move || {
         let mut byte = [0];
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             server.read_exact(&mut byte).unwrap();
             server.write_all(&byte).unwrap();
         }
     });
-    for i in 0..ROUNDS {
+    for i in 0..rounds {
         note(format!("round {i}"));
         let mut byte = [0];
         client.write_all(&[i as u8]).unwrap();

@@ -12,7 +12,8 @@
 //!
 //! and the same with `far::moves`, `far::fallback`, with `far::rdma::` and `far::rdma_v1::` where both
 //! machines have RNICs, and with `far::turned` (which has the server and the client the other way
-//! round). `SMC_TEST_SLOW=5` gives five times as much time, for emulated machines.
+//! round). `SMC_TEST_SLOW=5` gives five times as much time, and does
+//! a fifth of the rounds where many are alike, for emulated machines.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
 /// A test per name, fabric and place. A name is a function that takes a `&Site` with two ports.

@@ -56,8 +56,26 @@ fn redis() {
     }
 }
 
-/// Configuration of nginx with workers; what it serves is in the same directory.
+/// nginx with workers; what it serves is in the same directory.
 fn nginx(place: &Place) -> Program {
+    nginx_with(place, "", "")
+}
+
+/// As [`nginx`], with TLS and a certificate of its own, which is in the directory as well.
+fn nginx_with_tls(place: &Place) -> Program {
+    let Place { address, dir, .. } = place;
+    let [key, certificate] = ["key.pem", "certificate.pem"].map(|file| dir.join(file));
+    let mut openssl = std::process::Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+    openssl.args(["-nodes", "-days", "2", "-subj", "/CN=smc", "-addext"]);
+    openssl.arg(format!("subjectAltName=IP:{address}"));
+    let output = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let (key, certificate) = (key.display(), certificate.display());
+    nginx_with(place, "ssl", &format!("ssl_certificate {certificate}; ssl_certificate_key {key};"))
+}
+
+fn nginx_with(place: &Place, listen: &str, more: &str) -> Program {
     let Place { address, port, dir } = place;
     let here = dir.display();
     std::fs::write(dir.join("small"), vec![b'x'; 612]).unwrap();
@@ -69,7 +87,7 @@ fn nginx(place: &Place) -> Program {
     let text = format!(
         "{user} daemon off; worker_processes 3; pid {here}/pid; error_log {here}/log;\n\
          events {{}}\nhttp {{ access_log off; keepalive_requests 10000000; {paths} sendfile on;\n\
-         server {{ listen {address}:{port}; root {here}; }} }}\n"
+         server {{ listen {address}:{port} {listen}; root {here}; {more} }} }}\n"
     );
     let file = dir.join("nginx.conf");
     std::fs::write(&file, text).unwrap();
@@ -104,16 +122,32 @@ fn nginx_and_wrk() {
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
 fn nginx_and_curl() {
+    fetch("nginx, curl 40 MB", &["nginx", "curl"], &nginx, "http");
+}
+
+/// TLS is above the socket, whatever that is (SEC-5).
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn nginx_and_curl_with_tls() {
+    let needs = &["nginx", "curl", "openssl"];
+    fetch("nginx, curl 40 MB by TLS", needs, &nginx_with_tls, "https");
+}
+
+fn fetch(name: &str, needs: &[&str], server: &dyn Fn(&Place) -> Program, scheme: &str) {
     let net = Net::new();
     let client = |place: &Place| {
         let Place { address, port, dir } = place;
         // Five times over one connection, and the bytes are compared below.
-        let url = format!("http://{address}:{port}/large");
+        let url = format!("{scheme}://{address}:{port}/large");
         let to = dir.join("got");
         let line: String = (0..5).map(|n| format!("{url} -o {}{n} ", to.display())).collect();
         let file = dir.join("fetch.sh");
+        let trust = match scheme {
+            "https" => format!("--cacert {}/certificate.pem", dir.display()),
+            _ => String::new(),
+        };
         let text = format!(
-            "set -e\ncurl -sS --fail -w '%{{speed_download}}\\n' {line}\n\
+            "set -e\ncurl -sS --fail {trust} -w '%{{speed_download}}\\n' {line}\n\
              for n in 0 1 2 3 4; do cmp {0}$n {1}/large; rm {0}$n; done\n",
             to.display(),
             dir.display()
@@ -122,9 +156,9 @@ fn nginx_and_curl() {
         Program::new(format!("sh {}", file.display()))
     };
     Case {
-        name: "nginx, curl 40 MB",
-        needs: &["nginx", "curl"],
-        server: &nginx,
+        name,
+        needs,
+        server,
         client: &client,
         figure: &|text| {
             let speeds: Vec<f64> = text.lines().map(|line| line.parse().unwrap()).collect();
