@@ -114,6 +114,10 @@ if [ -z "$ip" ] && [ ${#net[@]} -gt 0 ]; then
     ip=10.0.0.$number/24
 fi
 
+# An emulated processor on a busy host misses ticks by which the kernel would see that its timer works;
+# so it does not try.
+append=" no_timer_check$append"
+
 arguments=(
     -name "$name,process=ism-$name" "${firmware[@]}"
     -nodefaults -no-user-config -display none

@@ -581,3 +581,17 @@ fn hostname() -> Hostname {
     let uname = rustix::system::uname();
     uname.nodename().to_str().ok().and_then(|n| Hostname::new(n).ok()).unwrap_or(Hostname::BLANK)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::socket::{Config, Rnics, Stack};
+
+    #[test]
+    fn a_buffer_has_a_size_that_there_is_a_code_for_the_largest_at_most() {
+        let sizes = [(1, 16 << 10), ((16 << 10) + 1, 32 << 10), (usize::MAX, 1 << 20)];
+        for (recv_buffer, expected) in sizes {
+            let config = Config { rnics: Rnics::None, recv_buffer, ..Config::default() };
+            assert_eq!(Stack::open(config).unwrap().buffer_len(), expected, "{recv_buffer}");
+        }
+    }
+}

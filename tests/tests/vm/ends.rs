@@ -8,11 +8,16 @@ use smc_tests::vm::{Guest, Job, Run};
 /// Port of the server.
 pub(crate) const PORT: &str = "5000";
 
+/// What the driver has to say is in the transcript of a test that fails.
+fn logged(run: Run) -> Run {
+    run.env("RUST_LOG", "guest_driver=debug")
+}
+
 /// A server that echoes, see `smc_tests::talk`.
 #[track_caller]
 pub(crate) fn serve(guest: &Guest) -> Job {
     let address = format!("0.0.0.0:{PORT}");
-    let mut server = guest.spawn(["smc-test-peer", "serve", "pci", &address]);
+    let mut server = guest.spawn(logged(Run::from(["smc-test-peer", "serve", "pci", &address])));
     let first = server.line();
     assert!(first.starts_with("listens as "), "{first}");
     server
@@ -33,7 +38,7 @@ impl Client {
     pub(crate) fn on(device: &str, guest: &Guest, server: &Guest) -> Client {
         let address = format!("{}:{PORT}", server.ip());
         let run = Run::from(["smc-test-peer", "talk", device, &address]);
-        Client(guest.spawn(run.open_stdin().within(Duration::from_secs(90))))
+        Client(guest.spawn(logged(run).open_stdin().within(Duration::from_secs(90))))
     }
 
     /// Gives an order and returns the answer.
