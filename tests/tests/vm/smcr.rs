@@ -106,7 +106,7 @@ fn a_router_may_be_in_between_in_version_2_only() {
     // Writes of at most 4 KiB: RDMA went through the router as well.
     let packets = forwarded() - before;
     assert!(packets > 4_000_000 / 4096, "{packets} packets");
-    // Version 1 does not leave its link (RFC 7609 section 3.5.1).
+    // Version 1 does not leave its link (RFC 7609 section 3.5.1.3).
     let server = a.spawn(Run::from("smc listen -v --tcp-ok --smcr v1 5000"));
     server.wait_for("listening");
     let client = b.run("echo hello | smc connect -v --tcp-ok --smcr v1 10.1.0.1 5000");
