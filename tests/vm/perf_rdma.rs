@@ -1,6 +1,7 @@
 //! `cargo xtask vm perf --rdma`: this project's SMC-R between two guests, next to AF_SMC over the same
-//! soft-RoCE and next to TCP. The same program measures all three, in turn, several times; the medians
-//! are compared. The argument is how often.
+//! soft-RoCE and next to TCP. The same program measures all three, in turn, several times, every other
+//! time in reverse order; medians are shown, and of what is compared the median of the ratios within
+//! the rounds. The argument is how often.
 #![allow(clippy::unwrap_used, reason = "it ends at its first surprise")]
 
 use std::time::Duration;
@@ -30,7 +31,11 @@ fn main() {
     // One run that is not counted makes the link groups.
     for run in 0..=runs {
         for (measure, (_, cell, number, ..)) in MEASURES.iter().enumerate() {
-            for (end, [server, client]) in ends.iter_mut().enumerate() {
+            let mut order: Vec<_> = ends.iter_mut().enumerate().collect();
+            if run % 2 == 1 {
+                order.reverse();
+            }
+            for (end, [server, client]) in order {
                 client.feed(&format!("{cell} {number} 1\n"));
                 let report = report(client);
                 let count = if *cell == "connects" { *number } else { 1 };
@@ -48,12 +53,13 @@ fn main() {
     println!("Medians of {runs} runs; in brackets the least and the most");
     for ((name, _, _, unit, more), values) in MEASURES.iter().zip(&mut values) {
         println!("{name}, {unit}");
-        let medians: Vec<f64> = values.iter_mut().map(|values| median(values)).collect();
-        for ((end, _), (median, values)) in ENDS.iter().zip(medians.iter().zip(values)) {
+        let mut ratios: Vec<f64> = values[0].iter().zip(&values[1]).map(|(a, b)| a / b).collect();
+        for ((end, _), values) in ENDS.iter().zip(values) {
+            let median = median(values);
             let (least, most) = (values[0], values[values.len() - 1]);
             println!("  {end:<7} {median:9.1}  [{least:.1} .. {most:.1}]");
         }
-        let times = medians[0] / medians[1];
+        let times = median(&mut ratios);
         let good = if *more { times >= 1.0 } else { times <= 1.0 };
         println!("  {times:.2} times AF_SMC{}", if good { "" } else { ", which is worse" });
     }

@@ -1,6 +1,5 @@
 //! The fabrics a process is on: one open device each, with its peers.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use smc_core::wire::ids as wire;
 use virtio_ism_abi::{Chid, Gid, Token};
 
 use super::peer::Peer;
+use super::plain::PlainMap;
 use crate::ism::IsmDevice;
 
 /// Linux' number for "this link group is being shut down" among software events.
@@ -20,7 +20,7 @@ pub(crate) const SW_TEST_LINK: u32 = 0x83;
 /// One open device and whom it reaches.
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
-    peers: Mutex<HashMap<Gid, Arc<Peer>>>,
+    peers: Mutex<PlainMap<Gid, Arc<Peer>>>,
     next_link: AtomicU32,
 }
 
@@ -33,7 +33,7 @@ impl Fabric {
         Arc::new(Fabric { device, peers: Mutex::default(), next_link: AtomicU32::new(1) })
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<Gid, Arc<Peer>>> {
+    fn peers(&self) -> MutexGuard<'_, PlainMap<Gid, Arc<Peer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
+use smc_core::wire::ids::Eid;
+
 /// The negotiated facts of an SMC-R connection, and how it travels now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SmcRFacts {
@@ -10,8 +12,8 @@ pub struct SmcRFacts {
     pub version: u8,
     /// Release of version 2: 0 for v2.0, 1 for v2.1. 0 in version 1.
     pub release: u8,
-    /// The common enterprise id, without its padding; none in version 1.
-    pub eid: Option<String>,
+    /// The common enterprise id; none in version 1.
+    pub eid: Option<Eid>,
     /// Whether this connection made the link group (first contact).
     pub first_contact: bool,
     /// Whether this end was the server of the first contact.
@@ -181,7 +183,7 @@ mod tests {
             release: 1,
             group: 0x100,
             links: 2,
-            eid: Some("E".into()),
+            eid: Eid::new("E").ok(),
             link,
             ..SmcRFacts::default()
         };

@@ -4,6 +4,7 @@ pub(crate) mod client;
 pub(crate) mod fabric;
 pub(crate) mod facts;
 pub(crate) mod peer;
+pub(crate) mod plain;
 pub(crate) mod rdma;
 pub(crate) mod server;
 pub(crate) mod source;

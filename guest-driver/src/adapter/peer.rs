@@ -4,7 +4,6 @@
 //! closed. Token, registration and attachment outlive the connection, so that the next one to the
 //! same peer costs no device command.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -13,6 +12,7 @@ use smc_core::handshake::{Dmbe, Terms};
 use smc_core::wire::ids::{DmbToken, LinkId, SizeCode};
 use virtio_ism_abi::{Gid, Token};
 
+use super::plain::PlainMap;
 use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 
 /// Own DMBs of one size that a peer's pool keeps at most.
@@ -33,7 +33,7 @@ struct State {
     /// The peer's number of the logical link.
     peer_link: Option<LinkId>,
     free: Vec<OwnDmb>,
-    attached: HashMap<u64, Arc<PeerBuffer>>,
+    attached: PlainMap<u64, Arc<PeerBuffer>>,
     last_used: Instant,
     /// The peer left the fabric or forgot us: nothing goes back into the pool.
     gone: bool,
@@ -113,7 +113,7 @@ impl Peer {
             terms: None,
             peer_link: None,
             free: Vec::new(),
-            attached: HashMap::new(),
+            attached: PlainMap::default(),
             last_used: Instant::now(),
             gone: false,
         };

@@ -204,8 +204,9 @@ fn accept(
     mut selection: Selection,
 ) -> Result<Result<Stage, SendDecline>, Broken> {
     let mut reason = DeclineReason::NoIsmDevice;
-    let choices: Vec<_> = selection.choices().collect();
-    for choice in choices {
+    for at in 0.. {
+        let choice = selection.choices().nth(at);
+        let Some(choice) = choice else { break };
         reason = match choice {
             Choice::D(_, candidate) => match offer(terms, candidate) {
                 Ok((fabric, peer, own)) => {
@@ -248,14 +249,14 @@ fn offer(
     let fabric = terms.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
     let gid = Gid(candidate.peer.0);
     // A peer that is known was reachable, and its departure would have been told.
-    if fabric.known(gid).is_none() {
-        match fabric.device().query_gid(gid) {
-            Ok(Some(_)) => {}
+    let peer = match fabric.known(gid) {
+        Some(peer) => peer,
+        None => match fabric.device().query_gid(gid) {
+            Ok(Some(_)) => fabric.peer(gid),
             Ok(None) => return Err(DeclineReason::Unreachable),
             Err(error) => return Err(reason_of(&error)),
-        }
-    }
-    let peer = fabric.peer(gid);
+        },
+    };
     let own = peer.take(terms.buffer).map_err(|error| reason_of(&error))?;
     Ok((fabric.clone(), peer, own))
 }

@@ -23,6 +23,9 @@ pub(crate) enum News {
     Timers,
 }
 
+/// What a descriptor is called in an [event set](Source::event_set) that is not of the source.
+pub(crate) const OTHER: u64 = u64::MAX;
+
 /// One source of wake-ups, to which the threads of a hub listen. All calls may come from any
 /// thread.
 pub(crate) trait Source: Send + Sync {
@@ -30,8 +33,14 @@ pub(crate) trait Source: Send + Sync {
     /// [`arm_interrupts`](Source::arm_interrupts) said `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Takes what made [`event_fd`](Source::event_fd) readable, before the next poll. What is left
-    /// keeps it readable.
+    /// [`event_fd`](Source::event_fd), if it is a set of epoll: who sleeps on it with a descriptor of
+    /// its own may add that under [`OTHER`], and then sleep on the set itself.
+    fn event_set(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Takes what made [`event_fd`](Source::event_fd) readable, now or in the next call of
+    /// [`arm_interrupts`](Source::arm_interrupts). What is left keeps it readable.
     fn clear_event_fd(&self);
 
     /// Asks for an interrupt at the next event. `false`: something is there already, poll instead of
@@ -46,6 +55,12 @@ pub(crate) trait Source: Send + Sync {
     /// at it takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say `false`.
     /// `handle` calls into connections, which may deliver: none of the locks that takes may be held.
     fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool;
+
+    /// As [`poll_events`](Source::poll_events), for who was woken and wants to go on at once: what
+    /// brings no news by itself may be left to the next call of that.
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(News)) -> bool {
+        self.poll_events(handle)
+    }
 
     /// Nothing works any more, for good.
     fn is_gone(&self) -> bool;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use smc_core::wire::ids::Eid;
 use virtio_ism_abi::{Chid, Gid};
 
 use super::SmcRFacts;
@@ -27,8 +28,8 @@ pub struct SmcDFacts {
     pub local_gid: Gid,
     /// The peer's extended GID.
     pub peer_gid: Gid,
-    /// The common enterprise id, without its padding.
-    pub eid: String,
+    /// The common enterprise id.
+    pub eid: Eid,
     /// SMCv2 release: 0 for v2.0, 1 for v2.1.
     pub release: u8,
     /// Whether this connection made the logical link (first contact).

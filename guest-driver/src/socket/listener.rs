@@ -1,6 +1,6 @@
 //! `SmcListener`: accepts SMC and plain TCP clients on one port.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +15,7 @@ use smc_core::handshake::FallbackReason;
 
 use super::stream::{SmcStream, break_off};
 use super::{Stack, stack::Current};
+use crate::adapter::plain::PlainMap;
 use crate::adapter::{self, Broken, Outcome, server};
 use crate::rendezvous::ServerMove;
 
@@ -44,7 +45,7 @@ pub struct SmcListener {
 
 #[derive(Default)]
 struct Pending {
-    handshakes: HashMap<u64, Entry>,
+    handshakes: PlainMap<u64, Entry>,
     /// Handshakes that epoll does not know: most are over before it is worth telling it.
     hot: Vec<u64>,
     /// No more clients are taken for now.

@@ -312,7 +312,6 @@ impl Stack {
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
         let mut slots = lock(&self.slots);
         let mut changed = slots.current.is_none();
-        let now = Instant::now();
         for slot in &mut slots.list {
             if slot
                 .live
@@ -322,9 +321,9 @@ impl Stack {
                 slot.live = None;
                 changed = true;
             }
-            let due = slot.tried.is_none_or(|tried| now.duration_since(tried) >= REOPEN_PAUSE);
-            if slot.live.is_none() && due {
-                slot.tried = Some(now);
+            let due = |tried: Instant| tried.elapsed() >= REOPEN_PAUSE;
+            if slot.live.is_none() && slot.tried.is_none_or(due) {
+                slot.tried = Some(Instant::now());
                 match self.start(&slot.address) {
                     Ok(live) => slot.live = Some(live),
                     Err(error) => slot.error = error,

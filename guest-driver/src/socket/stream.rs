@@ -14,6 +14,7 @@ use smc_core::handshake::FallbackReason;
 
 use super::conn::Conn;
 use super::statistics::Described;
+use super::wait::Deadline;
 use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
 use crate::rendezvous::{Asked, ClientMove, Meeting, Plain};
@@ -54,14 +55,15 @@ impl SmcStream {
     /// # Errors
     /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
-        let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
+        let mut failed = None;
         for addr in addr.to_socket_addrs()? {
-            result = adapter::connect(&addr, Self::meeting(stack), None);
-            if result.is_ok() {
-                break;
+            match adapter::connect(&addr, Self::meeting(stack), None) {
+                Ok(connected) => return Self::meet(stack, connected, None),
+                Err(error) => failed = Some(error),
             }
         }
-        Self::meet(stack, result?, None)
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address");
+        Err(failed.unwrap_or_else(none))
     }
 
     /// Who is to be asked for TCP option 254: nobody, if there is nothing to offer.
@@ -270,7 +272,7 @@ impl SmcStream {
             Kind::Smc(conn) => conn.recv(
                 &mut [IoSliceMut::new(buf)],
                 false,
-                self.deadline(&self.shared.read_timeout),
+                &self.deadline(&self.shared.read_timeout),
             ),
             Kind::Tcp(tcp, _) => (&mut &*tcp).read(buf),
         }
@@ -284,7 +286,7 @@ impl SmcStream {
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
         match &self.shared.kind {
             Kind::Smc(conn) => {
-                conn.send(&[IoSlice::new(buf)], self.deadline(&self.shared.write_timeout))
+                conn.send(&[IoSlice::new(buf)], &self.deadline(&self.shared.write_timeout))
             }
             Kind::Tcp(tcp, _) => (&mut &*tcp).write(buf),
         }
@@ -299,7 +301,7 @@ impl SmcStream {
             Kind::Smc(conn) => conn.recv(
                 &mut [IoSliceMut::new(buf)],
                 true,
-                self.deadline(&self.shared.read_timeout),
+                &self.deadline(&self.shared.read_timeout),
             ),
             Kind::Tcp(tcp, _) => tcp.peek(buf),
         }
@@ -311,7 +313,7 @@ impl SmcStream {
     /// As [`SmcStream::send`].
     pub fn send_urgent(&self, byte: u8) -> io::Result<()> {
         match &self.shared.kind {
-            Kind::Smc(conn) => conn.send_urgent(byte, self.deadline(&self.shared.write_timeout)),
+            Kind::Smc(conn) => conn.send_urgent(byte, &self.deadline(&self.shared.write_timeout)),
             Kind::Tcp(tcp, _) => {
                 rustix::net::send(tcp, &[byte], SendFlags::OOB | SendFlags::NOSIGNAL)?;
                 Ok(())
@@ -523,8 +525,8 @@ impl SmcStream {
         }
     }
 
-    fn deadline(&self, timeout: &AtomicU64) -> Option<Instant> {
-        duration(timeout).map(|timeout| Instant::now() + timeout)
+    fn deadline(&self, timeout: &AtomicU64) -> Deadline {
+        Deadline::after(duration(timeout))
     }
 }
 
@@ -584,7 +586,7 @@ impl Read for &SmcStream {
 
     fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &self.shared.kind {
-            Kind::Smc(conn) => conn.recv(bufs, false, self.deadline(&self.shared.read_timeout)),
+            Kind::Smc(conn) => conn.recv(bufs, false, &self.deadline(&self.shared.read_timeout)),
             Kind::Tcp(tcp, _) => (&mut &*tcp).read_vectored(bufs),
         }
     }
@@ -597,7 +599,7 @@ impl Write for &SmcStream {
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.shared.kind {
-            Kind::Smc(conn) => conn.send(bufs, self.deadline(&self.shared.write_timeout)),
+            Kind::Smc(conn) => conn.send(bufs, &self.deadline(&self.shared.write_timeout)),
             Kind::Tcp(tcp, _) => (&mut &*tcp).write_vectored(bufs),
         }
     }

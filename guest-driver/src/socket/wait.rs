@@ -142,6 +142,46 @@ impl Waiter {
     }
 }
 
+/// When a call that waits is to end. A timeout counts from when the call first has to sleep: one that
+/// need not asks no clock.
+#[derive(Debug, Default)]
+pub(crate) struct Deadline {
+    timeout: Option<Duration>,
+    at: Cell<Option<Instant>>,
+    again: Cell<bool>,
+}
+
+impl Deadline {
+    /// After a timeout, or never.
+    pub(crate) fn after(timeout: Option<Duration>) -> Deadline {
+        Deadline { timeout, ..Deadline::default() }
+    }
+
+    /// Asked before each wait of a call: whether the time is over. The first wait may begin unasked.
+    pub(crate) fn is_over(&self) -> bool {
+        self.again.replace(true) && self.left().is_some_and(|(_, left)| left.is_zero())
+    }
+
+    /// What time it is, and how much is left; `None`: without end.
+    pub(crate) fn left(&self) -> Option<(Instant, Duration)> {
+        if let Some(at) = self.at.get() {
+            let now = Instant::now();
+            return Some((now, at.saturating_duration_since(now)));
+        }
+        let timeout = self.timeout?;
+        let now = Instant::now();
+        // One that is too far away for the clock is none.
+        self.at.set(now.checked_add(timeout));
+        Some((now, timeout))
+    }
+}
+
+impl From<Option<Instant>> for Deadline {
+    fn from(at: Option<Instant>) -> Deadline {
+        Deadline { at: Cell::new(at), ..Deadline::default() }
+    }
+}
+
 /// Threads of this process that spin right now.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
@@ -338,6 +378,22 @@ mod tests {
         waiter.sleep(seen, Some(Duration::from_secs(5)));
         assert!(start.elapsed() < Duration::from_secs(1));
         assert!(waiter.woken(seen));
+    }
+
+    #[test]
+    fn a_timeout_counts_from_the_first_question() {
+        assert!(Deadline::default().left().is_none());
+        let hour = Duration::from_secs(3600);
+        let deadline = Deadline::after(Some(hour));
+        let (first, all) = deadline.left().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        let (now, left) = deadline.left().unwrap();
+        assert_eq!((all, left), (hour, hour - (now - first)));
+        let past = Deadline::from(Some(first));
+        assert_eq!(past.left().unwrap().1, Duration::ZERO);
+        assert_eq!([past.is_over(), past.is_over(), deadline.is_over()], [false, true, false]);
+        // Longer than the clock runs.
+        assert!(Deadline::after(Some(Duration::MAX)).left().is_some());
     }
 
     #[test]

@@ -141,17 +141,17 @@ pub fn poll_readable(
     Ok(list.map(|entry| entry.revents != 0))
 }
 
-/// Waits until one of the descriptors of `epoll`, which report edges, has had one since the last
-/// call; `false`: none within `timeout` (`None`: without end; else in milliseconds, rounded up). For
+/// Waits until `epoll` has something to report, and returns the data of at most [`POLLED`] such
+/// events; none: not within `timeout` (`None`: without end; else in milliseconds, rounded up). For
 /// as long as it sleeps, `mask` takes the place of the thread's own signal mask.
 ///
 /// # Errors
 /// What epoll_pwait says, `Interrupted` among it.
-pub fn wait_for_edge(
+pub fn wait_in_set(
     epoll: BorrowedFd<'_>,
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> io::Result<bool> {
+) -> io::Result<impl Iterator<Item = u64>> {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; POLLED];
     let timeout = timeout.map_or(-1, |timeout| {
         i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
@@ -170,7 +170,9 @@ pub fn wait_for_edge(
             size_of::<u64>(),
         )
     };
-    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n > 0) }
+    // Negative: an error.
+    let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+    Ok(events.into_iter().take(n).map(|event| event.u64))
 }
 
 /// A descriptor of our own for an open file that a library only shows by number.

@@ -20,7 +20,7 @@ mod vfio;
 pub use dma::{DmaError, DmaMemory};
 pub use event::{
     EventFd, Interest, POLLED, Readiness, SignalMask, duplicate, poll_readable, shut_down, wait,
-    wait_for_edge,
+    wait_in_set,
 };
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};

@@ -156,6 +156,19 @@ bitflags::bitflags! {
     }
 }
 
+impl Actions {
+    /// One by one, in the order in which they are to be done. As [`Actions::iter`], without asking
+    /// for each action there is.
+    pub fn each(self) -> impl Iterator<Item = Actions> {
+        let mut left = self.bits();
+        std::iter::from_fn(move || {
+            let lowest = left & left.wrapping_neg();
+            left ^= lowest;
+            (lowest != 0).then(|| Actions::from_bits_truncate(lowest))
+        })
+    }
+}
+
 /// The termination side of one connection. Plain data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Close {
@@ -410,6 +423,19 @@ impl Close {
             }
             _ if self.pending.contains(CLOSED) => self.abort(Actions::REPORT_ABORTED),
             _ => self.unmoved(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_come_one_by_one_in_the_order_of_their_bits() {
+        let some = Actions::SEND_DONE | Actions::PURGE | Actions::WITHDRAW_BUFFER;
+        for actions in [Actions::empty(), some, Actions::all()] {
+            assert!(actions.each().eq(actions.iter()), "{actions:?}");
         }
     }
 }

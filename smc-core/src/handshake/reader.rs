@@ -11,6 +11,9 @@
 use super::error::{Awaited, HandshakeError};
 use crate::wire::clc::{HEADER_LEN, Kind, Peek, peek_header};
 
+/// Bytes that there is room for from the start: most messages are no longer.
+const USUAL_LEN: usize = 256;
+
 /// Judges the first bytes of a message, as many as are there; returns its length once it is known.
 fn judge(prefix: &[u8], awaited: Awaited) -> Result<Option<usize>, HandshakeError> {
     match peek_header(prefix) {
@@ -55,7 +58,9 @@ pub struct ClcReader {
 impl ClcReader {
     /// A reader for the message `awaited`, or for a Decline in its place.
     pub fn new(awaited: Awaited) -> ClcReader {
-        ClcReader { awaited, buffer: vec![0; HEADER_LEN], filled: 0, length: None }
+        let mut buffer = Vec::with_capacity(USUAL_LEN);
+        buffer.resize(HEADER_LEN, 0);
+        ClcReader { awaited, buffer, filled: 0, length: None }
     }
 
     /// Takes note of the stream's first bytes, which were peeked and are still to be read: they tell

@@ -361,7 +361,7 @@ impl End {
     }
 
     fn act(&mut self, lane: &mut Lane, actions: Actions, now: u64) -> Result<(), String> {
-        for action in actions.iter() {
+        for action in actions.each() {
             match action {
                 Actions::PURGE => {
                     self.connection.receiver.purge();

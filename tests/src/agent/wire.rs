@@ -304,7 +304,7 @@ struct Told {
 struct ToldSmc {
     chid: u16,
     gids: [[u8; 16]; 2],
-    eid: String,
+    eid: [u8; 32],
     release: u8,
     first_contact: bool,
     buffers: [u32; 2],
@@ -318,7 +318,7 @@ impl From<Nature> for Told {
             smc: nature.smc.map(|facts| ToldSmc {
                 chid: facts.chid.0,
                 gids: [facts.local_gid.0, facts.peer_gid.0],
-                eid: facts.eid,
+                eid: *facts.eid.as_bytes(),
                 release: facts.release,
                 first_contact: facts.first_contact,
                 buffers: [facts.local_buffer, facts.peer_buffer],
@@ -338,7 +338,7 @@ impl From<Told> for Nature {
                 chid: Chid(facts.chid),
                 local_gid: Gid(facts.gids[0]),
                 peer_gid: Gid(facts.gids[1]),
-                eid: facts.eid,
+                eid: Eid::from_wire(facts.eid),
                 release: facts.release,
                 first_contact: facts.first_contact,
                 local_buffer: facts.buffers[0],

@@ -181,7 +181,7 @@ fn without_a_common_eid_it_is_tcp(site: &Site) {
     let client = open(Role::Client, 1, &["GROUP-C", "GROUP-D", "GROUP-B"]);
     let (here, there) = meet(&server, &client);
     for stream in [here, there] {
-        assert_eq!(facts(&stream).eid, "GROUP-B");
+        assert_eq!(facts(&stream).eid, eid("GROUP-B"));
     }
 }
 
@@ -205,7 +205,7 @@ fn a_system_eid_alone_is_enough(site: &Site) {
     });
     let (client, server) = pair.connect();
     for end in [client, server] {
-        assert_eq!(facts(&end).eid, "SYSTEM-1");
+        assert_eq!(facts(&end).eid, eid("SYSTEM-1"));
     }
 }
 

@@ -1,18 +1,16 @@
 //! An open RNIC: its completion queues, and the queue pairs that use them.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use smc_core::handshake::Instant as Tick;
 
+use super::super::plain::PlainMap;
 use super::endpoint::Endpoint;
 use super::link::{Link, RECEIVES};
 use super::slots::{REQUESTS_PER_SLOT, SLOTS};
-use super::tokens::Plain;
 use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
 
 /// Completions taken at once.
@@ -60,7 +58,7 @@ pub(crate) struct Device {
     channel: Arc<Channel>,
     recv_cq: Arc<Cq>,
     send_cq: Arc<Cq>,
-    links: RwLock<HashMap<u32, Arc<Link>, BuildHasherDefault<Plain>>>,
+    links: RwLock<PlainMap<u32, Arc<Link>>>,
     /// Who takes completions; two at a time would only get in each other's way.
     receiving: Mutex<Box<[Completion; BATCH]>>,
     /// Somebody found another one at the receives, who is to look once more.
@@ -282,10 +280,16 @@ impl Device {
         }
     }
 
+    /// Whether anybody waits for send completions.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.send_awaited.load(Ordering::SeqCst) != 0
+    }
+
     /// Lets those send who waited for completions. Called without locks.
     #[inline]
     pub(crate) fn flush(&self) {
-        if self.send_awaited.load(Ordering::SeqCst) != 0 {
+        if self.has_waiting() {
             for link in self.links() {
                 link.flush_waiting();
                 link.flush_llc();
@@ -323,7 +327,7 @@ impl Device {
     /// Orders a notice of the next receive (and send completion, if somebody waits for one), unless
     /// one is on order. `true`: it was ordered just now, so poll once more before waiting.
     pub(crate) fn arm(&self) -> bool {
-        if self.send_awaited.load(Ordering::SeqCst) != 0 {
+        if self.has_waiting() {
             self.arm_sends();
         }
         if self.recv_armed.swap(true, Ordering::SeqCst) {

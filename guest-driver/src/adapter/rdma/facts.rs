@@ -73,7 +73,7 @@ pub(super) fn connection(
     SmcRFacts {
         version: version(group.version()),
         release: established.terms.release.code(),
-        eid: established.eid.map(|eid| eid.to_string().trim_end().to_owned()),
+        eid: established.eid,
         first_contact: established.first_contact,
         server: group.role() == Role::Server,
         group: group.number(),

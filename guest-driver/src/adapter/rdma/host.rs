@@ -15,7 +15,7 @@ use smc_core::link_group::RnicId;
 use smc_core::wire::llc::DeleteReason;
 
 use super::super::facts::{GroupFacts, RnicFacts};
-use super::super::source::{News, Source};
+use super::super::source::{News, OTHER, Source};
 use super::contact::alternate;
 use super::device::{Device, Sink};
 use super::endpoint::Endpoint;
@@ -29,6 +29,8 @@ use crate::verbs::{self, AsyncEvent};
 const SOON: Duration = Duration::from_millis(50);
 /// So many notices are read before others get a look in.
 const UNASKED: u32 = 16;
+/// One look in so many is at the send completions although nobody waits for one.
+const SELDOM: u32 = 16;
 /// How often it is looked whether RNICs are still there, while there are link groups.
 const ROUND: Duration = Duration::from_secs(1);
 /// A port that has nothing to offer is not asked again sooner.
@@ -41,6 +43,10 @@ pub(crate) struct RdmaHost {
     epoll: OwnedFd,
     /// The queues were armed and looked at since.
     settled: AtomicBool,
+    /// The set has reported something that was not read yet.
+    unread: AtomicBool,
+    /// Looks at the queues.
+    looks: AtomicU32,
     /// The device whose notice was read last, and how many were read since the set was asked.
     recent: AtomicUsize,
     unasked: AtomicU32,
@@ -117,6 +123,8 @@ impl RdmaHost {
             devices,
             epoll,
             settled: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
+            looks: AtomicU32::new(0),
             recent: AtomicUsize::new(0),
             unasked: AtomicU32::new(0),
             asked: std::sync::Mutex::new(None),
@@ -175,6 +183,36 @@ impl RdmaHost {
             self.poll_events(&mut |_| {});
             self.on_timer(Instant::now());
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Reads what the set reports.
+    fn read_notices(&self) {
+        // Mostly it is a notice of the same device as last time.
+        let recent = self.devices.get(self.recent.load(Ordering::Relaxed));
+        if self.unasked.fetch_add(1, Ordering::Relaxed) < UNASKED
+            && recent.is_some_and(|device| device.take_notice())
+        {
+            return;
+        }
+        self.unasked.store(0, Ordering::Relaxed);
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
+        for event in ready.iter() {
+            match event.data.u64() {
+                KICK => self.shared.kick().hush(),
+                OTHER => {}
+                name => {
+                    let at = ((name - 1) / 2) as usize;
+                    let Some(device) = self.devices.get(at) else { continue };
+                    match name % 2 {
+                        1 if device.take_notice() => self.recent.store(at, Ordering::Relaxed),
+                        1 => {}
+                        _ => self.on_async(device),
+                    }
+                }
+            }
         }
     }
 
@@ -293,7 +331,7 @@ impl Sink for Tell<'_> {
     }
 
     fn now(&self) -> Tick {
-        self.1.now()
+        self.1.lately()
     }
 }
 
@@ -302,7 +340,14 @@ impl Source for RdmaHost {
         self.epoll.as_fd()
     }
 
+    fn event_set(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
     fn arm_interrupts(&self) -> bool {
+        if self.unread.swap(false, Ordering::AcqRel) {
+            self.read_notices();
+        }
         if self.settled.swap(false, Ordering::AcqRel) {
             return true;
         }
@@ -315,31 +360,9 @@ impl Source for RdmaHost {
     }
 
     fn clear_event_fd(&self) {
-        // Mostly it is a notice of the same device as last time.
-        let recent = self.devices.get(self.recent.load(Ordering::Relaxed));
-        if self.unasked.fetch_add(1, Ordering::Relaxed) < UNASKED
-            && recent.is_some_and(|device| device.take_notice())
-        {
-            return;
-        }
-        self.unasked.store(0, Ordering::Relaxed);
-        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
-        for event in ready.iter() {
-            match event.data.u64() {
-                KICK => self.shared.kick().hush(),
-                name => {
-                    let at = ((name - 1) / 2) as usize;
-                    let Some(device) = self.devices.get(at) else { continue };
-                    match name % 2 {
-                        1 if device.take_notice() => self.recent.store(at, Ordering::Relaxed),
-                        1 => {}
-                        _ => self.on_async(device),
-                    }
-                }
-            }
-        }
+        // Who was woken by a message wants the message. What announced it is read before the next
+        // sleep, when the answer is on its way already.
+        self.unread.store(true, Ordering::Release);
     }
 
     fn suppress_interrupts(&self) {
@@ -348,10 +371,20 @@ impl Source for RdmaHost {
     }
 
     fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
+        // Who needs room looks by itself.
+        let seldom = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SELDOM);
+        for device in &self.devices {
+            if seldom || self.shared.has_leaving() || device.has_waiting() {
+                device.poll_sends();
+                device.flush();
+            }
+        }
+        self.poll_arrivals(handle)
+    }
+
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(News)) -> bool {
         for device in &self.devices {
             device.poll_receives(&mut Tell(handle, &self.shared));
-            device.poll_sends();
-            device.flush();
         }
         self.shared.work();
         self.shared.let_go();

@@ -17,6 +17,7 @@ use super::llc::LlcQueue;
 use super::outbound::Plan;
 use super::port::Port;
 use super::slots::{CDC_SLOTS, LLC_SLOTS, REQUESTS_PER_SLOT, SLOTS, Slots};
+use super::spans::Stretch;
 use super::tokens::random_psn;
 use super::words::Received;
 use crate::sys::lock;
@@ -28,10 +29,13 @@ use crate::verbs::{
 /// Receives that are posted: what a peer may have on its way (Linux: 48), and as many again as it
 /// may send before this side has looked.
 pub(crate) const RECEIVES: u32 = 96;
+/// Receives that are posted again at once.
+const POSTED_AT_ONCE: usize = 8;
 /// Distance of small messages in memory, bytes.
 const STRIDE: usize = 64;
-/// Inline data that is asked for, bytes: a CDC or LLC message.
-const INLINE: u32 = 64;
+/// Inline data that is asked for, bytes: a CDC or LLC message, and short writes, which the device then
+/// need not fetch from memory.
+const INLINE: usize = 256;
 
 /// What is needed to write a peer's element over a link.
 #[derive(Clone, Debug)]
@@ -69,10 +73,13 @@ pub(crate) struct Link {
     pd: Arc<Pd>,
     inbox: Arc<Mr>,
     stride: usize,
+    /// Receive buffers whose messages were taken, to be posted again.
+    taken: Mutex<Vec<Recv>>,
     outbox: Arc<Mr>,
     /// What is deregistered after the queue pair has gone.
     kept: Mutex<Vec<Arc<Mr>>>,
-    inline: bool,
+    /// Bytes that can be sent inline.
+    inline: usize,
     slots: Slots,
     /// What is in a slot of a connection: alert token of the peer, sequence number.
     sent: [AtomicU64; SLOTS as usize],
@@ -110,7 +117,7 @@ impl Link {
         let caps = QpCaps {
             send_requests: SLOTS * REQUESTS_PER_SLOT,
             receive_requests: RECEIVES,
-            inline: INLINE,
+            inline: INLINE as u32,
         };
         let qp = Qp::new(&pd, device.send_cq(), device.recv_cq(), caps)?.init(port.number())?;
         let psn = random_psn().map_err(|source| VerbsError::Call { call: "getrandom", source })?;
@@ -122,12 +129,13 @@ impl Link {
             gid,
             qpn: qp.qp_num(),
             psn: Psn::new(psn),
-            inline: qp.max_inline() >= CDC_LEN,
+            inline: qp.max_inline().min(INLINE),
             ready: OnceLock::new(),
             young: Mutex::new(Some(qp)),
             pd,
             inbox,
             stride,
+            taken: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
             outbox,
             kept: Mutex::default(),
             slots: Slots::default(),
@@ -320,20 +328,21 @@ impl Link {
         if let Some(sent) = self.sent.get(slot as usize) {
             sent.store(u64::from(token) << 16 | u64::from(plan.sequence), Ordering::Relaxed);
         }
-        let write = |(offset, len): (u32, u32)| {
-            let sge = path.mirror.sge(offset as usize, len as usize).ok()?;
+        let write = |(offset, len): Stretch, short| {
+            let payload = self.stretch(path, offset as usize, len as usize, short)?;
             let address = path.address.wrapping_add(u64::from(offset));
-            Some(Work::write(u64::from(slot), Payload::Registered(sge), address, path.rkey))
+            Some(Work::write(u64::from(slot), payload, address, path.rkey))
         };
+        let mut short = [0; INLINE];
         let Some(payload) = self.payload(slot, &plan.cdc) else { return Err(NotPosted::Dead) };
         let send = Work::send(u64::from(slot), payload).signaled();
         let posted = match plan.stretches {
             [(_, 0), (_, 0)] => qp.post_send(&[send]),
-            [one, (_, 0)] | [(_, 0), one] => match write(one) {
+            [one, (_, 0)] | [(_, 0), one] => match write(one, &mut short) {
                 Some(write) => qp.post_send(&[write, send]),
                 None => return Err(NotPosted::Dead),
             },
-            [one, two] => match (write(one), write(two)) {
+            [one, two] => match (write(one, &mut short), write(two, &mut [])) {
                 (Some(one), Some(two)) => qp.post_send(&[one, two, send]),
                 _ => return Err(NotPosted::Dead),
             },
@@ -346,10 +355,28 @@ impl Link {
         Ok(())
     }
 
+    /// A stretch of the send element as the device wants it: copied to `short`, if it fits there.
+    #[inline]
+    fn stretch<'a>(
+        &self,
+        path: &Path,
+        offset: usize,
+        len: usize,
+        short: &'a mut [u8],
+    ) -> Option<Payload<'a>> {
+        match short.get_mut(..len).filter(|_| len <= self.inline) {
+            Some(short) => {
+                path.mirror.memory().copy_out(offset, short).ok()?;
+                Some(Payload::Inline(short))
+            }
+            None => path.mirror.sge(offset, len).ok().map(Payload::Registered),
+        }
+    }
+
     /// The bytes of a message in a slot, as the device wants them.
     #[inline]
     fn payload<'a>(&self, slot: u32, bytes: &'a [u8]) -> Option<Payload<'a>> {
-        if self.inline && bytes.len() <= CDC_LEN {
+        if bytes.len() <= self.inline.min(CDC_LEN) {
             return Some(Payload::Inline(bytes));
         }
         let offset = match slot.checked_sub(CDC_SLOTS) {
@@ -497,9 +524,19 @@ impl Link {
         } else {
             self.on_llc(at, len);
         }
-        if let (Some(qp), Some(recv)) = (self.ready.get(), self.recv(slot))
-            && qp.post_recv(&[recv]).is_err()
-        {
+        self.post_again(slot);
+    }
+
+    /// Posts receive buffers again, several at once: there are more than a peer needs.
+    #[inline]
+    fn post_again(&self, slot: u32) {
+        let mut taken = lock(&self.taken);
+        taken.extend(self.recv(slot));
+        let Some(qp) = self.ready.get().filter(|_| taken.len() >= POSTED_AT_ONCE) else { return };
+        let posted = qp.post_recv(&taken);
+        taken.clear();
+        drop(taken);
+        if posted.is_err() {
             self.fail();
         }
     }

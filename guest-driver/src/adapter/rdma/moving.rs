@@ -48,6 +48,8 @@ impl Group {
                 // Nothing that is still under way there may arrive after what is written anew.
                 old.stop();
             }
+            // What was acknowledged before counts.
+            old.port().device().poll_sends();
         }
         let Some(new) = find(core, to).cloned() else { return };
         let mut moved = Vec::new();

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use smc_core::handshake::{Instant as Tick, LinkEnd, PeerLink, PeerRnic};
 use smc_core::link_group::{LinkKey, RnicId, Role};
 
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) options: SmcROptions,
     ports: Vec<Arc<Port>>,
     epoch: Instant,
+    /// The same, as the kernel counts.
+    start: Timespec,
     groups: Mutex<Vec<Arc<Group>>>,
     /// Groups that have something to deal with.
     due: Mutex<Vec<Arc<Group>>>,
@@ -71,6 +74,7 @@ impl Shared {
             options,
             ports,
             epoch: Instant::now(),
+            start: clock_gettime(ClockId::Monotonic),
             groups: Mutex::default(),
             due: Mutex::default(),
             has_due: AtomicBool::new(false),
@@ -82,6 +86,14 @@ impl Shared {
             kick: Bell::new()?,
             numbers: AtomicU32::new(first),
         }))
+    }
+
+    /// As [`Shared::now`], up to a tick of the kernel ago: of the kernel's clocks the one that takes
+    /// least.
+    pub(super) fn lately(&self) -> Tick {
+        let coarse = clock_gettime(ClockId::MonotonicCoarse);
+        let micros = |time: Timespec| time.tv_sec * 1_000_000 + time.tv_nsec / 1000;
+        Tick(u64::try_from(micros(coarse) - micros(self.start)).unwrap_or(0))
     }
 
     /// Now, as state machines count.
@@ -266,9 +278,14 @@ impl Shared {
         group.leave(endpoint);
     }
 
+    /// Whether there are connections whose last words may still be under way.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.has_leaving.load(Ordering::SeqCst)
+    }
+
     /// Lets go of connections whose last words have arrived. `true`: there are others.
     pub(super) fn let_go(&self) -> bool {
-        if !self.has_leaving.load(Ordering::SeqCst) {
+        if !self.has_leaving() {
             return false;
         }
         let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.leaving))

@@ -1,9 +1,9 @@
 //! Random numbers and the table of alert tokens.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
+
+use super::super::plain::PlainMap;
 
 /// Random bytes of the kernel.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
@@ -17,28 +17,7 @@ pub(crate) fn random_psn() -> io::Result<u32> {
     Ok(u32::from_ne_bytes(random()?) & 0x00ff_ffff)
 }
 
-/// Tokens are random, so they need not be scattered further.
-#[derive(Default)]
-pub(crate) struct Plain(u64);
-
-impl Hasher for Plain {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u32(&mut self, token: u32) {
-        // Both ends of the result are used, by different parts of the table.
-        self.0 = u64::from(token) << 32 | u64::from(token);
-    }
-}
-
-type Map<T> = HashMap<u32, Arc<T>, BuildHasherDefault<Plain>>;
+type Map<T> = PlainMap<u32, Arc<T>>;
 
 /// What connections of one link group are called by their peer (CDC-4): random, so that one who
 /// sees a token cannot guess another, and never zero.

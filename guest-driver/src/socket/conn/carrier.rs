@@ -212,7 +212,7 @@ impl Dmbs {
             chid: fabric.chid(),
             local_gid: fabric.device().gid(),
             peer_gid: peer.gid(),
-            eid: established.eid.to_string().trim_end().to_owned(),
+            eid: established.eid,
             release: established.terms.release.code(),
             first_contact: established.first_contact,
             local_buffer: own.dmb().len(),

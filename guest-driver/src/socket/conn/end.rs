@@ -10,7 +10,7 @@ use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::StateFlags;
 
-use super::{ABORTED, Conn, FINE, RESET, Tx, lock};
+use super::{ABORTED, Conn, Deadline, FINE, RESET, Tx, lock};
 use crate::adapter::reset;
 
 impl Conn {
@@ -151,7 +151,7 @@ impl Conn {
         if !tx.close.can_write() {
             self.write_shut.store(true, Ordering::Release);
         }
-        for action in actions.iter() {
+        for action in actions.each() {
             self.perform(tx, action);
         }
         if actions.contains(Actions::SEND_ABORT) {
@@ -193,7 +193,7 @@ impl Conn {
 
     /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER).
     pub(crate) fn linger(self: &Arc<Self>, timeout: Duration) {
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(Some(timeout));
         loop {
             let seen = {
                 let mut tx = self.tx();
@@ -208,7 +208,7 @@ impl Conn {
                 }
                 tx.seen
             };
-            if self.wait(Some(deadline), || self.words()[1] != seen).is_err() {
+            if self.wait(&deadline, || self.words()[1] != seen).is_err() {
                 return;
             }
         }

@@ -33,7 +33,7 @@ pub(crate) use ready::End;
 
 use super::hub::{Hub, Member};
 use super::readiness::Readiness;
-use super::wait::{Spin, Waiter};
+use super::wait::{Deadline, NAP, Spin, Waiter};
 use crate::adapter::Link;
 use crate::socket::{ConnectionFacts, Facts};
 
@@ -301,7 +301,11 @@ impl Conn {
 
     /// Waits until `changed`, or fails with `TimedOut`'s cousin `WouldBlock` at the deadline, as a
     /// socket with a timeout does. Called without locks.
-    fn wait(&self, deadline: Option<Instant>, mut changed: impl FnMut() -> bool) -> io::Result<()> {
+    fn wait(&self, deadline: &Deadline, mut changed: impl FnMut() -> bool) -> io::Result<()> {
+        // A peer that says something new all the time, and nothing of use, does not stretch it.
+        if deadline.is_over() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let mut news = || changed() || self.has_failed();
         // A look at an RNIC's queues takes much longer than one at memory.
         let (spun, learns) = match self.carrier.must_be_polled() {
@@ -341,7 +345,7 @@ impl Conn {
     fn sleep(
         &self,
         waiter: &Arc<Waiter>,
-        deadline: Option<Instant>,
+        deadline: &Deadline,
         news: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         loop {
@@ -357,14 +361,13 @@ impl Conn {
             if news() {
                 return Ok(());
             }
-            // Without a deadline there is no need to know the time.
-            let limit = deadline.map(|deadline| {
-                let now = Instant::now();
-                (now, deadline.saturating_duration_since(now))
-            });
+            let limit = deadline.left();
             if limit.is_some_and(|(_, left)| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
+            // Long before the deadline a nap of the background thread ends the sleep, and no timer
+            // has to be set and taken back for each.
+            let limit = limit.filter(|(_, left)| *left < 3 * NAP);
             self.hub.sleep(waiter, seen, limit, None);
             if news() {
                 return Ok(());

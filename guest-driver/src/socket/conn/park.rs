@@ -37,7 +37,7 @@ impl Conn {
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         clear_interrupted();
-        self.wait(deadline, || {
+        self.wait(&deadline.into(), || {
             let now = self.words();
             let moved = match write {
                 true => now[1] != seen[1] || self.write_shut.load(Ordering::Acquire),

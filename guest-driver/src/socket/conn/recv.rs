@@ -2,12 +2,11 @@
 
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use smc_core::connection::{OobError, UpdateDecision, UrgentNews, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
-use super::{Conn, Rx, reader_view};
+use super::{Conn, Deadline, Rx, reader_view};
 
 /// Pieces that one vectored read fills at most.
 const MAX_SLICES: usize = 1024;
@@ -18,7 +17,7 @@ impl Conn {
         &self,
         bufs: &mut [IoSliceMut<'_>],
         peek: bool,
-        deadline: Option<Instant>,
+        deadline: &Deadline,
     ) -> io::Result<usize> {
         self.told(self.recv_some(bufs, peek, deadline))
     }
@@ -27,7 +26,7 @@ impl Conn {
         &self,
         bufs: &mut [IoSliceMut<'_>],
         peek: bool,
-        deadline: Option<Instant>,
+        deadline: &Deadline,
     ) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         if wanted == 0 {

@@ -2,12 +2,11 @@
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use smc_core::connection::Span;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
-use super::{CHUNK, Conn, Tx};
+use super::{CHUNK, Conn, Deadline, Tx};
 use crate::ism::DeliverError;
 
 /// Pieces of one delivery: eight slices' worth, each possibly split at the end of the ring, would
@@ -17,15 +16,11 @@ const MAX_PIECES: usize = 8;
 impl Conn {
     /// Writes the slices. A blocking call returns when all bytes are in the peer's ring, as TCP's
     /// does when they are in its send buffer; one that ends early returns what it wrote.
-    pub(crate) fn send(
-        &self,
-        bufs: &[IoSlice<'_>],
-        deadline: Option<Instant>,
-    ) -> io::Result<usize> {
+    pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
         self.told(self.send_some(bufs, deadline))
     }
 
-    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: Option<Instant>) -> io::Result<usize> {
+    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         let mut done = 0usize;
         let mut tx = self.tx();
@@ -145,7 +140,7 @@ impl Conn {
     }
 
     /// Sends a byte as urgent data (MSG_OOB).
-    pub(crate) fn send_urgent(&self, byte: u8, deadline: Option<Instant>) -> io::Result<()> {
+    pub(crate) fn send_urgent(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
         loop {

@@ -14,7 +14,6 @@ mod background;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -28,8 +27,9 @@ use virtio_ism_abi::{Gid, Token};
 
 use super::ConnectionFacts;
 use super::wait::{self, Waiter, clear_interrupted, note_interrupted, was_interrupted};
-use crate::adapter::source::{News, Source};
-use crate::sys::{POLLED, poll_readable, wait_for_edge};
+use crate::adapter::plain::PlainMap;
+use crate::adapter::source::{News, OTHER, Source};
+use crate::sys::{POLLED, poll_readable, wait_in_set};
 
 /// A connection as the hub sees it.
 pub(crate) trait Member: Send + Sync {
@@ -84,8 +84,8 @@ const BACKGROUND: u32 = 2;
 
 #[derive(Default)]
 struct Table {
-    by_idx: HashMap<u32, (Option<u32>, Weak<dyn Member>)>,
-    by_slab: HashMap<u32, Vec<u32>>,
+    by_idx: PlainMap<u32, (Option<u32>, Weak<dyn Member>)>,
+    by_slab: PlainMap<u32, Vec<u32>>,
 }
 
 /// The meeting point of the threads of one source.
@@ -142,6 +142,10 @@ impl Hub {
         let polled = source.must_be_polled();
         let edges =
             if polled { None } else { Some(edges([source.event_fd(), interrupt.as_fd()])?) };
+        if let Some(set) = source.event_set() {
+            let data = epoll::EventData::new_u64(OTHER);
+            epoll::add(set, &interrupt, data, epoll::EventFlags::IN)?;
+        }
         Ok(Arc::new(Hub {
             polled,
             source,
@@ -361,6 +365,13 @@ impl Hub {
         // Who sleeps on a polled source has looked just now, and looks again once it is armed.
         let mut looked = self.polled;
         loop {
+            // What ended the sleep comes first.
+            if slept && self.polled {
+                while self.source.poll_arrivals(&mut |news| self.tell(news)) {}
+                if waiter.woken(seen) {
+                    break;
+                }
+            }
             if !std::mem::take(&mut looked) {
                 self.dispatch();
             }
@@ -394,12 +405,25 @@ impl Hub {
         timeout: Option<Duration>,
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) -> bool {
-        if let (Some(edges), None) = (&self.edges, extra) {
-            note_error(wait_for_edge(edges.as_fd(), timeout, wait::mask()));
-            return false;
+        let interrupt = self.interrupt.as_fd();
+        match (&self.edges, self.source.event_set(), extra) {
+            (Some(edges), _, None) => {
+                note_error(wait_in_set(edges.as_fd(), timeout, wait::mask()).map(drop));
+                return false;
+            }
+            (None, Some(set), None) => {
+                let timeout = timeout.map(|timeout| timeout.min(LONGEST));
+                note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
+                    events.for_each(|event| match event {
+                        OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
+                        _ => self.source.clear_event_fd(),
+                    });
+                }));
+                return false;
+            }
+            _ => {}
         }
         let source = self.source.event_fd();
-        let interrupt = self.interrupt.as_fd();
         let fds = [source, interrupt, extra.unwrap_or(interrupt)];
         let count = if extra.is_some() { 3 } else { 2 };
         let [by_source, by_interrupt, by_extra] = poll_for(&fds[..count], timeout);

@@ -327,7 +327,7 @@ fn of_smc_d(base: Connection, facts: SmcDFacts) -> Connection {
         buffer: Some(facts.local_buffer),
         peer_buffer: Some(facts.peer_buffer),
         peer_host: facts.peer_host,
-        eid: Some(facts.eid),
+        eid: Some(facts.eid.to_string()),
         smc_d: Some(SmcD {
             chid: facts.chid.to_string(),
             gid: facts.local_gid.to_string(),
@@ -345,7 +345,7 @@ fn of_smc_r(base: Connection, facts: SmcRFacts) -> Connection {
         buffer: Some(facts.local_buffer),
         peer_buffer: Some(facts.peer_buffer),
         peer_host: facts.peer_host,
-        eid: facts.eid,
+        eid: facts.eid.map(|eid| eid.to_string()),
         smc_r: Some(SmcR {
             group: facts.group,
             link: Link::from(&facts.link),

@@ -94,7 +94,7 @@ impl Simulation {
                 return Err(format!("{id:?} is reset for no reason"));
             }
         }
-        for action in actions.iter() {
+        for action in actions.each() {
             let now = self.now;
             let Some(half) = self.half(id) else { return Ok(()) };
             match action {
