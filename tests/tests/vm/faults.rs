@@ -73,7 +73,7 @@ fn a_guest_that_panics_is_missed_when_it_reboots() {
 
 #[test]
 fn random_bytes_over_rings_and_window_harm_nobody_else() {
-    let bed = Bed::with(&["--window-size", "256M"]);
+    let bed = Bed::with(&["--window-size", "64M"]);
     let [a, b, c] = bed.boot(["a", "b", "c"].map(Vm::named));
     let mut server = serve(&a);
     let mut client = Client::new(&b, &a);
