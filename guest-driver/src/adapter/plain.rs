@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A table whose keys are numbers that this process or its device made: counted, or random. It has no
-/// defence against keys that were chosen to collide, which these cannot be, and costs a tenth of one
-/// that has.
+/// defence against keys that were chosen to collide, which these cannot be, and so costs less.
 pub(crate) type PlainMap<K, V> = HashMap<K, V, BuildHasherDefault<Plain>>;
 
 /// Scatters keys that are different already.

@@ -406,22 +406,16 @@ impl Hub {
         extra: Option<rustix::fd::BorrowedFd<'_>>,
     ) -> bool {
         let interrupt = self.interrupt.as_fd();
-        match (&self.edges, self.source.event_set(), extra) {
-            (Some(edges), _, None) => {
-                note_error(wait_in_set(edges.as_fd(), timeout, wait::mask()).map(drop));
-                return false;
-            }
-            (None, Some(set), None) => {
-                let timeout = timeout.map(|timeout| timeout.min(LONGEST));
-                note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
-                    events.for_each(|event| match event {
-                        OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
-                        _ => self.source.clear_event_fd(),
-                    });
-                }));
-                return false;
-            }
-            _ => {}
+        let edges = self.edges.as_ref().map(AsFd::as_fd);
+        if let (Some(set), None) = (edges.or_else(|| self.source.event_set()), extra) {
+            note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
+                // Edges need not be taken back.
+                events.filter(|_| edges.is_none()).for_each(|event| match event {
+                    OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
+                    _ => self.source.clear_event_fd(),
+                });
+            }));
+            return false;
         }
         let source = self.source.event_fd();
         let fds = [source, interrupt, extra.unwrap_or(interrupt)];
