@@ -39,7 +39,7 @@ pub struct Group {
     pub max_connections: u8,
     /// The common EID of version 2.
     pub eid: String,
-    /// Usable links.
+    /// Usable links, also those that are still being made.
     pub links: Vec<GroupLink>,
 }
 
@@ -48,7 +48,7 @@ pub struct Group {
 pub struct GroupLink {
     /// Its number.
     pub number: u8,
-    /// SMC_LNK_ACTIVE is 3.
+    /// `SMC_LNK_ACTIVATING` is 2; see [`GroupLink::is_active`].
     pub state: u32,
     /// Connections on it.
     pub connections: u32,
@@ -58,6 +58,14 @@ pub struct GroupLink {
     pub gid: String,
     /// The peer's GID.
     pub peer_gid: String,
+}
+
+impl GroupLink {
+    /// Whether AF_SMC puts connections on it: `SMC_LNK_ACTIVE`.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.state == 3
+    }
 }
 
 /// What AF_SMC has counted of SMC-R since it was loaded.
