@@ -36,7 +36,7 @@ environment:
   ACCEL             tcg (default) or kvm
   MEM               memory (default: 512M); QEMU's options for more may follow: 512M,slots=2,maxmem=1G
   CPUS              processors (default: 1)
-  CPU               model (default: host with kvm, else qemu64,+x2apic)
+  CPU               model (default: host with kvm, else QEMU's)
 END
 }
 
@@ -91,9 +91,7 @@ done
 
 accel=${ACCEL:-tcg}
 case $accel in
-    # Interrupts and timers through model-specific registers: each access to the memory of a local APIC
-    # leaves the emulated code.
-    tcg) cpu=${CPU:-qemu64,+x2apic} ;;
+    tcg) cpu=${CPU:-} ;;
     kvm)
         [ -w /dev/kvm ] || die "ACCEL=kvm, and /dev/kvm cannot be used"
         cpu=${CPU:-host} ;;
@@ -123,7 +121,7 @@ append=" no_timer_check$append"
 arguments=(
     -name "$name,process=ism-$name" "${firmware[@]}"
     -nodefaults -no-user-config -display none
-    -machine "q35,memory-backend=memory" -accel "$accel" -cpu "$cpu" -m "$mem" -smp "${CPUS:-1}"
+    -machine "q35,memory-backend=memory" -accel "$accel" -m "$mem" -smp "${CPUS:-1}"
     # vhost-user needs memory that can be shared, and the daemon wants it sealed.
     -object "memory-backend-memfd,id=memory,size=${mem%%,*},share=on"
     -kernel "$KERNEL" -initrd "$INITRD"
@@ -131,6 +129,7 @@ arguments=(
     -object "rng-random,id=random,filename=/dev/urandom"
     -device "virtio-rng-pci,rng=random,romfile="
 )
+[ -z "$cpu" ] || arguments+=(-cpu "$cpu")
 [ "$reboot" = yes ] || arguments+=(-no-reboot)
 if [ -n "$console" ]; then
     arguments+=(-serial "file:$console")
