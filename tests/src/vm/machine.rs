@@ -99,7 +99,7 @@ impl Vm {
         self.port(|port| port.chid = Some(chid.to_owned()))
     }
 
-    /// On the Ethernet that all such guests of a bed share.
+    /// On the Ethernet that all such guests of a bed share, with all of its network interfaces.
     pub fn lan(mut self) -> Vm {
         self.net = Some(Net::Lan);
         self
@@ -257,8 +257,9 @@ impl Machine {
             Some(Net::PairB) => {
                 cables.iter().for_each(|cable| option("--net", format!("pair-b:{}", text(cable))));
             }
-            Some(Net::Lan) if vm.nics > 1 => panic!("{name}: there is only one Ethernet"),
-            Some(Net::Lan) => option("--net", format!("lan:{}", wires.lan)),
+            Some(Net::Lan) => {
+                (0..vm.nics).for_each(|_| option("--net", format!("lan:{}", wires.lan)));
+            }
         }
         if let Some(socket) = &vm.vsock {
             option("--vsock", text(socket));

@@ -1,11 +1,18 @@
 //! SMC-R between two guests, both of them this project's.
 
+use std::thread;
 use std::time::Duration;
 
 use smc_tests::interop::Report;
 use smc_tests::vm::{Bed, Guest, Job, Run, Vm};
 
 const LIMIT: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Client,
+    Server,
+}
 
 /// A server and a client, each with a stack of its own.
 struct Ends {
@@ -18,25 +25,33 @@ impl Ends {
     #[track_caller]
     fn new(a: &Guest, b: &Guest, who: &str, address: &str) -> Ends {
         let listen = if address.contains('[') { "[::]:5000" } else { "0.0.0.0:5000" };
-        let run = |words: [&str; 5]| Run::from(words).within(LIMIT);
+        let log = "guest_driver=debug";
+        let run = |words: [&str; 5]| Run::from(words).env("RUST_LOG", log).within(LIMIT);
         let mut server = a.spawn(run(["smc-test-peer", "interop", "serve", who, listen]));
         assert_eq!(server.line(), "ready");
         let client = b.spawn(run(["smc-test-peer", "interop", "talk", who, address]).open_stdin());
         Ends { server, client }
     }
 
+    /// The next report of an end.
+    #[track_caller]
+    fn report(&mut self, end: End) -> Report {
+        let job = match end {
+            End::Client => &mut self.client,
+            End::Server => &mut self.server,
+        };
+        let line = job.line();
+        let report: Report = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert_eq!(report.error, "", "{report:?}");
+        assert_eq!(report.carrier.kind, "smc-r", "{report:?}");
+        report
+    }
+
     /// Gives an order and checks that both ends did it, over SMC-R.
     #[track_caller]
     fn order(&mut self, order: &str) -> [Report; 2] {
         self.client.feed(&format!("{order}\n"));
-        let reports = [&mut self.client, &mut self.server].map(|job| {
-            let line = job.line();
-            serde_json::from_str::<Report>(&line).unwrap_or_else(|e| panic!("{e}: {line}"))
-        });
-        for report in &reports {
-            assert_eq!(report.error, "", "{order}: {report:?}");
-            assert_eq!(report.carrier.kind, "smc-r", "{order}: {report:?}");
-        }
+        let reports = [End::Client, End::Server].map(|end| self.report(end));
         let [client, server] = &reports;
         assert_eq!(client.sent_digest, server.received_digest, "{order}");
         assert_eq!(server.sent_digest, client.received_digest, "{order}");
@@ -152,6 +167,48 @@ fn further_links_stay_on_the_physical_network_of_the_first() {
     };
     assert_eq!(links("rust:pnet=rxe0:ONE,pnet=rxe1:ONE"), [2, 2]);
     assert_eq!(links("rust:pnet=rxe0:ONE,pnet=rxe1:OTHER"), [1, 1]);
+}
+
+#[test]
+fn connections_leave_a_needless_link_once_what_is_under_way_has_arrived() {
+    let bed = Bed::new();
+    // All adapters reach each other.
+    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().lan().rnics(2)));
+    for (guest, number) in [(&a, 11), (&b, 12)] {
+        guest.ok("echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore");
+        guest.ok(format!("ip addr flush dev eth1; ip addr add 10.0.0.{number}/24 dev eth1"));
+    }
+    b.ok("ip link set eth1 down");
+    // Clients of version 2.1 that have one adapter ask for one link.
+    let mut ends = Ends::new(&a, &b, "rust:v1", &format!("{}:5000", a.ip()));
+    let [first, _] = ends.order("ping 1000 1");
+    assert_eq!(first.carrier.links, 2, "the second one ends at the client's only adapter, too");
+    // Two connections, one of them on the asymmetric link.
+    ends.client.feed("bulk 33554432 2 &\nbulk 33554432 3 &\n");
+    for _ in 0..2 {
+        assert_eq!(ends.report(End::Client).cell, "opened");
+    }
+    thread::sleep(Duration::from_millis(500));
+    b.ok("ip link set eth1 up");
+    let reports = [End::Client, End::Client, End::Server, End::Server].map(|end| ends.report(end));
+    let digests = |reports: &[Report], of: fn(&Report) -> u64| {
+        let mut digests: Vec<_> = reports.iter().map(of).collect();
+        digests.sort_unstable();
+        digests
+    };
+    let (client, server) = reports.split_at(2);
+    for (sender, receiver) in [(client, server), (server, client)] {
+        let sent = digests(sender, |report| report.sent_digest);
+        assert_eq!(sent, digests(receiver, |report| report.received_digest));
+    }
+    // Both ends waited, and stopped nothing.
+    for job in [&ends.server, &ends.client] {
+        let log = job.err();
+        let moves: Vec<_> = log.lines().filter(|line| line.contains("connections moved")).collect();
+        assert!(matches!(moves[..], [only] if only.contains("in_order=true")), "{moves:?}\n{log}");
+    }
+    let [last, _] = ends.order("ping 1000 4");
+    assert_eq!((last.carrier.links, last.carrier.group), (2, first.carrier.group));
 }
 
 #[test]

@@ -228,6 +228,12 @@ impl Endpoint {
         out.outbound.plan().is_none() && path.link.unacknowledged(out.target.token, last).is_none()
     }
 
+    /// Comes back when no message is being posted that did not see the link [held](Link::hold).
+    pub(crate) fn settle(&self) {
+        // Messages are posted under this lock.
+        drop(self.out());
+    }
+
     /// Leaves the link `from`, if it uses that: nothing is posted until [`Endpoint::arrive`].
     /// `false`: it does not use it, or has no use for another one.
     pub(crate) fn depart(&self, from: LinkKey) -> bool {

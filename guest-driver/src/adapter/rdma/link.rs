@@ -88,6 +88,8 @@ pub(crate) struct Link {
     waiting: Mutex<Vec<Arc<Endpoint>>>,
     waits: AtomicBool,
     dead: AtomicBool,
+    /// Messages of connections wait, until those that are under way have arrived.
+    held: AtomicBool,
     /// When something other than LLC was last received, if that was since it was last asked: in
     /// microseconds, as the group counts, or 0.
     heard: AtomicU64,
@@ -144,6 +146,7 @@ impl Link {
             waiting: Mutex::default(),
             waits: AtomicBool::new(false),
             dead: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             peer: Mutex::new(None),
             connections: AtomicU32::new(0),
@@ -307,6 +310,12 @@ impl Link {
         }
     }
 
+    /// Has messages of connections wait, or takes that back. One that is being posted right now is
+    /// not kept from it: [`Endpoint::settle`] waits for it.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+    }
+
     /// Whether messages of connections are under way.
     pub(crate) fn has_unacknowledged(&self) -> bool {
         self.slots.used_by_cdc() != 0
@@ -318,6 +327,9 @@ impl Link {
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
             return Err(NotPosted::Dead);
         };
+        if self.held.load(Ordering::Acquire) {
+            return Err(NotPosted::NoRoom);
+        }
         let slot = match self.slots.take_cdc() {
             Some(slot) => slot,
             None => {

@@ -10,11 +10,13 @@ use smc_core::link_group::LinkKey;
 use super::carry_out::find;
 use super::endpoint::Endpoint;
 use super::group::{Core, Group};
-use super::link::Path;
+use super::link::{Link, Path};
 
 /// How long writes that are under way on a link that still works are waited for before its
 /// connections go to another one.
 const LAST_WRITES: Duration = Duration::from_millis(200);
+/// How often it is looked whether they have arrived.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// How long a connection waits between two links for the peer to name a key.
 const KEY_WAIT: Duration = Duration::from_secs(10);
 
@@ -38,20 +40,19 @@ impl Group {
         dead: bool,
     ) {
         let old = find(core, from).cloned();
+        let in_order = old.as_ref().is_some_and(|old| !dead && drain(core, old, from));
         if let Some(old) = &old {
-            let end = Instant::now() + LAST_WRITES;
-            while !dead && old.has_unacknowledged() && Instant::now() < end {
-                old.port().device().poll_sends();
-                std::thread::yield_now();
-            }
-            if dead || old.has_unacknowledged() {
+            if !in_order {
                 // Nothing that is still under way there may arrive after what is written anew.
                 old.stop();
             }
             // What was acknowledged before counts.
             old.port().device().poll_sends();
         }
-        let Some(new) = find(core, to).cloned() else { return };
+        let Some(new) = find(core, to).cloned() else {
+            old.iter().for_each(|old| old.hold(false));
+            return;
+        };
         let mut moved = Vec::new();
         for (endpoint, on) in core.connections.values_mut().filter(|(_, on)| *on == from) {
             *on = to;
@@ -67,6 +68,8 @@ impl Group {
         let moved = moved.len() as u32;
         if let Some(old) = old {
             old.connections().fetch_sub(moved, Ordering::Relaxed);
+            // It may be kept after all.
+            old.hold(false);
         }
         new.connections().fetch_add(moved, Ordering::Relaxed);
         self.failovers().fetch_add(u64::from(moved), Ordering::Relaxed);
@@ -75,6 +78,7 @@ impl Group {
             from = from.get(),
             to = to.get(),
             moved,
+            in_order,
             "connections moved"
         );
     }
@@ -112,6 +116,27 @@ impl Group {
                 true
             }
         }
+    }
+}
+
+/// Holds a link and waits until everything that is under way on it has arrived (LG-32): whether that
+/// was within [`LAST_WRITES`].
+fn drain(core: &Core, link: &Link, key: LinkKey) -> bool {
+    link.hold(true);
+    for (endpoint, _) in core.connections.values().filter(|(_, on)| *on == key) {
+        endpoint.settle();
+    }
+    let end = Instant::now() + LAST_WRITES;
+    loop {
+        link.port().device().poll_sends();
+        if !link.has_unacknowledged() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        // To yield would not do: a software adapter may need this processor.
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 
