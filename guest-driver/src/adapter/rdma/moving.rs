@@ -14,7 +14,7 @@ use super::link::{Link, Path};
 
 /// How long writes that are under way on a link that still works are waited for before its
 /// connections go to another one.
-const LAST_WRITES: Duration = Duration::from_millis(200);
+const LAST_WRITES: Duration = Duration::from_millis(500);
 /// How often it is looked whether they have arrived.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// How long a connection waits between two links for the peer to name a key.
