@@ -117,6 +117,9 @@ fi
 # An emulated processor on a busy host misses ticks by which the kernel would see that its timer works;
 # so it does not try.
 append=" no_timer_check$append"
+# With one processor the kernel patches thousands of locked instructions out of itself. Emulation gains
+# nothing by that, and is busy with it for a sixth of the boot.
+[ "$accel" != tcg ] || append=" noreplace-smp$append"
 
 arguments=(
     -name "$name,process=ism-$name" "${firmware[@]}"

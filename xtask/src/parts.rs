@@ -34,7 +34,9 @@ pub(crate) struct Parts {
     /// Whose AF_SMC speaks version 1 of SMC-R over soft-RoCE.
     pub(crate) kernel_v1: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// The same with programs of the distribution.
+    /// The same with test programs that run in guests as a whole.
+    pub(crate) initrd_tests: PathBuf,
+    /// The usual one with programs of the distribution.
     pub(crate) initrd_programs: Option<PathBuf>,
     pub(crate) qemu: PathBuf,
     pub(crate) qemu_stock: PathBuf,
@@ -50,6 +52,7 @@ impl Parts {
             ("KERNEL", &self.kernel),
             ("KERNEL_V1", &self.kernel_v1),
             ("INITRD", &self.initrd),
+            ("INITRD_TESTS", &self.initrd_tests),
             ("QEMU", &self.qemu),
             ("QEMU_STOCK", &self.qemu_stock),
             ("DAEMON", &self.daemon),
@@ -96,27 +99,35 @@ pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, T
     let tests = cargo(root, &test)?;
     let daemon = find(&programs, "vhost-device-ism")?;
     let vm = find(&tests, "vm")?;
+    let named = |programs: Vec<(&str, PathBuf)>| {
+        programs.into_iter().map(|(name, path)| (name.to_owned(), path)).collect::<Vec<_>>()
+    };
     let mut contents = Contents {
         kind: "initrd",
         busybox,
         init: root.join("tests/vm/init"),
-        programs: [
+        programs: named(vec![
             ("smc", find(&programs, "smc")?),
             ("smc-test-peer", find(&programs, "smc-test-peer")?),
-            ("conformance", find(&tests, "conformance")?),
-            ("verbs-rxe", find(&tests, "verbs_rxe")?),
-            ("rendezvous", find(&tests, "rendezvous")?),
             ("ip", ip),
             ("tc", tc),
-        ]
-        .map(|(name, path)| (name.to_owned(), path))
-        .into(),
+        ]),
         files: verbs,
     };
     // <target>/release/vhost-device-ism
     let target = daemon.ancestors().nth(2).unwrap_or(root);
     let images = target.join("vm");
     let initrd = image::write(&contents, &images)?;
+    // Each guest unpacks all that its image has, so most have an image without these.
+    contents.kind = "tests";
+    let usual = contents.programs.len();
+    contents.programs.extend(named(vec![
+        ("conformance", find(&tests, "conformance")?),
+        ("verbs-rxe", find(&tests, "verbs_rxe")?),
+        ("rendezvous", find(&tests, "rendezvous")?),
+    ]));
+    let initrd_tests = image::write(&contents, &images)?;
+    contents.programs.truncate(usual);
     let found = match which {
         Which::Usual => programs::usual(may_install),
         Which::All => programs::all(root, &images, may_install),
@@ -136,7 +147,17 @@ pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, T
             None
         }
     };
-    Ok(Parts { kernel, kernel_v1, initrd, initrd_programs, qemu, qemu_stock, daemon, tests: vm })
+    Ok(Parts {
+        kernel,
+        kernel_v1,
+        initrd,
+        initrd_tests,
+        initrd_programs,
+        qemu,
+        qemu_stock,
+        daemon,
+        tests: vm,
+    })
 }
 
 /// The executable of an example of the tests.

@@ -41,7 +41,7 @@ const STUCK: Duration = Duration::from_millis(500);
 /// How long a reader sleeps meanwhile.
 const ASLEEP: Duration = Duration::from_millis(1500);
 /// More than all buffers between two ends.
-const FLOOD: usize = 8 << 20;
+const FLOOD: usize = 2 << 20;
 /// How a reader begins that has slept: so many times so many bytes.
 const SIPS: usize = 40;
 const SIP: usize = 1000;

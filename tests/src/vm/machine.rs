@@ -31,7 +31,7 @@ pub struct Vm {
     v1: bool,
     stock: bool,
     unpluggable: bool,
-    programs: bool,
+    image: Built,
     mem: Option<String>,
     cpus: Option<u32>,
     append: Vec<String>,
@@ -64,7 +64,7 @@ impl Vm {
             v1: false,
             stock: false,
             unpluggable: false,
-            programs: false,
+            image: Built::Initrd,
             mem: None,
             cpus: None,
             append: Vec::new(),
@@ -150,11 +150,17 @@ impl Vm {
         self.no_ism()
     }
 
+    /// With the test programs that run in guests as a whole: `conformance`, `rendezvous` and `verbs-rxe`.
+    pub fn tests(mut self) -> Vm {
+        self.image = Built::InitrdTests;
+        self
+    }
+
     /// With programs of the distribution: `iperf3`, `redis-server`, `redis-benchmark`, `nginx`, `curl` and
     /// `wrk`.
     /// Whether there are any here, see [`Vm::has_programs`].
     pub fn programs(mut self) -> Vm {
-        self.programs = true;
+        self.image = Built::InitrdPrograms;
         self
     }
 
@@ -280,7 +286,7 @@ impl Machine {
         }
         let qemu = if vm.stock { Built::QemuStock } else { Built::Qemu }.path();
         let kernel = if vm.v1 { Built::KernelV1 } else { Built::Kernel }.path();
-        let initrd = if vm.programs { Built::InitrdPrograms } else { Built::Initrd }.path();
+        let initrd = vm.image.path();
         let cpus = vm.cpus.map(|n| n.to_string());
         let mut env: Vec<(&str, &OsStr)> =
             vec![("QEMU", qemu.as_ref()), ("KERNEL", kernel.as_ref()), ("INITRD", initrd.as_ref())];

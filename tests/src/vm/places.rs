@@ -11,7 +11,9 @@ pub(super) enum Built {
     KernelV1,
     /// `INITRD`: the guests' initramfs.
     Initrd,
-    /// `INITRD_PROGRAMS`: the same with programs of the distribution.
+    /// `INITRD_TESTS`: the same with test programs that run in guests as a whole.
+    InitrdTests,
+    /// `INITRD_PROGRAMS`: the usual one with programs of the distribution.
     InitrdPrograms,
     /// `QEMU`: with this project's patches.
     Qemu,
@@ -27,6 +29,7 @@ impl Built {
             Built::Kernel => "KERNEL",
             Built::KernelV1 => "KERNEL_V1",
             Built::Initrd => "INITRD",
+            Built::InitrdTests => "INITRD_TESTS",
             Built::InitrdPrograms => "INITRD_PROGRAMS",
             Built::Qemu => "QEMU",
             Built::QemuStock => "QEMU_STOCK",

@@ -8,7 +8,7 @@ use smc_tests::vm::{Bed, Guest, Run, Vm};
 #[track_caller]
 fn passes(part: &str) {
     let bed = Bed::new();
-    let [a, b] = bed.pair();
+    let [a, b] = bed.boot([Vm::named("a"), Vm::named("b").tests()]);
     let mut agent = a.spawn(["smc-test-peer", "agent", "pci", "0.0.0.0:7711"]);
     println!("{}", agent.line());
     let output = b.run(suite(&a, part));
@@ -38,11 +38,13 @@ fn over_moves() {
 }
 
 #[test]
+#[ignore = "long: the suite once more; other tests have TCP between guests after a decline"]
 fn over_tcp_after_a_decline() {
     passes("far::fallback");
 }
 
 #[test]
+#[ignore = "long: the suite once more; moves have the roles like this"]
 fn over_the_window_with_the_server_here() {
     passes("far::turned::window");
 }
@@ -52,7 +54,8 @@ fn over_the_window_with_the_server_here() {
 #[track_caller]
 fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
     let bed = Bed::new();
-    let [a, b] = bed.boot(["a", "b"].map(|name| Vm::named(name).no_ism().rnics(rnics).mtu(9000)));
+    let vms = [Vm::named("a"), Vm::named("b").tests()];
+    let [a, b] = bed.boot(vms.map(|vm| vm.no_ism().rnics(rnics).mtu(9000)));
     let (any, address) = match ip6 {
         true => ("[::]:7711", format!("[{}]:7711", a.ip6_on(0))),
         false => ("0.0.0.0:7711", format!("{}:7711", a.ip())),

@@ -13,7 +13,7 @@ use super::interop::logged;
 const PAUSE: Duration = Duration::from_secs(3);
 
 /// How long bytes flow before the link is lost.
-const UNDER_WAY: Duration = Duration::from_millis(700);
+const UNDER_WAY: Duration = Duration::from_millis(400);
 
 /// This project's sockets, which test a link that is silent.
 const RUST: &str = "rust:test=1000";
@@ -31,10 +31,10 @@ enum Loss {
     Adapter,
 }
 
-/// MiB that are moved in each direction: 32, or as many as `SMC_FAILOVER_BULK` says; 1024 take minutes.
+/// MiB that are moved in each direction: 16, or as many as `SMC_FAILOVER_BULK` says; 1024 take minutes.
 fn bulk() -> usize {
     let mib = std::env::var("SMC_FAILOVER_BULK").ok().and_then(|text| text.parse().ok());
-    mib.unwrap_or(32) << 20
+    mib.unwrap_or(16) << 20
 }
 
 #[track_caller]

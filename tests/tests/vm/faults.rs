@@ -147,7 +147,7 @@ fn throughput(guest: &Guest, server: &Guest) -> f64 {
         "--runs",
         "3",
         "--seconds",
-        "2",
+        "1",
     ]);
     let lines = json.lines().filter_map(|line| serde_json::from_str(line).ok());
     let rate = lines.filter_map(|line: serde_json::Value| line["smc"].as_f64()).next();

@@ -331,7 +331,7 @@ fn idle(field: &mut Field<'_>, sides: [Side; 2]) -> Result<String, String> {
                 if start.elapsed() > SOON {
                     return Err(format!("{} keeps the link group", guest.name()));
                 }
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(500));
             }
         }
         std::thread::sleep(Duration::from_millis(3000).saturating_sub(start.elapsed()));
@@ -412,7 +412,7 @@ fn killed(
 ) -> Result<String, String> {
     client.feed(&format!("{order}\n"));
     field.carried(&report(client))?;
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_millis(300));
     let (victim, survivor) = if kill_client { (client, server) } else { (server, client) };
     victim.kill();
     let start = Instant::now();

@@ -133,13 +133,13 @@ fn unmodified_programs_meet_in_all_four_combinations() {
     };
 
     let iperf = |port: u16, client: &Client<'_>| {
-        let text = client(&format!("iperf3 -c 10.0.0.1 -p {port} -t 2 -f m"));
+        let text = client(&format!("iperf3 -c 10.0.0.1 -p {port} -t 1 -f m"));
         let line = text.lines().find(|line| line.ends_with("receiver")).unwrap();
         after(line, "Bytes")
     };
 
     let memcaslap = |port: u16, client: &Client<'_>| {
-        let text = client(&format!("memcaslap -s 10.0.0.1:{port} -t 2s -T 1 -c 8 -v 0.5"));
+        let text = client(&format!("memcaslap -s 10.0.0.1:{port} -t 1s -T 1 -c 8 -v 0.5"));
         for wrong in ["get_misses:", "verify_misses:", "verify_failed:"] {
             assert!(!text.contains(wrong) || after(&text, wrong) == 0.0, "{text}");
         }
@@ -152,7 +152,7 @@ fn unmodified_programs_meet_in_all_four_combinations() {
         Case {
             name: "redis GET, 16 at once",
             server: redis,
-            measure: &|p, c| get(p, c, 20_000, 16),
+            measure: &|p, c| get(p, c, 10_000, 16),
             kind,
         },
         Case { name: "nginx, curl, MB/s", server: nginx, measure: &curl, kind },

@@ -69,14 +69,14 @@ fn passes(guest: &Guest, program: &str, options: &str) {
 #[test]
 fn verbs_do_what_the_driver_expects_of_them() {
     let bed = Bed::new();
-    let [guest] = bed.boot([Vm::named("a").no_ism().lan().rnics(1)]);
+    let [guest] = bed.boot([Vm::named("a").tests().no_ism().lan().rnics(1)]);
     passes(&guest, "verbs-rxe", "--ignored --skip cost");
 }
 
 #[test]
 fn tcp_options_are_sent_and_seen() {
     let bed = Bed::new();
-    let [guest] = bed.boot([Vm::named("a").no_ism()]);
+    let [guest] = bed.boot([Vm::named("a").tests().no_ism()]);
     // The kernel of the guests has no SYN cookies.
     passes(&guest, "rendezvous", "--skip syn_cookies");
 }

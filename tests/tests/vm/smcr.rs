@@ -184,7 +184,7 @@ fn connections_leave_a_needless_link_once_what_is_under_way_has_arrived() {
     let [first, _] = ends.order("ping 1000 1");
     assert_eq!(first.carrier.links, 2, "the second one ends at the client's only adapter, too");
     // Two connections, one of them on the asymmetric link.
-    ends.client.feed("bulk 33554432 2 &\nbulk 33554432 3 &\n");
+    ends.client.feed("bulk 12582912 2 &\nbulk 12582912 3 &\n");
     for _ in 0..2 {
         assert_eq!(ends.report(End::Client).cell, "opened");
     }
