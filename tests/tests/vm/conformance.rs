@@ -4,23 +4,24 @@ use std::time::Duration;
 
 use smc_tests::vm::{Bed, Guest, Run, Vm};
 
-/// Runs a part of the suite in `b` against an agent in `a`.
+/// Runs parts of the suite in `b` against an agent in `a`.
 #[track_caller]
-fn passes(part: &str) {
+fn passes(parts: &[&str]) {
     let bed = Bed::new();
     let [a, b] = bed.boot([Vm::named("a"), Vm::named("b").tests()]);
     let mut agent = a.spawn(["smc-test-peer", "agent", "pci", "0.0.0.0:7711"]);
     println!("{}", agent.line());
-    let output = b.run(suite(&a, part));
+    let output = b.run(suite(&a, parts));
     let lines = output.out.lines().filter(|line| line.contains("test result"));
-    println!("{part}: {}", lines.collect::<Vec<_>>().join("\n"));
+    println!("{parts:?}: {}", lines.collect::<Vec<_>>().join("\n"));
     assert_eq!(output.code(), 0, "{output}");
     assert!(!output.out.contains(" 0 passed"), "{output}");
     bed.assert_faultless();
 }
 
-fn suite(agent: &Guest, part: &str) -> Run {
-    let run = Run::from(["conformance", "--ignored", "--test-threads=1", part]);
+fn suite(agent: &Guest, parts: &[&str]) -> Run {
+    let run =
+        Run::new(["conformance", "--ignored", "--test-threads=1"].iter().chain(parts).copied());
     run.env("SMC_TEST_FAR", &format!("{}:7711", agent.ip()))
         .env("SMC_TEST_DEVICE", "pci")
         .env("SMC_TEST_SLOW", "5")
@@ -29,24 +30,24 @@ fn suite(agent: &Guest, part: &str) -> Run {
 
 #[test]
 fn over_the_window() {
-    passes("far::window");
+    passes(&["far::window"]);
 }
 
 #[test]
 fn over_moves() {
-    passes("far::moves");
+    passes(&["far::moves"]);
 }
 
+/// Bytes and ends: the rest is as between processes.
 #[test]
-#[ignore = "long: the suite once more; other tests have TCP between guests after a decline"]
 fn over_tcp_after_a_decline() {
-    passes("far::fallback");
+    passes(&["close::far::fallback", "data::far::fallback"]);
 }
 
+/// Bytes and ends: all of the suite has the roles like this over moves.
 #[test]
-#[ignore = "long: the suite once more; moves have the roles like this"]
 fn over_the_window_with_the_server_here() {
-    passes("far::turned::window");
+    passes(&["close::far::turned::window", "data::far::turned::window"]);
 }
 
 /// Runs a part of the suite over SMC-R between guests with so many RNICs; the network is that of

@@ -108,13 +108,16 @@ fn lives_on(server: &str, client: &str, loss: Loss, returns: bool) {
         }
     }
     two_links(|| ping(&mut talks, &mut serves).carrier.links as usize);
+    let start = Instant::now();
     talks.feed(&format!("bulk {} 2 &\n", bulk()));
     let opened = report(&mut talks);
     assert_eq!(opened.carrier.kind, "smc-r", "{opened:?}");
     let nic: u32 = opened.carrier.adapter.trim_start_matches("rxe").parse().unwrap();
     thread::sleep(UNDER_WAY);
     let _removal = lose(&a, &b, nic, loss);
+    let lost = start.elapsed();
     let here = report(&mut talks);
+    assert!(Duration::from_millis(here.millis) > lost, "{here:?} was over before {lost:?}");
     let there = report(&mut serves);
     assert_eq!((here.sent, here.sent_digest), (there.received, there.received_digest));
     assert_eq!((there.sent, there.sent_digest), (here.received, here.received_digest));
