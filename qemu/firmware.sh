@@ -47,7 +47,9 @@ if [ ${#missing[@]} -gt 0 ]; then
         exit 1
     fi
     echo "qemu: installs ${missing[*]}" >&2
-    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "${missing[@]}"; } >&2
+    # Not while another of these scripts installs something.
+    export DEBIAN_FRONTEND=noninteractive
+    flock /var/lib/dpkg bash -c 'apt-get update -q && apt-get install -y -q "$@"' - "${missing[@]}" >&2
 fi
 directory_of bios-256k.bin
 directory_of linuxboot_dma.bin

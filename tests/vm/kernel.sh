@@ -68,7 +68,9 @@ need_header openssl/opensslv.h libssl-dev
 if [ ${#missing[@]} -gt 0 ]; then
     if [ "$install" = true ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "installs ${missing[*]}"
-        { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "${missing[@]}"; } >&2
+        # Not while another of these scripts installs something.
+        export DEBIAN_FRONTEND=noninteractive
+        flock /var/lib/dpkg bash -c 'apt-get update -q && apt-get install -y -q "$@"' - "${missing[@]}" >&2
     else
         die "missing packages; on Debian: apt-get install ${missing[*]}"
     fi
@@ -104,7 +106,7 @@ tar -xf "$archive" -C "$work/linux" --strip-components=1
 
 cd "$work/linux"
 log=$cache/kernel-build.log
-say "builds Linux $version: about 5 minutes on two processors, once (log: $log)"
+say "builds Linux $version: about 8 minutes on two processors, once (log: $log)"
 configure() {
     KCONFIG_ALLCONFIG="$config" make O="$work/out" tinyconfig
     scripts/kconfig/merge_config.sh -m -O "$work/out" "$work/out/.config" "$config"
