@@ -27,6 +27,9 @@ pub(crate) enum Which {
     All,
 }
 
+/// Paths of executables, by name.
+type Executables = Vec<(String, PathBuf)>;
+
 /// Paths of everything.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -74,15 +77,14 @@ pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, T
     let ip = installed(|| image::program("ip", "iproute2"), may_install)?;
     let tc = installed(|| image::program("tc", "iproute2"), may_install)?;
     let install: &[&str] = if install { &["--install-deps"] } else { &[] };
-    let kernel = given_or("KERNEL", &root.join("tests/vm/kernel.sh"), install)?;
-    let v1_args = [&["--v1"], install].concat();
-    let kernel_v1 = given_or("KERNEL_V1", &root.join("tests/vm/kernel.sh"), &v1_args)?;
-    let qemu = given_or("QEMU", &root.join("qemu/build.sh"), install)?;
-    let stock_args = [&["--stock"], install].concat();
-    let qemu_stock = given_or("QEMU_STOCK", &root.join("qemu/build.sh"), &stock_args)?;
-    let mut firmware = Command::new(root.join("qemu/firmware.sh"));
-    firmware.args(install);
-    tool::output(firmware)?;
+    // Each of them has long stretches that keep one processor busy only.
+    let (kernels, qemus, built) = std::thread::scope(|scope| {
+        let kernels = scope.spawn(|| kernels(root, install));
+        let qemus = scope.spawn(|| qemus(root, install));
+        let built = build_programs(root);
+        (joined(kernels), joined(qemus), built)
+    });
+    let ((kernel, kernel_v1), (qemu, qemu_stock), (programs, tests)) = (kernels?, qemus?, built?);
     // The cache may have outlived what it was built with.
     if !runs(&qemu) {
         for package in LIBRARIES {
@@ -90,13 +92,6 @@ pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, T
         }
     }
 
-    eprintln!("xtask: builds the programs (some minutes the first time)");
-    let programs = cargo(root, &["build", "--bins", "--lib"])?;
-    let mut test = vec!["test", "--no-run", "-p", "guest-driver"];
-    for name in ["vm", "conformance", "verbs_rxe", "rendezvous"] {
-        test.extend(["--test", name]);
-    }
-    let tests = cargo(root, &test)?;
     let daemon = find(&programs, "vhost-device-ism")?;
     let vm = find(&tests, "vm")?;
     let named = |programs: Vec<(&str, PathBuf)>| {
@@ -158,6 +153,41 @@ pub(crate) fn build(root: &Path, install: bool, which: Which) -> Result<Parts, T
         daemon,
         tests: vm,
     })
+}
+
+/// The guests' kernel, and the one for version 1 of SMC-R.
+fn kernels(root: &Path, install: &[&str]) -> Result<(PathBuf, PathBuf), ToolError> {
+    let script = root.join("tests/vm/kernel.sh");
+    let v1_args = [&["--v1"], install].concat();
+    Ok((given_or("KERNEL", &script, install)?, given_or("KERNEL_V1", &script, &v1_args)?))
+}
+
+/// QEMU with the patches and without, and firmware.
+fn qemus(root: &Path, install: &[&str]) -> Result<(PathBuf, PathBuf), ToolError> {
+    let script = root.join("qemu/build.sh");
+    let stock_args = [&["--stock"], install].concat();
+    let qemus =
+        (given_or("QEMU", &script, install)?, given_or("QEMU_STOCK", &script, &stock_args)?);
+    let mut firmware = Command::new(root.join("qemu/firmware.sh"));
+    firmware.args(install);
+    tool::output(firmware)?;
+    Ok(qemus)
+}
+
+/// The programs of this repository, and its test programs.
+fn build_programs(root: &Path) -> Result<(Executables, Executables), ToolError> {
+    eprintln!("xtask: builds the programs (some minutes the first time)");
+    let programs = cargo(root, &["build", "--bins", "--lib"])?;
+    let mut test = vec!["test", "--no-run", "-p", "guest-driver"];
+    for name in ["vm", "conformance", "verbs_rxe", "rendezvous"] {
+        test.extend(["--test", name]);
+    }
+    Ok((programs, cargo(root, &test)?))
+}
+
+/// What a thread has come to.
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// The executable of an example of the tests.
@@ -252,7 +282,7 @@ fn given_or(variable: &str, script: &Path, args: &[&str]) -> Result<PathBuf, Too
 }
 
 /// Runs cargo; the executables it made, by name of their target.
-fn cargo(root: &Path, args: &[&str]) -> Result<Vec<(String, PathBuf)>, ToolError> {
+fn cargo(root: &Path, args: &[&str]) -> Result<Executables, ToolError> {
     let cargo = std::env::var_os("CARGO").ok_or(ToolError::NotCargo("CARGO"))?;
     let mut command = Command::new(cargo);
     command.current_dir(root).args(args).args(PACKAGES).args(FEATURES);
