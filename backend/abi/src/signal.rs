@@ -70,6 +70,13 @@ impl Line<'_> {
         self.pend.load(Ordering::Relaxed) == 0
     }
 
+    /// Owner: whether it said that it sleeps, and nobody has announced anything since.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        // Who was kicked finds `armed` taken back, or armed anew by itself.
+        self.armed.load(Ordering::Relaxed) == 1 && self.pend.load(Ordering::Relaxed) == 0
+    }
+
     /// Owner: takes back `arm`, after waking or when there was news.
     #[inline]
     pub fn disarm(&self) {
@@ -87,8 +94,11 @@ mod tests {
         let line = Line { armed: &armed, pend: &pend };
         assert!(!line.raise(5));
         assert_eq!(line.take(), 1 << 5);
+        assert!(!line.is_quiet());
         assert!(line.arm());
+        assert!(line.is_quiet());
         assert!(line.raise(5), "armed: the first signal kicks");
+        assert!(!line.is_quiet());
         assert!(!line.raise(6), "disarmed by the first");
         assert!(!line.arm(), "news: do not sleep");
         line.disarm();

@@ -85,11 +85,21 @@ impl Handshake {
         }
     }
 
+    /// Whether the client's answer to Accept is all that is missing, so that TCP's descriptor tells when
+    /// there is something to take.
+    pub(crate) fn awaits_confirm(&self) -> bool {
+        matches!(self.stage, Stage::Confirm(_))
+    }
+
     /// Goes on as far as the bytes allow. `None`: more has to come.
+    ///
+    /// With `drain` it looks until there is nothing left, for callers that are told of news only; without,
+    /// it spares itself a look that comes too early.
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,
         terms: &Terms<'_>,
+        drain: bool,
     ) -> Result<Option<Outcome>, Broken> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -117,9 +127,12 @@ impl Handshake {
                         ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
                             Ok(stage) => {
                                 self.deadline = Instant::now() + terms.patience;
-                                // The end of the stream may be there already, of which nobody would
-                                // be told any more: so on to the next look.
                                 self.stage = stage;
+                                // No client answers so soon. But the end of the stream may be there
+                                // already, of which nobody would be told any more.
+                                if !drain && self.awaits_confirm() {
+                                    return Ok(None);
+                                }
                             }
                             Err(decline) => return give_up(tcp, decline).map(Some),
                         },
@@ -166,7 +179,7 @@ impl Handshake {
             Stage::Detect => return Ok(Some(plain())),
             Stage::Proposal(..) => Awaited::Proposal,
             Stage::Rdma(_) => {
-                let outcome = self.advance(tcp, terms)?;
+                let outcome = self.advance(tcp, terms, true)?;
                 if outcome.is_some() || self.deadline() > Instant::now() {
                     return Ok(outcome);
                 }

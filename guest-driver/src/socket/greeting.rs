@@ -67,7 +67,7 @@ impl Greeting {
         let mut handshake = self.handshake.take().ok_or_else(gone)?;
         let current = self.stack.current();
         let terms = terms(&self.stack, &current);
-        let mut result = handshake.advance(tcp, &terms);
+        let mut result = handshake.advance(tcp, &terms, true);
         if matches!(result, Ok(None)) && Instant::now() >= handshake.deadline() {
             result = handshake.expire(tcp, &terms);
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fd::OwnedFd;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use smc_core::handshake::FallbackReason;
@@ -21,6 +21,8 @@ use crate::rendezvous::ServerMove;
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
+/// Handshakes that a thread watches by itself while it sleeps, at most; epoll is for more of them.
+const MAX_WATCHED: usize = 8;
 
 /// The epoll key of the TCP listener; handshakes have smaller ones.
 const LISTENER: u64 = u64::MAX;
@@ -48,6 +50,10 @@ struct Pending {
     handshakes: PlainMap<u64, Entry>,
     /// Handshakes that epoll does not know: most are over before it is worth telling it.
     hot: Vec<u64>,
+    /// Handshakes that sleeping threads have taken along.
+    away: usize,
+    /// Threads that sleep.
+    sleepers: usize,
     /// No more clients are taken for now.
     full: bool,
     next: u64,
@@ -61,6 +67,8 @@ struct Entry {
     addr: SocketAddr,
     handshake: server::Handshake,
     registered: bool,
+    /// The thread that watched it was told that there is nothing new.
+    silent: bool,
     /// The other descriptor of the handshake is registered, too.
     both: bool,
 }
@@ -150,27 +158,43 @@ impl SmcListener {
     /// # Errors
     /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
+        // Whether TCP's queue is worth a look, and whether epoll had something to tell.
+        let (mut queue, mut told) = (true, false);
+        let mut pending = self.lock();
         loop {
-            let next = {
-                let mut pending = self.lock();
-                self.stack.sweep();
-                let current = self.stack.current();
-                if !self.try_once(&mut pending, &current)? && !self.nonblocking() {
-                    // A client in the middle of a handshake answers soon: look for a while.
-                    self.look_for_a_while(&mut pending, &current)?;
-                }
-                self.take_events(&mut pending, &current, Some(Duration::ZERO))?;
+            self.stack.sweep();
+            let current = self.stack.current();
+            let taken = self.try_once(&mut pending, &current, queue)?;
+            if pending.ready.is_empty() && !self.nonblocking() {
+                // A client in the middle of a handshake answers soon: look for a while.
+                self.look_for_a_while(&mut pending, &current)?;
+            }
+            self.take_events(&mut pending, &current, told && !taken)?;
+            if !pending.ready.is_empty() {
+                self.leave_to_others(&mut pending)?;
                 if let Some(accepted) = pending.ready.pop_front() {
                     return Ok(accepted);
                 }
+            }
+            if self.nonblocking() {
                 self.register(&mut pending)?;
-                if self.nonblocking() {
-                    self.set_alarm(&mut pending)?;
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                pending.next_deadline()
-            };
-            self.wait(next.map(|next| next.saturating_duration_since(Instant::now())))?;
+                self.set_alarm(&mut pending)?;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let next = pending.next_deadline();
+            let mut watched = pending.take_along();
+            let mut slept = self.register(&mut pending).map(|()| false);
+            if slept.is_ok() {
+                pending.sleepers += 1;
+                drop(pending);
+                let next = next.map(|next| next.saturating_duration_since(Instant::now()));
+                slept = self.sleep(&mut watched, next);
+                pending = self.lock();
+                pending.sleepers -= 1;
+            }
+            pending.bring_back(watched);
+            told = slept?;
+            queue = told;
         }
     }
 
@@ -188,33 +212,54 @@ impl SmcListener {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for anything to happen. `true`: something did.
-    fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+    /// Sleeps until there is something new, and notes of which handshakes. `true`: epoll tells.
+    fn sleep(&self, watched: &mut [(u64, Entry)], timeout: Option<Duration>) -> io::Result<bool> {
         let timeout = timeout.map(timespec);
-        let mut fds = [rustix::event::PollFd::new(&self.epoll, rustix::event::PollFlags::IN)];
+        let mut fds = Vec::with_capacity(1 + watched.len());
+        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        fds.extend(watched.iter().map(|(_, entry)| PollFd::new(&entry.tcp, PollFlags::IN)));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(n) => Ok(n > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(error.into()),
+            // A signal: nothing is said of any of them.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        let mut told = fds.iter().map(|fd| !fd.revents().is_empty());
+        let by_epoll = told.next().unwrap_or_default();
+        let told: Vec<_> = told.collect();
+        for ((_, entry), told) in watched.iter_mut().zip(told) {
+            entry.silent = !told;
+        }
+        Ok(by_epoll)
+    }
+
+    /// Before this thread goes away with a connection: what it leaves behind must reach those who sleep.
+    fn leave_to_others(&self, pending: &mut Pending) -> io::Result<()> {
+        if pending.sleepers == 0 {
+            return Ok(());
+        }
+        self.register(pending)?;
+        if pending.ready.len() > 1 {
+            self.ring(Duration::from_nanos(1))?;
+            pending.alarm = None;
+        }
+        Ok(())
     }
 
     fn nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Tries the handshakes that epoll does not know yet, and takes a new client. `true`: there is
-    /// a connection.
-    fn try_once(&self, pending: &mut Pending, current: &Current) -> io::Result<bool> {
-        for at in 0..pending.hot.len() {
-            if let Some(key) = pending.hot.get(at).copied() {
+    /// Tries the handshakes that epoll does not know, if they may have something new, and takes a new
+    /// client from the `queue`. `true`: there was one.
+    fn try_once(&self, pending: &mut Pending, current: &Current, queue: bool) -> io::Result<bool> {
+        // A step may take its handshake off the list.
+        for key in pending.hot.clone() {
+            let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
+            if !std::mem::take(&mut entry.silent) {
                 self.step(pending, current, key);
             }
         }
-        if pending.ready.is_empty() {
-            self.take_client(pending, current)?;
-        }
-        Ok(!pending.ready.is_empty())
+        Ok(queue && pending.ready.is_empty() && self.take_client(pending, current)?)
     }
 
     /// Tries again and again for as long as that is worth it.
@@ -224,9 +269,9 @@ impl SmcListener {
         }
         let mut tried = Ok(false);
         self.stack.spin().until_asked(|| {
-            tried = self.try_once(pending, current);
+            tried = self.try_once(pending, current, true);
             // Nothing left to look at counts as an end, too.
-            !matches!(tried, Ok(false)) || pending.hot.is_empty()
+            tried.is_err() || !pending.ready.is_empty() || pending.hot.is_empty()
         });
         tried.map(|_| ())
     }
@@ -244,7 +289,7 @@ impl SmcListener {
         }
         // With as many handshakes as are allowed, clients wait in TCP's queue, and must not keep this
         // thread awake.
-        let full = pending.handshakes.len() >= MAX_PENDING;
+        let full = pending.is_full();
         if full != pending.full {
             let flags = if full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
             epoll::modify(&self.epoll, &self.tcp, epoll::EventData::new_u64(LISTENER), flags)?;
@@ -266,17 +311,13 @@ impl SmcListener {
         Ok(())
     }
 
-    /// Goes on with what epoll reports and what has run out of time.
-    fn take_events(
-        &self,
-        pending: &mut Pending,
-        current: &Current,
-        timeout: Option<Duration>,
-    ) -> io::Result<()> {
-        if pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
+    /// Goes on with what epoll reports, if it has something to (`told`) or may have, and with what has
+    /// run out of time.
+    fn take_events(&self, pending: &mut Pending, current: &Current, told: bool) -> io::Result<()> {
+        if told || pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
             let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-            let timeout = timeout.map(timespec);
-            let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            let timeout = timespec(Duration::ZERO);
+            let events = match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
                 Ok((events, _)) => events,
                 Err(rustix::io::Errno::INTR) => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -311,14 +352,14 @@ impl SmcListener {
     }
 
     /// Takes one client from TCP's queue, if there is one.
-    fn take_client(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
-        if pending.handshakes.len() >= MAX_PENDING {
-            return Ok(());
+    fn take_client(&self, pending: &mut Pending, current: &Current) -> io::Result<bool> {
+        if pending.is_full() {
+            return Ok(false);
         }
         let (tcp, addr) = loop {
             match self.tcp.accept() {
                 Ok(accepted) => break accepted,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 // The client has gone again; that is no error of ours.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -331,16 +372,17 @@ impl SmcListener {
             ServerMove::Stay => {
                 let plain = Outcome::Tcp(FallbackReason::PeerNotSmc.into());
                 self.finish(pending, tcp, addr, Ok(plain));
-                return Ok(());
+                return Ok(true);
             }
         };
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
-        let entry = Entry { tcp, addr, handshake, registered: false, both: false };
+        let (registered, silent, both) = Default::default();
+        let entry = Entry { tcp, addr, handshake, registered, silent, both };
         pending.handshakes.insert(key, entry);
         pending.hot.push(key);
         self.step(pending, current, key);
-        Ok(())
+        Ok(true)
     }
 
     fn terms<'a>(&self, current: &'a Current) -> server::Terms<'a> {
@@ -356,7 +398,9 @@ impl SmcListener {
 
     fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
         self.step_with(pending, key, |entry| {
-            entry.handshake.advance(&entry.tcp, &self.terms(current))
+            // Epoll reports edges.
+            let drain = entry.registered;
+            entry.handshake.advance(&entry.tcp, &self.terms(current), drain)
         });
     }
 
@@ -423,19 +467,54 @@ impl SmcListener {
         let left = next.map_or(Duration::ZERO, |next| {
             next.saturating_duration_since(Instant::now()).max(Duration::from_micros(1))
         });
-        let value = rustix::time::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let spec = Itimerspec { it_interval: once, it_value: value };
-        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
+        self.ring(left)?;
         pending.alarm = next;
+        Ok(())
+    }
+
+    /// Has the timer wake whoever waits after a while; zero: never.
+    fn ring(&self, after: Duration) -> io::Result<()> {
+        let once = timespec(Duration::ZERO);
+        let spec = Itimerspec { it_interval: once, it_value: timespec(after) };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
         Ok(())
     }
 }
 
 impl Pending {
+    fn is_full(&self) -> bool {
+        self.handshakes.len() + self.away >= MAX_PENDING
+    }
+
+    /// Those that a thread can watch without epoll while it sleeps. Nobody else goes on with them.
+    fn take_along(&mut self) -> Vec<(u64, Entry)> {
+        let mut along = Vec::new();
+        for key in std::mem::take(&mut self.hot) {
+            let waits = |entry: &Entry| entry.handshake.awaits_confirm();
+            match self.handshakes.remove(&key) {
+                Some(entry) if waits(&entry) && along.len() < MAX_WATCHED => {
+                    along.push((key, entry))
+                }
+                Some(entry) => {
+                    self.handshakes.insert(key, entry);
+                    self.hot.push(key);
+                }
+                None => {}
+            }
+        }
+        self.away += along.len();
+        along
+    }
+
+    /// Undoes [`Pending::take_along`].
+    fn bring_back(&mut self, along: Vec<(u64, Entry)>) {
+        self.away -= along.len();
+        for (key, entry) in along {
+            self.handshakes.insert(key, entry);
+            self.hot.push(key);
+        }
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         self.handshakes.values().map(|entry| entry.handshake.deadline()).min()
     }

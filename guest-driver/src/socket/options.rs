@@ -46,20 +46,28 @@ fn seconds(time: Duration) -> Duration {
 }
 
 impl SmcStream {
-    /// Accepted and remembered; SMC sends everything at once anyway (SOCK-5, CDC-25).
+    /// Remembered; SMC sends everything at once anyway (SOCK-5, CDC-25). The TCP connection underneath
+    /// carries nothing that could wait, so it is not told: that is a system call less.
     ///
     /// # Errors
-    /// Those of the socket option.
+    /// Those of the socket option, on a connection that is TCP.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.with_tcp(|tcp| tcp.set_nodelay(nodelay))
+        match self.conn() {
+            Some(conn) => conn.set_nodelay(nodelay),
+            None => self.with_tcp(|tcp| tcp.set_nodelay(nodelay))?,
+        }
+        Ok(())
     }
 
     /// What [`SmcStream::set_nodelay`] set.
     ///
     /// # Errors
-    /// Those of the socket option.
+    /// Those of the socket option, on a connection that is TCP.
     pub fn nodelay(&self) -> io::Result<bool> {
-        self.with_tcp(TcpStream::nodelay)
+        match self.conn() {
+            Some(conn) => conn.nodelay(),
+            None => self.with_tcp(TcpStream::nodelay),
+        }
     }
 
     /// Time to live of the TCP connection's packets.

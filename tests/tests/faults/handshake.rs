@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -255,6 +256,39 @@ fn a_plain_client_that_talks_slowly_is_served() {
         assert_eq!(read_exactly(&server, 7), b"\xe2\xd4hello");
         assert!(slurp(&server).is_empty());
         door.serves();
+    });
+}
+
+#[test]
+fn a_handshake_under_way_reaches_a_thread_that_still_accepts() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let pair = Arc::new(bench.pair());
+        let addr = pair.listener.local_addr().unwrap();
+        let device = Device::open(&bench, 2);
+        // Which thread takes which client is up to them.
+        for _ in 0..6 {
+            let (tell, accepted) = mpsc::channel();
+            let threads = [(); 2].map(|()| {
+                let (pair, tell) = (pair.clone(), tell.clone());
+                thread::spawn(move || tell.send(pair.listener.accept().unwrap().0).unwrap())
+            });
+            thread::sleep(Duration::from_millis(20));
+            let (slow, offer) = propose(addr, &device.config()).accepted();
+            thread::sleep(Duration::from_millis(20));
+            note("a client that takes no time: one of the threads leaves with it");
+            let quick = SmcStream::connect(&pair.client, addr).unwrap();
+            works(&quick, &accepted.recv_timeout(SOON).unwrap());
+            note("the client that took its time: it is the other thread's");
+            let victim = virtio_ism_abi::Gid(offer.devices().peer.0);
+            let own = device.ism.register(victim, LEN, 0).unwrap();
+            let (_, confirm) = offer.confirm(dmbe(own.token().0, LEN), LINK);
+            put(&slow, &confirm);
+            assert!(accepted.recv_timeout(SOON).unwrap().is_smc());
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        }
     });
 }
 

@@ -87,6 +87,8 @@ pub(crate) struct Conn {
     /// The failure was reported once, as SO_ERROR is.
     reported: AtomicBool,
     nonblocking: AtomicBool,
+    /// TCP_NODELAY, which changes nothing, once it was set.
+    nodelay: OnceLock<AtomicBool>,
     /// `shutdown(read)`: reads return end of data once the ring is empty. Outside the lock of the
     /// receive side, because a sleeping reader has to see it.
     read_shut: AtomicBool,
@@ -101,6 +103,8 @@ pub(crate) struct Conn {
     /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
     awaited: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
+    /// The words as they were when sleepers were last woken for them.
+    woken_for: [AtomicU64; 2],
     readiness: OnceLock<Readiness>,
     /// The poller that watches this connection.
     poller: Mutex<Option<Arc<Waiter>>>,
@@ -158,6 +162,7 @@ impl Conn {
         };
         let rx = Rx { receiver, seen: [producer, seen], total: 0 };
         let (key, slab) = carrier.key();
+        let words = carrier.words();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
             rx: Mutex::new(rx),
@@ -168,6 +173,7 @@ impl Conn {
             purged: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
+            nodelay: OnceLock::new(),
             read_shut: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
@@ -175,6 +181,7 @@ impl Conn {
             keepalive: Mutex::new(None),
             awaited: AtomicU32::new(0),
             sleepers: Mutex::default(),
+            woken_for: words.map(AtomicU64::new),
             readiness: OnceLock::new(),
             poller: Mutex::new(None),
             spin: Spin::of(spin),
@@ -241,6 +248,19 @@ impl Conn {
     /// Whether calls return `WouldBlock` instead of waiting.
     pub(crate) fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    /// Remembers TCP_NODELAY.
+    pub(crate) fn set_nodelay(&self, on: bool) {
+        self.nodelay.get_or_init(AtomicBool::default).store(on, Ordering::Relaxed);
+    }
+
+    /// TCP_NODELAY as remembered, or else as the TCP connection has it: from its listener, perhaps.
+    pub(crate) fn nodelay(&self) -> io::Result<bool> {
+        match self.nodelay.get() {
+            Some(on) => Ok(on.load(Ordering::Relaxed)),
+            None => self.with_tcp(TcpStream::nodelay),
+        }
     }
 
     fn is_nonblocking(&self) -> bool {
@@ -434,6 +454,20 @@ impl Member for Conn {
         self.settle();
         // Who sleeps may be a writer, to whom the peer's questions are nothing.
         self.on_unawaited();
+    }
+
+    fn has_news(&self) -> bool {
+        let words = self.words();
+        let mut same = true;
+        for (woken_for, word) in self.woken_for.iter().zip(words) {
+            if woken_for.load(Ordering::Relaxed) != word {
+                woken_for.store(word, Ordering::Relaxed);
+                same = false;
+            }
+        }
+        // Both are asked. A peer may signal and say nothing new; then the line is to be armed again.
+        // And where two connections share a line, the other one may have armed it since.
+        !same || !self.carrier.line().is_some_and(|line| line.is_quiet())
     }
 
     fn on_unawaited(&self) {

@@ -37,6 +37,9 @@ pub(crate) trait Member: Send + Sync {
     fn on_wake(&self);
     /// Whether anybody waits at all; asked before `on_wake`.
     fn is_awaited(&self) -> bool;
+    /// Whether they may be others than at the last call. A wake-up that comes for several connections
+    /// is of use to few of them.
+    fn has_news(&self) -> bool;
     /// The peer's words are new and nobody waits for them.
     fn on_unawaited(&self);
     /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
@@ -470,7 +473,7 @@ impl Hub {
             Event::SlabWake(wake) => {
                 for slab in wake.slabs.iter().take(wake.n.get() as usize) {
                     self.each_of_slab(slab.get(), |member| {
-                        if member.is_awaited() {
+                        if member.is_awaited() && member.has_news() {
                             member.on_wake();
                         }
                     });

@@ -5,6 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::thread::{self, JoinHandle, ThreadId};
 
+use virtio_ism_abi::event::SlabWake;
+use zerocopy::FromZeros;
+
 use super::*;
 use crate::adapter::Attend;
 
@@ -88,13 +91,21 @@ impl Source for Fake {
 #[derive(Default)]
 struct Counting {
     heard: AtomicU32,
+    woken: AtomicU32,
+    news: AtomicBool,
     awaited: AtomicBool,
     naps: AtomicU32,
     waiter: Arc<Waiter>,
 }
 
 impl Member for Counting {
-    fn on_wake(&self) {}
+    fn on_wake(&self) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn has_news(&self) -> bool {
+        self.news.swap(false, Ordering::SeqCst)
+    }
 
     fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst)
@@ -173,6 +184,30 @@ impl Drop for Bed {
         self.hub.stop();
         self.background.take().unwrap().join().unwrap();
     }
+}
+
+#[test]
+fn of_the_connections_in_a_slab_those_with_news_are_woken() {
+    let hub = Hub::new(Fake::new(false), None).unwrap();
+    let members: [_; 3] = std::array::from_fn(|at| {
+        let member = Arc::new(Counting::default());
+        member.awaited.store(at != 2, Ordering::SeqCst);
+        let joined: Arc<dyn Member> = member.clone();
+        hub.join(at as u32, Some(5), Arc::downgrade(&joined));
+        member
+    });
+    let wake = |news: [bool; 3]| {
+        for (member, news) in members.iter().zip(news) {
+            member.news.store(news, Ordering::SeqCst);
+        }
+        let mut event = SlabWake { n: 1.into(), ..SlabWake::new_zeroed() };
+        event.slabs[0] = 5.into();
+        hub.tell_event(Event::SlabWake(event));
+        members.each_ref().map(|member| member.woken.swap(0, Ordering::SeqCst))
+    };
+    assert_eq!(wake([true, false, false]), [1, 0, 0]);
+    assert_eq!(wake([true, true, true]), [1, 1, 0], "nobody waits for the last one");
+    assert_eq!(wake([false, false, false]), [0, 0, 0]);
 }
 
 #[test]
