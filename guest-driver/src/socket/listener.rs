@@ -169,7 +169,9 @@ impl SmcListener {
                 // A client in the middle of a handshake answers soon: look for a while.
                 self.look_for_a_while(&mut pending, &current)?;
             }
-            self.take_events(&mut pending, &current, told && !taken)?;
+            // Without a client and without a connection it was something else that epoll told of.
+            told &= !taken && pending.ready.is_empty();
+            self.take_events(&mut pending, &current, told)?;
             if !pending.ready.is_empty() {
                 self.leave_to_others(&mut pending)?;
                 if let Some(accepted) = pending.ready.pop_front() {
