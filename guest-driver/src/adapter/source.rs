@@ -43,6 +43,12 @@ pub(crate) trait Source: Send + Sync {
     /// [`arm_interrupts`](Source::arm_interrupts). What is left keeps it readable.
     fn clear_event_fd(&self);
 
+    /// As [`clear_event_fd`](Source::clear_event_fd), for who slept on the
+    /// [`event_set`](Source::event_set), which has reported this name of the source's.
+    fn reported(&self, _name: u64) {
+        self.clear_event_fd();
+    }
+
     /// Asks for an interrupt at the next event. `false`: something is there already, poll instead of
     /// waiting.
     #[must_use = "false means: poll, do not wait"]

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use smc_core::handshake::Instant as Tick;
@@ -15,6 +15,8 @@ use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
 
 /// Completions taken at once.
 const BATCH: usize = 32;
+/// Notices that are left in the channel before all of them are read.
+const UNREAD: u32 = 16;
 /// Entries of a completion queue, if the device has as many.
 const ENTRIES: u32 = 16 << 10;
 
@@ -64,9 +66,11 @@ pub(crate) struct Device {
     /// Somebody found another one at the receives, who is to look once more.
     overlooked: AtomicBool,
     sending: Mutex<Box<[Completion; BATCH]>>,
-    /// A notice is on order, or waits to be read.
+    /// A notice is on order, or was not noted yet.
     recv_armed: AtomicBool,
     send_armed: AtomicBool,
+    /// Notices noted and not read.
+    unread: AtomicU32,
     /// How many wait for send completions.
     send_awaited: AtomicUsize,
     /// The device is of no use any more.
@@ -108,6 +112,7 @@ impl Device {
             sending: scratch(),
             recv_armed: AtomicBool::new(false),
             send_armed: AtomicBool::new(false),
+            unread: AtomicU32::new(0),
             send_awaited: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
             counters: Counters::default(),
@@ -327,6 +332,9 @@ impl Device {
     /// Orders a notice of the next receive (and send completion, if somebody waits for one), unless
     /// one is on order. `true`: it was ordered just now, so poll once more before waiting.
     pub(crate) fn arm(&self) -> bool {
+        if self.unread.load(Ordering::Relaxed) >= UNREAD {
+            self.read_notices();
+        }
         if self.has_waiting() {
             self.arm_sends();
         }
@@ -339,16 +347,24 @@ impl Device {
         true
     }
 
-    /// Takes a notice, if the channel has one. There may be another one.
-    pub(crate) fn take_notice(&self) -> bool {
-        let taken = self.channel.drain(1, |id| {
-            if id == self.recv_cq.id() {
-                self.recv_armed.store(false, Ordering::SeqCst);
-            } else {
-                self.send_armed.store(false, Ordering::SeqCst);
-            }
-        });
-        taken != 0
+    /// A notice has come, or several. It is not read (a system call) to see of which queue it is: one
+    /// that is ordered although it is on order still is ordered once.
+    pub(crate) fn note_notice(&self) {
+        self.unread.fetch_add(1, Ordering::Relaxed);
+        self.order_anew();
+    }
+
+    fn order_anew(&self) {
+        self.recv_armed.store(false, Ordering::SeqCst);
+        self.send_armed.store(false, Ordering::SeqCst);
+    }
+
+    /// Reads the notices, which the kernel keeps until then.
+    fn read_notices(&self) {
+        self.unread.store(0, Ordering::Relaxed);
+        self.channel.drain(8 * UNREAD as usize, |_| {});
+        // Some of them may not have been noted, and will not be now.
+        self.order_anew();
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -27,8 +27,6 @@ use crate::verbs::{self, AsyncEvent};
 
 /// How soon connections whose last words are under way are looked at again.
 const SOON: Duration = Duration::from_millis(50);
-/// So many notices are read before others get a look in.
-const UNASKED: u32 = 16;
 /// One look in so many is at the send completions although nobody waits for one.
 const SELDOM: u32 = 16;
 /// How often it is looked whether RNICs are still there, while there are link groups.
@@ -43,13 +41,10 @@ pub(crate) struct RdmaHost {
     epoll: OwnedFd,
     /// The queues were armed and looked at since.
     settled: AtomicBool,
-    /// The set has reported something that was not read yet.
+    /// The set has something to report that was not read yet.
     unread: AtomicBool,
     /// Looks at the queues.
     looks: AtomicU32,
-    /// The device whose notice was read last, and how many were read since the set was asked.
-    recent: AtomicUsize,
-    unasked: AtomicU32,
     asked: std::sync::Mutex<Option<Instant>>,
     /// When it is to be looked whether RNICs are still there.
     round: std::sync::Mutex<Option<Instant>>,
@@ -59,8 +54,14 @@ pub(crate) struct RdmaHost {
 /// Where the kernel lists RNICs that processes can use; not there before there is one.
 const RNICS: &str = "/sys/class/infiniband_verbs";
 
-/// Names in the epoll set: the kick, then two per device.
+/// Names in the epoll set: the kick, then two per device, the first of its completion channel and the
+/// second of its asynchronous events.
 const KICK: u64 = 0;
+
+/// Whether a name is of a completion channel.
+const fn is_channel(name: u64) -> bool {
+    name % 2 == 1
+}
 
 impl RdmaHost {
     /// Opens the RNICs.
@@ -125,8 +126,6 @@ impl RdmaHost {
             settled: AtomicBool::new(false),
             unread: AtomicBool::new(false),
             looks: AtomicU32::new(0),
-            recent: AtomicUsize::new(0),
-            unasked: AtomicU32::new(0),
             asked: std::sync::Mutex::new(None),
             round: std::sync::Mutex::new(None),
             subnets: super::route::Subnets::default(),
@@ -186,16 +185,8 @@ impl RdmaHost {
         }
     }
 
-    /// Reads what the set reports.
-    fn read_notices(&self) {
-        // Mostly it is a notice of the same device as last time.
-        let recent = self.devices.get(self.recent.load(Ordering::Relaxed));
-        if self.unasked.fetch_add(1, Ordering::Relaxed) < UNASKED
-            && recent.is_some_and(|device| device.take_notice())
-        {
-            return;
-        }
-        self.unasked.store(0, Ordering::Relaxed);
+    /// Goes on with all that the set reports.
+    fn read_set(&self) {
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
@@ -204,16 +195,19 @@ impl RdmaHost {
                 KICK => self.shared.kick().hush(),
                 OTHER => {}
                 name => {
-                    let at = ((name - 1) / 2) as usize;
-                    let Some(device) = self.devices.get(at) else { continue };
-                    match name % 2 {
-                        1 if device.take_notice() => self.recent.store(at, Ordering::Relaxed),
-                        1 => {}
-                        _ => self.on_async(device),
+                    let Some(device) = self.device(name) else { continue };
+                    match is_channel(name) {
+                        true => device.note_notice(),
+                        false => self.on_async(device),
                     }
                 }
             }
         }
+    }
+
+    /// The device of a name in the set.
+    fn device(&self, name: u64) -> Option<&Arc<Device>> {
+        self.devices.get(((name - 1) / 2) as usize)
     }
 
     fn on_async(&self, device: &Arc<Device>) {
@@ -309,14 +303,16 @@ fn is_listed(class: &Path, node: &Path) -> bool {
 
 fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let add = |fd: BorrowedFd<'_>, name| {
-        epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+    let add = |fd: BorrowedFd<'_>, name, how| {
+        epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN | how)
     };
-    add(shared.kick().as_fd(), KICK)?;
+    let (level, edge) = (epoll::EventFlags::empty(), epoll::EventFlags::ET);
+    add(shared.kick().as_fd(), KICK, level)?;
     for (i, device) in devices.iter().enumerate() {
         let name = 1 + 2 * i as u64;
-        add(device.channel_fd(), name)?;
-        add(device.context().as_fd(), name + 1)?;
+        // That there is a notice is all that it says, so it need not be read for each message.
+        add(device.channel_fd(), name, edge)?;
+        add(device.context().as_fd(), name + 1, level)?;
     }
     Ok(set)
 }
@@ -346,7 +342,7 @@ impl Source for RdmaHost {
 
     fn arm_interrupts(&self) -> bool {
         if self.unread.swap(false, Ordering::AcqRel) {
-            self.read_notices();
+            self.read_set();
         }
         if self.settled.swap(false, Ordering::AcqRel) {
             return true;
@@ -355,14 +351,20 @@ impl Source for RdmaHost {
         // All of them, not only the first that was not armed.
         let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
         self.settled.store(fresh, Ordering::Release);
-        // A notice that came while nobody slept is in the channel still, which ends the wait.
+        // A notice that came while nobody slept is in the set still, which ends the wait.
         !fresh
     }
 
     fn clear_event_fd(&self) {
-        // Who was woken by a message wants the message. What announced it is read before the next
-        // sleep, when the answer is on its way already.
+        // Who was woken wants what woke it; the set is read before the next sleep.
         self.unread.store(true, Ordering::Release);
+    }
+
+    fn reported(&self, name: u64) {
+        match self.device(name).filter(|_| is_channel(name)) {
+            Some(device) => device.note_notice(),
+            None => self.clear_event_fd(),
+        }
     }
 
     fn suppress_interrupts(&self) {

@@ -415,7 +415,7 @@ impl Hub {
                 // Edges need not be taken back.
                 events.filter(|_| edges.is_none()).for_each(|event| match event {
                     OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
-                    _ => self.source.clear_event_fd(),
+                    name => self.source.reported(name),
                 });
             }));
             return false;
