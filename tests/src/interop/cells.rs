@@ -41,7 +41,7 @@ const STUCK: Duration = Duration::from_millis(500);
 /// How long a reader sleeps meanwhile.
 const ASLEEP: Duration = Duration::from_millis(1500);
 /// More than all buffers between two ends.
-const FLOOD: usize = 2 << 20;
+const FLOOD: usize = 1 << 20;
 /// How a reader begins that has slept: so many times so many bytes.
 const SIPS: usize = 40;
 const SIP: usize = 1000;
@@ -99,8 +99,7 @@ impl<'a> Talk<'a> {
         let n = self.line.recv(&mut buf)?;
         let mut expected = vec![0; n];
         bytes::fill(self.seed, self.received.len() as usize, &mut expected);
-        if buf[..n] != expected {
-            let at = buf.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(n);
+        if let Some((at, ..)) = bytes::difference(&buf[..n], &expected) {
             let at = self.received.len() as usize + at;
             return Err(io::Error::other(format!("byte {at} is not what was sent")));
         }
