@@ -216,6 +216,7 @@ impl LinkGroup {
                 }
             }
             self.retry_at = None;
+            self.was_redundant |= self.full_links() > 1;
         }
         self.outputs.push_back(Output::LinkUsable { link: key });
         self.drop_needless_asymmetric();

@@ -144,6 +144,10 @@ impl LinkGroup {
         }
         self.links.retain(|link| link.key != key);
         self.counters.links_deleted += 1;
+        let waits = self.retry_at.is_some() || self.is_server();
+        if self.was_redundant && !waits && self.full_links() < 2 {
+            self.schedule_retry(now);
+        }
         for rmb in &mut self.rmbs {
             rmb.keys.retain(|(link, ..)| *link != key);
         }

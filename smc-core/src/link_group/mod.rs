@@ -162,6 +162,8 @@ pub struct LinkGroup {
     phase: Phase,
     /// Whether connections could ever send.
     was_usable: bool,
+    /// Whether there were two links once.
+    was_redundant: bool,
     /// Whether the first connection can no longer go on as TCP (ERR-3), and what will tell.
     committed: bool,
     commit_receipt: Option<Receipt>,
@@ -209,6 +211,7 @@ impl LinkGroup {
             params,
             phase: Phase::FirstConfirm { until: now.after(timers.first_contact), resend },
             was_usable: false,
+            was_redundant: false,
             committed: false,
             commit_receipt: None,
             max_links,

@@ -87,15 +87,29 @@ impl LinkGroup {
         self.was_usable = true;
         self.committed = true;
         self.outputs.push_back(Output::GroupUsable);
-        if self.retry_at.is_none() && self.full_links() < 2 {
+        if self.is_server() && self.retry_at.is_none() && self.full_links() < 2 {
             self.schedule_retry(now);
         }
     }
 
-    /// Server: when to try for redundancy again (LG-26).
+    /// When to try for redundancy again (LG-26). A client, which can only ask, leaves that to the
+    /// server until an attempt or a second link was lost: then nobody else may know that its RNIC is
+    /// unused (ERR-24, ERR-25).
     pub(super) fn schedule_retry(&mut self, now: Instant) {
-        if self.is_server() && self.max_links > 1 {
+        if self.max_links > 1 {
             self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
+        }
+    }
+
+    /// The time for another attempt has come.
+    pub(super) fn retry(&mut self, now: Instant) {
+        self.retry_at = None;
+        if self.full_links() < 2 {
+            match self.is_server() {
+                true => self.add_wanted = true,
+                false => self.notice_wanted = true,
+            }
+            self.schedule_retry(now);
         }
     }
 

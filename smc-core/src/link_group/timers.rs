@@ -88,11 +88,7 @@ impl LinkGroup {
         }
         self.link_timeouts(now);
         if self.retry_at.is_some_and(|at| at.has_passed(now)) {
-            self.retry_at = None;
-            if self.full_links() < 2 {
-                self.add_wanted = true;
-                self.schedule_retry(now);
-            }
+            self.retry(now);
         }
         if self.phase == Phase::Usable && self.idle_at.is_some_and(|at| at.has_passed(now)) {
             self.on_idle(now);
@@ -140,7 +136,12 @@ impl LinkGroup {
             None => {}
             Some(Config::Request { over, .. }) => {
                 self.config = None;
-                self.fail_link(over, Cause::NoAddLinkReply, now);
+                let unprobed = self.link(over).is_some_and(|link| link.probe.is_none());
+                match self.params.conduct.one_link_will_do {
+                    true if unprobed => self.send_probe(over, now),
+                    true => {}
+                    false => self.fail_link(over, Cause::NoAddLinkReply, now),
+                }
             }
             Some(Config::Delete { link, over, last, .. }) => {
                 match self.overdue_deletion(over, last, now) {

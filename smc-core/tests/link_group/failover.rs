@@ -223,6 +223,68 @@ fn unanswered_request_add_link_fails_its_link() {
     assert_eq!(pair.hosts[CLIENT].terminated(), Some((lost, Ending::Quiet)));
 }
 
+/// Towards Linux, Test Link says whether the link has failed.
+#[test]
+fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
+    for alive in [true, false] {
+        let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [1, 1]));
+        pair.settle();
+        pair.fault = Fault::Lose(pair.sent);
+        pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
+        pair.drain(CLIENT);
+        if !alive {
+            pair.cut(SERVER, LinkKey::FIRST);
+        }
+        pair.run(Duration::from_secs(5));
+        assert_eq!(pair.active(CLIENT).len(), usize::from(alive), "{:?}", pair.names());
+    }
+}
+
+/// The server's only attempt after a loss came too soon, and it makes no other. The client, whose
+/// RNIC never went, asks for one (ERR-24, ERR-25, LG-26).
+#[test]
+fn a_client_that_lost_a_link_asks_for_another() {
+    for generation in BOTH {
+        for conduct in [Conduct::SPEC, Conduct::LINUX] {
+            let mut params = params_of(generation(), conduct, [2, 2]);
+            params[SERVER].timers.retry_add_link = None;
+            let mut pair = Pair::new(params);
+            pair.settle();
+            pair.hosts[SERVER].broken.insert(RnicId(1));
+            let second = pair.active(SERVER)[1];
+            pair.cut(SERVER, second);
+            pair.hosts[SERVER].group.handle_link_failed(second, Cause::Rnic, pair.now);
+            pair.run(Duration::from_secs(10));
+            assert_eq!(pair.active(SERVER).len(), 1);
+            pair.hosts[SERVER].broken.clear();
+            pair.run(Duration::from_secs(45));
+            assert_eq!(pair.active(SERVER).len(), 1);
+            pair.run(Duration::from_secs(15));
+            assert_eq!(pair.active(SERVER).len(), 2, "{:?}", pair.names());
+            assert_eq!(pair.hosts[CLIENT].group.topology(), Topology::Symmetric);
+            pair.assert_keys();
+            // Once is enough.
+            pair.forget();
+            pair.run(Duration::from_secs(500));
+            assert!(pair.names().iter().all(|name| name.contains("TestLink")));
+        }
+    }
+}
+
+/// One that never had two leaves it to the server, however long that takes.
+#[test]
+fn a_client_that_never_had_two_links_asks_for_none() {
+    let mut params = params_of(v21(2), Conduct::LINUX, [1, 2]);
+    params[SERVER].timers.retry_add_link = None;
+    params[CLIENT].timers.test_link = None;
+    params[SERVER].timers.test_link = None;
+    let mut pair = Pair::new(params);
+    pair.settle();
+    pair.forget();
+    pair.run(Duration::from_secs(500));
+    assert!(!pair.names().iter().any(|name| name.contains("RequestAddLink")), "{:?}", pair.names());
+}
+
 /// The client frees a deleted link when its reply has arrived, or, without any word of the adapter,
 /// a little later (LLC-39).
 #[test]
