@@ -187,6 +187,8 @@ static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
 /// Of so many waits with a reduced budget, one spins for long.
 const TRIAL: u32 = 16;
+/// After so many first looks without a find there are no more, but in a trial.
+const VAIN: u32 = 4;
 /// At most so many times the full budget. A trial lasts one and a half waits, so with [`TRIAL`] it
 /// costs at most a tenth of the time that is waited anyway.
 const TRIAL_FACTOR: u32 = 20;
@@ -215,6 +217,8 @@ pub(crate) struct Spin {
     waits: AtomicU32,
     /// How long the last wait took that had to sleep, microseconds.
     slept_us: AtomicU32,
+    /// Waits of [`Spin::until_polled`] since its first look found something.
+    vain: AtomicU32,
     parent: Option<Arc<Spin>>,
 }
 
@@ -223,15 +227,17 @@ impl Spin {
     pub(crate) fn new(max: Duration) -> Spin {
         let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
         let budget_us = AtomicU32::new(max_us);
-        let (waits, slept_us) = Default::default();
-        Spin { max_us, budget_us, waits, slept_us, parent: None }
+        let (waits, slept_us, vain) = Default::default();
+        Spin { max_us, budget_us, waits, slept_us, vain, parent: None }
     }
 
     /// One that begins with what `parent` has learned.
     pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
+        let max_us = parent.max_us;
         let budget_us = AtomicU32::new(parent.budget_us.load(Ordering::Relaxed));
-        let (waits, slept_us) = Default::default();
-        Spin { max_us: parent.max_us, budget_us, waits, slept_us, parent: Some(parent.clone()) }
+        let (waits, slept_us, vain) = Default::default();
+        let parent = Some(parent.clone());
+        Spin { max_us, budget_us, waits, slept_us, vain, parent }
     }
 
     /// Spins until `changed` says so. `false`: not within the budget.
@@ -246,9 +252,17 @@ impl Spin {
     }
 
     /// As [`Spin::until_asked`] where a look finds only what a software adapter may have put there: on
-    /// the only processor there is, that one must run instead.
+    /// the only processor there is, that one must run instead. Who sleeps then looks once more before,
+    /// so where a first look has been in vain for some time, there is one only now and then.
     pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
-        changed() || (self.polls() && self.within(1, changed))
+        let vain = self.vain.load(Ordering::Relaxed);
+        let look = vain < VAIN || vain.is_multiple_of(TRIAL);
+        if look && changed() {
+            self.vain.store(0, Ordering::Relaxed);
+            return true;
+        }
+        self.vain.store(vain.wrapping_add(1), Ordering::Relaxed);
+        self.polls() && self.within(1, changed)
     }
 
     /// Whether [`Spin::until_polled`] looks more than once.
@@ -425,6 +439,27 @@ mod tests {
         let spins = [Spin::of(&parent), Spin::of(&parent)];
         let waits = spins.iter().cycle().take(4 * TRIAL as usize);
         assert_eq!(waits.filter(|spin| spin.is_trial()).count(), 4);
+    }
+
+    #[test]
+    fn first_looks_that_find_nothing_become_rare_and_a_find_brings_them_back() {
+        let spin = Spin::new(Duration::ZERO);
+        let look = |found| {
+            let mut looks = 0;
+            let over = spin.until_polled(|| {
+                looks += 1;
+                found
+            });
+            (looks, over)
+        };
+        let waits = |n, found| (0..n).map(|_| look(found).0).sum::<u32>();
+        assert_eq!(waits(VAIN, false), VAIN);
+        assert_eq!(waits(TRIAL - VAIN, false), 0);
+        assert_eq!(waits(2 * TRIAL, false), 2);
+        // The next one looks, finds something, and all do so again.
+        assert_eq!(look(true), (1, true));
+        assert_eq!(waits(VAIN, false), VAIN);
+        assert_eq!(look(true), (0, false));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is complete: completion queues, and the channel that wakes who waits for them.
 
 use std::fmt;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use smc_core::wire::ids::Qpn;
 use thiserror::Error;
 
 use super::context::set_nonblocking;
+use super::library::Functions;
 use super::{Context, VerbsError, ffi};
 
 /// A descriptor (`AsFd`) that is readable when a completion queue that was armed has something.
@@ -39,39 +41,91 @@ impl Channel {
     }
 
     /// Takes up to `limit` notices (each of one arming), acknowledged, and tells whose they were;
-    /// how many there were. A system call per notice, and one more if there are fewer than
-    /// `limit`. What is left keeps the descriptor readable.
+    /// how many there were. What is left keeps the descriptor readable. A system call per notice and
+    /// one more, but where the kernel does the arming one for many.
     pub fn drain(&self, limit: usize, mut seen: impl FnMut(CqId)) -> usize {
-        let functions = self.context.functions();
-        // Notices of one queue come in a row mostly: they are acknowledged at once.
-        let mut row: (*mut ffi::Cq, u32) = (std::ptr::null_mut(), 0);
-        let acknowledge = |(cq, count): (*mut ffi::Cq, u32)| {
-            if count != 0 {
-                // SAFETY: `count` notices of this queue were got and not acknowledged, so it
-                // exists: destroying it waits for them.
-                unsafe { (functions.ibv_ack_cq_events)(cq, count) };
-            }
-        };
+        let mut row =
+            Row { functions: self.context.functions(), cq: std::ptr::null_mut(), count: 0 };
         let mut taken = 0;
         while taken < limit {
-            let mut cq = std::ptr::null_mut();
-            let mut context = std::ptr::null_mut();
-            // SAFETY: the channel lives; the two are where the answer is put.
-            let code = unsafe {
-                (functions.ibv_get_cq_event)(self.raw.as_ptr(), &raw mut cq, &raw mut context)
+            let wanted = limit - taken;
+            let got = match self.context.kernel_arms() {
+                true => self.read_many(wanted, &mut row, &mut seen),
+                false => self.read_one(&mut row, &mut seen),
             };
-            if code != 0 {
+            if got == 0 {
                 break;
             }
-            taken += 1;
-            if cq != row.0 {
-                acknowledge(std::mem::replace(&mut row, (cq, 0)));
-            }
-            row.1 += 1;
-            seen(CqId(context.addr()));
+            taken += got;
         }
-        acknowledge(row);
         taken
+    }
+
+    fn read_one(&self, row: &mut Row, seen: &mut impl FnMut(CqId)) -> usize {
+        let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel lives; the two are where the answer is put.
+        let code = unsafe {
+            (row.functions.ibv_get_cq_event)(self.raw.as_ptr(), &raw mut cq, &raw mut context)
+        };
+        if code != 0 {
+            return 0;
+        }
+        row.note(cq);
+        seen(CqId(context.addr()));
+        1
+    }
+
+    /// As `ibv_get_cq_event`, which reads one `struct ib_uverbs_comp_event_desc` and lets the device
+    /// library know, which where the kernel arms does not want to.
+    fn read_many(&self, wanted: usize, row: &mut Row, seen: &mut impl FnMut(CqId)) -> usize {
+        const AT_ONCE: usize = 32;
+        let mut notices = [[0; 8]; AT_ONCE];
+        // The kernel puts one into each buffer.
+        let mut buffers = notices.each_mut().map(|notice| IoSliceMut::new(notice));
+        let buffers = buffers.get_mut(..wanted.min(AT_ONCE)).unwrap_or_default();
+        let got = rustix::io::readv(self, buffers).unwrap_or(0) / size_of::<u64>();
+        for notice in notices.iter().take(got) {
+            // The library names a queue to the kernel by where it lies.
+            let name = u64::from_ne_bytes(*notice);
+            let cq: *mut ffi::Cq = std::ptr::with_exposed_provenance_mut(name as usize);
+            row.note(cq);
+            // SAFETY: a queue exists until its notices are acknowledged.
+            seen(CqId(unsafe { (*cq).cq_context }.addr()));
+        }
+        got
+    }
+}
+
+/// Notices that were taken and have to be acknowledged. Those of one queue come in a row mostly:
+/// they are acknowledged at once.
+struct Row {
+    functions: &'static Functions,
+    cq: *mut ffi::Cq,
+    count: u32,
+}
+
+impl Row {
+    fn note(&mut self, cq: *mut ffi::Cq) {
+        if cq != self.cq {
+            self.acknowledge();
+            self.cq = cq;
+        }
+        self.count += 1;
+    }
+
+    fn acknowledge(&mut self) {
+        if self.count != 0 {
+            // SAFETY: `count` notices of this queue were got and not acknowledged, so it exists:
+            // destroying it waits for them.
+            unsafe { (self.functions.ibv_ack_cq_events)(self.cq, self.count) };
+            self.count = 0;
+        }
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        self.acknowledge();
     }
 }
 
@@ -117,6 +171,8 @@ pub struct Cq {
     raw: NonNull<ffi::Cq>,
     poll: ffi::PollCq,
     arm: ffi::ReqNotifyCq,
+    /// The kernel's name of it, if the device library leaves arming to the kernel.
+    kernel: Option<u32>,
     id: CqId,
     entries: u32,
     channel: Option<Arc<Channel>>,
@@ -152,7 +208,8 @@ impl Cq {
             unsafe { (context.functions().ibv_create_cq)(context.raw(), wanted, mark, notices, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq"))?;
         // SAFETY: the library made both; it filled the table when the device was opened.
-        let (ops, cqe) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().cqe) };
+        let (ops, cqe, handle) =
+            unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().cqe, raw.as_ref().handle) };
         let (Some(poll), Some(arm)) = (ops.poll_cq, ops.req_notify_cq) else {
             // SAFETY: made above, and goes once.
             unsafe { (context.functions().ibv_destroy_cq)(raw.as_ptr()) };
@@ -162,6 +219,7 @@ impl Cq {
             raw,
             poll,
             arm,
+            kernel: context.kernel_arms().then_some(handle),
             id: CqId(id),
             entries: u32::try_from(cqe).unwrap_or(entries),
             channel: channel.cloned(),
@@ -214,11 +272,24 @@ impl Cq {
     /// What the library says.
     #[inline]
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
+        if self.kernel.is_some_and(|handle| self.ask_kernel(handle, solicited_only)) {
+            return Ok(());
+        }
         // SAFETY: the queue lives.
         match unsafe { (self.arm)(self.raw.as_ptr(), i32::from(solicited_only)) } {
             0 => Ok(()),
             code => Err(VerbsError::call("ibv_req_notify_cq", code)),
         }
+    }
+
+    /// What `ibv_cmd_req_notify_cq` asks for, in the way in which soft-RoCE's own library tells the
+    /// kernel of requests: the library's goes through a general ioctl, which takes as long again, and
+    /// who sleeps for each message asks each time. `false`: the kernel does not want to be asked so.
+    #[inline]
+    fn ask_kernel(&self, handle: u32, solicited_only: bool) -> bool {
+        let command = ffi::req_notify(handle, solicited_only);
+        let command = command.as_flattened();
+        rustix::io::write(self.context.command_fd(), command) == Ok(command.len())
     }
 
     pub(super) fn raw(&self) -> *mut ffi::Cq {

@@ -202,6 +202,24 @@ impl Context {
         self.raw.as_ptr()
     }
 
+    /// Where the kernel takes commands.
+    #[inline]
+    pub(super) fn command_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context owns the descriptor, which stays open as long.
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).cmd_fd) }
+    }
+
+    /// Whether the device library leaves it to the kernel to arm completion queues, as that of
+    /// soft-RoCE does. Others ring the device, and keep count of notices for that.
+    pub(super) fn kernel_arms(&self) -> bool {
+        // SAFETY: the context is open, and the library filled its table when it was opened.
+        let arm = unsafe { (*self.raw.as_ptr()).ops.req_notify_cq };
+        match (arm, self.functions.ibv_cmd_req_notify_cq) {
+            (Some(arm), Some(ask_kernel)) => std::ptr::fn_addr_eq(arm, ask_kernel),
+            _ => false,
+        }
+    }
+
     pub(super) fn functions(&self) -> &'static Functions {
         self.functions
     }

@@ -101,6 +101,17 @@ pub(super) struct Cq {
     rest: Opaque,
 }
 
+/// `struct ib_uverbs_cmd_hdr` and `struct ib_uverbs_req_notify_cq` of `<rdma/ib_user_verbs.h>`: the
+/// command, its length in words, no answer; the queue, and what is asked for.
+#[inline]
+pub(super) fn req_notify(cq_handle: u32, solicited_only: bool) -> [[u8; 4]; 4] {
+    const IB_USER_VERBS_CMD_REQ_NOTIFY_CQ: u32 = 23;
+    let [low, high] = 4u16.to_ne_bytes();
+    let command = IB_USER_VERBS_CMD_REQ_NOTIFY_CQ.to_ne_bytes();
+    let solicited_only = u32::from(solicited_only).to_ne_bytes();
+    [command, [low, high, 0, 0], cq_handle.to_ne_bytes(), solicited_only]
+}
+
 /// The beginning of `struct ibv_qp`.
 #[repr(C)]
 pub(super) struct Qp {
@@ -435,7 +446,7 @@ mod tests {
         assert_eq!(size_of::<CompChannel>(), 16);
         assert_eq!(offset_of!(CompChannel, fd), 8);
         assert_eq!(offset_of!(Cq, cq_context), 16);
-        assert_eq!(offset_of!(Cq, cqe), 28);
+        assert_eq!((offset_of!(Cq, handle), offset_of!(Cq, cqe)), (24, 28));
         assert_eq!(offset_of!(Qp, qp_num), 52);
         assert_eq!(offset_of!(Qp, state), 56);
     }
@@ -501,5 +512,12 @@ mod tests {
         assert_eq!((offset_of!(DeviceAttr, max_cqe), offset_of!(DeviceAttr, max_mr)), (132, 136));
         assert_eq!(offset_of!(DeviceAttr, phys_port_cnt), 227);
         assert_eq!((size_of::<AsyncEvent>(), offset_of!(AsyncEvent, event_type)), (16, 8));
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn a_request_for_a_notice_is_what_the_kernel_reads() {
+        let bytes = [23, 0, 0, 0, 4, 0, 0, 0, 0x34, 0x12, 0, 0, 1, 0, 0, 0];
+        assert_eq!(req_notify(0x1234, true).as_flattened(), bytes);
     }
 }

@@ -72,6 +72,7 @@ functions! {
     optional {
         ibv_is_fork_initialized: fn() -> u32;
         ibv_reg_mr_iova: fn(*mut ffi::Pd, *mut c_void, usize, u64, c_int) -> *mut ffi::Mr;
+        ibv_cmd_req_notify_cq: fn(*mut ffi::Cq, c_int) -> c_int;
         _ibv_query_gid_table: fn(*mut ffi::Context, *mut ffi::GidEntry, usize, u32, usize) -> isize;
     }
 }

@@ -16,7 +16,7 @@ use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
 /// Completions taken at once.
 const BATCH: usize = 32;
 /// Notices that are left in the channel before all of them are read.
-const UNREAD: u32 = 16;
+const UNREAD: u32 = 64;
 /// Entries of a completion queue, if the device has as many.
 const ENTRIES: u32 = 16 << 10;
 

@@ -31,7 +31,7 @@ use keep::Silence;
 
 pub(crate) use ready::End;
 
-use super::hub::{Hub, Member};
+use super::hub::{Debt, Hub, Member};
 use super::readiness::Readiness;
 use super::wait::{Deadline, NAP, Spin, Waiter};
 use crate::adapter::Link;
@@ -477,7 +477,7 @@ impl Member for Conn {
         }
     }
 
-    fn on_owing(&self, read_before: Option<u64>) -> Option<u64> {
+    fn on_owing(&self, read_before: Option<u64>) -> Debt {
         self.pay(read_before)
     }
 

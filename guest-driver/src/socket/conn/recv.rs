@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use smc_core::connection::{OobError, UpdateDecision, UrgentNews, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
+use super::super::hub::Debt;
 use super::{Conn, Deadline, Rx, reader_view};
 
 /// Pieces that one vectored read fills at most.
@@ -186,22 +187,22 @@ impl Conn {
         }
     }
 
-    /// What [`Conn::owe`] asked for. Something means: look again, with that.
-    pub(super) fn pay(&self, read_before: Option<u64>) -> Option<u64> {
+    /// What [`Conn::owe`] asked for.
+    pub(super) fn pay(&self, read_before: Option<u64>) -> Debt {
         self.answer_flags();
         self.owes.store(false, Ordering::SeqCst);
         let read = self.consumed.load(Ordering::Acquire);
         if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
-            return None;
+            return Debt::None;
         }
         // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
         if read_before != Some(read) {
             self.owes.store(true, Ordering::Relaxed);
-            return Some(read);
+            return Debt::Since(read);
         }
         let mut tx = self.tx();
         self.publish(&mut tx);
-        None
+        Debt::Paid
     }
 
     /// Whether the peer waits for something to be told.

@@ -11,21 +11,23 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::wait::NAP;
-use super::{BACKGROUND, CALLER, FREE, Hub};
+use super::{BACKGROUND, CALLER, Debt, FREE, Hub};
 use crate::adapter::Attend;
 
 /// How long the background thread sleeps when it has nothing to do.
 const NO_CHORES: Duration = Duration::from_secs(3600);
 /// How long nobody leads before the background thread does.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// The same when callers keep coming back.
-const LONG_PATIENCE: Duration = Duration::from_millis(20);
+/// The same when callers keep coming back. Each look costs them a change of threads.
+const LONG_PATIENCE: Duration = Duration::from_millis(100);
 /// After so many looks at the same sleeping leader the thread sleeps until that one leaves.
 const SAME_LEADER: u32 = 4;
 /// How often connections are looked at whose peers have not been told all.
 const OWING_PAUSE: Duration = Duration::from_millis(15);
+/// The same while their applications tell them in time.
+const LONG_OWING_PAUSE: Duration = Duration::from_millis(120);
 /// How long the thread stays up for more of them, so that callers need not wake it each time.
-const OWING_VIGIL: Duration = Duration::from_millis(100);
+const OWING_VIGIL: Duration = Duration::from_millis(300);
 /// Connections are not glanced at more often than this, whatever else wakes the thread.
 const GLANCE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -49,6 +51,8 @@ struct Diary {
     timer: Option<Instant>,
     /// Connections whose peers have not been told all, with what was read at the last look.
     owing: Vec<(u32, Option<u64>)>,
+    /// How long until they are looked at again.
+    owing_pause: Duration,
     /// Until when more of them are expected.
     vigil: Instant,
 }
@@ -72,6 +76,7 @@ impl Hub {
             overlooked: false,
             timer: None,
             owing: Vec::new(),
+            owing_pause: OWING_PAUSE,
             vigil: start,
         };
         let mut watch = Watch { led: 0, patience: PATIENCE, same: 0 };
@@ -121,7 +126,11 @@ impl Hub {
     /// Has [`Member::on_owing`](super::Member::on_owing) called soon.
     pub(crate) fn owe(&self, key: u32) {
         super::lock(&self.owing).push(key);
-        self.rouse();
+        // SeqCst, as in `pay`: either this sees that the thread does not stay up any more, or that
+        // sees the debt before it sleeps.
+        if !self.vigil.load(Ordering::SeqCst) {
+            self.rouse();
+        }
     }
 
     /// Wakes the background thread if it sleeps for long.
@@ -168,15 +177,34 @@ impl Hub {
     fn pay(&self, diary: &mut Diary, now: Instant) {
         let new = std::mem::take(&mut *super::lock(&self.owing));
         if new.is_empty() && diary.owing.is_empty() {
+            if now >= diary.vigil {
+                diary.owing_pause = OWING_PAUSE;
+                self.vigil.store(false, Ordering::SeqCst);
+            }
             return;
         }
         diary.vigil = now + OWING_VIGIL;
+        self.vigil.store(true, Ordering::SeqCst);
         diary.owing.extend(new.into_iter().map(|key| (key, None)));
+        let mut in_time = true;
         diary.owing.retain_mut(|(key, read)| {
             let Some(member) = self.member(*key) else { return false };
-            *read = member.on_owing(*read);
-            read.is_some()
+            match member.on_owing(*read) {
+                Debt::None => false,
+                Debt::Paid => {
+                    in_time = false;
+                    false
+                }
+                Debt::Since(now) => {
+                    *read = Some(now);
+                    true
+                }
+            }
         });
+        diary.owing_pause = match in_time {
+            true => (diary.owing_pause * 2).min(LONG_OWING_PAUSE),
+            false => OWING_PAUSE,
+        };
     }
 
     /// Sleeps for as long as there is nothing to do.
@@ -283,6 +311,6 @@ impl Diary {
         if self.overlooked {
             pause = pause.min(self.glance.saturating_duration_since(now));
         }
-        if now < self.vigil { pause.min(OWING_PAUSE) } else { pause }
+        if now < self.vigil { pause.min(self.owing_pause) } else { pause }
     }
 }

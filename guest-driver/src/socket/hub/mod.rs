@@ -46,10 +46,8 @@ pub(crate) trait Member: Send + Sync {
     fn on_glance(&self);
     /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again.
     fn on_nap(&self);
-    /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet. Something means: call
-    /// again, with that; it is what has been read by now, so that a second call sees whether the
-    /// application is still at it.
-    fn on_owing(&self, read_before: Option<u64>) -> Option<u64>;
+    /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet.
+    fn on_owing(&self, read_before: Option<u64>) -> Debt;
     /// How it is now.
     fn snapshot(&self) -> ConnectionFacts;
     /// Whether this event is the end of the connection.
@@ -60,6 +58,18 @@ pub(crate) trait Member: Send + Sync {
     /// The peer takes the connection for over: as [`Member::on_lost`], and the bytes that arrived
     /// count for nothing.
     fn on_taken(&self);
+}
+
+/// What a connection owes its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Debt {
+    /// Nothing: the application has told it all.
+    None,
+    /// As much as it had read by now. To be asked again, with that, to see whether the application is
+    /// still at it.
+    Since(u64),
+    /// Nothing any more: it was told just now, which nobody else would have done.
+    Paid,
 }
 
 /// What the layer above does with events that concern no single connection.
@@ -106,6 +116,8 @@ pub(crate) struct Hub {
     relief: AtomicBool,
     /// The background thread sleeps for long: what is to be done soon must wake it.
     resting: AtomicBool,
+    /// The background thread stays up for debts, and needs no wake-up for one.
+    vigil: AtomicBool,
     /// The background thread listens to nobody, for there is nobody.
     idle: AtomicBool,
     /// Connections whose peers have not been told of all that was read.
@@ -158,6 +170,7 @@ impl Hub {
             wanted: AtomicBool::new(false),
             relief: AtomicBool::new(false),
             resting: AtomicBool::new(false),
+            vigil: AtomicBool::new(false),
             idle: AtomicBool::new(false),
             owing: Mutex::default(),
             followers: Mutex::default(),

@@ -122,9 +122,9 @@ impl Member for Counting {
         self.naps.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn on_owing(&self, _read_before: Option<u64>) -> Option<u64> {
+    fn on_owing(&self, _read_before: Option<u64>) -> Debt {
         self.heard.fetch_add(100, Ordering::SeqCst);
-        None
+        Debt::None
     }
 
     fn snapshot(&self) -> ConnectionFacts {
