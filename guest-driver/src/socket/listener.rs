@@ -160,9 +160,9 @@ impl SmcListener {
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
         // Whether TCP's queue is worth a look, and whether epoll had something to tell.
         let (mut queue, mut told) = (true, false);
+        self.stack.sweep();
         let mut pending = self.lock();
         loop {
-            self.stack.sweep();
             let current = self.stack.current();
             let taken = self.try_once(&mut pending, &current, queue)?;
             if pending.ready.is_empty() && !self.nonblocking() {
