@@ -94,6 +94,7 @@ struct Counting {
     woken: AtomicU32,
     news: AtomicBool,
     awaited: AtomicBool,
+    pays: AtomicBool,
     naps: AtomicU32,
     waiter: Arc<Waiter>,
 }
@@ -124,7 +125,7 @@ impl Member for Counting {
 
     fn on_owing(&self, _read_before: Option<u64>) -> Debt {
         self.heard.fetch_add(100, Ordering::SeqCst);
-        Debt::None
+        if self.pays.load(Ordering::SeqCst) { Debt::Paid } else { Debt::None }
     }
 
     fn snapshot(&self) -> ConnectionFacts {
@@ -338,4 +339,27 @@ fn timers_and_debts_wake_the_thread_although_it_leads_asleep() {
     bed.hub.owe(7);
     bed.eventually(|bed| bed.heard() >= 100);
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn applications_that_tell_their_peers_in_time_are_looked_at_ever_more_seldom() {
+    let bed = Bed::new(false);
+    let looks = |pays| {
+        bed.member.pays.store(pays, Ordering::SeqCst);
+        let (before, end) = (bed.heard(), Instant::now() + Duration::from_secs(1));
+        let mut owed = None;
+        while Instant::now() < end {
+            let heard = bed.heard();
+            if owed.replace(heard) != Some(heard) {
+                bed.hub.owe(7);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        (bed.heard() - before) / 100
+    };
+    // After 30, 60, and then every 120 ms.
+    let seldom = looks(false);
+    assert!((2..=12).contains(&seldom), "{seldom}");
+    let often = looks(true);
+    assert!(often > 2 * seldom, "{often} after {seldom}");
 }
