@@ -135,6 +135,11 @@ impl Element {
         self.group.shared().timers_changed();
     }
 
+    /// Called every second: asks a peer for what it may hold back since a failover.
+    pub(crate) fn coax(&self) {
+        self.endpoint.coax();
+    }
+
     /// Deliveries fail from now on.
     pub(crate) fn fail(&self) {
         self.endpoint.fail();

@@ -37,6 +37,7 @@ struct Out {
     mirror: Arc<Mirror>,
     /// `None` between two links.
     path: Option<Path>,
+    hush: Hush,
 }
 
 /// One connection.
@@ -93,7 +94,7 @@ impl Endpoint {
     /// From now on it writes into the peer's element.
     pub(crate) fn open(&self, target: Target, mirror: Arc<Mirror>, path: Path) {
         let outbound = Outbound::new(target.shape, target.token);
-        *self.out() = Some(Out { outbound, target, mirror, path: Some(path) });
+        *self.out() = Some(Out { outbound, target, mirror, path: Some(path), hush: Hush::default() });
     }
 
     /// It works no more, and nothing is sent for it.
@@ -166,6 +167,29 @@ impl Endpoint {
             make_room(&link);
         }
         Ok(())
+    }
+
+    /// Called every second. After a failover the peer may hold bytes back until what it sent on the
+    /// link that was lost completes, which takes a while, or for ever: AF_SMC does so with less than
+    /// half of its send buffer, and soft-RoCE as it is used there never gives up. Asked for its cursor
+    /// (R), it lets go of them.
+    pub(crate) fn coax(self: &Arc<Self>) {
+        let peer = ConsumerWord::from_u64(self.words.load()[1]);
+        let over = self.released.load(Ordering::Acquire) || !peer.state_flags.is_empty();
+        if over || !self.has_moved() {
+            return;
+        }
+        let mut guard = self.out();
+        let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else { return };
+        if !out.hush.is_time(self.words.last()) {
+            return;
+        }
+        out.outbound.ask();
+        let crowded = self.post(out);
+        drop(guard);
+        if let Some(link) = crowded {
+            make_room(&link);
+        }
     }
 
     /// Sends what is due. Called without locks.
@@ -285,6 +309,29 @@ impl Endpoint {
     }
 }
 
+/// For how long a peer has said nothing.
+#[derive(Debug, Default)]
+struct Hush {
+    /// Number of the last message at the last look.
+    last: u16,
+    /// Looks since it came.
+    looks: u32,
+}
+
+impl Hush {
+    /// Whether this is a look at which the peer is asked: the first after a message, and then after
+    /// twice the time each, but once in [`Hush::LONGEST`] looks.
+    fn is_time(&mut self, last: u16) -> bool {
+        if last != self.last {
+            *self = Hush { last, looks: 0 };
+        }
+        self.looks = self.looks.saturating_add(1);
+        self.looks.is_power_of_two() || self.looks.is_multiple_of(Hush::LONGEST)
+    }
+
+    const LONGEST: u32 = 64;
+}
+
 /// Looks for send completions, and lets those go on who waited for them.
 #[cold]
 fn make_room(link: &Arc<Link>) {
@@ -308,7 +355,7 @@ mod tests {
     /// A connection that writes into `target`, between two links.
     fn connection(target: Target) -> Arc<Endpoint> {
         let outbound = Outbound::new(target.shape, target.token);
-        let out = Out { outbound, target, mirror: mirror(LEN).unwrap(), path: None };
+        let out = Out { outbound, target, mirror: mirror(LEN).unwrap(), path: None, hush: Hush::default() };
         Arc::new(Endpoint {
             token: 7,
             group: Weak::new(),
@@ -328,6 +375,20 @@ mod tests {
         assert!(matches!(old.deliver(&[(0, b"data")], [0; 2], true), Err(DeliverError::Failed)));
         // A third connection finds nobody there but the second one.
         assert!(!old.yields(&target(1)));
+    }
+
+    #[test]
+    fn a_silent_peer_is_asked_ever_more_seldom() {
+        let mut hush = Hush::default();
+        let asked = |hush: &mut Hush, last, looks: u32| {
+            (1..=looks).filter(|_| hush.is_time(last)).count()
+        };
+        assert_eq!(asked(&mut hush, 7, 1), 1);
+        assert_eq!(asked(&mut hush, 7, 15), 4);
+        assert_eq!(asked(&mut hush, 7, 16 + 32), 2);
+        assert_eq!(asked(&mut hush, 7, 60), 0);
+        assert_eq!(asked(&mut hush, 7, 4), 1);
+        assert_eq!(asked(&mut hush, 8, 2), 2);
     }
 
     #[test]

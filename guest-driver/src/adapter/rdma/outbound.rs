@@ -50,7 +50,9 @@ impl Outbound {
     /// Nothing was sent yet into the peer's element.
     pub(crate) fn new(shape: Shape, token: u32) -> Outbound {
         let written = shape.start();
-        let words = [ProducerWord { cursor: written }.to_u64(), 0];
+        // Both ends' elements have the same form: nothing was read of the own one either.
+        let consumer = ConsumerWord { cursor: written, ..ConsumerWord::default() };
+        let words = [ProducerWord { cursor: written }.to_u64(), consumer.to_u64()];
         let (sequence, validation) = (Sequence::new(), None);
         Outbound { shape, token, sequence, words, written, due: false, validation }
     }
@@ -60,6 +62,14 @@ impl Outbound {
     pub(crate) fn tell(&mut self, words: [u64; 2]) {
         self.words = words;
         self.due = true;
+    }
+
+    /// Has the newest words told once more, with R (CDC-24).
+    #[cold]
+    pub(crate) fn ask(&mut self) {
+        let mut consumer = ConsumerWord::from_u64(self.words[1]);
+        consumer.producer_flags.insert(ProducerFlags::UPDATE_REQUESTED);
+        self.tell([self.words[0], consumer.to_u64()]);
     }
 
     /// What to post now; `None`: the peer knows it all. Call [`Outbound::posted`] if it was.
@@ -211,6 +221,32 @@ mod tests {
         let (plan, cdc) = post(&mut out).unwrap();
         assert_eq!((plan.stretches[0], cdc.sequence), ((20, 70), 4));
         assert!(!cdc.producer_flags.contains(ProducerFlags::FAILOVER));
+        assert_eq!(out.plan(), None);
+    }
+
+    #[test]
+    fn a_connection_that_moves_before_it_said_anything_has_read_nothing() {
+        let shape = Shape::new(100, true);
+        let mut out = Outbound::new(shape, 0xaabb);
+        out.move_on(0, shape.start());
+        post(&mut out).unwrap();
+        let (plan, cdc) = post(&mut out).unwrap();
+        assert_eq!((total(plan.stretches), cdc.sequence), (0, 1));
+        assert_eq!((cdc.producer, cdc.consumer), (shape.start(), shape.start()));
+    }
+
+    #[test]
+    fn a_question_repeats_the_words_and_those_told_next_do_not_ask() {
+        let mut out = outbound();
+        out.tell(words(0, 40));
+        post(&mut out).unwrap();
+        out.ask();
+        let (plan, cdc) = post(&mut out).unwrap();
+        assert_eq!((total(plan.stretches), cdc.sequence, cdc.producer.count), (0, 2, 40));
+        let flags = ProducerFlags::BLOCKED | ProducerFlags::UPDATE_REQUESTED;
+        assert_eq!((cdc.producer_flags, cdc.consumer), (flags, Cursor::new(9, 5)));
+        out.tell(words(0, 50));
+        assert_eq!(post(&mut out).unwrap().1.producer_flags, ProducerFlags::BLOCKED);
         assert_eq!(out.plan(), None);
     }
 

@@ -115,6 +115,11 @@ impl Words {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Number of the newest message that was taken.
+    pub(crate) fn last(&self) -> u16 {
+        self.taken().sequence.last()
+    }
+
     /// Whether a message with this number, or a later one, was taken.
     pub(crate) fn has_seen(&self, number: u16) -> bool {
         judge(&self.taken().sequence, number) == Verdict::Intact

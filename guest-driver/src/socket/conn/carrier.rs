@@ -152,6 +152,14 @@ impl Carrier {
         }
     }
 
+    /// Called every second: asks a peer for what it may hold back.
+    pub(super) fn coax(&self) {
+        match self {
+            Carrier::D(_) => {}
+            Carrier::R(element) => element.coax(),
+        }
+    }
+
     /// Whether the peer's words come only to who polls the hub.
     #[inline]
     pub(super) fn must_be_polled(&self) -> bool {

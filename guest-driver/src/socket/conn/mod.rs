@@ -498,6 +498,7 @@ impl Member for Conn {
         if self.wake_sleepers() > 0 {
             self.look_at_tcp();
         }
+        self.carrier.coax();
     }
 
     fn snapshot(&self) -> ConnectionFacts {

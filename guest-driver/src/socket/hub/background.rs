@@ -156,7 +156,7 @@ impl Hub {
         let now = Instant::now();
         if now >= diary.nap {
             diary.nap = now + NAP;
-            self.each(|member| member.is_awaited(), |member| member.on_nap());
+            self.each(|_| true, |member| member.on_nap());
         }
         diary.overlooked = now < diary.glance;
         if !diary.overlooked {

@@ -44,7 +44,8 @@ pub(crate) trait Member: Send + Sync {
     fn on_unawaited(&self);
     /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
     fn on_glance(&self);
-    /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again.
+    /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again, and what a peer holds
+    /// back is asked for.
     fn on_nap(&self);
     /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet.
     fn on_owing(&self, read_before: Option<u64>) -> Debt;
