@@ -283,8 +283,8 @@ impl Cq {
     }
 
     /// What `ibv_cmd_req_notify_cq` asks for, in the way in which soft-RoCE's own library tells the
-    /// kernel of requests: the library's goes through a general ioctl, which takes as long again, and
-    /// who sleeps for each message asks each time. `false`: the kernel does not want to be asked so.
+    /// kernel of requests: the library's goes through a general ioctl, which takes longer, and who
+    /// sleeps for each message asks each time. `false`: the kernel does not want to be asked so.
     #[inline]
     fn ask_kernel(&self, handle: u32, solicited_only: bool) -> bool {
         let command = ffi::req_notify(handle, solicited_only);

@@ -144,8 +144,9 @@ impl LinkGroup {
         }
         self.links.retain(|link| link.key != key);
         self.counters.links_deleted += 1;
-        let waits = self.retry_at.is_some() || self.is_server();
-        if self.was_redundant && !waits && self.full_links() < 2 {
+        // The server tries at once (`redundancy_lost`).
+        let may_ask = !self.is_server() && self.retry_at.is_none();
+        if may_ask && self.was_redundant && self.full_links() < 2 {
             self.schedule_retry(now);
         }
         for rmb in &mut self.rmbs {

@@ -63,8 +63,8 @@ pub struct Conduct {
     pub rkeys_at_once: bool,
     /// Whether a first contact goes on with one link when Add Link, or its reply, does not come.
     /// The specification resets the connection (ERR-20, ERR-21; wire errata B-28, D-8). Later, such
-    /// silence takes the link that carried the request only if it does not answer Test Link either
-    /// (ERR-22, ERR-48): AF_SMC may be busy with what soft-RoCE does not let go.
+    /// silence alone does not take the link that carried the request (ERR-22, ERR-48), which Test
+    /// Link judges: AF_SMC may be busy with what soft-RoCE does not let go.
     pub one_link_will_do: bool,
     /// Whether a version 2 refusal of Add Link carries its reason; Linux sends none (LLCV2-22).
     pub reject_reason: bool,

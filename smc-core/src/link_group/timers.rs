@@ -136,10 +136,8 @@ impl LinkGroup {
             None => {}
             Some(Config::Request { over, .. }) => {
                 self.config = None;
-                let unprobed = self.link(over).is_some_and(|link| link.probe.is_none());
                 match self.params.conduct.one_link_will_do {
-                    true if unprobed => self.send_probe(over, now),
-                    true => {}
+                    true => self.send_probe(over, now),
                     false => self.fail_link(over, Cause::NoAddLinkReply, now),
                 }
             }
@@ -232,17 +230,18 @@ impl LinkGroup {
         let until = now.after(timers.reply);
         match self.link(over) {
             Some(link) if patient && link.state.carries() => {
-                if link.probe.is_none() {
-                    self.send_probe(over, now);
-                }
+                self.send_probe(over, now);
                 if last.has_passed(now) { Overdue::Enough } else { Overdue::Wait(until) }
             }
             _ => Overdue::Dead,
         }
     }
 
-    /// Test Link after silence. Its data tell one from the next.
+    /// Test Link, unless its answer is awaited already. Its data tell one from the next.
     pub(super) fn send_probe(&mut self, key: LinkKey, now: Instant) {
+        if self.link(key).is_none_or(|link| link.probe.is_some()) {
+            return;
+        }
         let mut data = [0; 16];
         if let Some(head) = data.first_chunk_mut() {
             *head = self.probes.to_be_bytes();

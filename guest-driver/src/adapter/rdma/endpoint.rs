@@ -94,7 +94,8 @@ impl Endpoint {
     /// From now on it writes into the peer's element.
     pub(crate) fn open(&self, target: Target, mirror: Arc<Mirror>, path: Path) {
         let outbound = Outbound::new(target.shape, target.token);
-        *self.out() = Some(Out { outbound, target, mirror, path: Some(path), hush: Hush::default() });
+        *self.out() =
+            Some(Out { outbound, target, mirror, path: Some(path), hush: Hush::default() });
     }
 
     /// It works no more, and nothing is sent for it.
@@ -355,7 +356,13 @@ mod tests {
     /// A connection that writes into `target`, between two links.
     fn connection(target: Target) -> Arc<Endpoint> {
         let outbound = Outbound::new(target.shape, target.token);
-        let out = Out { outbound, target, mirror: mirror(LEN).unwrap(), path: None, hush: Hush::default() };
+        let out = Out {
+            outbound,
+            target,
+            mirror: mirror(LEN).unwrap(),
+            path: None,
+            hush: Hush::default(),
+        };
         Arc::new(Endpoint {
             token: 7,
             group: Weak::new(),
@@ -380,9 +387,8 @@ mod tests {
     #[test]
     fn a_silent_peer_is_asked_ever_more_seldom() {
         let mut hush = Hush::default();
-        let asked = |hush: &mut Hush, last, looks: u32| {
-            (1..=looks).filter(|_| hush.is_time(last)).count()
-        };
+        let asked =
+            |hush: &mut Hush, last, looks: u32| (1..=looks).filter(|_| hush.is_time(last)).count();
         assert_eq!(asked(&mut hush, 7, 1), 1);
         assert_eq!(asked(&mut hush, 7, 15), 4);
         assert_eq!(asked(&mut hush, 7, 16 + 32), 2);

@@ -53,8 +53,8 @@ struct Diary {
     owing: Vec<(u32, Option<u64>)>,
     /// How long until they are looked at again.
     owing_pause: Duration,
-    /// Until when more of them are expected.
-    vigil: Instant,
+    /// Until when more of them are expected, if they are.
+    vigil: Option<Instant>,
 }
 
 impl Hub {
@@ -77,7 +77,7 @@ impl Hub {
             timer: None,
             owing: Vec::new(),
             owing_pause: OWING_PAUSE,
-            vigil: start,
+            vigil: None,
         };
         let mut watch = Watch { led: 0, patience: PATIENCE, same: 0 };
         while !self.is_over() {
@@ -177,13 +177,13 @@ impl Hub {
     fn pay(&self, diary: &mut Diary, now: Instant) {
         let new = std::mem::take(&mut *super::lock(&self.owing));
         if new.is_empty() && diary.owing.is_empty() {
-            if now >= diary.vigil {
+            if diary.vigil.take_if(|end| now >= *end).is_some() {
                 diary.owing_pause = OWING_PAUSE;
                 self.vigil.store(false, Ordering::SeqCst);
             }
             return;
         }
-        diary.vigil = now + OWING_VIGIL;
+        diary.vigil = Some(now + OWING_VIGIL);
         self.vigil.store(true, Ordering::SeqCst);
         diary.owing.extend(new.into_iter().map(|key| (key, None)));
         let mut in_time = true;
@@ -311,6 +311,6 @@ impl Diary {
         if self.overlooked {
             pause = pause.min(self.glance.saturating_duration_since(now));
         }
-        if now < self.vigil { pause.min(self.owing_pause) } else { pause }
+        if self.vigil.is_some() { pause.min(self.owing_pause) } else { pause }
     }
 }

@@ -379,8 +379,8 @@ impl Hub {
     ) {
         // The first sleep, which mostly is the only one, needs no look at the clock.
         let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
-        // Who sleeps on a polled source has looked just now, and looks again once it is armed.
-        let mut looked = self.polled;
+        // Who sleeps on a polled source need not look first: it looks once it is armed.
+        let (mut skip, mut looked) = (self.polled, false);
         loop {
             // What ended the sleep comes first.
             if slept && self.polled {
@@ -389,8 +389,9 @@ impl Hub {
                     break;
                 }
             }
-            if !std::mem::take(&mut looked) {
+            if !std::mem::take(&mut skip) {
                 self.dispatch();
+                looked = true;
             }
             if waiter.woken(seen) || self.pollables.load(Ordering::SeqCst) > 0 {
                 break;
@@ -401,7 +402,8 @@ impl Hub {
             if left.is_some_and(|left| left.is_zero()) {
                 break;
             }
-            if !self.source.arm_interrupts() {
+            // Where others have armed it, what came before that may be unseen.
+            if !self.source.arm_interrupts() || !looked {
                 continue;
             }
             waiter.polling(true);
