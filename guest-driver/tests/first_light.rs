@@ -7,6 +7,7 @@ use guest_driver::{Config, Facts, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::PortSpec;
 
+// Shows: CDC-46, SOCK-19.
 #[test]
 fn two_stacks_talk_through_the_device() {
     let dir = std::env::temp_dir().join(format!("smc-first-{}", std::process::id()));

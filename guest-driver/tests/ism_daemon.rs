@@ -106,6 +106,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+// Shows: EISM-31.
 #[test]
 fn devices_meet_on_a_fabric() {
     let world = World::new();
@@ -122,6 +123,7 @@ fn devices_meet_on_a_fabric() {
     assert!(a.stats().unwrap().iter().any(|counter| *counter != 0));
 }
 
+// Shows: EISM-31.
 #[test]
 fn bytes_cross_on_the_window() {
     let world = World::new();
@@ -173,6 +175,7 @@ fn a_sleeping_owner_is_woken_every_time() {
     sender.0.join().unwrap();
 }
 
+// Shows: EISM-31.
 #[test]
 fn bytes_cross_by_moves() {
     let world = World::new();
@@ -222,6 +225,7 @@ fn an_attacher_that_prefers_moves_writes_a_window_dmb_through_the_device() {
     assert_eq!(line.take(), 1 << own.bit().unwrap());
 }
 
+// Shows: EISM-27, RMB-33, SEC-7.
 #[test]
 fn a_token_is_only_good_for_its_user() {
     let world = World::new();

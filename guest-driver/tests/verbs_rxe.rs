@@ -161,6 +161,7 @@ fn an_rnic_tells_what_it_is() {
     println!("granted: {:?}, cq {}", end.qp.caps(), end.recv_cq.entries());
 }
 
+// Shows: RMB-29, CDC-2.
 #[test]
 #[ignore = "needs a software RNIC"]
 fn a_write_is_there_when_the_send_after_it_arrives() {
@@ -208,6 +209,7 @@ fn a_write_is_there_when_the_send_after_it_arrives() {
     assert_eq!(b.channel.drain(8, |_| ()), 0);
 }
 
+// Shows: LG-51, SEC-6.
 #[test]
 #[ignore = "needs a software RNIC"]
 fn a_wrong_key_ends_both_queue_pairs_with_a_typed_error() {

@@ -45,6 +45,7 @@ fn every_entry(mut check: impl FnMut(Close, Event, Close, Actions)) {
     }
 }
 
+// Shows: CDC-36, CLOSE-2, CLOSE-3.
 #[test]
 fn the_table_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/connection/close_table.md");
@@ -61,6 +62,7 @@ fn the_table_is_up_to_date() {
 
 // ---- what holds everywhere
 
+// Shows: CLOSE-2.
 #[test]
 fn all_ten_states_can_be_reached() {
     for state in State::ALL {
@@ -68,6 +70,7 @@ fn all_ten_states_can_be_reached() {
     }
 }
 
+// Shows: CDC-37, CLOSE-32.
 #[test]
 fn nothing_is_said_after_an_own_c_or_a() {
     every_entry(|from, event, to, actions| {
@@ -80,6 +83,7 @@ fn nothing_is_said_after_an_own_c_or_a() {
     });
 }
 
+// Shows: CDC-8.
 #[test]
 fn flags_go_on_by_an_action_and_never_off() {
     every_entry(|from, event, to, actions| {
@@ -95,6 +99,7 @@ fn flags_go_on_by_an_action_and_never_off() {
     });
 }
 
+// Shows: CDC-47.
 #[test]
 fn repeated_flags_change_nothing() {
     every_entry(|_, event, to, _| {
@@ -105,6 +110,7 @@ fn repeated_flags_change_nothing() {
     });
 }
 
+// Shows: RMB-14, RMB-21, CLOSE-14, CLOSE-38.
 #[test]
 fn the_element_is_given_back_exactly_once_and_only_at_the_end() {
     let back = Actions::REUSE_BUFFER | Actions::WITHDRAW_BUFFER;
@@ -120,6 +126,7 @@ fn the_element_is_given_back_exactly_once_and_only_at_the_end() {
     });
 }
 
+// Shows: RMB-22, CLOSE-20, CLOSE-25, CLOSE-39.
 #[test]
 fn no_state_without_an_application_lasts_for_ever() {
     for close in reachable() {
@@ -143,6 +150,7 @@ fn no_state_without_an_application_lasts_for_ever() {
     });
 }
 
+// Shows: CLOSE-22, CLOSE-27, SOCK-20.
 #[test]
 fn an_abort_in_any_state_before_c_sends_a() {
     for close in reachable() {
@@ -164,6 +172,7 @@ fn an_abort_in_any_state_before_c_sends_a() {
     }
 }
 
+// Shows: CLOSE-4, CLOSE-41.
 #[test]
 fn unread_bytes_at_close_abort_in_every_state_with_an_open_read_side() {
     for close in reachable() {
@@ -175,6 +184,7 @@ fn unread_bytes_at_close_abort_in_every_state_with_an_open_read_side() {
     }
 }
 
+// Shows: CLOSE-3, CLOSE-23, CLOSE-25.
 #[test]
 fn closed_and_aborted_connections_take_no_events() {
     every_entry(|from, event, to, actions| match (from.state(), event) {
@@ -197,6 +207,7 @@ fn closed_and_aborted_connections_take_no_events() {
     });
 }
 
+// Shows: CLOSE-3.
 #[test]
 fn a_closed_machine_can_serve_again() {
     let (mut close, _) = walk(&[CLOSE, peer(C)]);
@@ -207,6 +218,7 @@ fn a_closed_machine_can_serve_again() {
 
 // ---- the walks of section 4.8.1
 
+// Shows: CDC-36, CLOSE-6, CLOSE-7, CLOSE-17.
 #[test]
 fn active_close() {
     let (close, actions) = walk(&[CLOSE]);
@@ -220,6 +232,7 @@ fn active_close() {
     assert!(actions.contains(Actions::WAKE_READERS) && close.peer_done());
 }
 
+// Shows: CLOSE-1, CLOSE-8, CLOSE-9.
 #[test]
 fn active_close_ends_with_the_peers_c() {
     for events in [&[CLOSE, peer(C)][..], &[CLOSE, peer(D), peer(DC)], &[SHUTDOWN, CLOSE, peer(C)]]
@@ -235,6 +248,7 @@ fn active_close_ends_with_the_peers_c() {
     assert!(actions.contains(Actions::SEND_CLOSED | Actions::REUSE_BUFFER));
 }
 
+// Shows: CLOSE-40.
 #[test]
 fn close_after_shutdown_sends_c_and_keeps_the_state() {
     for (events, expected) in [
@@ -247,6 +261,7 @@ fn close_after_shutdown_sends_c_and_keeps_the_state() {
     }
 }
 
+// Shows: CDC-36, CLOSE-10, CLOSE-12, CLOSE-13, CLOSE-14, CLOSE-15, CLOSE-43.
 #[test]
 fn passive_close() {
     for flags in [D, C, DC] {
@@ -264,6 +279,7 @@ fn passive_close() {
     assert_eq!(state(&[peer(D), CLOSE, peer(DC)]), State::Closed);
 }
 
+// Shows: CLOSE-5.
 #[test]
 fn a_close_waits_for_unsent_bytes() {
     let (close, actions) = walk(&[CLOSE_UNSENT]);
@@ -281,6 +297,7 @@ fn a_close_waits_for_unsent_bytes() {
     assert_eq!(state(&[SHUTDOWN_UNSENT, peer(D), Event::Flushed]), State::AppCloseWait2);
 }
 
+// Shows: CLOSE-11.
 #[test]
 fn the_peers_c_with_bytes_unsent_is_a_reset() {
     let unsent = Event::Peer { flags: C, unsent: true };
@@ -299,6 +316,7 @@ fn the_peers_c_with_bytes_unsent_is_a_reset() {
     }
 }
 
+// Shows: CLOSE-20, CLOSE-39.
 #[test]
 fn half_closes_are_not_timed_and_full_ones_are() {
     for half in [&[SHUTDOWN][..], &[SHUTDOWN, peer(D)], &[peer(D)], &[peer(C), SHUTDOWN]] {
@@ -316,6 +334,7 @@ fn half_closes_are_not_timed_and_full_ones_are() {
     }
 }
 
+// Shows: CLOSE-21.
 #[test]
 fn a_stalled_flush_becomes_an_abort() {
     let (close, actions) = walk(&[CLOSE_UNSENT, Event::Timeout]);
@@ -327,6 +346,7 @@ fn a_stalled_flush_becomes_an_abort() {
 
 // ---- the walks of section 4.8.2
 
+// Shows: CLOSE-21, CLOSE-22, CLOSE-23, CLOSE-24.
 #[test]
 fn active_abort_waits_for_the_peers_a() {
     let (close, _) = walk(&[Event::Abort]);
@@ -337,6 +357,7 @@ fn active_abort_waits_for_the_peers_a() {
     assert_eq!(state(&[Event::Abort, peer(D)]), State::PeerAbortWait);
 }
 
+// Shows: CDC-36, CLOSE-26, SOCK-20.
 #[test]
 fn passive_abort_answers_and_ends() {
     for before in [&[][..], &[SHUTDOWN], &[SHUTDOWN, peer(D)], &[peer(D)], &[peer(C), SHUTDOWN]] {
@@ -352,6 +373,7 @@ fn passive_abort_answers_and_ends() {
     }
 }
 
+// Shows: CLOSE-42.
 #[test]
 fn an_a_after_the_own_c_is_not_answered() {
     for before in [&[CLOSE][..], &[SHUTDOWN, CLOSE], &[peer(D), CLOSE]] {
@@ -364,6 +386,7 @@ fn an_a_after_the_own_c_is_not_answered() {
     }
 }
 
+// Shows: CLOSE-42.
 #[test]
 fn who_has_the_peers_c_waits_for_no_a() {
     let (close, actions) = walk(&[peer(C), Event::Abort]);
@@ -373,6 +396,7 @@ fn who_has_the_peers_c_waits_for_no_a() {
     assert_eq!(state(&[Event::Abort, peer(C)]), State::Closed);
 }
 
+// Shows: CLOSE-21, CLOSE-28, CLOSE-29, CLOSE-33.
 #[test]
 fn a_tcp_reset_starts_an_abort_unless_the_peer_has_said_so() {
     let (close, actions) = walk(&[Event::TcpReset]);
@@ -392,6 +416,7 @@ fn a_tcp_reset_starts_an_abort_unless_the_peer_has_said_so() {
     assert!(actions.contains(Actions::SEND_ABORT | Actions::REPORT_RESET | Actions::REUSE_BUFFER));
 }
 
+// Shows: CLOSE-1.
 #[test]
 fn actions_come_in_the_order_in_which_they_are_done() {
     let (_, actions) = walk(&[peer(A)]);

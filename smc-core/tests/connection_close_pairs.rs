@@ -165,6 +165,7 @@ fn explore<P: Peer, Q: Peer>(mut check: impl FnMut(&Pair<P, Q>)) -> usize {
     seen.len()
 }
 
+// Shows: CDC-47, CLOSE-19, CLOSE-30, CLOSE-31.
 #[test]
 fn two_own_ends_close_without_a_timer_in_every_order() {
     let pairs = explore::<Close, Close>(|pair| {
@@ -177,6 +178,7 @@ fn two_own_ends_close_without_a_timer_in_every_order() {
     assert!(pairs > 500, "only {pairs} pairs came about");
 }
 
+// Shows: RMB-21, CLOSE-32.
 #[test]
 fn an_element_serves_again_only_when_the_peer_says_nothing_more() {
     explore::<Close, Close>(|pair| {

@@ -77,6 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
+    // Shows: CDC-9, CDC-10, CDC-15, CDC-16, CDC-18, CDC-21, CDC-39.
     #[test]
     fn both_directions_agree_with_stream_positions(
         kind in 0u8..3,
@@ -182,6 +183,7 @@ proptest! {
     }
 }
 
+// Shows: CDC-13, CDC-14.
 #[test]
 fn the_wrap_number_goes_round_and_stays_in_step() {
     for kind in 0..3 {

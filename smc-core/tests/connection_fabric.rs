@@ -50,6 +50,7 @@ fn options(bytes: u32, steps: u32, urgent: u32, faults: Faults) -> Options {
     }
 }
 
+// Shows: CDC-8, CDC-39, CLOSE-10, CLOSE-15.
 #[test]
 fn polite_applications_get_every_byte_and_both_ends() {
     for report in run(60, options(2000, u32::MAX, 0, Faults::default())) {
@@ -58,6 +59,7 @@ fn polite_applications_get_every_byte_and_both_ends() {
     }
 }
 
+// Shows: CLOSE-5.
 #[test]
 fn a_close_right_behind_the_last_write_loses_nothing() {
     let polite = options(0, u32::MAX, 0, Faults::default());
@@ -67,6 +69,7 @@ fn a_close_right_behind_the_last_write_loses_nothing() {
     }
 }
 
+// Shows: CDC-8, SOCK-8.
 #[test]
 fn urgent_bytes_stay_where_they_were_sent() {
     for report in run(60, options(1000, u32::MAX, 4, Faults::default())) {
@@ -81,12 +84,14 @@ fn applications_may_close_at_any_time() {
     run(100, options(2000, 3000, 5, Faults { close: 300, ..Faults::default() }));
 }
 
+// Shows: CLOSE-28, CLOSE-30, CLOSE-31.
 #[test]
 fn aborts_and_resets_end_both_sides() {
     let faults = Faults { abort: 800, tcp_reset: 800, close: 500, ..Faults::default() };
     run(300, options(2000, 3000, 10, faults));
 }
 
+// Shows: CLOSE-20, CLOSE-25.
 #[test]
 fn a_peer_that_falls_silent_is_given_up() {
     run(200, options(2000, 1000, 10, Faults { stall: 600, close: 1000, ..Faults::default() }));

@@ -105,6 +105,7 @@ fn both(replay: impl Fn(Figure)) {
     replay(Figure::smcd());
 }
 
+// Shows: CDC-9, CDC-25, CDC-40.
 #[test]
 fn scenario_1_send_with_an_open_window() {
     both(|mut f| {
@@ -117,6 +118,7 @@ fn scenario_1_send_with_an_open_window() {
     });
 }
 
+// Shows: CDC-10, CDC-22, CDC-41.
 #[test]
 fn scenario_2_request_and_response() {
     both(|mut f| {
@@ -133,6 +135,7 @@ fn scenario_2_request_and_response() {
     });
 }
 
+// Shows: CDC-42.
 #[test]
 fn scenario_3_send_with_a_constrained_window() {
     both(|mut f| {
@@ -150,6 +153,7 @@ fn scenario_3_send_with_a_constrained_window() {
     });
 }
 
+// Shows: CDC-12, CDC-15, CDC-17, CDC-18, CDC-43.
 #[test]
 fn scenario_4_a_send_of_twice_the_ring() {
     both(|f| {
@@ -173,6 +177,7 @@ fn scenario_4_a_send_of_twice_the_ring() {
     });
 }
 
+// Shows: CDC-28, CDC-29, CDC-34, CDC-44.
 #[test]
 fn scenario_5_urgent_data_with_an_open_window() {
     both(|f| {
@@ -200,6 +205,7 @@ fn scenario_5_urgent_data_with_an_open_window() {
     });
 }
 
+// Shows: CDC-30, CDC-45.
 #[test]
 fn scenario_6_urgent_data_with_a_closed_window() {
     both(|f| {

@@ -113,6 +113,7 @@ fn play(
     }
 }
 
+// Shows: CLOSE-18.
 #[test]
 fn the_end_is_never_seen_before_the_last_bytes() {
     let mut writer = Writer::new();
@@ -129,6 +130,7 @@ fn the_end_is_never_seen_before_the_last_bytes() {
     assert!(looks > 100);
 }
 
+// Shows: CLOSE-18.
 #[test]
 fn the_last_bytes_and_the_end_in_one_publication() {
     let mut writer = Writer::new();
@@ -140,6 +142,7 @@ fn the_last_bytes_and_the_end_in_one_publication() {
     });
 }
 
+// Shows: CDC-28.
 #[test]
 fn an_urgent_byte_never_slips_into_the_stream() {
     let mut writer = Writer::new();

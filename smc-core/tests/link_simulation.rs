@@ -61,6 +61,7 @@ mod regressions {
     }
 }
 
+// Shows: LLC-57, LG-2, LG-7, LG-9, LG-13, LG-27, LG-30, LG-35, RMB-26, RMB-30.
 #[test]
 fn links_come_and_go_and_no_byte_is_lost() {
     let steps = number("SMC_SIM_STEPS").unwrap_or(STEPS);

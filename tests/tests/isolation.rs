@@ -30,6 +30,7 @@ fn fabrics() -> Bench {
     })
 }
 
+// Shows: SEC-14.
 #[test]
 fn fabrics_cannot_see_each_other() {
     watched(LIMIT, || {
@@ -49,6 +50,7 @@ fn fabrics_cannot_see_each_other() {
     });
 }
 
+// Shows: SEC-7.
 #[test]
 fn a_token_that_leaked_is_worth_nothing_to_a_third_device() {
     watched(LIMIT, || {

@@ -87,6 +87,7 @@ fn random<const N: usize>() -> io::Result<[u8; N]> {
 mod tests {
     use super::*;
 
+    // Shows: EISM-10.
     #[test]
     fn a_gid_is_a_version_4_uuid() {
         let gid = GidPool::default().draw().unwrap();
@@ -108,6 +109,7 @@ mod tests {
         assert!(pool.claim(b));
     }
 
+    // Shows: EISM-10.
     #[test]
     fn zero_halves_are_not_usable() {
         assert!(!usable(Gid::NONE));

@@ -144,6 +144,7 @@ fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
     panic!("took {all:?}");
 }
 
+// Shows: OPT-11.
 #[test]
 fn programs_find_each_other_with_nothing_configured() {
     if is_program() {
@@ -190,6 +191,7 @@ fn a_connect_that_does_not_wait_finds_its_peer_as_well() {
     });
 }
 
+// Shows: OPT-9.
 #[test]
 fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     if is_program() {
@@ -238,6 +240,7 @@ fn a_plain_server_that_speaks_first_is_heard_at_once() {
     });
 }
 
+// Shows: OPT-16.
 #[test]
 fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
     if is_program() {
@@ -269,6 +272,7 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
     }
 }
 
+// Shows: OPT-15.
 #[test]
 fn the_policy_decides_who_asks_and_who_answers() {
     if is_program() {

@@ -126,6 +126,7 @@ impl SmcStream {
 mod tests {
     use super::*;
 
+    // Shows: SOCK-15.
     #[test]
     fn keepalive_times_are_whole_seconds_within_the_limits_of_tcp() {
         for (given, taken) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (40_000_000, 32767)]
@@ -135,6 +136,7 @@ mod tests {
         }
     }
 
+    // Shows: SOCK-10, SOCK-14, SOCK-15.
     #[test]
     fn tcp_is_told_and_a_floor_is_kept() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

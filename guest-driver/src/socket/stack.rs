@@ -585,6 +585,7 @@ fn hostname() -> Hostname {
 mod tests {
     use crate::socket::{Config, Rnics, Stack};
 
+    // Shows: RMB-34.
     #[test]
     fn a_buffer_has_a_size_that_there_is_a_code_for_the_largest_at_most() {
         let sizes = [(1, 16 << 10), ((16 << 10) + 1, 32 << 10), (usize::MAX, 1 << 20)];

@@ -297,6 +297,7 @@ impl fmt::Debug for Mr {
 mod tests {
     use super::*;
 
+    // Shows: RMB-1, RMB-9.
     #[test]
     fn memory_is_zeroed_whole_pages() {
         let memory = Memory::new(5000).unwrap();

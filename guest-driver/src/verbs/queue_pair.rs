@@ -494,6 +494,7 @@ mod tests {
         shared::<Qp<ReadyToSend>>();
     }
 
+    // Shows: CLC-31.
     #[test]
     fn the_peer_is_described_as_linux_describes_it() {
         let remote = RemoteEnd {

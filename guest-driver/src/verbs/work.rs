@@ -259,6 +259,7 @@ mod tests {
         list
     }
 
+    // Shows: RMB-28, CDC-2.
     #[test]
     fn a_write_and_a_send_are_one_chain() {
         let message = [7; 44];

@@ -116,6 +116,7 @@ fn answered() -> [(bool, Vec<u8>); 2] {
     [(false, OPTION.to_vec()), (true, OPTION.to_vec())]
 }
 
+// Shows: OPT-1, OPT-2, OPT-4, OPT-10, SOCK-7.
 #[test]
 fn both_ends_send_the_option_and_know_of_each_other() {
     bed::run(|| {
@@ -134,6 +135,7 @@ fn both_ends_send_the_option_and_know_of_each_other() {
     });
 }
 
+// Shows: OPT-4.
 #[test]
 fn a_listener_on_both_families_answers_both() {
     bed::run(|| {
@@ -153,6 +155,7 @@ fn a_listener_on_both_families_answers_both() {
     });
 }
 
+// Shows: OPT-5.
 #[test]
 fn a_plain_client_gets_a_plain_answer() {
     bed::run(|| {
@@ -167,6 +170,7 @@ fn a_plain_client_gets_a_plain_answer() {
     });
 }
 
+// Shows: OPT-10, SEC-3.
 #[test]
 fn a_plain_server_does_not_answer() {
     bed::run(|| {
@@ -219,6 +223,7 @@ fn a_listener_that_listens_already_can_be_named() {
     });
 }
 
+// Shows: OPT-13, OPT-16, SEC-3.
 #[test]
 fn a_middlebox_that_strips_the_option_costs_nothing() {
     for syn in [true, false] {
@@ -246,6 +251,7 @@ fn a_middlebox_that_strips_the_option_costs_nothing() {
 }
 
 /// What some peer sends instead, whether that is SMC, on either side.
+// Shows: OPT-2, OPT-3.
 #[test]
 fn takes_what_linux_takes() {
     for (bytes, smc) in [
@@ -472,6 +478,7 @@ fn a_socket_asks_again_when_it_connects_again() {
     });
 }
 
+// Shows: OPT-15, SEC-4.
 #[test]
 fn a_policy_keeps_the_option_from_servers() {
     bed::run(|| {
@@ -488,6 +495,7 @@ fn a_policy_keeps_the_option_from_servers() {
     });
 }
 
+// Shows: OPT-15.
 #[test]
 fn a_policy_keeps_the_option_from_clients() {
     bed::run(|| {
@@ -525,6 +533,7 @@ fn a_policy_keeps_the_option_from_clients() {
     });
 }
 
+// Shows: OPT-15.
 #[test]
 fn a_policy_keeps_a_listener_silent() {
     bed::run(|| {
@@ -538,6 +547,7 @@ fn a_policy_keeps_a_listener_silent() {
 }
 
 /// What sockets make of it, in every combination of ends.
+// Shows: OPT-8, OPT-9, OPT-13, SOCK-7.
 #[test]
 fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
     bed::run(|| {

@@ -69,6 +69,7 @@ fn reason(stream: &SmcStream) -> Fallback {
     }
 }
 
+// Shows: OPT-8, OPT-11, OPT-12, SOCK-7.
 #[test]
 fn two_stacks_find_each_other() {
     bed::run(|| {
@@ -91,6 +92,7 @@ fn two_stacks_find_each_other() {
     });
 }
 
+// Shows: OPT-9.
 #[test]
 fn a_plain_server_sees_no_byte_of_smc() {
     bed::run(|| {
@@ -111,6 +113,7 @@ fn a_plain_server_sees_no_byte_of_smc() {
     });
 }
 
+// Shows: OPT-9.
 #[test]
 fn a_plain_client_is_served_at_once() {
     bed::run(|| {
@@ -127,6 +130,7 @@ fn a_plain_client_is_served_at_once() {
     });
 }
 
+// Shows: OPT-16.
 #[test]
 fn stripped_options_leave_tcp() {
     for syn in [true, false] {
@@ -156,6 +160,7 @@ fn stripped_options_leave_tcp() {
     }
 }
 
+// Shows: SEC-4.
 #[test]
 fn a_policy_says_why() {
     bed::run(|| {

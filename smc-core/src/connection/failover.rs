@@ -182,6 +182,7 @@ mod tests {
         Cursor::new(wrap, count)
     }
 
+    // Shows: LG-33, LG-39.
     #[test]
     fn validation_carries_the_number_of_the_last_completed_message() {
         let mut log = Log::new(ring());
@@ -205,6 +206,7 @@ mod tests {
         assert_eq!(judge(&Sequence::new(), 0), Verdict::Intact);
     }
 
+    // Shows: LG-39.
     #[test]
     fn a_second_failure_starts_from_the_same_place_and_late_completions_do_not_count() {
         let mut log = Log::new(ring());
@@ -255,6 +257,7 @@ mod tests {
         assert!(log.fail_over(at(2, 20), at(2, 100)).is_err());
     }
 
+    // Shows: LG-37, SEC-15.
     #[test]
     fn receiver_resets_if_the_number_is_newer_than_what_it_saw() {
         let mut seen = Sequence::new();
@@ -271,6 +274,7 @@ mod tests {
         assert_eq!(judge(&wrapped, 65535), Verdict::Intact);
     }
 
+    // Shows: LG-36.
     #[test]
     fn too_many_on_the_way_cost_repetition_and_not_bytes() {
         let mut log = Log::new(Ring::smcr_without_eye_catcher(1000).unwrap());
@@ -287,6 +291,7 @@ mod tests {
 
     proptest! {
         /// Whatever completes, the bytes written again are those behind the last completion.
+        // Shows: LG-35.
         #[test]
         fn exactly_the_unconfirmed_bytes_are_written_again(
             steps in proptest::collection::vec((0_u32..20, any::<bool>()), 0..200)

@@ -334,6 +334,7 @@ mod tests {
         r
     }
 
+    // Shows: CDC-21.
     #[test]
     fn the_window_rule_follows_the_examples_of_the_rfc() {
         // 64K buffer, 50K free for the sender: no need.
@@ -348,6 +349,7 @@ mod tests {
         assert_eq!(receiver(100, 50, NONE).consume(50), UpdateDecision::NotDue);
     }
 
+    // Shows: CDC-20.
     #[test]
     fn a_blocked_writer_hears_of_every_byte_until_b_goes_off() {
         let mut r = receiver(100, 100, B);
@@ -366,6 +368,7 @@ mod tests {
         assert_eq!(arrival.update, UpdateDecision::NotDue);
     }
 
+    // Shows: CDC-23.
     #[test]
     fn a_request_is_answered_at_once_if_the_peer_is_out_of_date() {
         let mut r = receiver(100, 20, NONE);
@@ -379,6 +382,7 @@ mod tests {
         assert_eq!(arrival.update, UpdateDecision::Requested);
     }
 
+    // Shows: CDC-21.
     #[test]
     fn arrival_alone_is_no_reason_to_write() {
         let mut r = receiver(100, 30, NONE);
@@ -388,6 +392,7 @@ mod tests {
         assert_eq!(r.consume(1), UpdateDecision::Window);
     }
 
+    // Shows: CDC-22.
     #[test]
     fn a_cursor_that_went_out_for_another_reason_counts() {
         let mut r = receiver(100, 60, NONE);
@@ -462,6 +467,7 @@ mod tests {
         assert_eq!((r.available(), r.cursor()), (0, Cursor::new(0, 60)));
     }
 
+    // Shows: CLOSE-26.
     #[test]
     fn a_purge_leaves_nothing_to_read_and_a_legal_cursor() {
         let mut r = receiver(100, 60, NONE);

@@ -243,6 +243,7 @@ impl Ring {
 mod tests {
     use super::*;
 
+    // Shows: RMB-5, CDC-11, CDC-12, CDC-46.
     #[test]
     fn capacity_and_first_cursor_follow_the_type() {
         let d = Ring::smcd(16384).unwrap();
@@ -261,6 +262,7 @@ mod tests {
         assert_eq!(Ring::smcd(33).map(|r| r.len()), Ok(1));
     }
 
+    // Shows: RMB-27, CDC-11, CDC-17, CDC-18.
     #[test]
     fn splits_at_the_wrap_and_never_leaves_the_ring() {
         let ring = Ring::smcr(10_000).unwrap();
@@ -277,6 +279,7 @@ mod tests {
         assert_eq!(ring.cursor(ring.advance(at_1004, 8996)), Cursor { wrap: 1, count: 4 });
     }
 
+    // Shows: SEC-11.
     #[test]
     fn judges_every_kind_of_wrong_cursor() {
         let ring = Ring::smcr(104).unwrap();
@@ -298,6 +301,7 @@ mod tests {
         assert_eq!(ring.moved(from, cursor(1, 103)).unwrap().0, 189);
     }
 
+    // Shows: CDC-13.
     #[test]
     fn the_wrap_sequence_number_itself_wraps() {
         let ring = Ring::smcd(132).unwrap();

@@ -324,6 +324,7 @@ mod tests {
         Sender::new(Ring::smcd(132).unwrap())
     }
 
+    // Shows: RMB-26, CDC-16.
     #[test]
     fn window_shrinks_by_writes_and_grows_by_reads() {
         let mut s = sender();
@@ -336,6 +337,7 @@ mod tests {
         assert_eq!((s.space(), s.cursor()), (0, Cursor::new(1, 50)));
     }
 
+    // Shows: RMB-26.
     #[test]
     fn more_than_the_window_is_cut_down() {
         let mut s = sender();
@@ -371,6 +373,7 @@ mod tests {
         );
     }
 
+    // Shows: CDC-19.
     #[test]
     fn b_needs_a_full_ring_and_unsent_bytes() {
         let mut s = sender();
@@ -388,6 +391,7 @@ mod tests {
         assert_eq!(s.flags(), NONE);
     }
 
+    // Shows: CDC-23, CDC-24.
     #[test]
     fn r_stays_until_the_peer_moves() {
         let mut s = sender();
@@ -410,6 +414,7 @@ mod tests {
         assert_eq!(sender().holding_back(26).space(), 100);
     }
 
+    // Shows: CDC-24.
     #[test]
     fn a_peer_that_moved_is_asked_by_a_byte_that_was_held_back() {
         let mut s = sender().holding_back(2);
@@ -433,6 +438,7 @@ mod tests {
         assert_eq!((s.flags(), s.space(), s.is_outdated()), (NONE, 98, false));
     }
 
+    // Shows: CDC-33, CDC-34.
     #[test]
     fn nothing_follows_an_urgent_byte_until_it_is_read() {
         let mut s = sender();
@@ -448,6 +454,7 @@ mod tests {
         assert_eq!(s.flags(), NONE);
     }
 
+    // Shows: CDC-30.
     #[test]
     fn a_closed_window_announces_urgent_data_first() {
         let mut s = sender();
@@ -476,6 +483,7 @@ mod tests {
         assert_eq!(s.flags(), P | U);
     }
 
+    // Shows: CDC-34.
     #[test]
     fn only_the_edges_of_a_mark_store_flags_ahead() {
         let mut s = sender();

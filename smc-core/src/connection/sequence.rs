@@ -64,6 +64,7 @@ impl Sequence {
 mod tests {
     use super::*;
 
+    // Shows: CDC-5.
     #[test]
     fn numbers_start_at_one_and_wrap_to_zero() {
         let mut sent = Sequence::new();
@@ -72,6 +73,7 @@ mod tests {
         assert_eq!((sent.next(), sent.next()), (0, 1));
     }
 
+    // Shows: CDC-7.
     #[test]
     fn old_messages_are_told_from_new_ones_across_the_wrap() {
         let mut seen = Sequence::new();
@@ -85,6 +87,7 @@ mod tests {
         assert_eq!(seen.last(), 2);
     }
 
+    // Shows: CDC-35.
     #[test]
     fn failover_validation_asks_for_a_message_that_was_seen() {
         let seen = Sequence { last: 1 };

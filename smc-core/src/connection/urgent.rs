@@ -229,6 +229,7 @@ mod tests {
         r.on_peer_producer(Cursor::new(0, count), flags).unwrap().urgent
     }
 
+    // Shows: CDC-32, SOCK-8.
     #[test]
     fn out_of_line_a_read_stops_at_the_mark_and_the_next_goes_on_behind_it() {
         let mut r = receiver();
@@ -249,6 +250,7 @@ mod tests {
         assert!(!r.at_mark());
     }
 
+    // Shows: CDC-32.
     #[test]
     fn an_urgent_byte_alone_is_processed_at_once() {
         let mut r = receiver();
@@ -258,6 +260,7 @@ mod tests {
         assert!(r.at_mark() && r.readable() == 0);
     }
 
+    // Shows: CDC-32, SOCK-8.
     #[test]
     fn in_line_the_byte_is_read_but_reads_stop_before_it() {
         let mut r = receiver();
@@ -271,6 +274,7 @@ mod tests {
         assert!(!r.at_mark() && !r.exception());
     }
 
+    // Shows: SOCK-8.
     #[test]
     fn switching_inline_off_at_the_mark_skips_the_byte() {
         let mut r = receiver();
@@ -282,6 +286,7 @@ mod tests {
         assert!(r.at_mark());
     }
 
+    // Shows: CDC-28, CDC-31.
     #[test]
     fn p_alone_is_news_once_and_an_exception() {
         let mut r = receiver();
@@ -320,6 +325,7 @@ mod tests {
         assert!(!r.exception());
     }
 
+    // Shows: CDC-47.
     #[test]
     fn the_same_mark_again_is_no_news() {
         let mut r = receiver();
@@ -334,6 +340,7 @@ mod tests {
         assert_eq!(r.update_due(), UpdateDecision::NotDue);
     }
 
+    // Shows: SOCK-8.
     #[test]
     fn a_second_urgent_byte_replaces_one_that_was_not_taken() {
         let mut r = receiver();
@@ -345,6 +352,7 @@ mod tests {
         assert_eq!(r.take_urgent(false), Ok(2));
     }
 
+    // Shows: CDC-32.
     #[test]
     fn a_mark_that_comes_after_its_byte_was_read_is_acknowledged() {
         let mut r = receiver();

@@ -134,6 +134,7 @@ mod tests {
         assert_eq!(DeclineCode::ALL.len(), 36);
     }
 
+    // Shows: CLC-49.
     #[test]
     fn unknown_code_is_kept_as_it_is() {
         let code = DeclineCode::from(0x1234_5678);

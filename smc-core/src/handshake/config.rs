@@ -243,11 +243,13 @@ mod tests {
         config.offered_devices(None).iter().map(|device| device.chid.0).collect()
     }
 
+    // Shows: EISM-17.
     #[test]
     fn offers_devices_in_order_and_each_chid_once() {
         assert_eq!(offered(&config(&[0xff02, 3, 0xff02, 0xffff])), [0xff02, 3, 0xffff]);
     }
 
+    // Shows: EISM-12, EISM-30, EISM-32.
     #[test]
     fn leaves_out_an_emulated_device_that_has_room_for_one_half_only() {
         assert_eq!(offered(&config(&[1, 2, 3, 4, 5, 6, 7, 0xff00])), [1, 2, 3, 4, 5, 6, 7]);
@@ -257,6 +259,7 @@ mod tests {
         assert_eq!(offered(&emulated), [0xff00, 0xff01, 0xff02, 0xff03]);
     }
 
+    // Shows: CLCV2-43.
     #[test]
     fn uses_emulated_devices_in_release_2_1_with_the_feature_only() {
         let mut config = config(&[0xff00, 5]);
@@ -275,6 +278,7 @@ mod tests {
         assert_eq!(offered(&config), [5]);
     }
 
+    // Shows: EID-6.
     #[test]
     fn offers_the_first_eight_eids() {
         let mut config = config(&[]);
@@ -295,6 +299,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-11.
     #[test]
     fn an_associated_device_takes_no_room_in_the_array() {
         let nine = config(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);

@@ -312,6 +312,7 @@ impl FallbackReason {
 mod tests {
     use super::*;
 
+    // Shows: ERR-1.
     #[test]
     fn reasons_map_to_the_codes_linux_uses() {
         let table = [
@@ -368,6 +369,7 @@ mod tests {
         }
     }
 
+    // Shows: ERR-1.
     #[test]
     fn fallback_tells_people_what_to_change() {
         let here = FallbackReason::DeclinedHere(DeclineReason::NoCommonEid);

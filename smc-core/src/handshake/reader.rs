@@ -147,6 +147,7 @@ mod tests {
         }
     }
 
+    // Shows: CLC-57.
     #[test]
     fn any_segmentation_gives_the_same_message_and_leaves_the_data() {
         let mut stream = decline();
@@ -160,6 +161,7 @@ mod tests {
         }
     }
 
+    // Shows: CLC-54, ERR-9.
     #[test]
     fn refuses_application_data_at_its_first_wrong_byte() {
         let mut reader = ClcReader::new(Awaited::Proposal);

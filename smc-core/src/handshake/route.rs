@@ -181,6 +181,7 @@ mod tests {
         assert_eq!(IpSubnet::new("::1".parse().unwrap(), 129), None);
     }
 
+    // Shows: CLC-10, CLC-15, CLC-16.
     #[test]
     fn proposes_the_subnets_of_the_family_of_the_connection() {
         let mut route = Route {
@@ -204,6 +205,7 @@ mod tests {
         assert_eq!(route.proposed_subnet(), None);
     }
 
+    // Shows: CLCV2-20, CLCV2-68.
     #[test]
     fn addresses_have_to_fit_the_family_and_to_be_ones() {
         let v6 = Gid([0xfd; 16]);
@@ -220,6 +222,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-91, EISM-4.
     #[test]
     fn emulated_devices_and_devices_without_address_do_not_serve_version_1() {
         let ism = |chid, gid| Route {

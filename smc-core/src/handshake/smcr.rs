@@ -271,6 +271,7 @@ impl AnswerR<'_> {
 mod tests {
     use super::*;
 
+    // Shows: CLC-27.
     #[test]
     fn the_common_mtu_is_the_smaller_one_that_is_one() {
         for a in 0..16 {
@@ -285,6 +286,7 @@ mod tests {
         }
     }
 
+    // Shows: RMB-2.
     #[test]
     fn the_element_zero_is_never_named() {
         let end = LinkEnd {

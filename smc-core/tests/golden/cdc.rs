@@ -7,6 +7,7 @@ use smc_core::wire::{Cursor, WireError};
 
 use super::{array, bytes};
 
+// Shows: CDC-1.
 #[test]
 fn first_message_after_30000_bytes() {
     let expected = Cdc {
@@ -45,6 +46,7 @@ fn flags_have_the_bits_linux_uses() {
     assert_eq!(with(0x07, 0x1f), (ProducerFlags::empty(), StateFlags::empty()));
 }
 
+// Shows: CDC-1.
 #[test]
 fn cdc_of_another_type_or_length_is_refused() {
     let wire = Cdc::default().emit();

@@ -136,6 +136,7 @@ const SMCR_LINK: &str =
     00000001 | 23 00 | ff11000000d90000 | 00 87e8ec";
 const SMCR_FCE: &str = "80 21 0000 (none)@32 ff 02 0001 00*4 00*8";
 
+// Shows: CLCV2-67.
 #[test]
 fn accept_of_smc_r_version_2_first_contact() {
     check(
@@ -144,6 +145,7 @@ fn accept_of_smc_r_version_2_first_contact() {
     );
 }
 
+// Shows: CLCV2-76.
 #[test]
 fn confirm_of_smc_r_version_2_first_contact_with_one_gid() {
     let gids = GidList { active: smcr_link().gid, alternates: List::new() };
@@ -168,6 +170,7 @@ fn accept_and_confirm_of_smc_r_version_2_subsequent_contact() {
     );
 }
 
+// Shows: CLC-24.
 #[test]
 fn accept_and_confirm_of_smc_r_version_1() {
     let v1 = |first_contact| SmcrV1 { first_contact, link: smcr_link() };

@@ -39,6 +39,7 @@ fn confirm_link(reply: bool) -> ConfirmLink {
 
 const LINK: &str = "525400000001 | 00*10 ffff 0a090001 | 000011 | 01 | 00000101";
 
+// Shows: CLCV2-84, LLC-12, LLC-16, LLCV2-10, LLCV2-11, LLCV2-13.
 #[test]
 fn confirm_link_in_both_versions() {
     v2(&format!("212c0003 {LINK} 02 ff 00*8"), Message::ConfirmLink(confirm_link(false)));
@@ -65,6 +66,7 @@ fn add_link(v2: Option<AddLinkV2>) -> AddLink {
 
 const NEW_LINK: &str = "525400000001 0000 | 00*10 ffff 0a090001 | 000012 02 03 55c6cb 00*8";
 
+// Shows: LLC-19.
 #[test]
 fn add_link_request_and_refusal_of_version_2() {
     let pair =
@@ -82,6 +84,7 @@ fn add_link_request_and_refusal_of_version_2() {
     v2(&format!("222c00c0 {NEW_LINK}"), Message::AddLink(refused));
 }
 
+// Shows: LLC-19.
 #[test]
 fn add_link_request_and_refusal_of_version_1() {
     v1(&format!("022c0000 {NEW_LINK}"), Message::AddLink(add_link(None)));
@@ -97,6 +100,7 @@ fn count_for_linux_reads_right_from_either_end() {
     assert_eq!(wire[70..72], [3, 3]);
 }
 
+// Shows: LLC-4, LLC-49.
 #[test]
 fn confirm_rkey_is_echoed() {
     for (reply, flags) in [(false, "00"), (true, "80")] {
@@ -112,6 +116,7 @@ fn confirm_rkey_is_echoed() {
     }
 }
 
+// Shows: LLC-54.
 #[test]
 fn delete_rkey_in_both_versions() {
     let request = DeleteRkey { rkeys: vec![Rkey(0x3e0)], ..DeleteRkey::default() };
@@ -124,6 +129,7 @@ fn delete_rkey_in_both_versions() {
     v1("092c0080 01000000 000003e0 00*32", Message::DeleteRkey(echoed));
 }
 
+// Shows: LLC-3, LLCV2-38.
 #[test]
 fn test_link_and_its_reply() {
     let test = |reply| Message::TestLink(TestLink { reply, data: [0; 16] });
@@ -131,6 +137,7 @@ fn test_link_and_its_reply() {
     v2("272c0080 00*40", test(true));
 }
 
+// Shows: LLC-34, LLCV2-31.
 #[test]
 fn delete_link_of_a_whole_group() {
     let delete = |orderly| {

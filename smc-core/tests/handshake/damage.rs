@@ -112,6 +112,7 @@ fn undamaged_messages_go_on() {
     }
 }
 
+// Shows: CLC-54, ERR-9, SEC-9.
 #[test]
 fn truncated_messages_break_the_connection() {
     for first_contact in [true, false] {
@@ -124,6 +125,7 @@ fn truncated_messages_break_the_connection() {
     }
 }
 
+// Shows: CLC-5.
 #[test]
 fn shortened_messages_with_a_fitting_length_and_trailer_break_the_connection() {
     for first_contact in [true, false] {
@@ -152,6 +154,7 @@ fn messages_with_bytes_behind_them_break_the_connection() {
     }
 }
 
+// Shows: CLC-5.
 #[test]
 fn stretched_messages_with_a_fitting_length_and_trailer_break_the_connection() {
     for first_contact in [true, false] {
@@ -176,6 +179,7 @@ fn stretched_messages_with_a_fitting_length_and_trailer_break_the_connection() {
     }
 }
 
+// Shows: CLC-5.
 #[test]
 fn every_other_length_breaks_the_connection() {
     let scene = scene(true);
@@ -190,6 +194,7 @@ fn every_other_length_breaks_the_connection() {
     }
 }
 
+// Shows: CLC-2, CLC-3.
 #[test]
 fn flipped_bits_of_eye_catchers_and_type_break_the_connection() {
     let scene = scene(true);
@@ -268,6 +273,7 @@ fn through_reader(
     }
 }
 
+// Shows: CLC-57.
 #[test]
 fn one_byte_segments_make_no_difference() {
     let scene = scene(true);
@@ -313,6 +319,7 @@ fn plausible_answer() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
+    // Shows: CLC-54, SEC-9.
     #[test]
     fn noise_never_leads_on(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let scene = scene(true);
@@ -332,6 +339,7 @@ proptest! {
         }
     }
 
+    // Shows: SEC-9.
     #[test]
     fn altered_bytes_never_lead_elsewhere(
         first_contact: bool,

@@ -57,6 +57,7 @@ fn client_with_nothing_to_offer_declines_in_place_of_a_proposal() {
     }
 }
 
+// Shows: CLC-23, CLCV2-33, EID-8, ERR-1.
 #[test]
 fn server_declines_a_proposal_it_cannot_serve() {
     let (_, proposal) = propose(&client_host());
@@ -81,6 +82,7 @@ fn server_declines_a_proposal_it_cannot_serve() {
     }
 }
 
+// Shows: CLC-23.
 #[test]
 fn caller_of_the_server_declines_after_the_selection() {
     for reason in [
@@ -98,6 +100,7 @@ fn caller_of_the_server_declines_after_the_selection() {
     }
 }
 
+// Shows: CLC-52, CLCV2-81.
 #[test]
 fn caller_of_the_client_declines_the_accept() {
     let (client, proposal) = propose(&client_host());
@@ -109,6 +112,7 @@ fn caller_of_the_client_declines_the_accept() {
     assert!(!peer.out_of_sync);
 }
 
+// Shows: CLC-35, CLC-50, CLCV2-83, ERR-6.
 #[test]
 fn client_that_has_forgotten_the_server_is_out_of_sync() {
     let (client, proposal) = propose(&client_host());
@@ -136,6 +140,7 @@ fn client_is_asked_for_the_peer_named_in_accept_and_only_without_the_flag() {
     assert!(matches!(step, ClientStep::Offered(_)));
 }
 
+// Shows: CLC-53, CLC-63.
 #[test]
 fn late_decline_of_the_server_breaks_the_connection() {
     let (client, proposal) = propose(&client_host());
@@ -161,6 +166,7 @@ fn late_decline_of_the_server_breaks_the_connection() {
     assert_eq!(late_decline(&confirm), None);
 }
 
+// Shows: CLC-29, ERR-10.
 #[test]
 fn reserved_size_in_accept_is_declined_and_not_an_error() {
     let (client, proposal) = propose(&client_host());
@@ -171,6 +177,7 @@ fn reserved_size_in_accept_is_declined_and_not_an_error() {
     assert_eq!(sent.then, AfterDecline::FallBack);
 }
 
+// Shows: CLC-30.
 #[test]
 fn largest_size_is_a_matter_of_tolerance() {
     for (tolerance, taken) in [(Tolerance::STRICT, false), (Tolerance::LINUX, true)] {
@@ -220,6 +227,7 @@ fn other_accepts() -> [(SmcKind, Message); 3] {
     ]
 }
 
+// Shows: CLC-6, CLCV2-1, CLCV2-89.
 #[test]
 fn accept_of_a_type_that_was_not_offered_is_declined() {
     for (kind, accept) in other_accepts() {
@@ -232,6 +240,7 @@ fn accept_of_a_type_that_was_not_offered_is_declined() {
     }
 }
 
+// Shows: CLCV2-1.
 #[test]
 fn confirm_of_another_type_breaks_the_connection() {
     for (_, accept) in other_accepts() {
@@ -263,6 +272,7 @@ fn proposal_of(version: u8, v1: Option<SmcTypes>, v2: Option<SmcTypes>) -> Vec<u
     Message::Proposal(proposal).emit()
 }
 
+// Shows: CLC-6.
 #[test]
 fn version_1_clients_are_declined_in_version_1() {
     for (types, code) in
@@ -275,6 +285,7 @@ fn version_1_clients_are_declined_in_version_1() {
     }
 }
 
+// Shows: CLCV2-79.
 #[test]
 fn offers_of_other_types_are_declined_with_a_reason_for_each() {
     let (v1_only, v2_r, nothing) = (
@@ -295,6 +306,7 @@ fn offers_of_other_types_are_declined_with_a_reason_for_each() {
     assert_eq!(sent.reason, DeclineReason::NothingOffered);
 }
 
+// Shows: CLCV2-32.
 #[test]
 fn any_other_offer_beside_smc_dv2_does_not_stand_in_its_way() {
     for v1 in [None, Some(SmcTypes::R), Some(SmcTypes::D), Some(SmcTypes::Both)] {
@@ -308,6 +320,7 @@ fn any_other_offer_beside_smc_dv2_does_not_stand_in_its_way() {
     }
 }
 
+// Shows: CLCV2-64.
 #[test]
 fn accept_with_a_chid_or_eid_that_was_not_offered_breaks_the_connection() {
     let (client, proposal) = propose(&client_host());
@@ -371,6 +384,7 @@ fn messages_out_of_turn_break_the_connection() {
     }
 }
 
+// Shows: CLC-56.
 #[test]
 fn data_behind_a_decline_stays_in_the_stream() {
     let (_, proposal) = propose(&client_host());

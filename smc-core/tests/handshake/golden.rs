@@ -73,6 +73,7 @@ fn check_selection(selection: &Selection) {
     assert_eq!((refused.smcd_v2, refused.smcr_v1, refused.smcd_v1), (None, None, None));
 }
 
+// Shows: CLCV2-96.
 #[test]
 fn linux_proposal_of_both_types_is_served_by_smc_d() {
     let selection = eligible(&loopback(LOOPBACK_1), &linux_proposal());
@@ -89,6 +90,7 @@ fn linux_proposal_of_both_types_is_served_by_smc_d() {
     assert_eq!(accept[34..66], blank_padded("SMCPROBE-EID1"));
 }
 
+// Shows: CLCV2-77, CLCV2-80.
 #[test]
 fn linux_proposal_from_another_host_is_declined_on_loopback() {
     let ServerStep::Decline(sent) = receive(&loopback(LOOPBACK_2), &linux_proposal()) else {
@@ -102,6 +104,7 @@ fn linux_proposal_from_another_host_is_declined_on_loopback() {
     assert_eq!(sent.message, expected);
 }
 
+// Shows: CLCV2-34.
 #[test]
 fn linux_proposal_of_smc_rv1_and_smc_dv2_is_served_by_smc_d() {
     let mut bytes = linux_proposal_on_virtio();
@@ -116,6 +119,7 @@ fn linux_proposal_of_smc_rv1_and_smc_dv2_is_served_by_smc_d() {
     accept(selection, None);
 }
 
+// Shows: EID-15.
 #[test]
 fn linux_accept_of_first_contact_is_taken() {
     let client = loopback(LOOPBACK_2);
@@ -171,6 +175,7 @@ fn linux_confirm_is_taken() {
     assert_eq!(established.devices.peer, gid(LOOPBACK_1));
 }
 
+// Shows: CLC-51, CLCV2-82.
 #[test]
 fn linux_declines_are_understood_by_both_roles() {
     let zeros8 = "0000000000000000";

@@ -23,6 +23,8 @@ fn named(n: u8, names: Names) -> Config {
 }
 
 /// {v2.0, v2.1} of both ends x {first, subsequent} x {SEID, UEID, both} x 1 to 8 platform devices.
+// Shows: CLC-26, CLCV2-27, CLCV2-37, CLCV2-38, CLCV2-44, CLCV2-49, CLCV2-63, CLCV2-65, CLCV2-66.
+// Shows: CLCV2-86, CLCV2-93, EID-12, RMB-32.
 #[test]
 fn every_release_contact_eid_and_number_of_devices() {
     for client_release in [Release::V2_0, Release::V2_1] {
@@ -67,6 +69,7 @@ fn every_release_contact_eid_and_number_of_devices() {
     }
 }
 
+// Shows: CLCV2-91, EID-18.
 #[test]
 fn one_to_four_emulated_devices() {
     for count in 1..=4_u16 {
@@ -87,6 +90,7 @@ fn one_to_four_emulated_devices() {
     }
 }
 
+// Shows: EISM-26.
 #[test]
 fn real_and_emulated_devices_in_one_offer() {
     let mut client = client_host();
@@ -98,6 +102,7 @@ fn real_and_emulated_devices_in_one_offer() {
     }
 }
 
+// Shows: EISM-25.
 #[test]
 fn loopback_within_one_host() {
     let mut config = client_host();
@@ -106,12 +111,14 @@ fn loopback_within_one_host() {
     assert_eq!(run.client.devices.local, run.client.devices.peer);
 }
 
+// Shows: CLC-1, CLC-9.
 #[test]
 fn every_proposal_of_a_host_is_the_same() {
     let client = client_host();
     assert_eq!(propose(&client).1, propose(&client).1);
 }
 
+// Shows: EISM-11, EISM-12, EISM-18, EISM-19.
 #[test]
 fn extended_gids_travel_in_two_halves_in_all_messages() {
     let mut client = client_host();
@@ -133,6 +140,7 @@ fn extended_gids_travel_in_two_halves_in_all_messages() {
     assert_eq!(run.confirm[32..34], [0xff, 0x01]);
 }
 
+// Shows: EISM-20.
 #[test]
 fn platform_devices_leave_the_second_half_zero() {
     let mut client = client_host();
@@ -144,6 +152,7 @@ fn platform_devices_leave_the_second_half_zero() {
     assert_eq!(run.confirm[66..74], [0; 8]);
 }
 
+// Shows: CLCV2-13, CLCV2-24, CLCV2-25, CLCV2-41, CLCV2-95, EISM-4, EISM-5.
 #[test]
 fn smc_d_proposal_keeps_the_fields_of_other_types_zero() {
     let (_, proposal) = propose(&client_host());
@@ -156,6 +165,7 @@ fn smc_d_proposal_keeps_the_fields_of_other_types_zero() {
 }
 
 /// Proposal = the client's features, Accept = the server's, Confirm = those in common.
+// Shows: CLCV2-15, CLCV2-24, CLCV2-40, CLCV2-42, CLCV2-61, CLCV2-94, EISM-1, EISM-24.
 #[test]
 fn feature_mask_of_each_message() {
     for client_has in [false, true] {
@@ -181,6 +191,7 @@ fn feature_mask_of_each_message() {
     }
 }
 
+// Shows: CLCV2-40, CLCV2-47, CLCV2-51, CLCV2-53.
 #[test]
 fn each_side_learns_the_others_host_at_first_contact() {
     let mut client = client_host();
@@ -195,6 +206,7 @@ fn each_side_learns_the_others_host_at_first_contact() {
     assert_eq!((at_client.os, at_server.os), (OsType::LINUX, OsType::AIX));
 }
 
+// Shows: CLCV2-52.
 #[test]
 fn a_hostname_that_is_none_fails_nothing() {
     let mut client = client_host();
@@ -203,6 +215,7 @@ fn a_hostname_that_is_none_fails_nothing() {
     assert_eq!(run.server.peer_host.unwrap().hostname.text(), None);
 }
 
+// Shows: CLC-20, CLC-26, CLCV2-48.
 #[test]
 fn server_may_begin_anew_with_a_peer_the_client_knows() {
     let memory = Memory { client: Some(V2_1), server: None };
@@ -210,6 +223,7 @@ fn server_may_begin_anew_with_a_peer_the_client_knows() {
 }
 
 /// The terms of the first contact hold for as long as the ends know each other.
+// Shows: CLCV2-50.
 #[test]
 fn subsequent_contact_keeps_the_terms_of_the_first() {
     let mut client = client_host();
@@ -236,6 +250,7 @@ fn server_takes_the_candidate_the_caller_names() {
     assert_eq!(offered(awaits_accept, &accept, None).devices().chid, Chid(5));
 }
 
+// Shows: CLCV2-45.
 #[test]
 fn an_extension_without_the_flag_is_tolerated_and_ignored() {
     let (client, proposal) = propose(&client_host());
@@ -249,6 +264,7 @@ fn an_extension_without_the_flag_is_tolerated_and_ignored() {
     assert_eq!(accepted.peer_host(), None);
 }
 
+// Shows: CLC-6.
 #[test]
 fn proposals_of_later_versions_and_releases_are_served() {
     let (client, mut proposal) = propose(&client_host());
@@ -260,6 +276,7 @@ fn proposals_of_later_versions_and_releases_are_served() {
     offered(client, &accept, None);
 }
 
+// Shows: CLC-4, CLCV2-5.
 #[test]
 fn reserved_bits_of_a_proposal_are_not_looked_at() {
     let (_, proposal) = propose(&client_host());

@@ -31,6 +31,7 @@ fn accept_d1(server: &Config, proposal: &[u8], known: Option<Terms>) -> (AwaitCo
     selection.accept(candidate, known, server_dmbe(), SERVER_LINK, NOW)
 }
 
+// Shows: CLC-59, CLC-61, CLC-62.
 #[test]
 fn first_and_subsequent_contact() {
     for known in [None, Some(Terms::V1)] {
@@ -57,6 +58,7 @@ fn first_and_subsequent_contact() {
 }
 
 /// Linux sends version 2 with the base of 80 bytes even if only version 1 is offered.
+// Shows: CLC-62.
 #[test]
 fn the_form_of_version_2_is_served_as_well() {
     let mut client = host_d1(1);
@@ -69,6 +71,7 @@ fn the_form_of_version_2_is_served_as_well() {
 }
 
 /// The associated device has a field of its own, which serves both versions.
+// Shows: CLC-61, CLCV2-11.
 #[test]
 fn one_platform_device_serves_both_versions() {
     let both = |n| {
@@ -110,6 +113,7 @@ fn declined(server: &Config, route: &Route, proposal: &[u8]) -> DeclineReason {
     }
 }
 
+// Shows: CLC-60, SEC-2.
 #[test]
 fn server_declines_what_is_not_in_its_subnet_or_on_its_fabric() {
     let (_, proposal) = propose_on(&host_d1(1), &route_d1(1));
@@ -127,6 +131,7 @@ fn server_declines_what_is_not_in_its_subnet_or_on_its_fabric() {
     assert_eq!(declined(&server, &route_d1(2), &nobody), DeclineReason::Unreachable);
 }
 
+// Shows: CLC-60.
 #[test]
 fn the_fabric_is_compared_where_it_is_told() {
     let mut client = host_d1(1);

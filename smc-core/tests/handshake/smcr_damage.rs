@@ -137,6 +137,7 @@ fn undamaged_messages_go_on() {
     }
 }
 
+// Shows: CLC-54, ERR-9, SEC-9.
 #[test]
 fn truncated_messages_break_the_connection() {
     for scene in scenes() {
@@ -155,6 +156,7 @@ fn truncated_messages_break_the_connection() {
     }
 }
 
+// Shows: CLC-5.
 #[test]
 fn every_other_length_breaks_the_connection() {
     for scene in scenes() {
@@ -223,6 +225,7 @@ fn fields_that_have_to_be_right_are_checked_byte_by_byte() {
     }
 }
 
+// Shows: CLCV2-71, ERR-45, SEC-10.
 #[test]
 fn wrong_counts_of_the_gid_list_break_the_connection() {
     let scene = scene(Pair::new(Version::V2), Release::V2_1, true);
@@ -234,6 +237,7 @@ fn wrong_counts_of_the_gid_list_break_the_connection() {
     }
 }
 
+// Shows: CLCV2-45.
 #[test]
 fn an_extension_without_the_flag_is_tolerated_and_ignored() {
     let first = scene(Pair::new(Version::V2), Release::V2_1, true);
@@ -277,6 +281,7 @@ proptest! {
         }
     }
 
+    // Shows: SEC-9.
     #[test]
     fn altered_bytes_never_lead_elsewhere(
         which in 0..10_usize,

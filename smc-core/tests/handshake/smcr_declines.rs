@@ -24,6 +24,7 @@ fn declined_by_server(pair: &Pair) -> (DeclineReason, Vec<u8>) {
     }
 }
 
+// Shows: CLC-23, CLCV2-33, EID-8, ERR-1.
 #[test]
 fn server_declines_a_proposal_it_cannot_serve() {
     type Change = fn(&mut Pair);
@@ -85,6 +86,7 @@ fn server_declines_a_proposal_it_cannot_serve() {
     }
 }
 
+// Shows: CLCV2-20, CLCV2-26, CLCV2-68, EID-10, EID-14.
 #[test]
 fn a_proposal_without_user_eids_or_address_is_declined() {
     let mut pair = Pair::new(Version::V2);
@@ -103,6 +105,7 @@ fn a_proposal_without_user_eids_or_address_is_declined() {
     assert_eq!(sent.reason, DeclineReason::NoEidOffered);
 }
 
+// Shows: CLC-15, CLC-17, SEC-2.
 #[test]
 fn version_1_is_judged_by_number_and_length_of_the_subnet() {
     let pair = Pair::new(Version::V1);
@@ -117,6 +120,7 @@ fn version_1_is_judged_by_number_and_length_of_the_subnet() {
     }
 }
 
+// Shows: CLC-18.
 #[test]
 fn one_common_prefix_of_several_is_enough() {
     let mut pair = Pair::v6(Version::V1);
@@ -137,6 +141,7 @@ fn one_common_prefix_of_several_is_enough() {
     assert_eq!(decline.reason, DeclineReason::NoDevice);
 }
 
+// Shows: CLC-51.
 #[test]
 fn client_without_adapter_or_eid_declines_in_place_of_a_proposal() {
     let mut bare = Pair::new(Version::V2);
@@ -169,6 +174,7 @@ fn accept_with(changes: &[(usize, u8)]) -> ClientStep {
     awaits.handle(&accept, |_, _| None)
 }
 
+// Shows: CLC-29, CLCV2-57, CLCV2-58, CLCV2-68, CLCV2-85, ERR-10.
 #[test]
 fn client_declines_an_accept_it_cannot_live_with() {
     let got = Release::from_code(2);
@@ -200,6 +206,7 @@ fn odd_gid() -> Gid {
     gid
 }
 
+// Shows: EID-14, SEC-13.
 #[test]
 fn an_eid_that_was_not_offered_breaks_the_connection() {
     let mut bytes = *eid("LAB").as_bytes();
@@ -208,6 +215,7 @@ fn an_eid_that_was_not_offered_breaks_the_connection() {
     assert_eq!(accept_with(&[(64, b'M')]), ClientStep::Fail(error));
 }
 
+// Shows: CLCV2-89.
 #[test]
 fn a_version_that_was_not_offered_is_declined() {
     for (offered, chosen) in [(Version::V1, Version::V2), (Version::V2, Version::V1)] {
@@ -221,6 +229,7 @@ fn a_version_that_was_not_offered_is_declined() {
     }
 }
 
+// Shows: CLC-33, CLC-35, CLC-50, LG-61, ERR-6.
 #[test]
 fn subsequent_contact_on_what_the_client_lacks_is_declined() {
     for (version, length) in [(Version::V1, 28), (Version::V2, 44)] {
@@ -244,6 +253,7 @@ fn subsequent_contact_on_what_the_client_lacks_is_declined() {
     }
 }
 
+// Shows: CLC-52, CLCV2-81.
 #[test]
 fn caller_of_the_client_declines_the_accept() {
     let pair = Pair::new(Version::V2);
@@ -277,6 +287,7 @@ fn confirm_with(version: Version, first: bool, changes: &[(usize, u8)]) -> Confi
 }
 
 /// No data can have come over a link that is not confirmed, so TCP takes over.
+// Shows: CLC-29, CLC-58, CLCV2-60, ERR-10.
 #[test]
 fn first_contact_is_declined_late_and_becomes_tcp() {
     let agreed = Features::EMULATED_ISM;
@@ -305,6 +316,7 @@ fn first_contact_is_declined_late_and_becomes_tcp() {
 }
 
 /// The Decline of a subsequent contact would come too late (CLC-53).
+// Shows: CLC-53, ERR-4.
 #[test]
 fn subsequent_contact_is_never_declined_after_accept() {
     for version in [Version::V1, Version::V2] {
@@ -320,6 +332,7 @@ fn subsequent_contact_is_never_declined_after_accept() {
     }
 }
 
+// Shows: CLC-64, CLCV2-55, CLCV2-56.
 #[test]
 fn confirm_from_elsewhere_breaks_the_connection() {
     for version in [Version::V1, Version::V2] {
@@ -343,6 +356,7 @@ fn confirm_from_elsewhere_breaks_the_connection() {
 }
 
 /// Linux without SMC-Rv1 proposes no MAC, so there is none to compare with.
+// Shows: CLCV2-55, CLCV2-96.
 #[test]
 fn a_mac_that_was_not_proposed_is_not_compared() {
     let pair = Pair::new(Version::V2);
@@ -358,6 +372,7 @@ fn a_mac_that_was_not_proposed_is_not_compared() {
     assert_eq!(server.peer.peer_id, pair.client.peer_id);
 }
 
+// Shows: CLCV2-1.
 #[test]
 fn confirm_of_another_type_breaks_the_connection() {
     let (one, other) = (Pair::new(Version::V1), Pair::new(Version::V2));
@@ -372,6 +387,7 @@ fn confirm_of_another_type_breaks_the_connection() {
     }
 }
 
+// Shows: CLC-30.
 #[test]
 fn large_elements_are_a_matter_of_tolerance() {
     for (tolerance, taken) in [(Tolerance::STRICT, false), (Tolerance::LINUX, true)] {
@@ -385,6 +401,7 @@ fn large_elements_are_a_matter_of_tolerance() {
     }
 }
 
+// Shows: ERR-7, ERR-8.
 #[test]
 fn a_silent_client_is_given_up_at_the_deadline() {
     let mut pair = Pair::new(Version::V2);
@@ -398,6 +415,7 @@ fn a_silent_client_is_given_up_at_the_deadline() {
 }
 
 /// What may come over TCP while LLC confirms the first link: a Decline, then data.
+// Shows: ERR-2, ERR-46.
 #[test]
 fn a_decline_while_the_link_comes_up_leaves_the_data_alone() {
     let pair = Pair::new(Version::V2);

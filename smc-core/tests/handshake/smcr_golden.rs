@@ -164,6 +164,7 @@ fn select(proposal: &[u8]) -> Selection {
     eligible_on(&server(), &route(1), proposal)
 }
 
+// Shows: CLCV2-8.
 #[test]
 fn the_proposal_of_linux_is_what_this_client_sends_with_the_same_contents() {
     let mut config = Config::new(PeerId::NONE);
@@ -176,6 +177,7 @@ fn the_proposal_of_linux_is_what_this_client_sends_with_the_same_contents() {
     assert_eq!(propose_on(&config, &route).1, proposal_v2());
 }
 
+// Shows: CLCV2-67.
 #[test]
 fn server_takes_version_2_of_linux_at_first_contact() {
     let selection = select(&proposal_v2());
@@ -206,6 +208,7 @@ fn client_end_link() -> SmcrLink {
     SmcrLink { peer_id, gid, mac, qpn, rkey, index, token, size, mtu, address, psn }
 }
 
+// Shows: CLCV2-96.
 #[test]
 fn server_takes_version_2_of_linux_at_a_subsequent_contact() {
     let selection = select(&proposal_v2());
@@ -224,6 +227,7 @@ fn server_takes_version_2_of_linux_at_a_subsequent_contact() {
     assert_eq!((established.peer_gids, established.peer_host), (None, None));
 }
 
+// Shows: CLCV2-67.
 #[test]
 fn client_takes_version_2_of_linux_at_first_contact() {
     let (awaits, _) = propose_on(&client(), &route(2));
@@ -246,6 +250,7 @@ fn client_takes_version_2_of_linux_at_a_subsequent_contact() {
     assert_eq!(accepted.confirm(client_end(), &[]).1, confirm_v2(false));
 }
 
+// Shows: CLC-25.
 #[test]
 fn server_takes_version_1_of_linux() {
     let selection = select(&proposal_v1());
@@ -268,6 +273,7 @@ fn server_takes_version_1_of_linux() {
     }
 }
 
+// Shows: CLC-24.
 #[test]
 fn client_takes_version_1_of_linux() {
     for first in [true, false] {
@@ -285,6 +291,7 @@ fn client_takes_version_1_of_linux() {
     }
 }
 
+// Shows: CLC-12.
 #[test]
 fn a_proposal_of_rfc_7609_is_served_in_version_1() {
     let mut bytes = hex("e2d4c3d9 01003410 3c11525400000002");
@@ -299,6 +306,7 @@ fn a_proposal_of_rfc_7609_is_served_in_version_1() {
     assert_eq!(propose_on(&client, &route(2)).1, bytes);
 }
 
+// Shows: CLC-51.
 #[test]
 fn linux_declines_end_a_handshake_of_smc_r_in_either_role() {
     let zeros = "0000000000000000";

@@ -13,6 +13,7 @@ fn limits(max_conns: u8, max_links: u8) -> LinkLimits {
     LinkLimits { max_conns, max_links }
 }
 
+// Shows: CLC-26, CLC-36, CLCV2-36, CLCV2-37, CLCV2-44, CLCV2-86.
 #[test]
 fn every_version_release_family_and_contact() {
     for pair in [Pair::new(Version::V1), Pair::v6(Version::V1)] {
@@ -48,6 +49,7 @@ fn every_version_release_family_and_contact() {
     }
 }
 
+// Shows: CLC-9.
 #[test]
 fn every_proposal_of_a_route_is_the_same() {
     for pair in [Pair::new(Version::V1), Pair::v6(Version::V2)] {
@@ -56,6 +58,7 @@ fn every_proposal_of_a_route_is_the_same() {
 }
 
 /// The client's wish, the server's own limit and its adapters; the server dictates.
+// Shows: CLCV2-42, CLCV2-57, CLCV2-58.
 #[test]
 fn limits_of_accept_are_final_and_repeated() {
     for (wish, own, adapters, expected) in [
@@ -81,6 +84,7 @@ fn limits_of_accept_are_final_and_repeated() {
 }
 
 /// A Linux client's wishes are taken into the range rather than declined.
+// Shows: CLCV2-22, CLCV2-23, CLCV2-59.
 #[test]
 fn wishes_out_of_range_are_moved_into_it() {
     let pair = Pair::new(Version::V2);
@@ -91,6 +95,7 @@ fn wishes_out_of_range_are_moved_into_it() {
     assert_eq!(selection.terms_r(Version::V1), None);
 }
 
+// Shows: CLC-27, CLCV2-90.
 #[test]
 fn all_pairs_of_mtus_give_the_smaller() {
     for version in [Version::V1, Version::V2] {
@@ -108,6 +113,7 @@ fn all_pairs_of_mtus_give_the_smaller() {
     }
 }
 
+// Shows: CLCV2-61, EISM-23.
 #[test]
 fn proposal_accept_and_confirm_carry_the_features_of_one_end_the_other_and_both() {
     for (client_has, server_has) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -123,6 +129,7 @@ fn proposal_accept_and_confirm_carry_the_features_of_one_end_the_other_and_both(
     }
 }
 
+// Shows: CLCV2-17.
 #[test]
 fn vendor_options_of_accept_are_repeated_in_confirm() {
     let pair = Pair::new(Version::V2);
@@ -137,6 +144,7 @@ fn vendor_options_of_accept_are_repeated_in_confirm() {
     assert!(matches!(step, ConfirmStepR::Established(_)), "a server without any does not look");
 }
 
+// Shows: CLCV2-13, CLCV2-15.
 #[test]
 fn vendor_options_of_a_proposal_are_kept_and_not_answered() {
     let mut pair = Pair::new(Version::V2);
@@ -151,6 +159,7 @@ fn vendor_options_of_a_proposal_are_kept_and_not_answered() {
     assert_eq!(pair.propose().1[52..60], [0; 8], "not before v2.1");
 }
 
+// Shows: CLCV2-70, CLCV2-72, CLCV2-76.
 #[test]
 fn confirm_lists_the_addresses_in_use_and_in_reserve() {
     let pair = Pair::new(Version::V2);
@@ -173,6 +182,7 @@ fn confirm_lists_the_addresses_in_use_and_in_reserve() {
     assert_eq!(list(&many), many[..7], "eight in all");
 }
 
+// Shows: CLCV2-54, CLCV2-55.
 #[test]
 fn either_end_says_whether_routers_are_between() {
     for (here, there) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -213,6 +223,7 @@ fn first_contact_confirms_from_the_proposed_address() {
     }
 }
 
+// Shows: CLC-46, LG-5.
 #[test]
 fn subsequent_contact_may_use_another_link_of_the_group() {
     for version in [Version::V1, Version::V2] {
@@ -234,6 +245,7 @@ fn subsequent_contact_may_use_another_link_of_the_group() {
     }
 }
 
+// Shows: CLC-33.
 #[test]
 fn client_asks_for_the_link_only_without_the_flag() {
     let pair = Pair::new(Version::V2);
@@ -258,6 +270,7 @@ fn client_asks_for_the_link_only_without_the_flag() {
 }
 
 /// A server may begin a second group with a client it knows (CLCV2-87).
+// Shows: CLC-20, CLC-26, CLC-34, CLCV2-87, LG-48, LG-50.
 #[test]
 fn parallel_groups_are_first_contacts() {
     let pair = Pair::new(Version::V2);
@@ -267,6 +280,7 @@ fn parallel_groups_are_first_contacts() {
     assert!(offered_r(awaits, &accept, known).first_contact());
 }
 
+// Shows: CLC-19, CLCV2-21.
 #[test]
 fn either_form_of_an_ipv4_address_is_the_same_adapter() {
     let pair = Pair::new(Version::V2);
@@ -280,6 +294,7 @@ fn either_form_of_an_ipv4_address_is_the_same_adapter() {
     assert_eq!(server.peer_rnic.gid(), gid_v4(CLIENT));
 }
 
+// Shows: CLC-19, CLC-33, LG-5, LG-60.
 #[test]
 fn keys_compare_by_what_identifies_an_adapter() {
     let id = PeerId([7; 8]);
@@ -304,6 +319,7 @@ fn hosts_learn_each_others_names_in_version_2() {
 }
 
 /// Until the first link is confirmed, TCP can still take over; later it cannot.
+// Shows: ERR-2, ERR-15, ERR-16, ERR-46.
 #[test]
 fn first_contact_may_be_declined_while_the_link_comes_up() {
     for version in [Version::V1, Version::V2] {
@@ -322,6 +338,7 @@ fn first_contact_may_be_declined_while_the_link_comes_up() {
     }
 }
 
+// Shows: CLCV2-89.
 #[test]
 fn accept_of_a_version_that_is_not_possible_is_not_made() {
     let pair = Pair::new(Version::V2);
@@ -330,6 +347,7 @@ fn accept_of_a_version_that_is_not_possible_is_not_made() {
 }
 
 /// What holds for a group is what its first contact agreed on.
+// Shows: CLCV2-50.
 #[test]
 fn subsequent_contact_keeps_the_terms_of_the_first() {
     let pair = Pair::new(Version::V2);

@@ -172,6 +172,7 @@ fn declined(case: &Case, message: &[u8]) {
     assert_eq!((message.len(), message[7]), if v2 { (44, 0x20) } else { (28, 0x10) });
 }
 
+// Shows: CLCV2-4, CLCV2-32, CLCV2-33, CLCV2-34, CLCV2-79, CLCV2-80, CLCV2-88.
 #[test]
 fn the_best_type_that_both_ends_can_use_is_chosen() {
     let mut wins = [0_u32; 5];
@@ -221,6 +222,7 @@ fn a_choice_that_comes_to_nothing_gives_way_to_the_next() {
 }
 
 /// Looking for the route is work, which a Proposal of SMC-Dv2 is not worth.
+// Shows: CLCV2-35.
 #[test]
 fn the_route_is_asked_for_only_if_it_matters() {
     let asked = |client: Kinds, server: Kinds| {
@@ -252,6 +254,7 @@ fn both_routes(n: u8) -> Route {
 }
 
 /// What a client lacks for a type is not in its Proposal (CLCV2-2, CLCV2-5).
+// Shows: CLC-7, CLC-10, CLC-59, CLCV2-2, CLCV2-12, CLCV2-26, CLCV2-88.
 #[test]
 fn client_offers_what_it_has() {
     let full = both_routes(CLIENT);
@@ -293,6 +296,7 @@ fn client_offers_what_it_has() {
 }
 
 /// The field below which Linux looks for the number of prefixes even where there are none.
+// Shows: CLCV2-5.
 #[test]
 fn base_gid_is_zero_without_a_type_of_version_1() {
     let mut config = all_of(CLIENT, Kinds::SMCD_V2 | Kinds::SMCR_V2);

@@ -55,6 +55,7 @@ fn crossing(seed: u64, moves: u32) -> Pair {
     pair
 }
 
+// Shows: LLC-60, LLC-68, LLC-69, LLC-71.
 #[test]
 fn whatever_crosses_both_ends_agree_in_the_end() {
     let mut ended = 0;
@@ -97,6 +98,7 @@ fn a_clone_does_what_the_original_does() {
 }
 
 /// The client's notice of an RNIC crosses the server's Add Link (LLC-64, LLCV2-29).
+// Shows: LLC-64, LLCV2-27, LLCV2-29.
 #[test]
 fn add_link_is_the_answer_to_a_notice_that_it_crosses() {
     for generation in [v1(), v2()] {
@@ -116,6 +118,7 @@ fn add_link_is_the_answer_to_a_notice_that_it_crosses() {
 }
 
 /// The client wants a link deleted while another is added (LLC-65): its turn comes.
+// Shows: LLC-65.
 #[test]
 fn a_wish_for_deletion_waits_for_the_new_link() {
     let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
@@ -138,6 +141,7 @@ fn a_wish_for_deletion_waits_for_the_new_link() {
 }
 
 /// A wish for deletion waits for the server's own keys (LLC-73).
+// Shows: LLC-73.
 #[test]
 fn a_wish_for_deletion_waits_for_confirm_rkey() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -155,6 +159,7 @@ fn a_wish_for_deletion_waits_for_confirm_rkey() {
 }
 
 /// The end of all may come in the middle of anything (LLC-66), and so may a question (LLC-63).
+// Shows: LLC-59, LLC-63, LLC-66, LLCV2-8.
 #[test]
 fn the_end_and_questions_wait_for_nothing() {
     for host in [SERVER, CLIENT] {

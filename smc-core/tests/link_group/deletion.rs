@@ -10,6 +10,7 @@ use super::support::*;
 
 const BOTH: [fn() -> Generation; 2] = [v1, v2];
 
+// Shows: LLC-34, LLC-37, LLC-38, LG-42, LG-44.
 #[test]
 fn server_deletes_a_link_and_keeps_it_until_the_reply() {
     for generation in BOTH {
@@ -32,6 +33,7 @@ fn server_deletes_a_link_and_keeps_it_until_the_reply() {
     }
 }
 
+// Shows: LLC-40, LLC-41, LG-15, CLOSE-36.
 #[test]
 fn client_asks_and_the_server_deletes() {
     for generation in BOTH {
@@ -48,6 +50,7 @@ fn client_asks_and_the_server_deletes() {
     }
 }
 
+// Shows: LLC-4, LLC-5, LLC-35, ERR-39, ERR-40.
 #[test]
 fn unknown_links_are_named_as_such() {
     for (host, from) in [(SERVER, '>'), (CLIENT, '<')] {
@@ -63,6 +66,7 @@ fn unknown_links_are_named_as_such() {
     }
 }
 
+// Shows: LLC-34, LLC-43, LLC-44, LG-57, CLOSE-34, CLOSE-36, ERR-31.
 #[test]
 fn server_ends_the_group_and_waits_only_for_its_adapter() {
     for generation in BOTH {
@@ -80,6 +84,7 @@ fn server_ends_the_group_and_waits_only_for_its_adapter() {
     }
 }
 
+// Shows: LLC-45, LG-46, CLOSE-34.
 #[test]
 fn client_asks_for_the_end_and_the_server_orders_it() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -93,6 +98,7 @@ fn client_asks_for_the_end_and_the_server_orders_it() {
     }
 }
 
+// Shows: LG-57, ERR-30, ERR-31.
 #[test]
 fn a_peer_that_does_not_answer_the_farewell_is_left_alone() {
     for host in [SERVER, CLIENT] {
@@ -109,6 +115,7 @@ fn a_peer_that_does_not_answer_the_farewell_is_left_alone() {
     }
 }
 
+// Shows: LLC-35, LG-45, LG-46, CLOSE-35.
 #[test]
 fn idle_group_is_ended_by_the_server() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -122,6 +129,7 @@ fn idle_group_is_ended_by_the_server() {
     assert_eq!(pair.hosts[CLIENT].terminated(), Some((reason, Ending::Quiet)));
 }
 
+// Shows: LLC-42, CLOSE-35.
 #[test]
 fn idle_client_does_not_give_the_reason_that_is_the_servers() {
     let mut params = params_of(v2(), Conduct::SPEC, [1, 1]);
@@ -133,6 +141,7 @@ fn idle_client_does_not_give_the_reason_that_is_the_servers() {
     assert_eq!((farewell.0, &farewell.1[5..9]), (CLIENT, &[0, 2, 0, 0][..]));
 }
 
+// Shows: CLOSE-35.
 #[test]
 fn a_group_with_connections_is_never_idle() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -148,6 +157,7 @@ fn a_group_with_connections_is_never_idle() {
     assert!(pair.over());
 }
 
+// Shows: LLC-4, LLC-5, LLC-6, LLC-58, LLCV2-38, SOCK-11, SOCK-12.
 #[test]
 fn silence_brings_test_link_and_its_echo() {
     let mut pair = Pair::running(v21(1), [1, 1]);
@@ -171,6 +181,7 @@ fn silence_brings_test_link_and_its_echo() {
     assert!(pair.names().iter().all(|name| name.contains("TestLink")));
 }
 
+// Shows: SOCK-10, SOCK-11.
 #[test]
 fn keepalive_of_a_connection_tests_a_link_that_was_silent_as_long() {
     let mut pair = Pair::running(v21(1), [1, 1]);
@@ -191,6 +202,7 @@ fn keepalive_of_a_connection_tests_a_link_that_was_silent_as_long() {
     assert!(pair.names().iter().all(|name| name.contains("TestLink")));
 }
 
+// Shows: LG-58, SOCK-13, ERR-34.
 #[test]
 fn a_link_that_does_not_answer_test_link_is_dead() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -203,6 +215,7 @@ fn a_link_that_does_not_answer_test_link_is_dead() {
     assert_eq!(pair.hosts[CLIENT].terminated(), Some((lost, Ending::Quiet)));
 }
 
+// Shows: ERR-42.
 #[test]
 fn an_altered_echo_is_a_violation() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -223,6 +236,7 @@ fn an_altered_echo_is_a_violation() {
     assert_eq!(delete.1[5..9], [0, 4, 0, 0], "reason: protocol violation");
 }
 
+// Shows: LLC-36, ERR-29, ERR-32.
 #[test]
 fn unanswered_deletion_takes_the_carrying_link_too() {
     let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
@@ -253,6 +267,7 @@ fn unanswered_deletion_takes_the_carrying_link_too() {
 }
 
 /// As AF_SMC is while it waits for the last packets of the dead link.
+// Shows: ERR-29, ERR-32.
 #[test]
 fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
     for host in [SERVER, CLIENT] {

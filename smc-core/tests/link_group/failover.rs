@@ -8,6 +8,7 @@ use super::support::*;
 
 const BOTH: [fn() -> Generation; 2] = [v1, v2];
 
+// Shows: LLC-36, LLC-41, LG-16, LG-30, LG-31, LG-42.
 #[test]
 fn connections_move_to_the_other_link() {
     for generation in BOTH {
@@ -39,6 +40,7 @@ fn connections_move_to_the_other_link() {
     }
 }
 
+// Shows: LG-26.
 #[test]
 fn a_link_comes_back_with_its_rnic() {
     for generation in BOTH {
@@ -61,6 +63,7 @@ fn a_link_comes_back_with_its_rnic() {
     }
 }
 
+// Shows: LG-56, CLOSE-37, SOCK-13.
 #[test]
 fn loss_of_all_links_resets_all_connections() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -157,6 +160,7 @@ fn each_message(fault: impl Fn(usize) -> Fault) {
     }
 }
 
+// Shows: LLC-75, ERR-11, ERR-19, ERR-23, ERR-25, ERR-26, ERR-27, ERR-28, ERR-47.
 #[test]
 fn any_message_may_be_lost() {
     each_message(Fault::Lose);
@@ -167,6 +171,7 @@ fn any_message_may_be_doubled() {
     each_message(Fault::Double);
 }
 
+// Shows: ERR-13.
 #[test]
 fn any_send_may_fail() {
     each_message(Fault::Break);
@@ -195,6 +200,7 @@ fn three_links() -> [Params; 2] {
 
 /// Add Link is lost on its link, which counts as failed; the attempt is made over another (ERR-22,
 /// ERR-23, ERR-26, ERR-28).
+// Shows: ERR-22, ERR-23, ERR-26, ERR-28.
 #[test]
 fn unanswered_add_link_fails_the_link_it_went_over() {
     for lost in 0..5 {
@@ -213,6 +219,7 @@ fn unanswered_add_link_fails_the_link_it_went_over() {
     }
 }
 
+// Shows: ERR-48.
 #[test]
 fn unanswered_request_add_link_fails_its_link() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -224,6 +231,7 @@ fn unanswered_request_add_link_fails_its_link() {
 }
 
 /// Towards Linux, Test Link says whether the link has failed.
+// Shows: ERR-48.
 #[test]
 fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
     for alive in [true, false] {
@@ -242,6 +250,7 @@ fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
 
 /// The server's only attempt after a loss came too soon, and it makes no other. The client, whose
 /// RNIC never went, asks for one (ERR-24, ERR-25, LG-26).
+// Shows: LG-26, ERR-25.
 #[test]
 fn a_client_that_lost_a_link_asks_for_another() {
     for generation in BOTH {
@@ -272,6 +281,7 @@ fn a_client_that_lost_a_link_asks_for_another() {
 }
 
 /// One that never had two leaves it to the server, however long that takes.
+// Shows: LG-26.
 #[test]
 fn a_client_that_never_had_two_links_asks_for_none() {
     let mut params = params_of(v21(2), Conduct::LINUX, [1, 2]);
@@ -287,6 +297,7 @@ fn a_client_that_never_had_two_links_asks_for_none() {
 
 /// The client frees a deleted link when its reply has arrived, or, without any word of the adapter,
 /// a little later (LLC-39).
+// Shows: LLC-39.
 #[test]
 fn client_frees_a_deleted_link_after_its_reply() {
     for word in [true, false] {
@@ -319,6 +330,7 @@ fn client_frees_a_deleted_link_after_its_reply() {
 
 /// Either end asks for its own end of a connection to be on another link (LG-29): what one end
 /// counts or moves changes nothing at the other.
+// Shows: LG-29.
 #[test]
 fn ends_choose_their_links_by_themselves() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -332,6 +344,7 @@ fn ends_choose_their_links_by_themselves() {
     assert_eq!(pair.hosts[CLIENT].group.pick_link(), Some(one));
 }
 
+// Shows: ERR-12.
 #[test]
 fn first_contact_waits_longer_than_anything_later() {
     for role in [Role::Server, Role::Client] {

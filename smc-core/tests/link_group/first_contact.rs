@@ -10,6 +10,7 @@ use super::support::*;
 
 const ALL: [fn() -> Generation; 3] = [v1, v2, || v21(2)];
 
+// Shows: LG-1, LG-8, LG-17, LG-18, LG-20, LG-24.
 #[test]
 fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
     for generation in ALL {
@@ -24,6 +25,7 @@ fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
     }
 }
 
+// Shows: LLC-10, LLC-11, LLC-13, LLC-27, LLC-32, LLC-33, LG-6, LG-18, LG-19, LG-22.
 #[test]
 fn version_1_goes_through_the_messages_of_figures_8_and_9() {
     let mut pair = Pair::usual(v1(), [2, 2]);
@@ -50,6 +52,7 @@ fn version_1_goes_through_the_messages_of_figures_8_and_9() {
     pair.assert_keys();
 }
 
+// Shows: LLC-11, LLCV2-6, LLCV2-17, LG-6, LG-19, LG-59.
 #[test]
 fn version_2_names_the_keys_in_add_link() {
     for generation in [v2(), v21(2)] {
@@ -73,6 +76,7 @@ fn version_2_names_the_keys_in_add_link() {
     }
 }
 
+// Shows: LLCV2-39, LG-11, LG-12, LG-54.
 #[test]
 fn one_link_agreed_on_means_no_add_link() {
     let mut pair = Pair::usual(v21(1), [2, 2]);
@@ -82,6 +86,7 @@ fn one_link_agreed_on_means_no_add_link() {
     assert_eq!(pair.hosts[1].group.topology(), Topology::Single);
 }
 
+// Shows: LG-1, LG-8, LG-21, LG-23.
 #[test]
 fn one_sided_second_rnic_gives_an_asymmetric_link() {
     for generation in ALL {
@@ -97,6 +102,7 @@ fn one_sided_second_rnic_gives_an_asymmetric_link() {
     }
 }
 
+// Shows: LG-17.
 #[test]
 fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
     let mut params = params_of(v2(), Conduct::LINUX, [1, 2]);
@@ -118,6 +124,7 @@ fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
     }
 }
 
+// Shows: LG-17.
 #[test]
 fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() {
     for generation in ALL {
@@ -134,6 +141,7 @@ fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() 
     }
 }
 
+// Shows: LLC-17, LLC-18, LG-12.
 #[test]
 fn smaller_max_links_counts_in_version_1() {
     for (server, client, both) in [(8, 3, 3), (2, 8, 2), (1, 9, 2)] {
@@ -146,6 +154,7 @@ fn smaller_max_links_counts_in_version_1() {
     }
 }
 
+// Shows: LLC-17.
 #[test]
 fn zero_from_a_client_accepts_the_servers_max_links() {
     let [mut server, client] = params_of(v1(), Conduct::SPEC, [1, 1]);
@@ -161,6 +170,7 @@ fn zero_from_a_client_accepts_the_servers_max_links() {
     assert_eq!(pair.hosts[SERVER].group.max_links(), 5);
 }
 
+// Shows: LLCV2-13, RMB-6.
 #[test]
 fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
     let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
@@ -173,6 +183,7 @@ fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
     assert_eq!(pair.hosts[0].terminated(), Some((Reason::PeerDeclined, Ending::Fallback)));
 }
 
+// Shows: LLCV2-13, RMB-6.
 #[test]
 fn eye_catchers_at_both_ends_are_agreed_on() {
     let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
@@ -182,6 +193,7 @@ fn eye_catchers_at_both_ends_are_agreed_on() {
     assert!(pair.usable());
 }
 
+// Shows: LLC-14.
 #[test]
 fn confirm_link_is_sent_once_more_after_a_second() {
     let mut pair = Pair::usual(v2(), [1, 1]);
@@ -193,6 +205,7 @@ fn confirm_link_is_sent_once_more_after_a_second() {
     assert_eq!(pair.names()[..2], ["> ConfirmLink 03", "> ConfirmLink 03"]);
 }
 
+// Shows: CLC-38, LLC-14, ERR-14, ERR-17.
 #[test]
 fn silence_at_first_contact_breaks_the_tcp_connection() {
     let mut pair = Pair::usual(v2(), [1, 1]);
@@ -203,6 +216,7 @@ fn silence_at_first_contact_breaks_the_tcp_connection() {
     }
 }
 
+// Shows: CLC-58, ERR-2, ERR-15, ERR-16, SEC-12.
 #[test]
 fn failed_send_of_the_first_message_leads_back_to_tcp() {
     for which in [0, 1] {
@@ -214,6 +228,7 @@ fn failed_send_of_the_first_message_leads_back_to_tcp() {
     }
 }
 
+// Shows: CLC-63, ERR-3, ERR-5.
 #[test]
 fn point_of_no_return_is_the_add_link() {
     let mut pair = Pair::usual(v2(), [1, 1]);
@@ -227,6 +242,7 @@ fn point_of_no_return_is_the_add_link() {
     assert!(!pair.hosts[0].group.may_fall_back());
 }
 
+// Shows: ERR-3, ERR-5.
 #[test]
 fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() {
     let waiting = |host: usize| {
@@ -260,6 +276,7 @@ fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() 
     assert_eq!(pair.hosts[CLIENT].terminated(), Some((lost, Ending::Reset)));
 }
 
+// Shows: LG-24, ERR-20, ERR-21.
 #[test]
 fn no_add_link_breaks_the_connection_unless_the_peer_is_linux() {
     for (conduct, over) in [(Conduct::SPEC, true), (Conduct::LINUX, false)] {
@@ -276,6 +293,7 @@ fn no_add_link_breaks_the_connection_unless_the_peer_is_linux() {
     }
 }
 
+// Shows: LG-25, ERR-18, ERR-24.
 #[test]
 fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
     for generation in ALL {
@@ -305,6 +323,7 @@ fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
     }
 }
 
+// Shows: LG-24.
 #[test]
 fn client_without_resources_refuses() {
     let mut pair = Pair::usual(v2(), [2, 2]);

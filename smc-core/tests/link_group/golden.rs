@@ -45,6 +45,7 @@ fn check(pair: &Pair, n: usize, from: usize, text: &str) {
     assert_eq!((pair.trace[n].0, &pair.trace[n].1), (from, &bytes(text)), "message {n}");
 }
 
+// Shows: CLCV2-84, LLC-12, LLC-16, LLCV2-10, LLCV2-11, LLCV2-13.
 #[test]
 fn confirm_link_in_both_versions() {
     let mut pair = linux(v21_255());
@@ -57,6 +58,7 @@ fn confirm_link_in_both_versions() {
     check(&pair, 1, CLIENT, &format!("012c0083 {CLIENT_LINK} 02 00 00*8"));
 }
 
+// Shows: LLC-19.
 #[test]
 fn add_link_and_its_refusal() {
     // The attempt with the only RNIC. A Linux server has the direct bit and its own GID in the
@@ -77,6 +79,7 @@ fn add_link_and_its_refusal() {
     check(&pair, 3, CLIENT, &format!("022c01c0 {new}"));
 }
 
+// Shows: LLCV2-19, LLCV2-20, LLCV2-41.
 #[test]
 fn linux_add_link_is_refused_as_linux_does() {
     let mut pair = linux(v21_255());
@@ -98,6 +101,7 @@ fn linux_add_link_is_refused_as_linux_does() {
     assert!(pair.hosts[CLIENT].group.is_usable());
 }
 
+// Shows: LLC-4, LLC-46, LLC-49, LLCV2-32, LLCV2-36.
 #[test]
 fn keys_come_and_go() {
     for (generation, confirm, delete, deleted) in
@@ -120,6 +124,7 @@ fn keys_come_and_go() {
     }
 }
 
+// Shows: LLC-35, LLC-58, LLCV2-31.
 #[test]
 fn silence_and_the_end() {
     for (generation, test, delete) in [(v21_255(), "272c00", "242c00"), (v1(), "072c00", "042c00")]

@@ -34,6 +34,7 @@ fn first_state(pair: &Pair, host: usize) -> Option<LinkState> {
     pair.hosts[host].group.link(LinkKey::FIRST).map(|link| link.state)
 }
 
+// Shows: LLC-7, LLC-8, LLC-9, LLC-76, LLCV2-1, LLCV2-2, LLCV2-6, LLCV2-42, ERR-43.
 #[test]
 fn type_bytes_are_told_apart() {
     for (byte, expected, dead) in [
@@ -58,6 +59,7 @@ fn type_bytes_are_told_apart() {
     }
 }
 
+// Shows: LLCV2-9, LG-15, ERR-43.
 #[test]
 fn requests_of_the_wrong_end_bring_the_link_down() {
     let confirm = Message::ConfirmLink(ConfirmLink::default());
@@ -77,6 +79,7 @@ fn requests_of_the_wrong_end_bring_the_link_down() {
     assert_eq!(result, Err(Anomaly::WrongRole("Request Add Link")));
 }
 
+// Shows: ERR-43.
 #[test]
 fn replies_to_nothing_are_dropped_until_there_are_too_many() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -92,6 +95,7 @@ fn replies_to_nothing_are_dropped_until_there_are_too_many() {
     assert_eq!(counters.anomalies(AnomalyKind::TooMany), 1);
 }
 
+// Shows: SEC-16.
 #[test]
 fn each_kind_of_anomaly_has_a_counter_of_its_own() {
     for (n, kind) in AnomalyKind::ALL.into_iter().enumerate() {
@@ -109,6 +113,7 @@ fn honest_messages_between_odd_ones_keep_the_link() {
     }
 }
 
+// Shows: CLCV2-84, LLC-6, LLC-12, LLCV2-12, LLCV2-14, LLCV2-15, ERR-35.
 #[test]
 fn confirm_link_must_describe_its_link() {
     type Change = fn(&mut ConfirmLink);
@@ -144,6 +149,7 @@ fn confirm_link_must_describe_its_link() {
     }
 }
 
+// Shows: LLC-35, ERR-35, ERR-44, SEC-16.
 #[test]
 fn a_wrong_confirm_link_on_an_added_link_costs_that_link_only() {
     let mut pair = Pair::usual(v2(), [2, 2]);
@@ -165,6 +171,7 @@ fn a_wrong_confirm_link_on_an_added_link_costs_that_link_only() {
     assert_eq!((wish.0, &wish.1[5..9]), (CLIENT, &[0, 4, 0, 0][..]));
 }
 
+// Shows: LLC-30, ERR-38.
 #[test]
 fn contradicting_counts_are_an_outage() {
     let mut pair = Pair::running(v1(), [1, 2]);
@@ -194,6 +201,7 @@ fn contradicting_counts_are_an_outage() {
     assert!(pair.hosts[SERVER].group.is_over(), "it was the only link");
 }
 
+// Shows: LLC-48, ERR-38.
 #[test]
 fn continuations_of_confirm_rkey_must_count_down() {
     let mut pair = Pair::running(v1(), [1, 1]);
@@ -207,6 +215,7 @@ fn continuations_of_confirm_rkey_must_count_down() {
     assert_eq!(wrong, Err(Anomaly::WrongCount { left: 4, expected: 5 }));
 }
 
+// Shows: LG-16, ERR-37.
 #[test]
 fn commands_on_a_link_given_up_are_ignored() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -219,6 +228,7 @@ fn commands_on_a_link_given_up_are_ignored() {
     assert!(pair.hosts[CLIENT].group.is_over());
 }
 
+// Shows: LLC-10.
 #[test]
 fn no_link_carries_anything_before_confirm_link() {
     let mut pair = Pair::usual(v2(), [1, 1]);
@@ -373,6 +383,7 @@ fn hostile_life(seed: u64) {
     assert!(pair.hosts[host].terminated().is_some());
 }
 
+// Shows: LLC-31, SEC-10.
 #[test]
 fn no_peer_can_do_more_than_end_the_group() {
     for seed in 0..1000 {
@@ -383,6 +394,7 @@ fn no_peer_can_do_more_than_end_the_group() {
 }
 
 proptest! {
+    // Shows: SEC-10.
     #[test]
     fn any_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200), server: bool) {
         let host = usize::from(!server);

@@ -15,6 +15,7 @@ fn topologies(pair: &Pair) -> [Topology; 2] {
     pair.hosts.each_ref().map(|host| host.group.topology())
 }
 
+// Shows: LLC-23, LLC-24, LLC-25, LLC-77, LLCV2-25, LLCV2-27, LLCV2-30, LG-10, LG-14, LG-26.
 #[test]
 fn client_tells_of_a_second_rnic_and_the_group_becomes_symmetric() {
     for generation in BOTH {
@@ -35,6 +36,7 @@ fn client_tells_of_a_second_rnic_and_the_group_becomes_symmetric() {
     }
 }
 
+// Shows: LG-10, LG-14.
 #[test]
 fn server_with_a_second_rnic_makes_the_group_symmetric() {
     for generation in BOTH {
@@ -47,6 +49,7 @@ fn server_with_a_second_rnic_makes_the_group_symmetric() {
     }
 }
 
+// Shows: LG-9.
 #[test]
 fn there_is_no_second_asymmetric_link() {
     for generation in [v1(), v2()] {
@@ -63,6 +66,7 @@ fn there_is_no_second_asymmetric_link() {
     }
 }
 
+// Shows: LLC-77, LLCV2-30, LG-13.
 #[test]
 fn client_of_a_full_or_single_link_group_keeps_new_rnics_to_itself() {
     for generation in [v1(), v2(), v21(1)] {
@@ -74,6 +78,7 @@ fn client_of_a_full_or_single_link_group_keeps_new_rnics_to_itself() {
     }
 }
 
+// Shows: LLC-26, LLCV2-26, LLCV2-28, LG-13.
 #[test]
 fn server_ignores_or_merely_acknowledges_at_the_maximum() {
     for (generation, messages) in [(v1(), 0), (v2(), 1)] {
@@ -131,6 +136,7 @@ fn answer(change: impl Fn(&mut AddLink)) -> (Pair, AddLink) {
     (pair, reply)
 }
 
+// Shows: LLC-21, LLC-22, LLCV2-22.
 #[test]
 fn undefined_mtu_is_refused_with_reason_2() {
     for code in [0, 6, 15] {
@@ -140,6 +146,7 @@ fn undefined_mtu_is_refused_with_reason_2() {
     }
 }
 
+// Shows: LLC-21, LG-7, LG-20.
 #[test]
 fn parallel_link_is_refused_with_reason_1() {
     let (pair, reply) = answer(|message| message.gid = rnic(SERVER, 0).gid);
@@ -147,6 +154,7 @@ fn parallel_link_is_refused_with_reason_1() {
     assert_eq!(pair.hosts[CLIENT].group.links().len(), 1);
 }
 
+// Shows: LLC-20, LLC-22.
 #[test]
 fn accepted_link_echoes_the_number_and_uses_the_smaller_mtu() {
     let (pair, reply) = answer(|message| message.mtu = Mtu::from_code(1));
@@ -158,6 +166,7 @@ fn accepted_link_echoes_the_number_and_uses_the_smaller_mtu() {
     assert_eq!(connected, Some(Mtu::from_code(1)));
 }
 
+// Shows: CLCV2-74, CLCV2-75, LLCV2-20, LLCV2-21.
 #[test]
 fn client_uses_the_address_the_server_would_like() {
     let mut pair = Pair::running(v21(2), [1, 3]);
@@ -174,6 +183,7 @@ fn client_uses_the_address_the_server_would_like() {
     assert_eq!(pair.hosts[CLIENT].group.links()[1].rnic.id, RnicId(2));
 }
 
+// Shows: LLC-15.
 #[test]
 fn link_numbers_come_again_only_after_all_others() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -192,6 +202,7 @@ fn link_numbers_come_again_only_after_all_others() {
     assert!(!seen.contains(&1), "the first link keeps its number");
 }
 
+// Shows: LG-7, ERR-36.
 #[test]
 fn an_answer_that_would_be_a_parallel_link_is_deleted() {
     let mut pair = Pair::usual(v2(), [1, 2]);
@@ -214,6 +225,7 @@ fn an_answer_that_would_be_a_parallel_link_is_deleted() {
     assert!(pair.usable());
 }
 
+// Shows: LLC-23, LG-26.
 #[test]
 fn server_tries_again_when_its_timer_says_so() {
     let mut pair = Pair::running(v1(), [1, 1]);
@@ -226,6 +238,7 @@ fn server_tries_again_when_its_timer_says_so() {
     assert_eq!(pair.active(SERVER).len(), 2);
 }
 
+// Shows: LLC-71, LLCV2-8, LLCV2-40.
 #[test]
 fn request_add_link_during_other_exchanges_is_answered_afterwards() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -241,6 +254,7 @@ fn request_add_link_during_other_exchanges_is_answered_afterwards() {
     assert_eq!(pair.names()[2], "> RequestAddLink 80");
 }
 
+// Shows: LG-41.
 #[test]
 fn connections_spread_over_the_links() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -253,6 +267,7 @@ fn connections_spread_over_the_links() {
     assert_eq!(counts, [5, 5]);
 }
 
+// Shows: LG-48, LG-53.
 #[test]
 fn a_full_group_takes_no_more_connections() {
     let mut pair = Pair::running(v21(2), [2, 2]);

@@ -12,6 +12,7 @@ fn confirmed(pair: &Pair, host: usize, rmb: u32) -> bool {
     pair.hosts[host].has(&Output::RmbConfirmed { rmb: RmbId(rmb) })
 }
 
+// Shows: LLC-46, LLC-53, LLCV2-32, RMB-15.
 #[test]
 fn an_rmb_is_confirmed_on_each_link_by_either_end() {
     for (generation, rnics) in [(v1(), 1), (v1(), 2), (v2(), 1), (v2(), 2), (v21(1), 1)] {
@@ -29,6 +30,7 @@ fn an_rmb_is_confirmed_on_each_link_by_either_end() {
     }
 }
 
+// Shows: LLC-61.
 #[test]
 fn both_ends_may_confirm_at_once() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -41,6 +43,7 @@ fn both_ends_may_confirm_at_once() {
     pair.assert_keys();
 }
 
+// Shows: LLC-47, LLC-48, LG-12.
 #[test]
 fn eight_links_need_continuations_in_version_1() {
     let [mut server, mut client] = params_of(v1(), Conduct::SPEC, [8, 8]);
@@ -65,6 +68,7 @@ fn eight_links_need_continuations_in_version_1() {
     pair.assert_keys();
 }
 
+// Shows: LLC-27, LLC-28, LLC-29, LLC-30, LLC-31, LLCV2-17.
 #[test]
 fn many_rmbs_reach_a_new_link_two_by_two() {
     for (server, client) in [(5, 1), (1, 5), (4, 4), (0, 0)] {
@@ -93,6 +97,7 @@ fn many_rmbs_reach_a_new_link_two_by_two() {
     }
 }
 
+// Shows: LLC-54, LLC-57, LLCV2-34, RMB-15.
 #[test]
 fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
     for (generation, messages) in [(v1(), 3), (v2(), 2)] {
@@ -130,6 +135,7 @@ fn ask(pair: &mut Pair, to: usize, message: Message) -> (Result<(), Anomaly>, Me
     (result, answer)
 }
 
+// Shows: LLC-55, LLC-56, LLCV2-35, LLCV2-36, LLCV2-37.
 #[test]
 fn unknown_keys_give_a_negative_reply_and_no_more() {
     let known = region(CLIENT, RmbId(0), first_link(CLIENT).qpn).rkey;
@@ -148,6 +154,7 @@ fn unknown_keys_give_a_negative_reply_and_no_more() {
     assert_eq!(pair.active(SERVER).len(), 1, "the link stays up");
 }
 
+// Shows: LG-52.
 #[test]
 fn peers_have_255_rmbs_at_most() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -169,6 +176,7 @@ fn peers_have_255_rmbs_at_most() {
     assert_eq!(full, Err(UseError::TooManyRmbs));
 }
 
+// Shows: LG-52.
 #[test]
 fn own_rmbs_are_255_at_most() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -184,6 +192,7 @@ fn own_rmbs_are_255_at_most() {
     pair.assert_keys();
 }
 
+// Shows: LG-59.
 #[test]
 fn a_key_for_each_link_is_asked_for() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -194,6 +203,7 @@ fn a_key_for_each_link_is_asked_for() {
 }
 
 /// Client's Confirm RKey meets the server's Add Link (LLC-67, LLC-72).
+// Shows: LLC-50, LLC-60, LLC-62, LLC-67, LLC-72, LLCV2-33.
 #[test]
 fn keys_that_meet_a_new_link_are_confirmed_with_it() {
     for conduct in [Conduct::SPEC, Conduct::LINUX] {
@@ -218,6 +228,7 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
 }
 
 /// The reply to Confirm RKey comes when a link was added meanwhile (LLC-51).
+// Shows: CLC-48, LLC-51.
 #[test]
 fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
     let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [1, 2]));
@@ -248,6 +259,7 @@ fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
 }
 
 /// Client's Confirm RKey meets the server's Delete Link (LLC-70, LLC-74).
+// Shows: LLC-62, LLC-70, LLC-74.
 #[test]
 fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -263,6 +275,7 @@ fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {
 }
 
 /// Client's Delete RKey meets the server's Add Link: kept (LLC-78), or answered at once for Linux.
+// Shows: LLC-78.
 #[test]
 fn deletions_that_meet_a_new_link_are_kept() {
     for (conduct, last) in [(Conduct::SPEC, "> DeleteRkeyReply 80"), (Conduct::LINUX, "")] {
@@ -284,6 +297,7 @@ fn deletions_that_meet_a_new_link_are_kept() {
     }
 }
 
+// Shows: LLC-75, ERR-33, ERR-47.
 #[test]
 fn unanswered_keys_fail_their_link_and_go_over_another() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -296,6 +310,7 @@ fn unanswered_keys_fail_their_link_and_go_over_another() {
     pair.assert_keys();
 }
 
+// Shows: ERR-41.
 #[test]
 fn a_link_that_the_peer_names_no_key_for_is_dead() {
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -306,6 +321,7 @@ fn a_link_that_the_peer_names_no_key_for_is_dead() {
     assert_eq!(pair.hosts[SERVER].group.counters().anomalies(AnomalyKind::KeyMissing), 1);
 }
 
+// Shows: LLC-50, LLCV2-33.
 #[test]
 fn a_refusal_for_good_gives_the_rmb_back() {
     let mut pair = Pair::running(v2(), [1, 1]);
@@ -321,6 +337,7 @@ fn a_refusal_for_good_gives_the_rmb_back() {
     assert!(pair.hosts[CLIENT].has(&Output::RmbRefused { rmb: RmbId(7) }));
 }
 
+// Shows: LLC-52.
 #[test]
 fn keys_go_over_the_link_that_the_connection_wants() {
     let mut pair = Pair::running(v2(), [2, 2]);

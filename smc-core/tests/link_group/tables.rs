@@ -376,6 +376,7 @@ fn describe(output: &Output) -> String {
     }
 }
 
+// Shows: LLCV2-8.
 #[test]
 fn table_of_exchanges_is_up_to_date() {
     let mut out = format!(

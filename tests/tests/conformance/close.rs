@@ -51,6 +51,7 @@ fn await_reset(stream: &End) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
+// Shows: CLOSE-7, CLOSE-15.
 fn a_half_close_is_end_of_data_and_the_other_half_works_on(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -67,6 +68,7 @@ fn a_half_close_is_end_of_data_and_the_other_half_works_on(site: &Site) {
     assert!(slurp(&client).is_empty());
 }
 
+// Shows: CLOSE-18.
 fn data_comes_before_the_end_of_data(site: &Site) {
     let pair = site.pair();
     for len in [1, 1000, 60_000] {
@@ -80,6 +82,7 @@ fn data_comes_before_the_end_of_data(site: &Site) {
     }
 }
 
+// Shows: CLOSE-17.
 fn shutdown_of_both_halves_ends_both(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -89,6 +92,7 @@ fn shutdown_of_both_halves_ends_both(site: &Site) {
     assert_eq!(client.send(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
+// Shows: CLOSE-16.
 fn reads_end_after_an_own_shutdown_of_the_read_half(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -108,6 +112,7 @@ fn writes_fail_after_an_own_shutdown(site: &Site) {
     }
 }
 
+// Shows: CLOSE-43.
 fn writes_fail_after_the_peer_has_closed(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -135,6 +140,7 @@ fn a_second_shutdown_does_no_harm(site: &Site) {
     assert_eq!(read_exactly(&client, 4), b"fine");
 }
 
+// Shows: CLOSE-4.
 fn unread_data_at_close_resets_the_peer(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -146,6 +152,7 @@ fn unread_data_at_close_resets_the_peer(site: &Site) {
     assert!(error.kind() == ErrorKind::BrokenPipe || is_reset(&error), "{error}");
 }
 
+// Shows: CLOSE-41.
 fn half_closed_with_unread_data_still_resets(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -165,6 +172,7 @@ fn half_closed_with_unread_data_still_resets(site: &Site) {
     }
 }
 
+// Shows: CLOSE-21.
 fn linger_of_zero_resets_the_peer(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -207,6 +215,7 @@ fn linger_does_not_wait_longer_than_asked(site: &Site) {
     assert_eq!(slurp(&server), b"unread");
 }
 
+// Shows: CLOSE-5.
 fn a_close_in_the_background_loses_nothing(site: &Site) {
     let pair = site.pair();
     let (mut client, server) = pair.connect();
@@ -221,6 +230,7 @@ fn a_close_in_the_background_loses_nothing(site: &Site) {
     writer.join().unwrap();
 }
 
+// Shows: CLOSE-19.
 fn both_sides_close_at_once(site: &Site) {
     let pair = site.pair();
     for _ in 0..20 {
@@ -235,6 +245,7 @@ fn both_sides_close_at_once(site: &Site) {
     });
 }
 
+// Shows: CLOSE-10.
 fn a_blocked_reader_hears_of_the_close(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -260,6 +271,7 @@ fn a_blocked_reader_hears_of_an_own_shutdown(site: &Site) {
     });
 }
 
+// Shows: SOCK-20.
 fn a_blocked_writer_hears_of_a_reset(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -311,6 +323,7 @@ fn the_last_clone_closes(site: &Site) {
     assert!(slurp(&server).is_empty());
 }
 
+// Shows: SOCK-20.
 fn an_error_is_reported_once_by_take_error(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();

@@ -36,6 +36,7 @@ fn facts(stream: &End) -> SmcDFacts {
     nature.smc.unwrap_or_else(|| panic!("{}", nature.text))
 }
 
+// Shows: SOCK-1, SOCK-2.
 fn addresses_are_those_of_tcp(site: &Site) {
     let (server, client) = (site.server(0), site.client(1));
     for local in site.addresses(&server) {
@@ -58,6 +59,7 @@ fn addresses_are_those_of_tcp(site: &Site) {
     }
 }
 
+// Shows: SOCK-5, SOCK-6, SOCK-9.
 fn options_of_tcp_can_be_set_and_read(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -144,6 +146,7 @@ fn the_first_contact_is_the_first_only(site: &Site) {
     assert_eq!(pair.server.totals().peers, 1);
 }
 
+// Shows: CLC-8, LG-62.
 fn a_restarted_end_begins_anew(site: &Site) {
     let pair = site.pair();
     let talk = |pair: &Pair, first: bool| {
@@ -171,6 +174,7 @@ fn a_restarted_end_begins_anew(site: &Site) {
     talk(&pair, false);
 }
 
+// Shows: RMB-13, SOCK-4.
 fn buffers_have_the_size_that_was_asked_for(site: &Site) {
     for (asked, size) in [
         (0, 16 << 10),

@@ -37,6 +37,7 @@ mod smc {
 /// SMC-D's ring of the default receive buffer, bytes.
 const RING: usize = (64 << 10) - 32;
 
+// Shows: CLC-1, CLC-32, SOCK-3.
 fn writes_of_every_size_arrive_whole(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -81,6 +82,7 @@ fn sixteen_megabytes_arrive_in_order(site: &Site) {
     writer.join().unwrap();
 }
 
+// Shows: CDC-17.
 fn pieces_of_odd_sizes_wrap_the_ring_many_times(site: &Site) {
     // A small ring, and sizes that have no divisor in common with it or with each other.
     let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
@@ -164,6 +166,7 @@ fn a_slow_reader_stops_the_writer_and_loses_nothing(site: &Site) {
     assert!(slurp(&server).is_empty());
 }
 
+// Shows: CDC-27.
 fn a_write_without_waiting_is_partial(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -177,6 +180,7 @@ fn a_write_without_waiting_is_partial(site: &Site) {
     assert!(read_exactly(&server, n) == bytes[..n]);
 }
 
+// Shows: SOCK-3.
 fn vectored_writes_and_reads_keep_the_order(site: &Site) {
     let pair = site.pair();
     let (mut client, mut server) = pair.connect();
@@ -215,6 +219,7 @@ fn vectored_writes_and_reads_keep_the_order(site: &Site) {
     });
 }
 
+// Shows: SOCK-3.
 fn peeked_bytes_stay(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -238,6 +243,7 @@ fn peeked_bytes_stay(site: &Site) {
     assert_eq!(server.peek(&mut buf).unwrap(), 0);
 }
 
+// Shows: CDC-18.
 fn a_read_across_the_end_of_the_ring_is_one_read_exact(site: &Site) {
     let pair = site.pair_with(|config| config.recv_buffer = 16 << 10);
     let (client, server) = pair.connect();
@@ -264,6 +270,7 @@ fn a_writer_goes_on_although_the_reader_is_busy_elsewhere(site: &Site) {
     assert!(read_exactly(&server, 16_352) == pattern(2, 16_352));
 }
 
+// Shows: CLC-44, CDC-39.
 fn both_directions_flow_at_the_same_time(site: &Site) {
     const LEN: usize = 2 << 20;
     let pair = site.pair();
@@ -276,6 +283,7 @@ fn both_directions_flow_at_the_same_time(site: &Site) {
     });
 }
 
+// Shows: CLC-41, CLC-42, CDC-25.
 fn single_bytes_go_back_and_forth(site: &Site) {
     let rounds = fewer(2000);
     let pair = site.pair();

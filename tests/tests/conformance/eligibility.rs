@@ -81,6 +81,7 @@ fn expect_tcp(server: &Host, client: &Host, at_client: DeclineCode, at_server: D
     assert_eq!(why(&there), at_server, "server: {}", there.nature().text);
 }
 
+// Shows: SOCK-19.
 fn a_plain_client_of_an_smc_server_talks_tcp(site: &Site) {
     let listener = site.server(0).listen();
     // Some begin like a CLC message.
@@ -162,6 +163,7 @@ fn a_device_that_is_not_there_is_an_error_that_names_it() {
     });
 }
 
+// Shows: CLCV2-33, SEC-13.
 fn without_a_common_eid_it_is_tcp(site: &Site) {
     let open = |role, n: usize, names: &[&str]| {
         let config = names.iter().fold(site.config(n), |config, name| config.eid(eid(name)));
@@ -185,6 +187,7 @@ fn without_a_common_eid_it_is_tcp(site: &Site) {
     }
 }
 
+// Shows: EID-17.
 fn the_last_of_eight_eids_matches_and_a_ninth_is_not_offered(site: &Site) {
     let open = |config| site.open(Role::Server, config).unwrap();
     let many = (0..9).fold(site.config(1), |config, n| config.eid(eid(&format!("NUMBER-{n}"))));
@@ -198,6 +201,7 @@ fn the_last_of_eight_eids_matches_and_a_ninth_is_not_offered(site: &Site) {
     expect_tcp(&server, &client, code, code);
 }
 
+// Shows: EID-11.
 fn a_system_eid_alone_is_enough(site: &Site) {
     let pair = site.pair_with(|config| {
         config.eids.clear();

@@ -189,6 +189,7 @@ fn clients_come_from_many_threads(site: &Site) {
     server.join().unwrap();
 }
 
+// Shows: CLOSE-38.
 fn short_connections_cost_the_device_nothing(site: &Site) {
     let pair = site.pair();
     const WARM: usize = 20;

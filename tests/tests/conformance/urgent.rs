@@ -36,6 +36,7 @@ fn await_urgent(stream: &End) {
     eventually("urgent data is announced", || stream.has_urgent().unwrap());
 }
 
+// Shows: CDC-28, SOCK-8.
 fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -91,6 +92,7 @@ fn an_urgent_byte_alone_can_be_taken(site: &Site) {
     }
 }
 
+// Shows: SOCK-8.
 fn in_line_the_byte_stays_in_the_stream(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -124,6 +126,7 @@ fn many_urgent_bytes_in_a_stream(site: &Site) {
     });
 }
 
+// Shows: SOCK-8.
 fn the_mark_is_told(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -138,6 +141,7 @@ fn the_mark_is_told(site: &Site) {
     assert_eq!(server.at_mark().unwrap(), Some(false));
 }
 
+// Shows: CDC-33.
 fn normal_data_waits_for_the_urgent_byte(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
@@ -155,6 +159,7 @@ fn normal_data_waits_for_the_urgent_byte(site: &Site) {
     assert_eq!(read_exactly(&server, 1), b"x");
 }
 
+// Shows: CDC-31.
 fn a_closed_window_does_not_keep_the_news(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();

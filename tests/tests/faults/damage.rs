@@ -53,6 +53,7 @@ fn diagnosis(bytes: &[u8]) -> DeclineCode {
     }
 }
 
+// Shows: CLC-55.
 #[test]
 fn truncated_proposals_break_the_connection() {
     watched(LIMIT, || {
@@ -110,6 +111,7 @@ fn flipped_bytes_of_a_proposal_never_harm_the_server() {
     });
 }
 
+// Shows: ERR-9.
 #[test]
 fn noise_behind_an_eye_catcher_breaks_the_connection() {
     watched(LIMIT, || {
@@ -201,6 +203,7 @@ fn up_to_accept(door: &Door, device: &Device) -> (TcpStream, Vec<u8>) {
     (tcp, accepted.confirm(own, LINK).1)
 }
 
+// Shows: CLC-55.
 #[test]
 fn damaged_confirms_break_the_connection_and_leave_nothing() {
     watched(LIMIT, || {

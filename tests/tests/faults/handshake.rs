@@ -57,6 +57,7 @@ fn stalled(door: &Door, device: &Device) -> Vec<(&'static str, TcpStream)> {
     clients
 }
 
+// Shows: ERR-7.
 #[test]
 fn stalled_clients_block_nobody_and_are_given_up() {
     watched(LIMIT, || {
@@ -113,6 +114,7 @@ fn more_stalled_clients_than_handshakes_at_a_time_only_delay() {
     });
 }
 
+// Shows: ERR-7, ERR-8.
 #[test]
 fn a_server_that_stalls_is_a_timeout_at_the_client() {
     watched(LIMIT, || {
@@ -180,6 +182,7 @@ fn half(bench: &Bench, device: &Device) -> Half {
     })
 }
 
+// Shows: CLC-63.
 #[test]
 fn a_late_decline_breaks_the_connection() {
     watched(LIMIT, || {
@@ -197,6 +200,7 @@ fn a_late_decline_breaks_the_connection() {
     });
 }
 
+// Shows: OPT-17, SOCK-17, SOCK-18, SEC-17.
 #[test]
 fn bytes_on_tcp_after_the_switch_never_reach_the_application() {
     watched(LIMIT, || {
@@ -212,6 +216,7 @@ fn bytes_on_tcp_after_the_switch_never_reach_the_application() {
     });
 }
 
+// Shows: CLOSE-21, CLOSE-28, CLOSE-33.
 #[test]
 fn a_reset_of_tcp_ends_the_connection() {
     watched(LIMIT, || {
@@ -227,6 +232,7 @@ fn a_reset_of_tcp_ends_the_connection() {
     });
 }
 
+// Shows: OPT-17, CLOSE-44.
 #[test]
 fn a_fin_of_tcp_means_nothing() {
     watched(LIMIT, || {

@@ -107,6 +107,7 @@ fn lies() -> (Vec<Lie>, Vec<Lie>) {
     (of_producer, of_consumer)
 }
 
+// Shows: SEC-11, SEC-16.
 #[test]
 fn lying_cursors_reset_the_connection() {
     for fabric in [Fabric::Window, Fabric::Loopback] {
@@ -460,6 +461,7 @@ fn a_dmb_that_is_in_use_cannot_be_offered_again() {
     });
 }
 
+// Shows: RMB-33.
 #[test]
 fn the_dmb_of_another_peer_cannot_be_offered() {
     watched(LIMIT, || {
@@ -486,6 +488,7 @@ fn the_dmb_of_another_peer_cannot_be_offered() {
     });
 }
 
+// Shows: SEC-8.
 #[test]
 fn nothing_of_a_connection_is_shown_to_the_next_one() {
     watched(LIMIT, || {

@@ -31,6 +31,7 @@ fn soon<T>(what: &str, body: impl FnOnce() -> T) -> T {
     value
 }
 
+// Shows: CLOSE-33.
 #[test]
 fn a_killed_client_is_a_reset_and_others_go_on() {
     for fabric in FABRICS {

@@ -176,6 +176,7 @@ fn serve_until(point: usize, device_first: bool, device: Device, listener: &TcpL
     go(device_first, device, tcp, (own, theirs));
 }
 
+// Shows: CLC-63.
 #[test]
 fn a_device_that_goes_takes_only_its_own_connections_along() {
     watched(LIMIT, || {

@@ -74,6 +74,7 @@ fn passes_over_rdma(part: &str, rnics: u32, ip6: bool) {
 /// How long the whole suite may take between machines.
 const LONG: Duration = Duration::from_secs(900);
 
+// Shows: CLC-44.
 #[test]
 fn over_rdma_by_ipv4() {
     passes_over_rdma("::far::rdma::", 1, false);

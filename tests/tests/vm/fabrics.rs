@@ -7,6 +7,7 @@ use smc_tests::vm::{Bed, Vm};
 
 use crate::ends::{Client, PORT, serve};
 
+// Shows: SEC-14.
 #[test]
 fn guests_of_two_fabrics_reach_each_other_by_tcp_only() {
     // A fabric exists if a socket names it.

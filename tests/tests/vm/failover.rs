@@ -185,36 +185,43 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
     }
 }
 
+// Shows: LG-30.
 #[test]
 fn rust_to_rust_when_an_interface_goes_down() {
     survives(RUST, RUST, Loss::Interface);
 }
 
+// Shows: LG-30.
 #[test]
 fn rust_to_rust_when_the_servers_interface_goes_down() {
     survives(RUST, RUST, Loss::ServersInterface);
 }
 
+// Shows: LG-26, SOCK-13.
 #[test]
 fn rust_to_rust_when_a_cable_is_pulled() {
     survives(RUST, RUST, Loss::Cable);
 }
 
+// Shows: LG-30.
 #[test]
 fn rust_to_rust_when_an_adapter_is_taken_away() {
     lives_on(RUST, RUST, Loss::Adapter, false);
 }
 
+// Shows: LG-35.
 #[test]
 fn rust_to_rust_in_version_1() {
     survives("rust:v1,test=1000", "rust:v1,test=1000", Loss::Interface);
 }
 
+// Shows: LG-30.
 #[test]
 fn linux_to_rust_when_an_interface_goes_down() {
     survives(RUST, "linux", Loss::Interface);
 }
 
+// Shows: LG-30.
 #[test]
 fn linux_to_rust_when_the_servers_interface_goes_down() {
     survives(RUST, "linux", Loss::ServersInterface);
@@ -222,11 +229,13 @@ fn linux_to_rust_when_the_servers_interface_goes_down() {
 
 // A server of AF_SMC that a client asks to delete a link waits first for what it has sent there, and
 // soft-RoCE repeats that for ever: the link group never gets another link.
+// Shows: LG-30.
 #[test]
 fn rust_to_linux_when_an_interface_goes_down() {
     lives_on("linux", RUST, Loss::Interface, false);
 }
 
+// Shows: LG-30.
 #[test]
 fn rust_to_linux_when_the_servers_interface_goes_down() {
     survives("linux", RUST, Loss::ServersInterface);

@@ -465,6 +465,7 @@ fn matrix(setup: &Setup, impossible: &[([Side; 2], &str)]) {
     assert!(field.failed.is_empty(), "{} cells:\n{}", field.failed.len(), field.failed.join("\n"));
 }
 
+// Shows: CLC-36, CLC-40, CLC-44, LLCV2-39, LG-45, LG-47, LG-56, LG-62, RMB-4, CLOSE-37.
 #[test]
 fn version_2_1_with_one_link() {
     let setup = Setup {
@@ -480,6 +481,7 @@ fn version_2_1_with_one_link() {
     matrix(&setup, &[]);
 }
 
+// Shows: CLC-33, CLC-48, LG-47, LG-58, LG-60.
 #[test]
 fn version_2_1_with_two_links() {
     let setup = Setup {
@@ -495,6 +497,7 @@ fn version_2_1_with_two_links() {
     matrix(&setup, &[]);
 }
 
+// Shows: CLCV2-37, LG-58.
 #[test]
 fn version_2_0() {
     let setup = Setup {
@@ -511,6 +514,7 @@ fn version_2_0() {
     matrix(&setup, &[([Side::Linux; 2], why)]);
 }
 
+// Shows: CLC-19, CLC-22, CLC-48, CLCV2-4, LLC-2, LG-58, RMB-4, SOCK-13.
 #[test]
 fn version_1() {
     let setup = Setup {

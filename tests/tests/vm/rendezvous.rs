@@ -34,6 +34,7 @@ fn meet([a, b]: [&Guest; 2], port: u16, server: &str, client: &str, carrier: &st
     println!("{line:<27} {carrier}");
 }
 
+// Shows: OPT-11, OPT-12.
 #[test]
 fn all_find_those_who_speak_smc_and_nobody_else() {
     let bed = Bed::new();

@@ -78,6 +78,7 @@ fn works(ends: &mut Ends, version: u8) {
     ends.order("urgent 0 7");
 }
 
+// Shows: CLC-21, CLC-31, CLC-32, CLC-38, CLC-39, CLC-41, LG-55.
 #[test]
 fn version_2_carries_ipv4_and_ipv6() {
     let bed = Bed::new();
@@ -89,6 +90,7 @@ fn version_2_carries_ipv4_and_ipv6() {
     works(&mut ends, 2);
 }
 
+// Shows: CLC-21, CLC-38, CLC-39, LG-19, RMB-30.
 #[test]
 fn version_1_carries_ipv4_over_two_links() {
     let bed = Bed::new();
@@ -98,6 +100,7 @@ fn version_1_carries_ipv4_over_two_links() {
 }
 
 /// Two networks on one Ethernet, with a router between them.
+// Shows: LG-55.
 #[test]
 fn a_router_may_be_in_between_in_version_2_only() {
     let bed = Bed::new();
@@ -130,6 +133,7 @@ fn a_router_may_be_in_between_in_version_2_only() {
     assert!(client.err.contains("TCP"), "{client}");
 }
 
+// Shows: RMB-6.
 #[test]
 fn elements_may_begin_with_eye_catchers() {
     let bed = Bed::new();
@@ -154,6 +158,7 @@ fn the_command_needs_no_options() {
     assert!(client.err.contains("SMC-R v2.1"), "{client}");
 }
 
+// Shows: LG-28.
 #[test]
 fn further_links_stay_on_the_physical_network_of_the_first() {
     let bed = Bed::new();
@@ -169,6 +174,7 @@ fn further_links_stay_on_the_physical_network_of_the_first() {
     assert_eq!(links("rust:pnet=rxe0:ONE,pnet=rxe1:OTHER"), [1, 1]);
 }
 
+// Shows: LG-32.
 #[test]
 fn connections_leave_a_needless_link_once_what_is_under_way_has_arrived() {
     let bed = Bed::new();
@@ -211,6 +217,7 @@ fn connections_leave_a_needless_link_once_what_is_under_way_has_arrived() {
     assert_eq!((last.carrier.links, last.carrier.group), (2, first.carrier.group));
 }
 
+// Shows: CLCV2-35.
 #[test]
 fn an_adapter_of_the_same_physical_network_serves_another_interface() {
     let bed = Bed::new();

@@ -32,6 +32,7 @@ fn a_guessed_token_and_a_foreign_one_get_the_same_answer() {
     assert_eq!(a.front.read(dmb.dmb_off.get(), 1), [0]);
 }
 
+// Shows: EISM-27, EISM-28.
 #[test]
 fn a_third_gid_cannot_attach_nor_can_the_owner() {
     let world = World::new();

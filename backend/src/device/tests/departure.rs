@@ -16,6 +16,7 @@ use virtio_ism_abi::Chid;
 
 const K64: u32 = 64 << 10;
 
+// Shows: CLOSE-38.
 #[test]
 fn nothing_is_left_of_a_life() {
     let world = World::new();

@@ -96,6 +96,7 @@ fn without_f_move_only_kicks_pass() {
     assert_eq!(user.kick(token), Status::Ok);
 }
 
+// Shows: EISM-27.
 #[test]
 fn only_the_user_may_move() {
     let world = World::new();

@@ -126,6 +126,7 @@ fn nginx_and_curl() {
 }
 
 /// TLS is above the socket, whatever that is (SEC-5).
+// Shows: SEC-5.
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
 fn nginx_and_curl_with_tls() {

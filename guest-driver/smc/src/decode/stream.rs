@@ -361,6 +361,7 @@ mod tests {
         assert_eq!(streams.segment(3, &data(1, b"hello")), [Found::NoClc(b"hello".to_vec())]);
     }
 
+    // Shows: OPT-3.
     #[test]
     fn another_experiment_is_no_announcement() {
         let mut streams = Streams::default();

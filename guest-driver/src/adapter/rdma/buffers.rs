@@ -247,6 +247,7 @@ impl Buffers {
 mod tests {
     use super::*;
 
+    // Shows: RMB-7, RMB-9.
     #[test]
     fn an_eye_catcher_is_there_from_the_start_and_again_after_use() {
         let rmb = Rmb::new(RmbId(1), 16 << 10, true).unwrap();
@@ -278,6 +279,7 @@ mod tests {
         rmb
     }
 
+    // Shows: RMB-3.
     #[test]
     fn a_pooled_rmb_serves_requests_of_its_length_only() {
         let mut buffers = Buffers::default();
@@ -291,6 +293,7 @@ mod tests {
         assert_eq!(buffers.counts(), (1, 1));
     }
 
+    // Shows: RMB-17.
     #[test]
     fn a_pool_keeps_so_many_rmbs_and_no_more() {
         let mut buffers = Buffers::default();

@@ -374,6 +374,7 @@ mod tests {
         })
     }
 
+    // Shows: CLC-37, RMB-23.
     #[test]
     fn an_element_that_is_offered_again_ends_the_connection_that_uses_it() {
         let old = connection(target(1));
@@ -384,6 +385,7 @@ mod tests {
         assert!(!old.yields(&target(1)));
     }
 
+    // Shows: CDC-24.
     #[test]
     fn a_silent_peer_is_asked_ever_more_seldom() {
         let mut hush = Hush::default();
@@ -397,6 +399,7 @@ mod tests {
         assert_eq!(asked(&mut hush, 8, 2), 2);
     }
 
+    // Shows: CLC-37, RMB-23.
     #[test]
     fn neighbours_are_other_elements() {
         let old = connection(target(1));
@@ -405,6 +408,7 @@ mod tests {
         assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
     }
 
+    // Shows: RMB-23.
     #[test]
     fn a_connection_that_has_told_its_end_yields_nothing() {
         let old = connection(target(0));

@@ -102,6 +102,7 @@ mod tests {
         vec![n; len]
     }
 
+    // Shows: LLC-2.
     #[test]
     fn messages_leave_in_order_and_wait_for_room() {
         let mut queue = LlcQueue::default();
@@ -118,6 +119,7 @@ mod tests {
         assert_eq!(queue.bytes(first[0]).unwrap()[0], 4);
     }
 
+    // Shows: LLCV2-7.
     #[test]
     fn two_long_messages_are_never_on_their_way_together() {
         let mut queue = LlcQueue::default();

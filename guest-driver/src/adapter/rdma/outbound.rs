@@ -172,6 +172,7 @@ mod tests {
         Some((plan, Cdc::parse(&plan.cdc).unwrap()))
     }
 
+    // Shows: CDC-2, CDC-5.
     #[test]
     fn a_message_announces_what_was_written_since_the_last_one() {
         let mut out = outbound();
@@ -207,6 +208,7 @@ mod tests {
         assert_eq!(post(&mut out).unwrap().0.stretches[0], (10, 20));
     }
 
+    // Shows: LG-33, LG-34, LG-35, LG-36, CDC-6.
     #[test]
     fn another_link_begins_with_a_validation_and_what_the_peer_has_not_read() {
         let mut out = outbound();
@@ -235,6 +237,7 @@ mod tests {
         assert_eq!((cdc.producer, cdc.consumer), (shape.start(), shape.start()));
     }
 
+    // Shows: CDC-24.
     #[test]
     fn a_question_repeats_the_words_and_those_told_next_do_not_ask() {
         let mut out = outbound();
@@ -265,6 +268,7 @@ mod tests {
         assert_eq!(out.plan(), None);
     }
 
+    // Shows: LG-38.
     #[test]
     fn a_second_failure_before_the_first_validation_validates_once() {
         let mut out = outbound();

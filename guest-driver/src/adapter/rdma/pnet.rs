@@ -62,6 +62,7 @@ pub(super) fn network_of<'a>(map: &'a [(String, String)], port: &Port) -> Option
 mod tests {
     use super::*;
 
+    // Shows: CLC-22.
     #[test]
     fn things_are_on_the_network_that_is_listed_first_for_any_of_their_names() {
         let map = [("eth0", "NET1"), ("mlx5_0/1", "NET1"), ("mlx5_0", "NET2"), ("eth0", "NET3")];

@@ -218,6 +218,7 @@ mod tests {
         ]
     }
 
+    // Shows: CLCV2-20, LG-55, SEC-1.
     #[test]
     fn version_2_uses_the_address_of_the_connection() {
         let local = "10.9.0.1".parse().unwrap();
@@ -229,6 +230,7 @@ mod tests {
         assert_eq!(source_v2(&mlx(), six), Some(Source { index: 1, gid: link_local() }));
     }
 
+    // Shows: CLC-22, SEC-1.
     #[test]
     fn version_1_prefers_its_own_kind_on_the_same_interface() {
         let local = "10.9.0.1".parse().unwrap();
@@ -238,6 +240,7 @@ mod tests {
         assert_eq!(source_v1(&rxe, "10.9.0.2".parse().unwrap()), None);
     }
 
+    // Shows: CLCV2-73.
     #[test]
     fn a_further_link_uses_an_address_of_the_same_family() {
         assert_eq!(alternate(&mlx(), v4(9), false), Some(v4(1)));

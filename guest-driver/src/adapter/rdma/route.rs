@@ -124,6 +124,7 @@ mod tests {
         super::super::port::gid_of(address.parse().unwrap())
     }
 
+    // Shows: CLC-10.
     #[test]
     fn subnets_are_those_of_the_interface_with_the_own_one_first() {
         let subnets = known(&[
@@ -138,6 +139,7 @@ mod tests {
         assert!(subnets.around("10.3.3.3".parse().unwrap()).is_empty());
     }
 
+    // Shows: CLCV2-54.
     #[test]
     fn a_peer_in_the_subnet_is_near_and_one_outside_is_not() {
         let subnets = known(&[(2, "10.9.0.1", 24), (2, "fd00::1", 64)]);

@@ -326,6 +326,7 @@ mod tests {
 
     use super::*;
 
+    // Shows: LG-3.
     #[test]
     fn a_group_serves_one_direction_only() {
         let shared = Shared::new(Vec::new(), SmcROptions::default()).unwrap();

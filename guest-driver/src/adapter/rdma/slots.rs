@@ -112,6 +112,7 @@ mod tests {
         assert_eq!((slots.take_cdc(), slots.take_cdc()), (Some(7), None));
     }
 
+    // Shows: CDC-3.
     #[test]
     fn connections_cannot_use_up_what_the_link_layer_needs() {
         let slots = Slots::default();

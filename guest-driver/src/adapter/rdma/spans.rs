@@ -76,6 +76,7 @@ mod tests {
         assert_eq!(shape.between(cursor(u16::MAX, 90), cursor(0, 0)), [(90, 10), (0, 0)]);
     }
 
+    // Shows: RMB-6, CDC-11.
     #[test]
     fn the_eye_catcher_is_never_part_of_it() {
         let shape = Shape::new(100, true);
@@ -85,6 +86,7 @@ mod tests {
     }
 
     proptest::proptest! {
+        // Shows: RMB-5.
         #[test]
         fn is_what_a_sender_wrote(
             eye_catcher: bool,
@@ -118,6 +120,7 @@ mod tests {
             }
         }
 
+        // Shows: RMB-27, SEC-11.
         #[test]
         fn never_leaves_the_element(a: u16, b: u32, c: u16, d: u32, eye_catcher: bool) {
             let shape = Shape::new(256, eye_catcher);

@@ -65,6 +65,7 @@ impl<T> Tokens<T> {
 mod tests {
     use super::*;
 
+    // Shows: RMB-19, CDC-4.
     #[test]
     fn tokens_are_found_until_they_are_removed_and_are_never_zero() {
         let tokens = Tokens::default();
@@ -78,6 +79,7 @@ mod tests {
         assert_eq!(len(), 199);
     }
 
+    // Shows: RMB-20, CDC-4, SEC-8.
     #[test]
     fn a_token_that_nobody_has_is_not_found() {
         let tokens = Tokens::<u32>::default();

@@ -186,6 +186,7 @@ mod tests {
         assert_eq!(cdc_of(words.load(), 1, 1), message(1, 7));
     }
 
+    // Shows: LG-63, CDC-7.
     #[test]
     fn an_overtaken_message_is_discarded_and_a_repeated_one_is_taken() {
         let words = Words::default();
@@ -195,6 +196,7 @@ mod tests {
         assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
     }
 
+    // Shows: LG-37, CDC-35, SEC-15.
     #[test]
     fn a_failover_validation_moves_no_cursor() {
         let words = Words::default();
@@ -210,6 +212,7 @@ mod tests {
         assert!(words.has_seen(6) && !words.has_seen(7));
     }
 
+    // Shows: CDC-35.
     #[test]
     fn a_validation_leaves_a_mark_until_it_is_taken() {
         let words = Words::default();
@@ -227,6 +230,7 @@ mod tests {
         assert_eq!(cdc_of(words.load(), 2, 1), message(2, 8));
     }
 
+    // Shows: RMB-29.
     #[test]
     fn no_reader_sees_the_words_of_two_messages() {
         let words = Words::default();

@@ -35,6 +35,7 @@ mod tests {
         LinkLimits { max_conns, max_links }
     }
 
+    // Shows: CLCV2-59.
     #[test]
     fn server_moves_wishes_into_the_range_and_under_its_own_limit() {
         let own = limits(32, 2);
@@ -50,6 +51,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-57, CLCV2-58, CLCV2-85.
     #[test]
     fn client_declines_final_values_out_of_range() {
         assert_eq!(final_limits(limits(16, 1)), Ok(limits(16, 1)));

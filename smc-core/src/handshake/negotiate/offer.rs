@@ -201,6 +201,7 @@ mod tests {
         assert_eq!(proposal.v1, None);
     }
 
+    // Shows: CLCV2-62.
     #[test]
     fn announces_the_feature_with_platform_devices_only() {
         let mut config = config();

@@ -149,6 +149,7 @@ mod tests {
         }
     }
 
+    // Shows: CLC-49.
     #[test]
     fn version_decides_the_length_that_is_sent() {
         assert_eq!(decline(Version::V1).emit().len(), SHORT_LEN);
@@ -164,6 +165,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-78.
     #[test]
     fn either_length_is_taken_with_either_version_and_either_eye_catcher() {
         let mut short_v2 = decline(Version::V1).emit();
@@ -193,6 +195,7 @@ mod tests {
         assert_eq!(parse(&bytes), Err(WireError::LengthMismatch { message, got, expected: 28 }));
     }
 
+    // Shows: CLCV2-77.
     #[test]
     fn type_reasons_stand_in_the_order_of_the_specification() {
         let reasons = TypeReasons {

@@ -85,6 +85,7 @@ mod tests {
         IsmOffers::new(entries).collect()
     }
 
+    // Shows: CLCV2-31.
     #[test]
     fn emulated_devices_take_two_entries_and_platform_ones_one() {
         let found = walk(&[entry(1, 0x0007), entry(2, 0xff01), entry(3, 0xff01), entry(4, 8)]);
@@ -94,6 +95,7 @@ mod tests {
         );
     }
 
+    // Shows: EISM-13.
     #[test]
     fn an_emulated_entry_at_the_end_is_unpaired() {
         let found = walk(&[entry(1, 7), entry(2, 0xffff)]);
@@ -101,6 +103,7 @@ mod tests {
         assert_eq!(found.len(), 2);
     }
 
+    // Shows: EISM-13.
     #[test]
     fn an_emulated_entry_before_another_chid_is_unpaired_and_the_walk_goes_on() {
         let found = walk(&[entry(1, 0xff01), entry(2, 0xff02), entry(3, 0xff02), entry(4, 7)]);

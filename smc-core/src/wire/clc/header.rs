@@ -323,6 +323,7 @@ mod tests {
         assert_eq!(looks_like_opening(&accept), Guess::No);
     }
 
+    // Shows: CLC-2.
     #[test]
     fn header_errors_have_names() {
         let with = |at: usize, value: u8| {

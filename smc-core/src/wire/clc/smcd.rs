@@ -231,6 +231,7 @@ mod tests {
         Message::parse(bytes).unwrap_err()
     }
 
+    // Shows: CLCV2-46, CLCV2-63.
     #[test]
     fn lengths_follow_flag_and_release() {
         for (first_contact, length) in
@@ -245,6 +246,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-45.
     #[test]
     fn extension_without_flag_is_skipped() {
         for release in [Release::V2_0, Release::V2_1] {
@@ -254,6 +256,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-44.
     #[test]
     fn flag_without_extension_is_a_protocol_error() {
         let mut bytes = smcd_v2(None).emit(Kind::Accept);
@@ -292,6 +295,7 @@ mod tests {
         assert_eq!(Message::parse(&bytes), Ok(Message::AcceptD2(received)));
     }
 
+    // Shows: RMB-31.
     #[test]
     fn element_size_above_the_limit_is_answered_by_decline() {
         let mut bytes = smcd_v2(None).emit(Kind::Accept);
@@ -314,6 +318,7 @@ mod tests {
         }
     }
 
+    // Shows: CLC-62.
     #[test]
     fn version_1_is_48_bytes_with_the_flag_in_both_messages() {
         let message = SmcdV1 {

@@ -353,6 +353,7 @@ mod tests {
         Message::parse(bytes).unwrap_err()
     }
 
+    // Shows: CLC-24, CLCV2-46, CLCV2-67.
     #[test]
     fn accept_lengths() {
         for (first_contact, length) in [(None, 108), (Some(fce(None)), 160)] {
@@ -363,6 +364,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-46, CLCV2-70.
     #[test]
     fn confirm_lengths_for_every_gid_list() {
         for n in 1..=8 {
@@ -379,6 +381,7 @@ mod tests {
         assert_eq!(Message::parse(&bytes), Ok(Message::ConfirmR2(smcr_v2(Some(fce(Some(0)))))));
     }
 
+    // Shows: CLCV2-71, ERR-45.
     #[test]
     fn gid_count_must_be_1_to_8_and_fit() {
         let mut bytes = smcr_v2(Some(fce(Some(1)))).emit(Kind::Confirm);
@@ -394,6 +397,7 @@ mod tests {
         assert_eq!(refusal(&bytes), WireError::Truncated { field, at: 192, need: 16, have: 0 });
     }
 
+    // Shows: CLCV2-45.
     #[test]
     fn extension_without_flag_is_skipped() {
         let mut bytes = smcr_v2(Some(fce(None))).emit(Kind::Accept);
@@ -401,6 +405,7 @@ mod tests {
         assert_eq!(Message::parse(&bytes), Ok(Message::AcceptR2(smcr_v2(None))));
     }
 
+    // Shows: CLCV2-44.
     #[test]
     fn flag_without_extension_is_a_protocol_error() {
         for kind in [Kind::Accept, Kind::Confirm] {
@@ -410,6 +415,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-13.
     #[test]
     fn fields_of_v2_1_are_not_looked_at_in_v2_0() {
         let mut bytes = smcr_v2(Some(fce(None))).emit(Kind::Accept);
@@ -421,6 +427,7 @@ mod tests {
         assert_eq!(accept.emit(Kind::Accept)[140..156], [0; 16]);
     }
 
+    // Shows: CLC-28.
     #[test]
     fn reserved_mtu_is_declined_at_first_contact_only() {
         for code in [0, 6, 15] {
@@ -434,6 +441,7 @@ mod tests {
         }
     }
 
+    // Shows: CLCV2-66, RMB-2.
     #[test]
     fn element_index_counts_from_one() {
         let mut bytes = smcr_v2(None).emit(Kind::Accept);
@@ -441,6 +449,7 @@ mod tests {
         assert_eq!(refusal(&bytes), WireError::RmbIndexZero);
     }
 
+    // Shows: CLCV2-69.
     #[test]
     fn reason_saved_is_bit_5_of_accept() {
         let message = SmcrV2 { reason_saved: true, ..smcr_v2(None) };
@@ -450,6 +459,7 @@ mod tests {
         assert_eq!(message.emit(Kind::Confirm)[7], 0x20);
     }
 
+    // Shows: CLC-25.
     #[test]
     fn version_1_confirm_has_no_flag() {
         let message = SmcrV1 { first_contact: true, link: link() };

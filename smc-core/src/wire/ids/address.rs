@@ -232,6 +232,7 @@ mod tests {
         0x3b,
     ]);
 
+    // Shows: EISM-9.
     #[test]
     fn gid_splits_into_halves_and_prints_as_a_uuid() {
         assert_eq!(UUID.to_string(), "3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b");
@@ -239,6 +240,7 @@ mod tests {
         assert_eq!(Gid::from_parts(UUID.part1(), UUID.part2()), UUID);
     }
 
+    // Shows: CLCV2-21, LLCV2-16.
     #[test]
     fn both_ipv4_forms_are_one_address() {
         let mapped = Gid::from_ipv4([10, 9, 0, 1]);
@@ -253,6 +255,7 @@ mod tests {
         assert!(!UUID.same_address(mapped));
     }
 
+    // Shows: EISM-6, EISM-7, EISM-8.
     #[test]
     fn emulated_chids_have_the_bounds_of_the_specification() {
         assert!(!Chid(0xfeff).is_emulated());
@@ -260,6 +263,7 @@ mod tests {
         assert!(Chid(0xffff).is_emulated() && Chid(0xffff).is_loopback());
     }
 
+    // Shows: CLC-7.
     #[test]
     fn peer_id_is_instance_then_mac() {
         let id = PeerId::new(0x95ca, Mac([0x52, 0x54, 0, 0, 0, 1]));

@@ -237,6 +237,7 @@ impl LinkLimits {
 mod tests {
     use super::*;
 
+    // Shows: CLC-30, RMB-31.
     #[test]
     fn size_codes_follow_the_table() {
         let kib: Vec<u32> = (0..=6).map(|n| SizeCode::new(n).unwrap().bytes() / 1024).collect();
@@ -245,6 +246,7 @@ mod tests {
         assert_eq!(SizeCode::new(16), None);
     }
 
+    // Shows: RMB-13.
     #[test]
     fn smallest_code_that_holds_a_size() {
         assert_eq!(SizeCode::at_least(0), Some(SizeCode::MIN));
@@ -253,6 +255,7 @@ mod tests {
         assert_eq!(SizeCode::at_least(u64::MAX), None);
     }
 
+    // Shows: CLC-27.
     #[test]
     fn mtu_codes_follow_the_table_and_others_are_reserved() {
         let bytes: Vec<u32> = (1..=5).map(|n| Mtu::from_code(n).bytes().unwrap()).collect();
@@ -263,12 +266,14 @@ mod tests {
         }
     }
 
+    // Shows: CLC-31.
     #[test]
     fn numbers_of_24_bits_keep_to_them() {
         assert_eq!(Qpn::new(0xff12_3456).to_be_bytes(), [0x12, 0x34, 0x56]);
         assert_eq!(Psn::from_be_bytes([0x87, 0xe8, 0xec]).get(), 0x0087_e8ec);
     }
 
+    // Shows: CLCV2-22, CLCV2-23.
     #[test]
     fn link_limits_to_send_are_in_range() {
         assert!(LinkLimits::new(16, 1).is_some() && LinkLimits::new(255, 2).is_some());

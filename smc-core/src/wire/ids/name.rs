@@ -194,6 +194,7 @@ impl fmt::Debug for Hostname {
 mod tests {
     use super::*;
 
+    // Shows: EID-2, EID-3, EID-4.
     #[test]
     fn eid_rules_each_have_a_name() {
         assert_eq!(Eid::new(""), Err(EidError::Empty));
@@ -206,6 +207,7 @@ mod tests {
         assert_eq!(Eid::new("A..B"), Err(EidError::DoubleDot(1)));
     }
 
+    // Shows: EID-1, EID-5, EID-9.
     #[test]
     fn eid_is_padded_with_blanks_and_compared_as_a_whole() {
         let eid = Eid::new("SITE-1.LAB").unwrap();
@@ -223,12 +225,14 @@ mod tests {
         assert_eq!(Eid::from_wire(bytes).to_string(), "\\x00\\n");
     }
 
+    // Shows: CLCV2-51.
     #[test]
     fn long_hostname_is_cut() {
         let name = Hostname::new(&"h".repeat(33)).unwrap();
         assert_eq!(name.text(), Some("h".repeat(32).as_str()));
     }
 
+    // Shows: CLCV2-52.
     #[test]
     fn hostname_ends_at_the_first_blank_and_odd_ones_are_dropped() {
         let mut bytes = [b' '; 32];

@@ -43,6 +43,7 @@ fn refusal(bytes: &[u8]) -> WireError {
     Llc::parse(bytes, &SPEC).unwrap_err()
 }
 
+// Shows: LLCV2-4, LLCV2-18, LLCV2-25, LLCV2-26, LLCV2-34.
 #[test]
 fn version_2_lengths_follow_the_table() {
     let request = |n| Message::RequestAddLink(RequestAddLink::Request(gid_list(n)));
@@ -69,6 +70,7 @@ fn version_2_lengths_follow_the_table() {
     }
 }
 
+// Shows: LLC-1.
 #[test]
 fn version_1_is_always_44_bytes() {
     let pair = RkeyPair { reference: Rkey(1), new: Rkey(2), address: 3 };
@@ -106,6 +108,7 @@ fn version_1_is_always_44_bytes() {
     }
 }
 
+// Shows: LLC-7, LLC-8, LLC-9, LLC-76, LLCV2-1, LLCV2-42.
 #[test]
 fn type_bytes_say_what_to_do_with_them() {
     let first = |byte| Kind::from_type_byte(byte).unwrap_err();
@@ -131,6 +134,7 @@ fn figure_32_layout_is_an_option() {
     assert_eq!(sent.emit(&SPEC)[12..28], [7; 16]);
 }
 
+// Shows: LLC-1.
 #[test]
 fn version_1_length_byte_must_be_44() {
     let mut bytes = v1(Message::TestLink(TestLink::default())).emit(&SPEC);
@@ -139,6 +143,7 @@ fn version_1_length_byte_must_be_44() {
     assert_eq!(refusal(&bytes), WireError::LengthMismatch { message, got: 43, expected: 44 });
 }
 
+// Shows: LLCV2-3, LLCV2-4.
 #[test]
 fn version_2_length_must_be_what_was_received() {
     let bytes = v2(Message::AddLink(add_link(2))).emit(&SPEC);
@@ -156,6 +161,7 @@ fn version_2_length_must_be_what_was_received() {
     assert_eq!(with(105), truncated);
 }
 
+// Shows: LLCV2-3.
 #[test]
 fn swapped_length_is_taken_from_linux_only() {
     let bytes = v2(Message::TestLink(TestLink::default())).emit(&Dialect::LINUX);
@@ -168,6 +174,7 @@ fn swapped_length_is_taken_from_linux_only() {
     assert!(Llc::parse(&straight, &Dialect::LINUX).is_ok());
 }
 
+// Shows: LLCV2-5.
 #[test]
 fn long_form_is_for_three_types() {
     let mut bytes = v2(Message::TestLink(TestLink::default())).emit(&SPEC);
@@ -177,6 +184,7 @@ fn long_form_is_for_three_types() {
     assert_eq!(refusal(&bytes), WireError::LengthMismatch { message, got: 45, expected: 44 });
 }
 
+// Shows: LLCV2-18.
 #[test]
 fn rkey_count_must_match_the_length_except_from_linux() {
     let mut bytes = v2(Message::AddLink(add_link(2))).emit(&SPEC);
@@ -201,6 +209,7 @@ fn half_an_rkey_entry_is_refused() {
     assert_eq!(error, WireError::LengthMismatch { message, got: 96, expected: 88 });
 }
 
+// Shows: LLCV2-41.
 #[test]
 fn add_link_needs_its_version_2_part_unless_it_refuses() {
     let refused = AddLink { reply: true, rejected: Some(RejectReason(0)), v2: None, ..add_link(0) };
@@ -213,6 +222,7 @@ fn add_link_needs_its_version_2_part_unless_it_refuses() {
     assert_eq!(refusal(&short), WireError::LengthMismatch { message, got: 44, expected: 72 });
 }
 
+// Shows: LLCV2-22.
 #[test]
 fn reject_reason_stands_where_its_version_has_it() {
     let refused = |v2| AddLink { rejected: Some(RejectReason::BAD_MTU), v2, ..add_link(0) };
@@ -222,6 +232,7 @@ fn reject_reason_stands_where_its_version_has_it() {
     assert_eq!(bytes[1..4], [0, 44, 0x42]);
 }
 
+// Shows: LLCV2-25, ERR-45.
 #[test]
 fn gid_list_of_a_request_is_checked() {
     let bytes = v2(Message::RequestAddLink(RequestAddLink::Request(gid_list(2)))).emit(&SPEC);
@@ -236,6 +247,7 @@ fn gid_list_of_a_request_is_checked() {
     assert_eq!(refusal(&odd), WireError::LengthMismatch { message, got: 60, expected: 44 });
 }
 
+// Shows: LLC-30, LLCV2-17.
 #[test]
 fn rkey_counts_have_limits() {
     let field = "RKey count";
@@ -256,6 +268,7 @@ fn rkey_counts_have_limits() {
     assert_eq!(refusal(&bytes), WireError::CountOutOfRange { field, got: 3, min: 0, max: 2 });
 }
 
+// Shows: LLCV2-35, LLCV2-37.
 #[test]
 fn a_reply_may_list_fewer_rkeys_than_were_left() {
     let rkeys = List::from_slice(&[Rkey(5); 8]).unwrap();

@@ -97,6 +97,7 @@ proptest! {
         check_clc(&dressed);
     }
 
+    // Shows: LLC-3.
     #[test]
     fn llc_messages_come_back(llc in values::llc()) {
         for dialect in [Dialect::SPEC, Dialect::LINUX, Dialect::TO_LINUX] {
@@ -127,6 +128,7 @@ proptest! {
         check_llc(&bytes);
     }
 
+    // Shows: CDC-38.
     #[test]
     fn cdc_messages_come_back(cdc in values::cdc(), bytes in prop::collection::vec(any::<u8>(), 44)) {
         prop_assert_eq!(Cdc::parse(&cdc.emit()), Ok(cdc));
@@ -137,6 +139,7 @@ proptest! {
         check_view(&view::cdc(&bytes), &bytes);
     }
 
+    // Shows: CDC-38.
     #[test]
     fn any_64_bits_are_a_control_word(word in any::<u64>()) {
         let producer = ProducerWord::from_u64(word);

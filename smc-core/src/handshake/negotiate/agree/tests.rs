@@ -65,6 +65,7 @@ fn first_contact_agrees_on_the_terms_of_accept() {
     assert_eq!(agreed.terms, FULL);
 }
 
+// Shows: CLC-34, CLCV2-87.
 #[test]
 fn first_contact_with_a_known_peer_starts_anew() {
     let old = Terms { release: Release::V2_0, features: Features::empty() };
@@ -83,6 +84,7 @@ fn subsequent_contact_with_a_stranger_is_out_of_sync() {
     assert_eq!(check(&config(), &subsequent, None), declined(DeclineReason::OutOfSync));
 }
 
+// Shows: EID-15.
 #[test]
 fn chid_and_eid_have_to_be_offered_ones() {
     for chid in [0, 8, 0xff02] {
@@ -113,6 +115,7 @@ fn zero_is_never_an_offered_eid() {
     assert_eq!(check(&config, &zero, None), Err(Refusal::Fail(error)));
 }
 
+// Shows: CLCV2-36.
 #[test]
 fn release_above_the_proposed_one_is_declined() {
     let higher = Terms { release: Release::from_code(2), ..FULL };
@@ -133,6 +136,7 @@ fn earlier_release_is_taken_on_a_platform_device() {
     assert_eq!(check(&config(), &got, None).unwrap().terms, old);
 }
 
+// Shows: EISM-3.
 #[test]
 fn emulated_device_needs_the_feature_of_the_server() {
     for terms in [
@@ -147,6 +151,7 @@ fn emulated_device_needs_the_feature_of_the_server() {
     }
 }
 
+// Shows: EISM-25.
 #[test]
 fn loopback_of_another_system_and_the_gid_zero_are_declined() {
     let foreign = SmcdV2 { chid: Chid::LOOPBACK, ..accept() };
@@ -173,6 +178,7 @@ fn confirm_that_repeats_accept_is_taken() {
     assert_eq!(check_confirm(&accept, OWN, FULL, &confirm), Ok(()));
 }
 
+// Shows: CLCV2-64, EID-15, EISM-21.
 #[test]
 fn confirm_that_names_others_breaks_the_connection() {
     let chid = SmcdV2 { chid: Chid(0xff02), ..confirm() };
@@ -190,6 +196,7 @@ fn confirm_that_names_others_breaks_the_connection() {
     }
 }
 
+// Shows: CLCV2-44.
 #[test]
 fn confirm_has_the_first_contact_flag_of_accept() {
     let without = SmcdV2 { first_contact: None, ..confirm() };
@@ -200,6 +207,7 @@ fn confirm_has_the_first_contact_flag_of_accept() {
     assert_eq!(check_confirm(&later, OWN, FULL, &confirm()), Err(Refusal::Fail(error)));
 }
 
+// Shows: CLCV2-60.
 #[test]
 fn confirm_with_other_terms_is_declined_late() {
     for release in [Release::V2_0, Release::from_code(2)] {
@@ -213,6 +221,7 @@ fn confirm_with_other_terms_is_declined_late() {
     assert_eq!(answer(&other), Err(Refusal::Decline(reason)));
 }
 
+// Shows: CLCV2-17.
 #[test]
 fn vendor_options_in_confirm_are_not_looked_at() {
     let mut extension = fce(FULL).unwrap();

@@ -92,6 +92,7 @@ fn picks_the_device_with_the_same_chid() {
     assert_eq!(found.terms, terms);
 }
 
+// Shows: EISM-17.
 #[test]
 fn keeps_the_clients_order_of_devices() {
     let mut config = server();
@@ -123,6 +124,7 @@ fn keeps_the_clients_order_of_devices() {
     );
 }
 
+// Shows: CLCV2-11, CLCV2-28.
 #[test]
 fn associated_device_comes_first_and_needs_no_array() {
     let mut config = server();
@@ -137,6 +139,7 @@ fn associated_device_comes_first_and_needs_no_array() {
     assert_eq!(matched(&config, &alone).candidates, [first]);
 }
 
+// Shows: EISM-5.
 #[test]
 fn reserved_chid_in_the_place_of_the_associated_device_is_passed_over() {
     let mut proposal = proposal();
@@ -151,6 +154,7 @@ fn the_same_device_twice_is_one_candidate() {
     assert_eq!(matched(&server(), &with_entries(&twice)).candidates.len(), 1);
 }
 
+// Shows: EISM-21.
 #[test]
 fn peers_with_equal_first_halves_are_different_peers() {
     let offered = [entry(1, 0xff01), entry(2, 0xff01), entry(1, 0xff01), entry(3, 0xff01)];
@@ -162,6 +166,7 @@ fn peers_with_equal_first_halves_are_different_peers() {
     );
 }
 
+// Shows: EISM-29.
 #[test]
 fn refuses_what_has_no_common_chid_or_gid() {
     let cases = [
@@ -175,6 +180,7 @@ fn refuses_what_has_no_common_chid_or_gid() {
     }
 }
 
+// Shows: EISM-25, SEC-14.
 #[test]
 fn loopback_only_reaches_itself() {
     let mut config = server();
@@ -208,6 +214,7 @@ fn unpaired() -> [(Proposal, u16); 3] {
     ]
 }
 
+// Shows: EISM-14.
 #[test]
 fn unpaired_reserved_chid_is_declined_by_default() {
     for (proposal, chid) in unpaired() {
@@ -215,6 +222,7 @@ fn unpaired_reserved_chid_is_declined_by_default() {
     }
 }
 
+// Shows: EISM-14.
 #[test]
 fn unpaired_reserved_chid_is_skipped_on_request() {
     let mut config = server();
@@ -225,6 +233,7 @@ fn unpaired_reserved_chid_is_skipped_on_request() {
     }
 }
 
+// Shows: CLCV2-38, EISM-2, EISM-15, EISM-16.
 #[test]
 fn without_the_feature_reserved_chids_mean_nothing_paired_or_not() {
     let mut no_feature = server();
@@ -241,6 +250,7 @@ fn without_the_feature_reserved_chids_mean_nothing_paired_or_not() {
     }
 }
 
+// Shows: EISM-3, EISM-22.
 #[test]
 fn emulated_devices_need_the_bit_and_the_release_at_both_ends() {
     let no_bit = change(|v2| v2.features = Features::empty());
@@ -256,6 +266,7 @@ fn emulated_devices_need_the_bit_and_the_release_at_both_ends() {
     assert_eq!(matched(&config, &lone).candidates.len(), 1, "no violation before v2.1");
 }
 
+// Shows: CLCV2-19, CLCV2-36.
 #[test]
 fn release_is_the_lower_one_and_unknown_releases_count_as_the_highest_known() {
     let table = [
@@ -280,6 +291,7 @@ fn release_is_the_lower_one_and_unknown_releases_count_as_the_highest_known() {
     }
 }
 
+// Shows: CLCV2-27, EID-7, EID-8, EID-9, EID-10, EID-13, EID-16, SEC-13.
 #[test]
 fn eid_table() {
     // own SEID, own UEIDs, offered SEID, offered UEIDs, result
@@ -323,6 +335,7 @@ fn eid_table() {
     }
 }
 
+// Shows: CLCV2-30.
 #[test]
 fn zero_is_no_eid_even_where_both_ends_have_it() {
     let mut config = server();
@@ -342,6 +355,7 @@ fn server_without_devices_says_so() {
     assert_eq!(refused(&config, &proposal()), DeclineReason::NoIsmDevice);
 }
 
+// Shows: CLCV2-15, CLCV2-25, CLCV2-39.
 #[test]
 fn ignores_vendor_options_and_limits_of_smc_r() {
     let proposal = change(|v2| {
@@ -352,6 +366,7 @@ fn ignores_vendor_options_and_limits_of_smc_r() {
 }
 
 /// All sixteen combinations of offered types (CLCV2-2, CLCV2-79, CLCV2-88).
+// Shows: CLCV2-2, CLCV2-32, CLCV2-79, CLCV2-80, CLCV2-88.
 #[test]
 fn every_combination_of_types_gets_a_reason_per_type() {
     let kinds = [None, Some(SmcTypes::R), Some(SmcTypes::D), Some(SmcTypes::Both)];

@@ -87,6 +87,7 @@ fn with_length(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+// Shows: CLC-12, CLC-13, CLC-15, CLCV2-6, CLCV2-31.
 #[test]
 fn lengths_follow_the_table() {
     let v1_ipv4 = Some(OfferV1 { types: SmcTypes::R, subnet: ipv4() });
@@ -118,6 +119,7 @@ fn lengths_follow_the_table() {
     }
 }
 
+// Shows: CLC-59, CLCV2-2.
 #[test]
 fn all_sixteen_combinations_of_types_come_back() {
     for v1 in TYPES {
@@ -135,6 +137,7 @@ fn all_sixteen_combinations_of_types_come_back() {
     }
 }
 
+// Shows: CLCV2-3, CLCV2-7.
 #[test]
 fn offsets_are_the_ones_of_the_specification() {
     let bytes = everything().emit();
@@ -163,6 +166,7 @@ fn gaps_between_areas_are_skipped() {
     }
 }
 
+// Shows: CLC-14, CLCV2-8.
 #[test]
 fn version_1_reads_its_subnet_behind_any_area() {
     let sent = v1_only(SmcTypes::R, ipv4());
@@ -232,6 +236,7 @@ fn length_must_be_what_the_contents_make() {
     assert_eq!(refusal(&with_length(short)), error);
 }
 
+// Shows: CLC-16, CLCV2-18, EID-6, SEC-10.
 #[test]
 fn nine_of_anything_are_too_many() {
     let bytes = everything().emit();
@@ -280,6 +285,7 @@ fn prefix_lengths_keep_to_their_family() {
     assert_eq!(refusal(&bytes), WireError::PrefixTooLong { bits: 129, max: 128 });
 }
 
+// Shows: CLCV2-10.
 #[test]
 fn extension_of_an_offered_type_must_be_there() {
     let mut bytes = v2_only(offer_v2(SmcTypes::D, 1, 2)).emit();
@@ -293,6 +299,7 @@ fn extension_of_an_offered_type_must_be_there() {
     assert_eq!(refusal(&bytes), WireError::MissingExtension("SMC-Dv2 extension"));
 }
 
+// Shows: CLCV2-29.
 #[test]
 fn smcd_extension_may_be_absent_if_it_has_nothing_to_say() {
     let sent = v2_only(offer_v2(SmcTypes::D, 1, 0));
@@ -324,6 +331,7 @@ fn version_3_is_read_as_2() {
     assert_eq!(parse(&bytes), Ok(everything()));
 }
 
+// Shows: CLCV2-5.
 #[test]
 fn fields_of_types_that_are_not_offered_are_not_looked_at() {
     let sent = v2_only(offer_v2(SmcTypes::R, 1, 0));
@@ -337,6 +345,7 @@ fn fields_of_types_that_are_not_offered_are_not_looked_at() {
     assert_eq!(parse(&bytes), Ok(sent));
 }
 
+// Shows: CLCV2-8, CLCV2-9.
 #[test]
 fn subnet_extension_without_version_1_offer_is_skipped() {
     let sent = v2_only(offer_v2(SmcTypes::D, 1, 2));
@@ -347,6 +356,7 @@ fn subnet_extension_without_version_1_offer_is_skipped() {
     assert_eq!(parse(&with_length(bytes)), Ok(sent));
 }
 
+// Shows: CLCV2-13.
 #[test]
 fn fields_of_v2_1_are_not_looked_at_in_v2_0() {
     let mut bytes = everything().emit();
@@ -356,6 +366,7 @@ fn fields_of_v2_1_are_not_looked_at_in_v2_0() {
     assert_eq!((v2.limits, v2.features, v2.vendor), (LinkLimits::NONE, Features::empty(), None));
 }
 
+// Shows: CLCV2-30, EID-13.
 #[test]
 fn seid_counts_only_with_its_bit() {
     let mut sent = v2_only(offer_v2(SmcTypes::D, 1, 2));
@@ -369,6 +380,7 @@ fn seid_counts_only_with_its_bit() {
     assert_eq!(parse(&bytes), Ok(sent));
 }
 
+// Shows: CLC-4.
 #[test]
 fn reserved_bytes_and_bits_are_not_looked_at() {
     let mut bytes = everything().emit();
@@ -380,6 +392,7 @@ fn reserved_bytes_and_bits_are_not_looked_at() {
     assert_eq!(parse(&bytes), Ok(everything()));
 }
 
+// Shows: CLCV2-14.
 #[test]
 fn vendor_options_need_a_vendor() {
     let options = [1, 0, 0, 0, 0];
