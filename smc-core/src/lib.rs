@@ -12,10 +12,11 @@
 //! | [`handshake`] | CLC as it happens: one struct per awaited message, pure negotiation, the decline table |
 //! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
 //! | [`link_group`] | LLC as it happens: links, keys of buffers, failover, the life of a link group of SMC-R |
+//! | [`time`] | moments as plain numbers of microseconds |
 //! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
 //!
-//! Arrows point up this table: `handshake`, `connection` and `link_group` use `wire`; of each other `link_group` alone uses
-//! something, the time of `handshake`.
+//! `handshake`, `connection` and `link_group` use `wire` and `time`, and none of them uses another
+//! one of the three. `wire` and `time` use no other room.
 #![forbid(unsafe_code)]
 
 pub mod connection;
@@ -23,4 +24,5 @@ pub mod handshake;
 pub mod link_group;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod time;
 pub mod wire;

@@ -9,9 +9,9 @@ use guest_driver::ism::{IsmDevice, IsmError, OpenOptions, Prefer};
 use guest_driver::transport::Transport;
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
-    ConfirmStep, Dmbe, Established, Instant, IsmDevice as Offered, Selection, ServerStep, Terms,
-    start,
+    ConfirmStep, Dmbe, Established, IsmDevice as Offered, Selection, ServerStep, Terms, start,
 };
+use smc_core::time::Tick;
 use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, PeerId, Release, SizeCode};
 use virtio_ism_abi::Gid as AbiGid;
 
@@ -130,7 +130,7 @@ pub struct Proposed {
 
 /// The bytes of a Proposal, and what waits for its answer.
 pub fn proposal(config: &Config) -> (AwaitAccept, Vec<u8>) {
-    start(Arc::new(config.clone()), Instant(0)).unwrap()
+    start(Arc::new(config.clone()), Tick(0)).unwrap()
 }
 
 /// Connects and proposes.
@@ -169,7 +169,7 @@ pub struct Selected {
 pub fn select(listener: &TcpListener, config: &Config) -> Selected {
     let (tcp, _) = listener.accept().unwrap();
     tcp.set_nodelay(true).unwrap();
-    let awaiting = AwaitProposal::new(Arc::new(config.clone()), Instant(0));
+    let awaiting = AwaitProposal::new(Arc::new(config.clone()), Tick(0));
     let message = read_message(&tcp, awaiting.reader());
     match awaiting.handle(&message) {
         ServerStep::Eligible(selection) => Selected { tcp, selection },
@@ -190,14 +190,14 @@ impl Selected {
     /// Sends Accept with this element.
     pub fn accept(self, own: Dmbe) -> (TcpStream, AwaitConfirm) {
         let candidate = self.candidate();
-        let (awaiting, bytes) = self.selection.accept(candidate, None, own, LINK, Instant(0));
+        let (awaiting, bytes) = self.selection.accept(candidate, None, own, LINK, Tick(0));
         put(&self.tcp, &bytes);
         (self.tcp, awaiting)
     }
 
     /// The bytes of an Accept with this element, not sent.
     pub fn accept_bytes(&self, own: Dmbe) -> Vec<u8> {
-        self.selection.clone().accept(self.candidate(), None, own, LINK, Instant(0)).1
+        self.selection.clone().accept(self.candidate(), None, own, LINK, Tick(0)).1
     }
 }
 

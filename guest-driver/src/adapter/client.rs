@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     Accepted, AcceptedR, AfterDecline, ClientStep, Config, DeclineReason, FallbackReason,
-    HandshakeError, Instant as Tick, KnownLink, Route, SendDecline, start_on,
+    HandshakeError, KnownLink, Route, SendDecline, start_on,
 };
+use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
 
 use super::rdma::Connecting;

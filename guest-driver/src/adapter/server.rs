@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     AfterDecline, AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config,
-    ConfirmStep, DeclineReason, FallbackReason, HandshakeError, Instant as Tick, PeerRnic, Route,
-    Selection, SendDecline, ServerStep,
+    ConfirmStep, DeclineReason, FallbackReason, HandshakeError, PeerRnic, Route, Selection,
+    SendDecline, ServerStep,
 };
+use smc_core::time::Tick;
 use smc_core::wire::clc::{Guess, looks_like_opening};
 use virtio_ism_abi::Gid;
 

@@ -16,7 +16,7 @@ use super::outcome::{
 use super::reader::ClcReader;
 use super::route::Route;
 use super::smcr::{KnownLink, PeerLink};
-use super::time::Instant;
+use crate::time::Tick;
 use crate::wire::clc::{Message, SmcdV2, Version};
 use crate::wire::ids::{Chid, Eid, Gid, LinkId};
 
@@ -26,7 +26,7 @@ use crate::wire::ids::{Chid, Eid, Gid, LinkId};
 /// # Errors
 ///
 /// As [`start_on`].
-pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
+pub fn start(config: Arc<Config>, now: Tick) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
     start_on(config, Route::default(), now)
 }
 
@@ -40,7 +40,7 @@ pub fn start(config: Arc<Config>, now: Instant) -> Result<(AwaitAccept, Vec<u8>)
 pub fn start_on(
     config: Arc<Config>,
     route: Route,
-    now: Instant,
+    now: Tick,
 ) -> Result<(AwaitAccept, Vec<u8>), SendDecline> {
     match offer(&config, &route) {
         Ok(offer) => {
@@ -58,7 +58,7 @@ pub struct AwaitAccept {
     config: Arc<Config>,
     route: Route,
     offer: Offer,
-    deadline: Instant,
+    deadline: Tick,
 }
 
 /// What the server's answer asks of the caller.
@@ -88,13 +88,13 @@ impl AwaitAccept {
     }
 
     /// When waiting ends.
-    pub fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Tick {
         self.deadline
     }
 
     /// The error to end with if the deadline has passed: the application sees `ETIMEDOUT`, nothing
     /// falls back (ERR-7, ERR-8).
-    pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
+    pub fn timed_out(&self, now: Tick) -> Option<HandshakeError> {
         let awaited = Awaited::Accept;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }

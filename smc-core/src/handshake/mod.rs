@@ -43,6 +43,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use smc_core::handshake::*;
+//! use smc_core::time::Tick;
 //! use smc_core::wire::ids::{Chid, DmbToken, Eid, Gid, LinkId, PeerId, SizeCode};
 //!
 //! let host = |n: u8| {
@@ -52,7 +53,7 @@
 //!     Arc::new(config)
 //! };
 //! let dmbe = |token| Dmbe { token: DmbToken(token), index: 0, size: SizeCode::MIN };
-//! let now = Instant(0);
+//! let now = Tick(0);
 //!
 //! let (client, proposal) = start(host(1), now).unwrap();
 //! let server = AwaitProposal::new(host(2), now);
@@ -78,7 +79,6 @@ mod route;
 mod server;
 mod server_r;
 mod smcr;
-mod time;
 
 pub use client::{Accepted, AwaitAccept, ClientStep, start, start_on};
 pub use client_r::AcceptedR;
@@ -93,4 +93,3 @@ pub use route::{IpSubnet, Rnic, Route};
 pub use server::{AwaitConfirm, AwaitProposal, Choice, ConfirmStep, Selection, ServerStep};
 pub use server_r::{AwaitConfirmR, ConfirmStepR};
 pub use smcr::{EstablishedR, KnownLink, LinkEnd, PeerLink, PeerRnic, Role, TermsR};
-pub use time::Instant;

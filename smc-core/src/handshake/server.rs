@@ -15,7 +15,7 @@ use super::reader::ClcReader;
 use super::route::Route;
 use super::server_r::{self, AwaitConfirmR};
 use super::smcr::{LinkEnd, PeerRnic, TermsR};
-use super::time::Instant;
+use crate::time::Tick;
 use crate::wire::clc::{Message, Proposal, SmcdV2, VendorOffer, Version};
 use crate::wire::ids::{Eid, LinkId};
 
@@ -23,7 +23,7 @@ use crate::wire::ids::{Eid, LinkId};
 #[derive(Clone, Debug)]
 pub struct AwaitProposal {
     config: Arc<Config>,
-    deadline: Instant,
+    deadline: Tick,
 }
 
 /// What the client's first message asks of the caller.
@@ -45,7 +45,7 @@ pub enum ServerStep {
 
 impl AwaitProposal {
     /// Begins to wait, once TCP is connected.
-    pub fn new(config: Arc<Config>, now: Instant) -> AwaitProposal {
+    pub fn new(config: Arc<Config>, now: Tick) -> AwaitProposal {
         let deadline = now.after(config.wait);
         AwaitProposal { config, deadline }
     }
@@ -56,13 +56,13 @@ impl AwaitProposal {
     }
 
     /// When waiting ends.
-    pub fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Tick {
         self.deadline
     }
 
     /// The error to end with if the deadline has passed: the server closes the connection and
     /// nothing falls back (ERR-7, ERR-8).
-    pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
+    pub fn timed_out(&self, now: Tick) -> Option<HandshakeError> {
         let awaited = Awaited::Proposal;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }
@@ -237,7 +237,7 @@ impl Selection {
         known: Option<Terms>,
         own: Dmbe,
         link: LinkId,
-        now: Instant,
+        now: Tick,
     ) -> (AwaitConfirm, Vec<u8>) {
         let version = self.version_of(&devices);
         let (agreed, eid) = match version {
@@ -275,7 +275,7 @@ impl Selection {
         version: Version,
         known: Option<TermsR>,
         own: LinkEnd,
-        now: Instant,
+        now: Tick,
     ) -> Option<(AwaitConfirmR, Vec<u8>)> {
         let found = self.smcr(version)?;
         let deadline = now.after(self.config.wait);
@@ -310,7 +310,7 @@ pub struct AwaitConfirm {
     accept: SmcdV2,
     devices: Candidate,
     terms: Terms,
-    deadline: Instant,
+    deadline: Tick,
 }
 
 /// What the client's last message asks of the caller.
@@ -333,13 +333,13 @@ impl AwaitConfirm {
     }
 
     /// When waiting ends.
-    pub fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Tick {
         self.deadline
     }
 
     /// The error to end with if the deadline has passed: the server closes the connection and
     /// nothing falls back (ERR-7, ERR-8).
-    pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
+    pub fn timed_out(&self, now: Tick) -> Option<HandshakeError> {
         let awaited = Awaited::Confirm;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }

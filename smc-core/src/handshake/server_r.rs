@@ -9,7 +9,7 @@ use super::negotiate::{Refusal, SmcrMatch, check_confirm_r};
 use super::outcome::{AfterDecline, PeerHost, Received, SendDecline, message_r, parse};
 use super::reader::ClcReader;
 use super::smcr::{AnswerR, EstablishedR, LinkEnd, PeerLink, Role, TermsR, common_mtu};
-use super::time::Instant;
+use crate::time::Tick;
 use crate::wire::WireError;
 use crate::wire::clc::SmcrLink;
 
@@ -21,7 +21,7 @@ pub struct AwaitConfirmR {
     own: SmcrLink,
     direct: bool,
     first_contact: bool,
-    deadline: Instant,
+    deadline: Tick,
 }
 
 /// What the client's last message asks of the caller.
@@ -51,7 +51,7 @@ pub(super) fn accept(
     mut found: SmcrMatch,
     known: Option<TermsR>,
     own: LinkEnd,
-    deadline: Instant,
+    deadline: Tick,
 ) -> (AwaitConfirmR, Vec<u8>) {
     let first_contact = known.is_none();
     let link = own.link(config.peer_id);
@@ -82,13 +82,13 @@ impl AwaitConfirmR {
     }
 
     /// When waiting ends.
-    pub fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Tick {
         self.deadline
     }
 
     /// The error to end with if the deadline has passed: the server closes the connection and
     /// nothing falls back (ERR-7, ERR-8).
-    pub fn timed_out(&self, now: Instant) -> Option<HandshakeError> {
+    pub fn timed_out(&self, now: Tick) -> Option<HandshakeError> {
         let awaited = Awaited::Confirm;
         self.deadline.has_passed(now).then_some(HandshakeError::TimedOut { awaited })
     }

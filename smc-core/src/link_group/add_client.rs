@@ -1,7 +1,7 @@
 //! Add Link at the client: it judges, and tells the server of new RNICs.
 
 use super::{Anomaly, Config, LinkGroup, LinkKey, Phase, RemoteEnd};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::clc::GidList;
 use crate::wire::ids::{Gid, Mac, Psn, Qpn};
@@ -13,7 +13,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: AddLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         match self.phase {
             Phase::FirstAddLink { .. } => self.phase = Phase::SecondLink,
@@ -100,7 +100,7 @@ impl LinkGroup {
     }
 
     /// Tells the server of an RNIC that no link uses yet (LLC-77, LLCV2-30).
-    pub(super) fn notify_rnic(&mut self, now: Instant) {
+    pub(super) fn notify_rnic(&mut self, now: Tick) {
         self.notice_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.unused_rnic()) else { return };
         if !self.below_maximum() {

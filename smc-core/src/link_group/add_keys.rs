@@ -2,7 +2,7 @@
 //! 3.5.5.2.3; LLC-27 to LLC-32, LLCV2-17).
 
 use super::{Add, Anomaly, Config, LinkGroup, LinkKey, Region, Stage};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::llc::{AddLinkCont, Message, RkeyPair};
 
@@ -46,7 +46,7 @@ impl LinkGroup {
     }
 
     /// Version 1: the next continuation, with at most two pairs (LLC-27, LLC-29).
-    pub(super) fn send_keys(&mut self, over: LinkKey, now: Instant) {
+    pub(super) fn send_keys(&mut self, over: LinkKey, now: Tick) {
         let reply = !self.is_server();
         let Some(Config::Add(Add { stage: Stage::Keys(keys), number, .. })) = &mut self.config
         else {
@@ -70,7 +70,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: AddLinkCont,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let server = self.is_server();
         let Some(Config::Add(add)) = &mut self.config else {

@@ -7,7 +7,7 @@ use super::{
     Add, Anomaly, AnomalyKind, Cause, Config, Link, LinkEvent, LinkGroup, LinkKey, LinkState,
     LoneRnic, Output, Prepared, RemoteEnd, Rnic, Stage,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::clc::GidList;
 use crate::wire::ids::{Gid, Mac, Mtu, Psn, Qpn};
 use crate::wire::llc::{
@@ -16,7 +16,7 @@ use crate::wire::llc::{
 
 impl LinkGroup {
     /// Server: begins, if there is an RNIC for it.
-    pub(super) fn start_add(&mut self, now: Instant) {
+    pub(super) fn start_add(&mut self, now: Tick) {
         self.add_wanted = false;
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
         let number = self.new_number();
@@ -31,7 +31,7 @@ impl LinkGroup {
 
     /// Server: an Add Link with an MTU that does not exist, and no queue pair behind it. Its answer
     /// is the client's leave to go on with one link.
-    pub(super) fn add_in_vain(&mut self, over: LinkKey, rnic: &Rnic, number: u8, now: Instant) {
+    pub(super) fn add_in_vain(&mut self, over: LinkKey, rnic: &Rnic, number: u8, now: Tick) {
         let until = self.add_deadline(now);
         let (stage, told) = (Stage::Reply, Vec::new());
         self.config = Some(Config::Add(Add { over, new: None, number, stage, until, told }));
@@ -40,7 +40,7 @@ impl LinkGroup {
     }
 
     /// Makes the caller make a queue pair.
-    pub(super) fn prepare(&mut self, over: LinkKey, new: LinkKey, number: u8, now: Instant) {
+    pub(super) fn prepare(&mut self, over: LinkKey, new: LinkKey, number: u8, now: Tick) {
         let Some(link) = self.link(new) else { return };
         let (rnic, remote) = (link.rnic.id, link.remote);
         let until = now.after(self.params.timers.reply);
@@ -54,7 +54,7 @@ impl LinkGroup {
         rnic: Rnic,
         number: u8,
         remote: Option<RemoteEnd>,
-        now: Instant,
+        now: Tick,
     ) -> LinkKey {
         let key = LinkKey(self.next_key);
         self.next_key = self.next_key.wrapping_add(1);
@@ -92,7 +92,7 @@ impl LinkGroup {
     }
 
     /// At first contact a reply may take longer (ERR-12).
-    pub(super) fn add_deadline(&self, now: Instant) -> Instant {
+    pub(super) fn add_deadline(&self, now: Tick) -> Tick {
         let timers = &self.params.timers;
         now.after(if self.was_usable { timers.reply } else { timers.first_contact })
     }
@@ -138,7 +138,7 @@ impl LinkGroup {
     }
 
     /// The answer to [`Output::PrepareLink`].
-    pub(super) fn prepared(&mut self, key: LinkKey, prepared: &Prepared, now: Instant) {
+    pub(super) fn prepared(&mut self, key: LinkKey, prepared: &Prepared, now: Tick) {
         let Some(add) = self.adding() else { return };
         if add.new != Some(key) || add.stage != Stage::Prepare {
             return;
@@ -183,7 +183,7 @@ impl LinkGroup {
         self.set_stage(stage, until);
     }
 
-    pub(super) fn set_stage(&mut self, stage: Stage, until: Instant) {
+    pub(super) fn set_stage(&mut self, stage: Stage, until: Tick) {
         if let Some(Config::Add(add)) = &mut self.config {
             (add.stage, add.until) = (stage, until);
         }
@@ -203,7 +203,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: AddLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let awaited = self.adding().filter(|add| add.over == key && add.stage == Stage::Reply);
         let Some(add) = awaited else { return Err(Anomaly::UnexpectedReply("Add Link")) };
@@ -262,7 +262,7 @@ impl LinkGroup {
     }
 
     /// Server: Confirm Link on the new link (LLC-33).
-    pub(super) fn send_confirm(&mut self, new: LinkKey, now: Instant) {
+    pub(super) fn send_confirm(&mut self, new: LinkKey, now: Tick) {
         self.outputs.push_back(Output::ActivateLink { link: new });
         self.post_confirm(new, false);
         let until = self.add_deadline(now);

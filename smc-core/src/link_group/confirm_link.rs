@@ -4,7 +4,7 @@ use super::{
     Anomaly, AnomalyKind, Cause, Config, EyeCatcher, Generation, LinkEvent, LinkGroup, LinkKey,
     LinkState, Output, Phase, Reason, Stage,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::clc::Version;
 use crate::wire::ids::Mac;
 use crate::wire::llc::{ConfirmLink, Message};
@@ -44,7 +44,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: ConfirmLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let first = matches!(self.phase, Phase::FirstConfirm { .. }) && key == LinkKey::FIRST;
         if !first && !self.awaits_confirm(key) {
@@ -69,7 +69,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: ConfirmLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let first = matches!(self.phase, Phase::FirstConfirm { .. }) && key == LinkKey::FIRST;
         if !first && !self.awaits_confirm(key) {
@@ -126,7 +126,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: &ConfirmLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let field = match self.wrong_field(key, message) {
             None => return Ok(()),
@@ -196,7 +196,7 @@ impl LinkGroup {
     }
 
     /// Confirm Link has passed: the link is in use.
-    pub(super) fn link_is_up(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn link_is_up(&mut self, key: LinkKey, now: Tick) {
         self.set_state(key, LinkEvent::Confirmed);
         if self.state_of(key) != LinkState::Active {
             return;

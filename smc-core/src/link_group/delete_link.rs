@@ -5,7 +5,7 @@ use super::link::{Asked, Wish};
 use super::{
     Anomaly, Cause, Config, LinkEvent, LinkGroup, LinkKey, LinkState, Phase, Reason, Receipt,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::{DeleteLink, DeleteReason, Message};
 
 impl LinkGroup {
@@ -13,7 +13,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: DeleteLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         match (message.all, message.reply) {
             (true, _) => {
@@ -28,7 +28,7 @@ impl LinkGroup {
 
     /// All links: obeyed at once, whatever is under way (LLC-44, LLC-45, LLC-66). A server says so
     /// by its own Delete Link, to which there is no answer (LLC-43).
-    fn on_delete_all(&mut self, message: DeleteLink, now: Instant) {
+    fn on_delete_all(&mut self, message: DeleteLink, now: Tick) {
         let reason = Reason::PeerDeletedAll(message.reason);
         match self.phase {
             // Its wish crossed with the own order.
@@ -45,7 +45,7 @@ impl LinkGroup {
         reason: Reason,
         code: DeleteReason,
         orderly: bool,
-        now: Instant,
+        now: Tick,
     ) {
         let Some(over) = self.carrier(None) else {
             self.end(reason, now);
@@ -68,7 +68,7 @@ impl LinkGroup {
     }
 
     /// The farewell did not get through: over another link, if there is one (ERR-30, ERR-31).
-    pub(super) fn next_farewell(&mut self, farewell: Farewell, now: Instant) {
+    pub(super) fn next_farewell(&mut self, farewell: Farewell, now: Tick) {
         self.set_state(farewell.over, LinkEvent::Failed);
         if self.carrier(None).is_none() {
             self.end(farewell.reason, now);
@@ -84,7 +84,7 @@ impl LinkGroup {
         &mut self,
         over: LinkKey,
         message: DeleteLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let Some(key) = self.by_number(message.link_number) else {
             self.post_unknown_link(over, message);
@@ -122,7 +122,7 @@ impl LinkGroup {
         &mut self,
         over: LinkKey,
         message: DeleteLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let Some(key) = self.by_number(message.link_number) else {
             self.post_unknown_link(over, message);
@@ -180,7 +180,7 @@ impl LinkGroup {
         &mut self,
         _over: LinkKey,
         message: DeleteLink,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let Some(key) = self.by_number(message.link_number) else {
             return Err(Anomaly::UnexpectedReply("Delete Link"));
@@ -210,7 +210,7 @@ impl LinkGroup {
     }
 
     /// Server: Delete Link for a link that has to go (LLC-34 to LLC-38).
-    pub(super) fn start_delete(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn start_delete(&mut self, key: LinkKey, now: Tick) {
         let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
         else {
             return;
@@ -230,7 +230,7 @@ impl LinkGroup {
     }
 
     /// Client: asks the server to delete a link (LLC-40 to LLC-42).
-    pub(super) fn ask_delete(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn ask_delete(&mut self, key: LinkKey, now: Tick) {
         let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
         else {
             return;
@@ -249,7 +249,7 @@ impl LinkGroup {
 
     /// The link that was to go is the last one now. It takes the group with it, unless it was merely
     /// not needed any more.
-    fn delete_last(&mut self, key: LinkKey, wish: Wish, now: Instant) {
+    fn delete_last(&mut self, key: LinkKey, wish: Wish, now: Tick) {
         if let Some(link) = self.link_mut(key) {
             link.wish = None;
         }

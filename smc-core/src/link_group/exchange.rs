@@ -1,6 +1,6 @@
 //! What is under way in a group: phases and exchanges.
 
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::{LinkRkey, RkeyPair};
 
 use super::{LinkKey, Reason, Receipt, Region, RmbId};
@@ -9,11 +9,11 @@ use super::{LinkKey, Reason, Receipt, Region, RmbId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// First link: the server awaits the reply to Confirm Link, the client Confirm Link.
-    FirstConfirm { until: Instant, resend: Option<Instant> },
+    FirstConfirm { until: Tick, resend: Option<Tick> },
     /// Client of a group with one link: its reply to Confirm Link is on its way.
-    FirstReply { receipt: Receipt, until: Instant },
+    FirstReply { receipt: Receipt, until: Tick },
     /// Client: Add Link has to come.
-    FirstAddLink { until: Instant },
+    FirstAddLink { until: Tick },
     /// The attempt at a second link, and whatever has to be cleaned up after it.
     SecondLink,
     /// Connections may send.
@@ -30,7 +30,7 @@ pub(super) struct Farewell {
     pub(super) reason: Reason,
     pub(super) over: LinkKey,
     pub(super) receipt: Receipt,
-    pub(super) until: Instant,
+    pub(super) until: Tick,
     /// Client: the server has to send its own.
     pub(super) answered_by_peer: bool,
 }
@@ -42,9 +42,9 @@ pub(super) enum Config {
     Add(Add),
     /// The server's Delete Link for one link. `last` is when it is not waited for any more, alive
     /// as the carrying link may be.
-    Delete { link: LinkKey, over: LinkKey, until: Instant, last: Instant },
+    Delete { link: LinkKey, over: LinkKey, until: Tick, last: Tick },
     /// The client's Request Add Link.
-    Request { over: LinkKey, until: Instant },
+    Request { over: LinkKey, until: Tick },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(super) struct Add {
     pub(super) new: Option<LinkKey>,
     pub(super) number: u8,
     pub(super) stage: Stage,
-    pub(super) until: Instant,
+    pub(super) until: Tick,
     /// Own RMBs whose keys on the new link the peer is told.
     pub(super) told: Vec<RmbId>,
 }
@@ -88,7 +88,7 @@ pub(super) struct Keys {
 pub(super) enum RkeyExchange {
     Confirm {
         over: LinkKey,
-        until: Instant,
+        until: Tick,
         rmb: RmbId,
         region: Region,
         /// Links that the peer is told of, the carrying one included.
@@ -100,7 +100,7 @@ pub(super) enum RkeyExchange {
     },
     Delete {
         over: LinkKey,
-        until: Instant,
+        until: Tick,
         rmbs: Vec<RmbId>,
     },
 }
@@ -112,7 +112,7 @@ impl RkeyExchange {
         }
     }
 
-    pub(super) fn until(&self) -> Instant {
+    pub(super) fn until(&self) -> Tick {
         match self {
             RkeyExchange::Confirm { until, .. } | RkeyExchange::Delete { until, .. } => *until,
         }

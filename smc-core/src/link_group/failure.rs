@@ -4,11 +4,11 @@ use super::link::Wish;
 use super::{
     Cause, Config, Ending, LinkEvent, LinkGroup, LinkKey, LinkState, Output, Phase, Reason, Stage,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 
 impl LinkGroup {
     /// A link is dead. What it carried is given up and done again elsewhere (LLC-75).
-    pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Instant) {
+    pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
         }
@@ -49,7 +49,7 @@ impl LinkGroup {
     }
 
     /// Gives up every exchange that a link carried.
-    fn abandon_on(&mut self, key: LinkKey, cause: Cause, now: Instant) {
+    fn abandon_on(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         match &self.config {
             Some(Config::Add(add)) if add.over == key => {
                 self.abort_add(cause, now);
@@ -80,7 +80,7 @@ impl LinkGroup {
     }
 
     /// Ends the attempt at a new link. A peer that knows of the link is told by Delete Link.
-    pub(super) fn abort_add(&mut self, cause: Cause, now: Instant) {
+    pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
         let Some(Config::Add(add)) = self.config.take() else { return };
         self.schedule_retry(now);
         let Some(new) = add.new else { return };
@@ -134,7 +134,7 @@ impl LinkGroup {
     }
 
     /// Frees a link and forgets its keys.
-    pub(super) fn destroy(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn destroy(&mut self, key: LinkKey, now: Tick) {
         if self.link(key).is_some_and(|link| link.connections > 0) {
             // They came while it was leaving, as there was no better link.
             self.move_connections(key, true);
@@ -174,7 +174,7 @@ impl LinkGroup {
     }
 
     /// The group is over.
-    pub(super) fn end(&mut self, reason: Reason, now: Instant) {
+    pub(super) fn end(&mut self, reason: Reason, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
         }

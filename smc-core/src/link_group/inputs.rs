@@ -7,7 +7,7 @@ use super::{
     Cause, Link, LinkGroup, LinkKey, LinkState, Output, Phase, Prepared, Reason, Receipt, Rnic,
     RnicId, Role, UseError,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
 
 impl LinkGroup {
@@ -17,7 +17,7 @@ impl LinkGroup {
     }
 
     /// Something other than LLC was received on a link: it lives.
-    pub fn handle_received(&mut self, link: LinkKey, now: Instant) {
+    pub fn handle_received(&mut self, link: LinkKey, now: Tick) {
         if let Some(link) = self.link_mut(link) {
             link.heard = now;
         }
@@ -25,7 +25,7 @@ impl LinkGroup {
 
     /// A connection on this link has been silent for longer than its application wants to wait for
     /// keepalive: the link is tested unless it was heard meanwhile (RFC 7609 section 4.5.3).
-    pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Instant) {
+    pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Tick) {
         let is_due = |link: &Link| {
             link.state.carries()
                 && link.probe.is_none()
@@ -38,7 +38,7 @@ impl LinkGroup {
 
     /// The send completion of a message with a receipt. A failed send is reported by
     /// [`LinkGroup::handle_link_failed`] instead.
-    pub fn handle_sent(&mut self, receipt: Receipt, now: Instant) {
+    pub fn handle_sent(&mut self, receipt: Receipt, now: Tick) {
         if self.commit_receipt == Some(receipt) {
             self.commit_receipt = None;
             self.committed = true;
@@ -65,19 +65,19 @@ impl LinkGroup {
     /// Answer to [`Output::PrepareLink`]; if there can be no queue pair, the answer is
     /// [`LinkGroup::handle_link_failed`] with [`Cause::Setup`]. An answer for a link that was
     /// destroyed meanwhile does nothing.
-    pub fn handle_link_prepared(&mut self, link: LinkKey, prepared: Prepared, now: Instant) {
+    pub fn handle_link_prepared(&mut self, link: LinkKey, prepared: Prepared, now: Tick) {
         self.prepared(link, &prepared, now);
         self.pump(now);
     }
 
     /// A link does not work any more, or an order for it could not be carried out.
-    pub fn handle_link_failed(&mut self, link: LinkKey, cause: Cause, now: Instant) {
+    pub fn handle_link_failed(&mut self, link: LinkKey, cause: Cause, now: Tick) {
         self.fail_link(link, cause, now);
         self.pump(now);
     }
 
     /// An RNIC that can reach the peer has come, or come back (LLC-77, LLCV2-30, LG-26).
-    pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Instant) {
+    pub fn handle_rnic_up(&mut self, rnic: Rnic, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic.id);
         self.params.rnics.push(rnic);
         match self.params.role {
@@ -88,7 +88,7 @@ impl LinkGroup {
     }
 
     /// An RNIC has gone: all its links have failed.
-    pub fn handle_rnic_down(&mut self, rnic: RnicId, now: Instant) {
+    pub fn handle_rnic_down(&mut self, rnic: RnicId, now: Tick) {
         self.params.rnics.retain(|have| have.id != rnic);
         let on_it = self.links.iter().filter(|link| link.rnic.id == rnic);
         // Links that are only being made go first, lest connections move to one of them.
@@ -103,7 +103,7 @@ impl LinkGroup {
 
     /// The peer's SMC Decline came over TCP during first contact (ERR-46). Too late for it if
     /// [`LinkGroup::may_fall_back`] is false; the group then takes it as a failure (ERR-5).
-    pub fn handle_decline(&mut self, now: Instant) {
+    pub fn handle_decline(&mut self, now: Tick) {
         if !self.was_usable {
             self.end(Reason::PeerDeclined, now);
         }
@@ -128,7 +128,7 @@ impl LinkGroup {
     ///
     /// # Errors
     /// [`UseError::Full`], [`UseError::NoLink`], [`UseError::Over`].
-    pub fn connection_added(&mut self, link: LinkKey, now: Instant) -> Result<(), UseError> {
+    pub fn connection_added(&mut self, link: LinkKey, now: Tick) -> Result<(), UseError> {
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             return Err(UseError::Over);
         }
@@ -146,7 +146,7 @@ impl LinkGroup {
 
     /// A connection is gone. `link` is the one it used last, by the outputs taken so far; if its
     /// count has been moved from there meanwhile, it is taken off where it went.
-    pub fn connection_removed(&mut self, link: LinkKey, now: Instant) {
+    pub fn connection_removed(&mut self, link: LinkKey, now: Tick) {
         let counted = |have: &&mut Link| have.connections > 0;
         let there = self
             .links
@@ -161,7 +161,7 @@ impl LinkGroup {
 
     /// Deletes a link in an orderly way, as before an RNIC is taken out of service (LG-42). The
     /// last link takes the group with it.
-    pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Instant) {
+    pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Tick) {
         if self.state_of(link) == LinkState::Active {
             self.leave(link, Wish { reason, orderly: true });
             self.pump(now);
@@ -169,7 +169,7 @@ impl LinkGroup {
     }
 
     /// Ends the group: Delete Link for all links, then [`Output::Terminated`] (LG-57).
-    pub fn terminate(&mut self, reason: DeleteReason, now: Instant) {
+    pub fn terminate(&mut self, reason: DeleteReason, now: Tick) {
         if !matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             let orderly = self.connections() == 0;
             self.say_farewell(Reason::Local(reason), reason, orderly, now);

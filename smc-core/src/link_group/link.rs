@@ -1,6 +1,6 @@
 //! One link and its states.
 
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
 
 use super::{Receipt, RemoteEnd, Rnic};
@@ -136,7 +136,7 @@ pub enum Topology {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Probe {
     pub(super) data: [u8; 16],
-    pub(super) until: Instant,
+    pub(super) until: Tick,
 }
 
 /// A wish that a link be deleted, which waits for its turn.
@@ -150,9 +150,9 @@ pub(super) struct Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) over: LinkKey,
-    pub(super) until: Instant,
+    pub(super) until: Tick,
     /// As that of `Config::Delete`.
-    pub(super) last: Instant,
+    pub(super) last: Tick,
 }
 
 /// A link.
@@ -181,12 +181,12 @@ pub struct Link {
     /// Connections that send over it.
     pub connections: u32,
     /// When something was last received on it.
-    pub heard: Instant,
+    pub heard: Tick,
     pub(super) probe: Option<Probe>,
     pub(super) wish: Option<Wish>,
     pub(super) asked: Option<Asked>,
     /// Of the last message about a link that is being deleted, and when it is destroyed anyway.
-    pub(super) farewell: Option<(Receipt, Instant)>,
+    pub(super) farewell: Option<(Receipt, Tick)>,
     /// Anomalies in a row.
     pub(super) odd: u32,
 }

@@ -17,7 +17,7 @@
 //! [`Output::PostLlc`] go to the peer's [`LinkGroup::handle_message`].
 //!
 //! ```
-//! use smc_core::handshake::Instant;
+//! use smc_core::time::Tick;
 //! use smc_core::link_group::{Conduct, FirstLink, Generation, LinkGroup, LinkKey, Output, Params};
 //! use smc_core::link_group::{Region, RemoteEnd, RmbId, Rnic, RnicId, Role};
 //! use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
@@ -48,7 +48,7 @@
 //!         region: region(own.into()),
 //!         peer_region: region(peer.into()),
 //!     };
-//!     LinkGroup::new(params, first, Instant(0))
+//!     LinkGroup::new(params, first, Tick(0))
 //! };
 //! let mut ends = [group(Role::Server, 1, 2), group(Role::Client, 2, 1)];
 //!
@@ -59,9 +59,9 @@
 //!             match output {
 //!                 Output::PostLlc { link, bytes, receipt } => {
 //!                     // One link: both ends call it LinkKey::FIRST.
-//!                     ends[1 - this].handle_message(link, &bytes, Instant(1)).unwrap();
+//!                     ends[1 - this].handle_message(link, &bytes, Tick(1)).unwrap();
 //!                     if let Some(receipt) = receipt {
-//!                         ends[this].handle_sent(receipt, Instant(2));
+//!                         ends[this].handle_sent(receipt, Tick(2));
 //!                     }
 //!                 }
 //!                 Output::ActivateLink { .. } => {} // queue pair to RTS
@@ -134,7 +134,7 @@ pub use rmb::{MAX_RMBS, PeerRmbId, RmbId, RmbState, UseError};
 
 use std::collections::VecDeque;
 
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::ids::{Psn, Qpn};
 use crate::wire::llc::{DeleteReason, DeleteRkey};
 
@@ -185,8 +185,8 @@ pub struct LinkGroup {
     notice_wanted: bool,
     /// Server: Request Add Link came on this link and has no answer.
     request_to_answer: Option<LinkKey>,
-    retry_at: Option<Instant>,
-    idle_at: Option<Instant>,
+    retry_at: Option<Tick>,
+    idle_at: Option<Tick>,
     farewell_code: (DeleteReason, bool),
     outputs: VecDeque<Output>,
     counters: Counters,
@@ -195,7 +195,7 @@ pub struct LinkGroup {
 impl LinkGroup {
     /// Starts a group with its first link, at first contact. The server sends Confirm Link, the
     /// client awaits it (RFC 7609 section 3.5.1.5).
-    pub fn new(mut params: Params, first: FirstLink, now: Instant) -> LinkGroup {
+    pub fn new(mut params: Params, first: FirstLink, now: Tick) -> LinkGroup {
         if !params.rnics.iter().any(|rnic| rnic.id == first.rnic.id) {
             params.rnics.insert(0, first.rnic);
         }
@@ -239,7 +239,7 @@ impl LinkGroup {
         group
     }
 
-    fn start(&mut self, first: &FirstLink, now: Instant) {
+    fn start(&mut self, first: &FirstLink, now: Tick) {
         let server = self.is_server();
         self.last_number = u8::from(server);
         let key = self.new_link(first.rnic, self.last_number, Some(first.remote), now);

@@ -2,7 +2,7 @@
 
 use super::exchange::PeerConfirm;
 use super::{Anomaly, Cause, Config, LinkGroup, LinkKey, Output, PeerRmbId, Region, UseError};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::ids::Rkey;
 use crate::wire::llc::{
@@ -24,7 +24,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: &ConfirmRkey,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         self.peer_confirm = None;
         if self.links_change() {
@@ -55,7 +55,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: &ConfirmRkeyCont,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let Some(confirm) = self.peer_confirm.take_if(|confirm| confirm.link == key) else {
             return Err(Anomaly::WrongTime("Confirm RKey Continuation"));
@@ -105,7 +105,7 @@ impl LinkGroup {
         key: LinkKey,
         entries: &[LinkRkey],
         result: &Result<(), Anomaly>,
-        now: Instant,
+        now: Tick,
     ) {
         if *result == Err(Anomaly::TooManyRmbs) {
             return;

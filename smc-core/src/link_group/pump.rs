@@ -5,12 +5,12 @@
 //! it begins. So a peer cannot make the group remember more than its own state.
 
 use super::{Config, LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::{DeleteReason, Message, RequestAddLink};
 
 impl LinkGroup {
     /// Begins what is due. After every input.
-    pub(super) fn pump(&mut self, now: Instant) {
+    pub(super) fn pump(&mut self, now: Tick) {
         if !matches!(self.phase, Phase::SecondLink | Phase::Usable) {
             return;
         }
@@ -39,7 +39,7 @@ impl LinkGroup {
         self.links.iter().find(wished).map(|link| link.key)
     }
 
-    fn pump_server(&mut self, now: Instant) {
+    fn pump_server(&mut self, now: Tick) {
         if self.config.is_some() || self.rkey.is_some() {
             return;
         }
@@ -57,7 +57,7 @@ impl LinkGroup {
         }
     }
 
-    fn pump_client(&mut self, now: Instant) {
+    fn pump_client(&mut self, now: Tick) {
         // A client's wish may flow at any time (LLC-59).
         while let Some(key) = self.wished() {
             self.ask_delete(key, now);
@@ -76,7 +76,7 @@ impl LinkGroup {
 
     /// First contact is over when the attempt at a second link is, and all that it left behind
     /// (LG-17, LG-25, ERR-18, ERR-24).
-    fn become_usable(&mut self, now: Instant) {
+    fn become_usable(&mut self, now: Tick) {
         let transient =
             |link: &super::Link| !matches!(link.state, LinkState::Active | LinkState::Deleting);
         let busy = self.config.is_some() || self.links.iter().any(transient);
@@ -95,14 +95,14 @@ impl LinkGroup {
     /// When to try for redundancy again (LG-26). A client, which can only ask, leaves that to the
     /// server until an attempt or a second link was lost: then nobody else may know that its RNIC is
     /// unused (ERR-24, ERR-25).
-    pub(super) fn schedule_retry(&mut self, now: Instant) {
+    pub(super) fn schedule_retry(&mut self, now: Tick) {
         if self.max_links > 1 {
             self.retry_at = self.params.timers.retry_add_link.map(|wait| now.after(wait));
         }
     }
 
     /// The time for another attempt has come.
-    pub(super) fn retry(&mut self, now: Instant) {
+    pub(super) fn retry(&mut self, now: Tick) {
         self.retry_at = None;
         if self.full_links() < 2 {
             match self.is_server() {
@@ -113,7 +113,7 @@ impl LinkGroup {
         }
     }
 
-    fn watch_idle(&mut self, now: Instant) {
+    fn watch_idle(&mut self, now: Tick) {
         if self.phase != Phase::Usable || self.connections() > 0 {
             self.idle_at = None;
         } else if self.idle_at.is_none() {
@@ -123,7 +123,7 @@ impl LinkGroup {
 
     /// No connection for long: the server ends the group, the client, some time later, too (LG-45,
     /// LG-46). The reason is the server's only (LLC-42).
-    pub(super) fn on_idle(&mut self, now: Instant) {
+    pub(super) fn on_idle(&mut self, now: Tick) {
         self.idle_at = None;
         let code = match self.is_server() {
             true => DeleteReason::PROGRAM,

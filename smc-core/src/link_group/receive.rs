@@ -1,7 +1,7 @@
 //! Messages come in: who may send what, and when.
 
 use super::{Anomaly, Cause, LinkGroup, LinkKey, LinkState, MOST_ANOMALIES, Phase};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::WireError;
 use crate::wire::llc::{Llc, Message, RequestAddLink, TestLink};
 
@@ -15,7 +15,7 @@ impl LinkGroup {
         &mut self,
         link: LinkKey,
         bytes: &[u8],
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         let result = self.receive(link, bytes, now);
         match &result {
@@ -26,7 +26,7 @@ impl LinkGroup {
         result
     }
 
-    fn on_anomaly(&mut self, key: LinkKey, anomaly: &Anomaly, now: Instant) {
+    fn on_anomaly(&mut self, key: LinkKey, anomaly: &Anomaly, now: Tick) {
         self.counters.count(anomaly);
         if matches!(anomaly, Anomaly::NotLlc(_) | Anomaly::Optional(_)) {
             return;
@@ -41,7 +41,7 @@ impl LinkGroup {
         }
     }
 
-    fn receive(&mut self, key: LinkKey, bytes: &[u8], now: Instant) -> Result<(), Anomaly> {
+    fn receive(&mut self, key: LinkKey, bytes: &[u8], now: Tick) -> Result<(), Anomaly> {
         if matches!(self.phase, Phase::Over) {
             return Err(Anomaly::GroupOver);
         }
@@ -79,7 +79,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    fn dispatch(&mut self, key: LinkKey, message: Message, now: Instant) -> Result<(), Anomaly> {
+    fn dispatch(&mut self, key: LinkKey, message: Message, now: Tick) -> Result<(), Anomaly> {
         let server = self.is_server();
         match message {
             Message::TestLink(message) => self.on_test_link(key, message),

@@ -5,7 +5,7 @@ use super::{
     Anomaly, LinkGroup, LinkKey, LinkState, MAX_RMBS, Output, Phase, Region, Rmb, RmbId, RmbState,
     UseError,
 };
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::llc::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, LinkRkey, Message};
 
@@ -24,7 +24,7 @@ impl LinkGroup {
         rmb: RmbId,
         on: Option<LinkKey>,
         regions: &[(LinkKey, Region)],
-        now: Instant,
+        now: Tick,
     ) -> Result<(), UseError> {
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             return Err(UseError::Over);
@@ -57,7 +57,7 @@ impl LinkGroup {
 
     /// Tells the peer that an own RMB, which no connection uses, is gone. The answer is
     /// [`Output::RmbDeleted`] (LLC-57).
-    pub fn remove_rmb(&mut self, rmb: RmbId, now: Instant) {
+    pub fn remove_rmb(&mut self, rmb: RmbId, now: Tick) {
         if let Some(rmb) = self.rmbs.iter_mut().find(|have| have.id == rmb) {
             rmb.state = RmbState::Unwanted;
         }
@@ -70,7 +70,7 @@ impl LinkGroup {
     }
 
     /// Begins the next exchange of keys that is due, if any.
-    pub(super) fn start_rkeys(&mut self, now: Instant) {
+    pub(super) fn start_rkeys(&mut self, now: Tick) {
         let Some(carrier) = self.carrier(None) else { return };
         if self.start_delete_rkeys(carrier, now) {
             return;
@@ -113,7 +113,7 @@ impl LinkGroup {
         (over, rmb, region): (LinkKey, RmbId, Region),
         mut links: Vec<LinkKey>,
         entries: Vec<LinkRkey>,
-        now: Instant,
+        now: Tick,
     ) {
         let most = if self.is_v1() { 8 } else { 2 };
         links.truncate(most);
@@ -132,7 +132,7 @@ impl LinkGroup {
     }
 
     /// Version 1: the next entries (LLC-47, LLC-48).
-    fn send_confirm_cont(&mut self, now: Instant) -> bool {
+    fn send_confirm_cont(&mut self, now: Tick) -> bool {
         let until_next = now.after(self.params.timers.reply);
         let Some(RkeyExchange::Confirm { over, until, rest, left, .. }) = &mut self.rkey else {
             return false;
@@ -156,7 +156,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: &ConfirmRkey,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         match &self.rkey {
             Some(RkeyExchange::Confirm { over, region, left: 0, .. })
@@ -171,7 +171,7 @@ impl LinkGroup {
         &mut self,
         key: LinkKey,
         message: &ConfirmRkeyCont,
-        now: Instant,
+        now: Tick,
     ) -> Result<(), Anomaly> {
         match &self.rkey {
             Some(RkeyExchange::Confirm { over, left, .. })
@@ -182,7 +182,7 @@ impl LinkGroup {
         Ok(())
     }
 
-    fn on_confirm_answer(&mut self, negative: bool, retry: bool, now: Instant) {
+    fn on_confirm_answer(&mut self, negative: bool, retry: bool, now: Tick) {
         if !negative && self.send_confirm_cont(now) {
             return;
         }
@@ -231,7 +231,7 @@ impl LinkGroup {
     }
 
     /// Deletes all unwanted RMBs that one message has room for (LLC-54, LLCV2-34).
-    fn start_delete_rkeys(&mut self, over: LinkKey, now: Instant) -> bool {
+    fn start_delete_rkeys(&mut self, over: LinkKey, now: Tick) -> bool {
         // Of Linux it is known that it takes no two long messages at a time.
         let short = self.is_v1() || self.params.conduct.rkeys_at_once;
         let most = if short { 8 } else { 255 };

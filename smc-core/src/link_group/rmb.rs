@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::ids::Rkey;
 
 use super::{LinkKey, Region};
@@ -65,7 +65,7 @@ pub(super) struct Rmb {
     /// Refusals so far.
     pub(super) refused: u32,
     /// Not before this.
-    pub(super) not_before: Option<Instant>,
+    pub(super) not_before: Option<Tick>,
 }
 
 impl Rmb {

@@ -2,14 +2,14 @@
 
 use super::link::{Asked, Probe};
 use super::{Cause, Config, LinkEvent, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
-use crate::handshake::Instant;
+use crate::time::Tick;
 use crate::wire::llc::{Message, TestLink};
 
 /// What becomes of a Delete Link that was not answered in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overdue {
     /// The carrying link is tested, and the answer awaited until then.
-    Wait(Instant),
+    Wait(Tick),
     /// The link goes without an answer.
     Enough,
     /// The carrying link has failed, too.
@@ -18,9 +18,9 @@ enum Overdue {
 
 impl LinkGroup {
     /// When [`LinkGroup::handle_timeout`] is due, if at all.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let mut first: Option<Instant> = None;
-        let mut note = |at: Option<Instant>| {
+    pub fn poll_timeout(&self) -> Option<Tick> {
+        let mut first: Option<Tick> = None;
+        let mut note = |at: Option<Tick>| {
             if let Some(at) = at {
                 first = Some(first.map_or(at, |have| have.min(at)));
             }
@@ -51,7 +51,7 @@ impl LinkGroup {
         first
     }
 
-    fn config_until(&self) -> Option<Instant> {
+    fn config_until(&self) -> Option<Tick> {
         match &self.config {
             None => None,
             Some(Config::Add(add)) => Some(add.until),
@@ -60,7 +60,7 @@ impl LinkGroup {
     }
 
     /// When a link's silence, or that after a Test Link, has lasted too long.
-    fn probe_at(&self, link: &super::Link) -> Option<Instant> {
+    fn probe_at(&self, link: &super::Link) -> Option<Tick> {
         if !link.state.carries() {
             return None;
         }
@@ -71,7 +71,7 @@ impl LinkGroup {
     }
 
     /// Does what is due at `now`; early and needless calls do no harm.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Tick) {
         self.phase_timeout(now);
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             return;
@@ -96,7 +96,7 @@ impl LinkGroup {
         self.pump(now);
     }
 
-    fn phase_timeout(&mut self, now: Instant) {
+    fn phase_timeout(&mut self, now: Tick) {
         match self.phase {
             Phase::FirstConfirm { until, .. } if until.has_passed(now) => {
                 self.counters.timeouts += 1;
@@ -131,7 +131,7 @@ impl LinkGroup {
     }
 
     /// The exchange under way does not go on (RFC 7609 C.7.1).
-    fn config_timeout(&mut self, now: Instant) {
+    fn config_timeout(&mut self, now: Tick) {
         match self.config.clone() {
             None => {}
             Some(Config::Request { over, .. }) => {
@@ -178,7 +178,7 @@ impl LinkGroup {
         }
     }
 
-    fn link_timeouts(&mut self, now: Instant) {
+    fn link_timeouts(&mut self, now: Tick) {
         let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
         for key in keys {
             let Some(link) = self.link(key) else { continue };
@@ -204,7 +204,7 @@ impl LinkGroup {
     }
 
     /// Client: the server has not answered its wish that a link be deleted.
-    fn asked_in_vain(&mut self, key: LinkKey, asked: Asked, now: Instant) {
+    fn asked_in_vain(&mut self, key: LinkKey, asked: Asked, now: Tick) {
         let overdue = self.overdue_deletion(asked.over, asked.last, now);
         if overdue == Overdue::Enough {
             self.set_state(key, LinkEvent::DeletionAgreed);
@@ -224,7 +224,7 @@ impl LinkGroup {
 
     /// Delete Link was not answered in time. The link that carried it does not work either (ERR-29,
     /// ERR-32), or its peer is slow: Test Link says which.
-    fn overdue_deletion(&mut self, over: LinkKey, last: Instant, now: Instant) -> Overdue {
+    fn overdue_deletion(&mut self, over: LinkKey, last: Tick, now: Tick) -> Overdue {
         let timers = &self.params.timers;
         let patient = self.was_usable && !timers.deletion.is_zero();
         let until = now.after(timers.reply);
@@ -238,7 +238,7 @@ impl LinkGroup {
     }
 
     /// Test Link, unless its answer is awaited already. Its data tell one from the next.
-    pub(super) fn send_probe(&mut self, key: LinkKey, now: Instant) {
+    pub(super) fn send_probe(&mut self, key: LinkKey, now: Tick) {
         if self.link(key).is_none_or(|link| link.probe.is_some()) {
             return;
         }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use smc_core::handshake::{
     AfterDecline, AwaitProposal, Awaited, ClcReader, ClientStep, Config, ConfirmStep, DeclineCode,
-    DeclineReason, FallbackReason, HandshakeError, Instant, PeerDecline, SendDecline, ServerStep,
-    SmcKind, Terms, Tolerance, late_decline, start,
+    DeclineReason, FallbackReason, HandshakeError, PeerDecline, SendDecline, ServerStep, SmcKind,
+    Terms, Tolerance, late_decline, start,
 };
+use smc_core::time::Tick;
 use smc_core::wire::clc::{
     Diagnosis, Kind, Message, OfferV1, OfferV2, SmcTypes, SmcdV1, SmcrLink, SmcrV1, SmcrV2, Subnet,
     TypeReasons, Version,
@@ -342,27 +343,27 @@ fn a_silent_peer_is_given_up_at_the_deadline_and_not_before() {
     let mut server_config = server_host();
     server_config.wait = Duration::from_secs(6);
     let server = AwaitProposal::new(Arc::new(server_config.clone()), NOW);
-    assert_eq!(server.deadline(), Instant(7_000_000));
-    assert_eq!(server.timed_out(Instant(6_999_999)), None);
+    assert_eq!(server.deadline(), Tick(7_000_000));
+    assert_eq!(server.timed_out(Tick(6_999_999)), None);
     let awaited = Awaited::Proposal;
-    assert_eq!(server.timed_out(Instant(7_000_000)), Some(HandshakeError::TimedOut { awaited }));
+    assert_eq!(server.timed_out(Tick(7_000_000)), Some(HandshakeError::TimedOut { awaited }));
 
     let (client, proposal) = propose(&client_config);
-    assert_eq!(client.deadline(), Instant(3_000_000));
-    assert_eq!(client.timed_out(Instant(2_999_999)), None);
+    assert_eq!(client.deadline(), Tick(3_000_000));
+    assert_eq!(client.timed_out(Tick(2_999_999)), None);
     let awaited = Awaited::Accept;
-    let error = client.timed_out(Instant(3_000_000)).unwrap();
+    let error = client.timed_out(Tick(3_000_000)).unwrap();
     assert_eq!(error, HandshakeError::TimedOut { awaited });
     assert!(error.is_timeout());
 
-    let later = Instant(5_000_000);
+    let later = Tick(5_000_000);
     let selection = eligible(&server_config, &proposal);
     let first = selection.candidates()[0];
     let (server, _) = selection.accept(first, None, server_dmbe(), SERVER_LINK, later);
-    assert_eq!(server.deadline(), Instant(11_000_000), "each message has its own time");
-    assert_eq!(server.timed_out(Instant(10_999_999)), None);
+    assert_eq!(server.deadline(), Tick(11_000_000), "each message has its own time");
+    assert_eq!(server.timed_out(Tick(10_999_999)), None);
     let awaited = Awaited::Confirm;
-    assert_eq!(server.timed_out(Instant(11_000_000)), Some(HandshakeError::TimedOut { awaited }));
+    assert_eq!(server.timed_out(Tick(11_000_000)), Some(HandshakeError::TimedOut { awaited }));
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use smc_core::handshake::{
     AfterDecline, Awaited, ClcReader, ClientStep, ConfirmStepR, DeclineReason, HandshakeError,
-    Instant, Kinds, KnownLink, ServerStep, SmcKind, Tolerance, start_on,
+    Kinds, KnownLink, ServerStep, SmcKind, Tolerance, start_on,
 };
+use smc_core::time::Tick;
 use smc_core::wire::WireError;
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::{Eid, Features, Gid, LinkLimits, Qpn, Release};
@@ -407,9 +408,9 @@ fn a_silent_client_is_given_up_at_the_deadline() {
     let mut pair = Pair::new(Version::V2);
     pair.server.wait = Duration::from_secs(6);
     let (confirming, _) = pair.accept(&pair.propose().1, None);
-    let end = Instant(NOW.0 + 6_000_000);
+    let end = Tick(NOW.0 + 6_000_000);
     assert_eq!(confirming.deadline(), end);
-    assert_eq!(confirming.timed_out(Instant(end.0 - 1)), None);
+    assert_eq!(confirming.timed_out(Tick(end.0 - 1)), None);
     let awaited = Awaited::Confirm;
     assert_eq!(confirming.timed_out(end), Some(HandshakeError::TimedOut { awaited }));
 }

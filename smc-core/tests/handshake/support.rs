@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClientStep, Config, ConfirmStep,
-    Dmbe, Established, Instant, IsmDevice, Selection, ServerStep, Terms, start,
+    Dmbe, Established, IsmDevice, Selection, ServerStep, Terms, start,
 };
+use smc_core::time::Tick;
 use smc_core::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, PeerId, SizeCode};
 
-pub(crate) const NOW: Instant = Instant(1_000_000);
+pub(crate) const NOW: Tick = Tick(1_000_000);
 pub(crate) const VIRTIO: u16 = 0xff01;
 
 pub(crate) fn eid(name: &str) -> Eid {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use smc_core::handshake::Instant;
 use smc_core::link_group::*;
+use smc_core::time::Tick;
 use smc_core::wire::llc::*;
 
 use super::support::*;
@@ -310,7 +310,7 @@ fn nothing_follows_the_end() {
     pair.fail(SERVER, LinkKey::FIRST);
     pair.settle();
     let group = &mut pair.hosts[SERVER].group;
-    let now = Instant(u64::MAX);
+    let now = Tick(u64::MAX);
     assert_eq!(group.handle_message(LinkKey::FIRST, &[0x27; 44], now), Err(Anomaly::GroupOver));
     group.handle_timeout(now);
     group.handle_rnic_up(rnic(SERVER, 5), now);

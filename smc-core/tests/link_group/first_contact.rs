@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use smc_core::handshake::Instant;
 use smc_core::link_group::*;
+use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
 use super::support::*;
@@ -17,7 +17,7 @@ fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
         let mut pair = Pair::usual(generation(), [1, 1]);
         pair.settle();
         assert!(pair.usable());
-        assert!(pair.now < Instant(1000), "nobody waited for a timer");
+        assert!(pair.now < Tick(1000), "nobody waited for a timer");
         assert_eq!(pair.active(SERVER).len(), 1);
         assert_eq!(pair.hosts[0].group.topology(), Topology::Single);
         assert_eq!(pair.anomalies, []);
@@ -132,7 +132,7 @@ fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() 
         pair.hosts[SERVER].broken.insert(RnicId(1));
         pair.settle();
         assert!(pair.usable());
-        assert!(pair.now < Instant(1000), "nobody waited for a timer");
+        assert!(pair.now < Tick(1000), "nobody waited for a timer");
         // Version 2 has its reason among the flags.
         let refused = if generation().version() == Version::V1 { "c0" } else { "c2" };
         assert_eq!(pair.names()[2..4], ["> AddLink 00".into(), format!("< AddLink {refused}")]);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use smc_core::handshake::Instant;
 use smc_core::link_group::*;
+use smc_core::time::Tick;
 use smc_core::wire::ids::{Gid, LinkLimits, Rkey};
 use smc_core::wire::llc::DeleteReason;
 
@@ -143,6 +143,6 @@ fn silence_and_the_end() {
         pair.settle();
         check(&pair, 0, CLIENT, &format!("{delete}40 00 00020000 00*35"));
         check(&pair, 1, SERVER, &format!("{delete}60 00 00020000 00*35"));
-        assert!(pair.over() && pair.now > Instant(0));
+        assert!(pair.over() && pair.now > Tick(0));
     }
 }

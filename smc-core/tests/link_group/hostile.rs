@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use smc_core::handshake::Instant;
 use smc_core::link_group::*;
 use smc_core::testing::Rng;
+use smc_core::time::Tick;
 use smc_core::wire::List;
 use smc_core::wire::clc::GidList;
 use smc_core::wire::ids::*;
@@ -400,7 +400,7 @@ proptest! {
         let host = usize::from(!server);
         for generation in [v1(), v2()] {
             let mut pair = Pair::usual(generation, [1, 2]);
-            let _ = pair.hosts[host].group.handle_message(LinkKey::FIRST, &bytes, Instant(1));
+            let _ = pair.hosts[host].group.handle_message(LinkKey::FIRST, &bytes, Tick(1));
             pair.settle();
             let _ = pair.hosts[host].group.handle_message(LinkKey::FIRST, &bytes, pair.now);
             pair.run(Duration::from_secs(10));

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use smc_core::handshake::Instant;
 use smc_core::link_group::*;
+use smc_core::time::Tick;
 use smc_core::wire::ids::*;
 use smc_core::wire::llc::{Dialect, Llc};
 
@@ -31,7 +31,7 @@ pub(crate) struct Wire {
     pub(crate) bytes: Vec<u8>,
     qpn: Qpn,
     receipt: Option<Receipt>,
-    at: Instant,
+    at: Tick,
 }
 
 /// What happens to the n-th message.
@@ -47,7 +47,7 @@ pub(crate) enum Fault {
 
 pub(crate) struct Pair {
     pub(crate) hosts: [Host; 2],
-    pub(crate) now: Instant,
+    pub(crate) now: Tick,
     pub(crate) wires: VecDeque<Wire>,
     pub(crate) sent: usize,
     pub(crate) fault: Fault,
@@ -129,7 +129,7 @@ impl Host {
     fn new(host: usize, params: Params) -> Host {
         let first = first_link(host);
         Host {
-            group: LinkGroup::new(params, first, Instant(0)),
+            group: LinkGroup::new(params, first, Tick(0)),
             outputs: Vec::new(),
             queue_pairs: BTreeMap::from([(LinkKey::FIRST, first.qpn)]),
             next_qpn: first.qpn.get() + 1,
@@ -159,7 +159,7 @@ impl Pair {
     pub(crate) fn new([server, client]: [Params; 2]) -> Pair {
         Pair {
             hosts: [Host::new(SERVER, server), Host::new(CLIENT, client)],
-            now: Instant(0),
+            now: Tick(0),
             wires: VecDeque::new(),
             sent: 0,
             fault: Fault::None,

@@ -4,9 +4,10 @@
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_core::handshake::{
-    AfterDecline, AwaitProposal, Choice, ClientStep, Instant, Kinds, KnownLink, ServerStep, Terms,
-    TermsR, late_decline, start_on,
+    AfterDecline, AwaitProposal, Choice, ClientStep, Kinds, KnownLink, ServerStep, Terms, TermsR,
+    late_decline, start_on,
 };
+use smc_core::time::Tick;
 use smc_core::wire::clc::{Message, Version};
 use smc_core::wire::ids::{Eid, Features, LinkId, LinkLimits, Release};
 use smc_fuzz::{Bytes, Host, dmbe, end, read};
@@ -26,7 +27,7 @@ struct Input {
 }
 
 fuzz_target!(|input: Input| {
-    let now = Instant(0);
+    let now = Tick(0);
     let (client, server) = (input.client.config(1), input.server.config(2));
     let (route, server_route) = (input.client.route(1), input.server.route(2));
     let Ok((step, proposal)) = start_on(client.clone(), route.clone(), now) else { return };

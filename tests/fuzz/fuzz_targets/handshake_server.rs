@@ -6,8 +6,9 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_core::handshake::{
     AfterDecline, AwaitAccept, AwaitProposal, Choice, ClientStep, Config, ConfirmStep,
-    ConfirmStepR, Instant, KnownLink, PeerRnic, Route, Selection, ServerStep, start_on,
+    ConfirmStepR, KnownLink, PeerRnic, Route, Selection, ServerStep, start_on,
 };
+use smc_core::time::Tick;
 use smc_core::wire::clc::{Message, Version};
 use smc_core::wire::ids::LinkId;
 use smc_fuzz::{Bytes, Host, dmbe, end, read};
@@ -30,11 +31,11 @@ struct Hands {
     server: std::sync::Arc<Config>,
     client: Option<AwaitAccept>,
     selection: Selection,
-    now: Instant,
+    now: Tick,
 }
 
 fuzz_target!(|input: Input| {
-    let now = Instant(0);
+    let now = Tick(0);
     let (server, client) = (input.server.config(2), input.client.config(1));
     let (route, client_route) = (input.server.route(2), input.client.route(1));
     let (honest_client, proposal) = match start_on(client, client_route.clone(), now) {

@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use smc_core::handshake::Instant;
 use smc_core::link_group::{
     Cause, Conduct, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, LoneRnic,
     MAX_RMBS, Output, Params, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role,
 };
+use smc_core::time::Tick;
 use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
 use smc_core::wire::llc::{DeleteReason, Dialect};
 
@@ -161,7 +161,7 @@ impl End {
             peer_region: region(0, qpns[1 - host]),
         };
         End {
-            group: LinkGroup::new(params, first, Instant(0)),
+            group: LinkGroup::new(params, first, Tick(0)),
             inbox: VecDeque::new(),
             receipts: VecDeque::new(),
             preparing: VecDeque::new(),
@@ -176,7 +176,7 @@ impl End {
         links.get(usize::from(n) % links.len().max(1)).map_or(LinkKey::FIRST, |link| link.key)
     }
 
-    fn prepare(&mut self, with_rmbs: bool, now: Instant) {
+    fn prepare(&mut self, with_rmbs: bool, now: Tick) {
         let Some(link) = self.preparing.pop_front() else { return };
         let qpn = self.next_qpn;
         self.next_qpn = 0x100 + (self.next_qpn + 1) % 0x1000;
@@ -238,7 +238,7 @@ fn drain(end: &mut End, peer: &mut End) {
     assert!(links.iter().filter(asymmetric).count() <= 1);
 }
 
-fn deliver(ends: &mut [End; 2], to: usize, at: u8, keep: bool, now: Instant) {
+fn deliver(ends: &mut [End; 2], to: usize, at: u8, keep: bool, now: Tick) {
     let [server, client] = ends;
     let (end, peer) = if to == 0 { (server, client) } else { (client, server) };
     if end.inbox.is_empty() {
@@ -258,7 +258,7 @@ fn deliver(ends: &mut [End; 2], to: usize, at: u8, keep: bool, now: Instant) {
 
 fuzz_target!(|input: Input| {
     let mut ends = [End::new(0, &input), End::new(1, &input)];
-    let mut now = Instant(1);
+    let mut now = Tick(1);
     for (which, operation) in input.operations.into_iter().take(1024) {
         let id = usize::from(which);
         let [server, client] = &mut ends;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
-use smc_core::handshake::Instant as Tick;
+use smc_core::time::Tick;
 
 use super::super::plain::PlainMap;
 use super::endpoint::Endpoint;

@@ -7,11 +7,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use smc_core::handshake::{Instant as Tick, PeerRnic, TermsR};
+use smc_core::handshake::{PeerRnic, TermsR};
 use smc_core::link_group::{
     Cause, Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Receipt,
     Region, RemoteEnd, RmbId, Rnic, RnicId, Role, UseError,
 };
+use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
 use super::buffers::{Buffers, Rmb, mirror};

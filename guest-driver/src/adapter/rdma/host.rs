@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
-use smc_core::handshake::Instant as Tick;
 use smc_core::link_group::RnicId;
+use smc_core::time::Tick;
 use smc_core::wire::llc::DeleteReason;
 
 use super::super::facts::{GroupFacts, RnicFacts};

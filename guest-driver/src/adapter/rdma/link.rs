@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use smc_core::handshake::Instant as Tick;
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
+use smc_core::time::Tick;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::{Gid, Psn, Qpn, Rkey};

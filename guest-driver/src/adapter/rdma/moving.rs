@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use smc_core::handshake::Instant as Tick;
 use smc_core::link_group::LinkKey;
+use smc_core::time::Tick;
 
 use super::carry_out::find;
 use super::endpoint::Endpoint;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     AwaitConfirmR, Awaited, ClcReader, Config, ConfirmStepR, DeclineReason, FallbackReason,
-    HandshakeError, Instant as Tick, PeerLink, PeerRnic, Selection,
+    HandshakeError, PeerLink, PeerRnic, Selection,
 };
 use smc_core::link_group::{LinkGroup, LinkKey, Role};
+use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
 use super::super::tcp::{fill, send};

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use smc_core::handshake::{Instant as Tick, LinkEnd, PeerLink, PeerRnic};
+use smc_core::handshake::{LinkEnd, PeerLink, PeerRnic};
 use smc_core::link_group::{LinkKey, RnicId, Role};
+use smc_core::time::Tick;
 
 use super::super::source::News;
 use super::SmcROptions;

@@ -4,10 +4,10 @@ use super::fabric::{Done, Message, Op, QpState};
 use super::half::Release;
 use super::plan::{Faults, rnic};
 use super::world::{Check, EndId, Event, Simulation};
-use crate::handshake::Instant;
 use crate::link_group::{
     Cause, Ending, LinkGroup, LinkKey, LinkState, Output, Prepared, Region, RmbId,
 };
+use crate::time::Tick;
 use crate::wire::cdc::Cdc;
 use crate::wire::ids::{Gid, Psn, Qpn, Rkey};
 use crate::wire::llc::Llc;
@@ -95,7 +95,7 @@ impl Simulation {
     }
 
     /// A call of the group, and all that follows from it.
-    pub(super) fn call(&mut self, id: EndId, what: impl FnOnce(&mut LinkGroup, Instant)) -> Check {
+    pub(super) fn call(&mut self, id: EndId, what: impl FnOnce(&mut LinkGroup, Tick)) -> Check {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return Ok(()) };
         what(group, now);

@@ -9,8 +9,8 @@ use super::executor::End;
 use super::fabric::Qp;
 use super::open::Conn;
 use super::plan::{Faults, Plan};
-use crate::handshake::Instant;
 use crate::link_group::LinkKey;
+use crate::time::Tick;
 
 /// `Err` says which rule was broken.
 pub(super) type Check = Result<(), String>;
@@ -286,8 +286,8 @@ impl Simulation {
         1 + u64::from(self.rng.below(u32::try_from(most).unwrap_or(u32::MAX)))
     }
 
-    pub(super) fn instant(&self) -> Instant {
-        Instant(self.now)
+    pub(super) fn instant(&self) -> Tick {
+        Tick(self.now)
     }
 
     pub(super) fn live_sessions(&self) -> impl Iterator<Item = usize> + '_ {
