@@ -67,7 +67,7 @@ impl LinkGroup {
     fn reject(&mut self, over: LinkKey, request: &AddLink, reason: RejectReason) {
         self.counters.add_links_refused += 1;
         let v1 = self.is_v1();
-        let told = v1 || self.params.conduct.reject_reason;
+        let told = v1 || self.params.profile.reject_reason;
         let message = AddLink {
             reply: true,
             rejected: Some(if told { reason } else { RejectReason(0) }),

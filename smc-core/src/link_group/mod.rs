@@ -18,7 +18,9 @@
 //!
 //! ```
 //! use smc_core::time::Tick;
-//! use smc_core::link_group::{Conduct, FirstLink, Generation, LinkGroup, LinkKey, Output, Params};
+//! use smc_core::link_group::{
+//!     FirstLink, Generation, LinkGroup, LinkKey, Output, Params, PeerProfile,
+//! };
 //! use smc_core::link_group::{Region, RemoteEnd, RmbId, Rnic, RnicId, Role};
 //! use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
 //!
@@ -32,7 +34,7 @@
 //! };
 //! let region = |n| Region { rkey: Rkey(n), address: 0x1000 };
 //! let group = |role, own: u8, peer: u8| {
-//!     let params = Params::new(role, Generation::V21(limits), Conduct::LINUX);
+//!     let params = Params::new(role, Generation::V21(limits), PeerProfile::LINUX);
 //!     let remote = RemoteEnd {
 //!         gid: rnic(peer).gid,
 //!         mac: rnic(peer).mac,
@@ -126,8 +128,8 @@ pub use anomaly::{Anomaly, AnomalyKind, Counters};
 pub use link::{Link, LinkEvent, LinkKey, LinkState, Topology};
 pub use output::{Cause, Ending, Output, Reason, Receipt};
 pub use params::{
-    Conduct, EyeCatcher, FirstLink, Generation, LoneRnic, Params, Region, RemoteEnd, Rnic, RnicId,
-    Role, Timers,
+    EyeCatcher, FirstLink, Generation, LoneRnic, Params, PeerProfile, Region, RemoteEnd, Rnic,
+    RnicId, Role, Timers,
 };
 pub use queries::Activity;
 pub use rmb::{MAX_RMBS, PeerRmbId, RmbId, RmbState, UseError};

@@ -51,35 +51,39 @@ pub enum EyeCatcher {
     On,
 }
 
-/// Where peers that keep to the specifications and Linux want to be treated in different ways.
+/// What a link group does differently for different kinds of peers.
+///
+/// A peer that keeps to the specifications and a Linux peer need different answers in four places.
+/// [`PeerProfile::SPEC`] is for the former and [`PeerProfile::LINUX`] for the latter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conduct {
-    /// How bytes are written, and what is taken of the peer.
+pub struct PeerProfile {
+    /// How LLC messages are written, and which forms are accepted from the peer.
     pub dialect: Dialect,
-    /// Whether a Confirm RKey or Delete RKey that meets the addition or deletion of a link is
-    /// answered at once. Linux needs it: it fails the connection at a refusal, and puts off an
-    /// Add Link until its own RKey exchange has ended. Otherwise the former is refused (LLC-67,
-    /// LLC-70) and the latter kept (LLC-78).
+    /// Whether the group answers a Confirm RKey or Delete RKey at once although a link is being
+    /// added or deleted. Linux needs this: it fails the connection when the peer refuses, and it
+    /// delays an Add Link until its own RKey exchange has ended. When false, the group refuses the
+    /// Confirm RKey (LLC-67, LLC-70) and keeps the Delete RKey for later (LLC-78).
     pub rkeys_at_once: bool,
-    /// Whether a first contact goes on with one link when Add Link, or its reply, does not come.
-    /// The specification resets the connection (ERR-20, ERR-21; wire errata B-28, D-8). Later, such
-    /// silence alone does not take the link that carried the request (ERR-22, ERR-48), which Test
-    /// Link judges: AF_SMC may be busy with what soft-RoCE does not let go.
+    /// Whether a first contact goes on with one link when Add Link, or the reply to it, does not
+    /// arrive. The specification resets the connection (ERR-20, ERR-21; wire errata B-28, D-8).
+    /// When true, such silence after the first contact does not fail the link that carried the
+    /// request either (ERR-22, ERR-48); Test Link alone judges that link. AF_SMC may be busy with
+    /// a queue pair that soft-RoCE does not free.
     pub one_link_will_do: bool,
-    /// Whether a version 2 refusal of Add Link carries its reason; Linux sends none (LLCV2-22).
+    /// Whether a rejection of a version 2 Add Link carries its reason. Linux sends none (LLCV2-22).
     pub reject_reason: bool,
 }
 
-impl Conduct {
-    /// Towards a peer of which nothing is known.
-    pub const SPEC: Conduct = Conduct {
+impl PeerProfile {
+    /// For a peer of which nothing is known: the specifications to the letter.
+    pub const SPEC: PeerProfile = PeerProfile {
         dialect: Dialect::SPEC,
         rkeys_at_once: false,
         one_link_will_do: false,
         reject_reason: true,
     };
-    /// Towards a little-endian Linux.
-    pub const LINUX: Conduct = Conduct {
+    /// For a little-endian Linux.
+    pub const LINUX: PeerProfile = PeerProfile {
         dialect: Dialect::TO_LINUX,
         rkeys_at_once: true,
         one_link_will_do: true,
@@ -221,8 +225,8 @@ pub struct Params {
     pub generation: Generation,
     /// Eye catchers or none.
     pub eye_catcher: EyeCatcher,
-    /// How to treat the peer.
-    pub conduct: Conduct,
+    /// What the group does differently for this kind of peer.
+    pub profile: PeerProfile,
     /// Times.
     pub timers: Timers,
     /// Own number of the group, 24 bits, for link user ids, which are to be unique (LLC-16).
@@ -237,12 +241,12 @@ pub struct Params {
 
 impl Params {
     /// Usual values: the times of Linux, no eye catchers, no second RNIC.
-    pub fn new(role: Role, generation: Generation, conduct: Conduct) -> Params {
+    pub fn new(role: Role, generation: Generation, profile: PeerProfile) -> Params {
         Params {
             role,
             generation,
             eye_catcher: EyeCatcher::Off,
-            conduct,
+            profile,
             timers: Timers::of(role),
             number: 1,
             rnics: Vec::new(),

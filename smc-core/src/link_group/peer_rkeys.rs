@@ -16,7 +16,7 @@ impl LinkGroup {
     /// Whether links are being changed, so that keys may not change (LLC-62).
     fn links_change(&self) -> bool {
         matches!(self.config, Some(Config::Add(_) | Config::Delete { .. }))
-            && !self.params.conduct.rkeys_at_once
+            && !self.params.profile.rkeys_at_once
     }
 
     /// The peer has a new RMB, or confirms one again.

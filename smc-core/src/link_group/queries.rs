@@ -168,7 +168,7 @@ impl LinkGroup {
         receipt: Option<Receipt>,
     ) {
         let llc = Llc { version: self.version(), message };
-        let bytes = llc.emit(&self.params.conduct.dialect);
+        let bytes = llc.emit(&self.params.profile.dialect);
         self.counters.sent += 1;
         self.outputs.push_back(Output::PostLlc { link, bytes, receipt });
     }

@@ -51,7 +51,7 @@ impl LinkGroup {
         }
         link.heard = now;
         let dead = matches!(link.state, LinkState::Failed | LinkState::Deleting);
-        let llc = Llc::parse(bytes, &self.params.conduct.dialect).map_err(|error| match error {
+        let llc = Llc::parse(bytes, &self.params.profile.dialect).map_err(|error| match error {
             WireError::CdcNotLlc(byte) => Anomaly::NotLlc(byte),
             WireError::IgnorableLlcType(byte) => Anomaly::Optional(byte),
             error => Anomaly::Malformed(error),

@@ -233,7 +233,7 @@ impl LinkGroup {
     /// Deletes all unwanted RMBs that one message has room for (LLC-54, LLCV2-34).
     fn start_delete_rkeys(&mut self, over: LinkKey, now: Tick) -> bool {
         // Of Linux it is known that it takes no two long messages at a time.
-        let short = self.is_v1() || self.params.conduct.rkeys_at_once;
+        let short = self.is_v1() || self.params.profile.rkeys_at_once;
         let most = if short { 8 } else { 255 };
         let known = |rmb: &Rmb| rmb.keys.iter().any(|(_, _, known)| *known);
         // Of one that was never confirmed the peer knows nothing.

@@ -114,7 +114,7 @@ impl LinkGroup {
             }
             Phase::FirstAddLink { until } if until.has_passed(now) => {
                 self.counters.timeouts += 1;
-                match self.params.conduct.one_link_will_do {
+                match self.params.profile.one_link_will_do {
                     true => self.phase = Phase::SecondLink,
                     false => self.end(Reason::NoAddLink, now),
                 }
@@ -136,7 +136,7 @@ impl LinkGroup {
             None => {}
             Some(Config::Request { over, .. }) => {
                 self.config = None;
-                match self.params.conduct.one_link_will_do {
+                match self.params.profile.one_link_will_do {
                     true => self.send_probe(over, now),
                     false => self.fail_link(over, Cause::NoAddLinkReply, now),
                 }
@@ -162,14 +162,14 @@ impl LinkGroup {
                 Stage::Prepare => self.abort_add(Cause::Setup, now),
                 Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
                 Stage::Reply | Stage::Keys(_) if !self.was_usable => {
-                    match self.params.conduct.one_link_will_do {
+                    match self.params.profile.one_link_will_do {
                         true => self.abort_add(Cause::NoAddLinkReply, now),
                         false => self.end(Reason::NoAddLinkReply, now),
                     }
                 }
                 Stage::Reply | Stage::Keys(_) => {
                     self.abort_add(Cause::NoAddLinkReply, now);
-                    if !self.params.conduct.one_link_will_do {
+                    if !self.params.profile.one_link_will_do {
                         self.add_wanted = true;
                         self.fail_link(add.over, Cause::NoAddLinkReply, now);
                     }

@@ -22,8 +22,8 @@ fn step(pair: &mut Pair, rng: &mut Rng) {
 fn crossing(seed: u64, moves: u32) -> Pair {
     let mut rng = Rng::new(seed);
     let generation = [v1(), v2(), v21(2)][rng.below(3) as usize];
-    let conduct = [Conduct::SPEC, Conduct::LINUX][rng.below(2) as usize];
-    let mut pair = Pair::new(params_of(generation, conduct, [2, 2]));
+    let profile = [PeerProfile::SPEC, PeerProfile::LINUX][rng.below(2) as usize];
+    let mut pair = Pair::new(params_of(generation, profile, [2, 2]));
     pair.settle();
     let mut next_rmb = 10;
     for _ in 0..moves {
@@ -121,7 +121,7 @@ fn add_link_is_the_answer_to_a_notice_that_it_crosses() {
 // Shows: LLC-65.
 #[test]
 fn a_wish_for_deletion_waits_for_the_new_link() {
-    let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [3, 3]);
     for params in &mut params {
         params.generation = Generation::V1 { max_links: 3 };
     }

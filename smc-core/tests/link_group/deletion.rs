@@ -132,7 +132,7 @@ fn idle_group_is_ended_by_the_server() {
 // Shows: LLC-42, CLOSE-35.
 #[test]
 fn idle_client_does_not_give_the_reason_that_is_the_servers() {
-    let mut params = params_of(v2(), Conduct::SPEC, [1, 1]);
+    let mut params = params_of(v2(), PeerProfile::SPEC, [1, 1]);
     params[SERVER].timers.idle = Duration::from_secs(10_000);
     let mut pair = Pair::new(params);
     pair.run(Duration::from_secs(700));
@@ -239,7 +239,7 @@ fn an_altered_echo_is_a_violation() {
 // Shows: LLC-36, ERR-29, ERR-32.
 #[test]
 fn unanswered_deletion_takes_the_carrying_link_too() {
-    let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [3, 3]);
     for params in &mut params {
         params.generation = Generation::V1 { max_links: 3 };
     }
@@ -272,7 +272,7 @@ fn unanswered_deletion_takes_the_carrying_link_too() {
 fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
     for host in [SERVER, CLIENT] {
         for late in [Duration::from_secs(45), Duration::from_secs(100)] {
-            let mut params = params_of(v21(2), Conduct::LINUX, [2, 2]);
+            let mut params = params_of(v21(2), PeerProfile::LINUX, [2, 2]);
             // The peer does not notice by itself.
             params.iter_mut().for_each(|params| params.timers.test_link = None);
             let mut pair = Pair::new(params);
@@ -297,7 +297,7 @@ fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
 }
 
 fn params_of_three() -> [Params; 2] {
-    let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [3, 3]);
     for params in &mut params {
         params.generation = Generation::V1 { max_links: 3 };
     }

@@ -101,8 +101,8 @@ fn an_rnic_that_goes_while_its_link_is_made_leaves_the_group_as_it_was() {
 }
 
 /// What happens in a group's life: first contact, keys, failover, a new link, the end.
-fn life(generation: Generation, conduct: Conduct, rnics: [u32; 2], fault: Fault) -> Pair {
-    let mut pair = Pair::new(params_of(generation, conduct, rnics));
+fn life(generation: Generation, profile: PeerProfile, rnics: [u32; 2], fault: Fault) -> Pair {
+    let mut pair = Pair::new(params_of(generation, profile, rnics));
     pair.fault = fault;
     pair.run(Duration::from_secs(20));
     if pair.usable() {
@@ -126,12 +126,12 @@ fn life(generation: Generation, conduct: Conduct, rnics: [u32; 2], fault: Fault)
 /// Runs that life with each of its messages lost, doubled or failed in turn.
 fn each_message(fault: impl Fn(usize) -> Fault) {
     for generation in [v1(), v2(), v21(2), v21(1)] {
-        for conduct in [Conduct::SPEC, Conduct::LINUX] {
+        for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
             for rnics in [[1, 1], [2, 2], [1, 2], [2, 1]] {
-                let messages = life(generation, conduct, rnics, Fault::None).sent;
+                let messages = life(generation, profile, rnics, Fault::None).sent;
                 for n in 0..messages {
                     let fault = fault(n);
-                    let mut pair = life(generation, conduct, rnics, fault);
+                    let mut pair = life(generation, profile, rnics, fault);
                     let context = format!("{generation:?} {rnics:?} {fault:?} {:?}", pair.names());
                     let over = pair.hosts.each_ref().map(|host| host.group.is_over());
                     if pair.usable() {
@@ -180,9 +180,9 @@ fn any_send_may_fail() {
 #[test]
 fn without_faults_nothing_is_odd() {
     for generation in [v1(), v2(), v21(2), v21(1)] {
-        for conduct in [Conduct::SPEC, Conduct::LINUX] {
+        for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
             for rnics in [[1, 1], [2, 2], [1, 2], [2, 1]] {
-                let pair = life(generation, conduct, rnics, Fault::None);
+                let pair = life(generation, profile, rnics, Fault::None);
                 assert!(pair.usable());
                 assert_eq!(pair.anomalies, [], "{generation:?} {rnics:?} {:?}", pair.names());
             }
@@ -191,7 +191,7 @@ fn without_faults_nothing_is_odd() {
 }
 
 fn three_links() -> [Params; 2] {
-    let mut params = params_of(v1(), Conduct::SPEC, [3, 3]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [3, 3]);
     for params in &mut params {
         params.generation = Generation::V1 { max_links: 3 };
     }
@@ -235,7 +235,7 @@ fn unanswered_request_add_link_fails_its_link() {
 #[test]
 fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
     for alive in [true, false] {
-        let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [1, 1]));
+        let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [1, 1]));
         pair.settle();
         pair.fault = Fault::Lose(pair.sent);
         pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
@@ -254,8 +254,8 @@ fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
 #[test]
 fn a_client_that_lost_a_link_asks_for_another() {
     for generation in BOTH {
-        for conduct in [Conduct::SPEC, Conduct::LINUX] {
-            let mut params = params_of(generation(), conduct, [2, 2]);
+        for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
+            let mut params = params_of(generation(), profile, [2, 2]);
             params[SERVER].timers.retry_add_link = None;
             let mut pair = Pair::new(params);
             pair.settle();
@@ -284,7 +284,7 @@ fn a_client_that_lost_a_link_asks_for_another() {
 // Shows: LG-26.
 #[test]
 fn a_client_that_never_had_two_links_asks_for_none() {
-    let mut params = params_of(v21(2), Conduct::LINUX, [1, 2]);
+    let mut params = params_of(v21(2), PeerProfile::LINUX, [1, 2]);
     params[SERVER].timers.retry_add_link = None;
     params[CLIENT].timers.test_link = None;
     params[SERVER].timers.test_link = None;

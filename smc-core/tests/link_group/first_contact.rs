@@ -105,7 +105,7 @@ fn one_sided_second_rnic_gives_an_asymmetric_link() {
 // Shows: LG-17.
 #[test]
 fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
-    let mut params = params_of(v2(), Conduct::LINUX, [1, 2]);
+    let mut params = params_of(v2(), PeerProfile::LINUX, [1, 2]);
     params[0].lone_rnic = LoneRnic::InvalidMtu;
     let mut pair = Pair::new(params);
     while pair.sent < 3 {
@@ -145,7 +145,7 @@ fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() 
 #[test]
 fn smaller_max_links_counts_in_version_1() {
     for (server, client, both) in [(8, 3, 3), (2, 8, 2), (1, 9, 2)] {
-        let [mut s, mut c] = params_of(v1(), Conduct::SPEC, [1, 1]);
+        let [mut s, mut c] = params_of(v1(), PeerProfile::SPEC, [1, 1]);
         s.generation = Generation::V1 { max_links: server };
         c.generation = Generation::V1 { max_links: client };
         let mut pair = Pair::new([s, c]);
@@ -157,7 +157,7 @@ fn smaller_max_links_counts_in_version_1() {
 // Shows: LLC-17.
 #[test]
 fn zero_from_a_client_accepts_the_servers_max_links() {
-    let [mut server, client] = params_of(v1(), Conduct::SPEC, [1, 1]);
+    let [mut server, client] = params_of(v1(), PeerProfile::SPEC, [1, 1]);
     server.generation = Generation::V1 { max_links: 5 };
     let mut pair = Pair::new([server, client]);
     pair.drain(SERVER);
@@ -173,7 +173,7 @@ fn zero_from_a_client_accepts_the_servers_max_links() {
 // Shows: LLCV2-13, RMB-6.
 #[test]
 fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
-    let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [1, 1]);
     params[0].eye_catcher = EyeCatcher::On;
     let mut pair = Pair::new(params);
     pair.settle();
@@ -186,7 +186,7 @@ fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
 // Shows: LLCV2-13, RMB-6.
 #[test]
 fn eye_catchers_at_both_ends_are_agreed_on() {
-    let mut params = params_of(v1(), Conduct::SPEC, [1, 1]);
+    let mut params = params_of(v1(), PeerProfile::SPEC, [1, 1]);
     params.iter_mut().for_each(|params| params.eye_catcher = EyeCatcher::On);
     let mut pair = Pair::new(params);
     pair.settle();
@@ -279,8 +279,8 @@ fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() 
 // Shows: LG-24, ERR-20, ERR-21.
 #[test]
 fn no_add_link_breaks_the_connection_unless_the_peer_is_linux() {
-    for (conduct, over) in [(Conduct::SPEC, true), (Conduct::LINUX, false)] {
-        let mut pair = Pair::new(params_of(v2(), conduct, [1, 1]));
+    for (profile, over) in [(PeerProfile::SPEC, true), (PeerProfile::LINUX, false)] {
+        let mut pair = Pair::new(params_of(v2(), profile, [1, 1]));
         pair.fault = Fault::Lose(2);
         pair.run(Duration::from_secs(10));
         assert_eq!(pair.hosts[1].group.is_over(), over);
@@ -298,7 +298,7 @@ fn no_add_link_breaks_the_connection_unless_the_peer_is_linux() {
 fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
     for generation in ALL {
         // The new link is dead on arrival.
-        let mut params = params_of(generation(), Conduct::SPEC, [2, 2]);
+        let mut params = params_of(generation(), PeerProfile::SPEC, [2, 2]);
         params[SERVER].timers.retry_add_link = None;
         let mut pair = Pair::new(params);
         while pair.hosts[1].group.links().len() < 2 {
@@ -336,7 +336,7 @@ fn client_without_resources_refuses() {
 
 #[test]
 fn server_without_resources_tries_no_further() {
-    let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [2, 2]));
+    let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [2, 2]));
     pair.hosts[0].broken.insert(RnicId(1));
     pair.settle();
     assert!(pair.hosts[0].group.is_usable());

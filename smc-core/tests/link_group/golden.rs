@@ -31,7 +31,7 @@ const REGION: Region = Region { rkey: Rkey(0x3e0), address: 0xff11_0000_00d9_000
 
 fn linux(generation: Generation) -> Pair {
     assert_eq!(rnic(SERVER, 0).gid, Gid::from_ipv4([10, 9, 0, 1]));
-    let mut pair = Pair::new(params_of(generation, Conduct::LINUX, [1, 1]));
+    let mut pair = Pair::new(params_of(generation, PeerProfile::LINUX, [1, 1]));
     // Keys are those of the captures, not those of the hosts.
     pair.honest = false;
     pair

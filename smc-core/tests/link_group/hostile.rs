@@ -20,7 +20,7 @@ fn list_of<T: Copy + Default, const N: usize>(items: &[T]) -> List<T, N> {
 
 fn emit(pair: &Pair, message: Message) -> Vec<u8> {
     let params = pair.hosts[0].group.params();
-    Llc { version: params.generation.version(), message }.emit(&params.conduct.dialect)
+    Llc { version: params.generation.version(), message }.emit(&params.profile.dialect)
 }
 
 fn tell(pair: &mut Pair, to: usize, message: Message) -> Result<(), Anomaly> {
@@ -321,9 +321,9 @@ fn some_message(rng: &mut Rng, pair: &Pair, to: usize) -> Message {
 fn hostile_life(seed: u64) {
     let mut rng = Rng::new(seed);
     let generation = [v1(), v2(), v21(1), v21(2)][rng.below(4) as usize];
-    let conduct = [Conduct::SPEC, Conduct::LINUX][rng.below(2) as usize];
+    let profile = [PeerProfile::SPEC, PeerProfile::LINUX][rng.below(2) as usize];
     let host = rng.below(2) as usize;
-    let mut pair = Pair::new(params_of(generation, conduct, [1 + rng.below(2), 1 + rng.below(2)]));
+    let mut pair = Pair::new(params_of(generation, profile, [1 + rng.below(2), 1 + rng.below(2)]));
     pair.honest = false;
     if rng.one_in(2) {
         pair.settle();

@@ -176,7 +176,7 @@ fn client_uses_the_address_the_server_would_like() {
     pair.settle();
     let second = pair.hosts[CLIENT].group.links().last().unwrap();
     assert_ne!(second.rnic.id, RnicId(0));
-    let mut params = params_of(v2(), Conduct::SPEC, [2, 3]);
+    let mut params = params_of(v2(), PeerProfile::SPEC, [2, 3]);
     params[SERVER].peer_gids = vec![rnic(CLIENT, 0).gid, rnic(CLIENT, 2).gid];
     let mut pair = Pair::new(params);
     pair.settle();

@@ -46,7 +46,7 @@ fn both_ends_may_confirm_at_once() {
 // Shows: LLC-47, LLC-48, LG-12.
 #[test]
 fn eight_links_need_continuations_in_version_1() {
-    let [mut server, mut client] = params_of(v1(), Conduct::SPEC, [8, 8]);
+    let [mut server, mut client] = params_of(v1(), PeerProfile::SPEC, [8, 8]);
     server.generation = Generation::V1 { max_links: 8 };
     client.generation = Generation::V1 { max_links: 8 };
     let mut pair = Pair::new([server, client]);
@@ -125,7 +125,7 @@ fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
 /// Gives one message to a host as if from its peer, and takes what it answers.
 fn ask(pair: &mut Pair, to: usize, message: Message) -> (Result<(), Anomaly>, Message) {
     let params = pair.hosts[to].group.params();
-    let (version, dialect) = (params.generation.version(), params.conduct.dialect);
+    let (version, dialect) = (params.generation.version(), params.profile.dialect);
     let bytes = Llc { version, message }.emit(&dialect);
     let result = pair.hosts[to].group.handle_message(LinkKey::FIRST, &bytes, pair.now);
     pair.drain(to);
@@ -206,9 +206,9 @@ fn a_key_for_each_link_is_asked_for() {
 // Shows: LLC-50, LLC-60, LLC-62, LLC-67, LLC-72, LLCV2-33.
 #[test]
 fn keys_that_meet_a_new_link_are_confirmed_with_it() {
-    for conduct in [Conduct::SPEC, Conduct::LINUX] {
+    for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
         for generation in [v1(), v2()] {
-            let mut pair = Pair::new(params_of(generation, conduct, [1, 2]));
+            let mut pair = Pair::new(params_of(generation, profile, [1, 2]));
             pair.settle();
             pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
             pair.settle();
@@ -222,7 +222,7 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
             assert_eq!(pair.active(CLIENT).len(), 2);
             pair.assert_keys();
             let refused = pair.hosts[CLIENT].group.counters().rkeys_refused;
-            assert_eq!(refused > 0, conduct == Conduct::SPEC);
+            assert_eq!(refused > 0, profile == PeerProfile::SPEC);
         }
     }
 }
@@ -231,7 +231,7 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
 // Shows: CLC-48, LLC-51.
 #[test]
 fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
-    let mut pair = Pair::new(params_of(v2(), Conduct::LINUX, [1, 2]));
+    let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [1, 2]));
     pair.settle();
     pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
     pair.settle();
@@ -278,8 +278,8 @@ fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {
 // Shows: LLC-78.
 #[test]
 fn deletions_that_meet_a_new_link_are_kept() {
-    for (conduct, last) in [(Conduct::SPEC, "> DeleteRkeyReply 80"), (Conduct::LINUX, "")] {
-        let mut pair = Pair::new(params_of(v2(), conduct, [1, 2]));
+    for (profile, last) in [(PeerProfile::SPEC, "> DeleteRkeyReply 80"), (PeerProfile::LINUX, "")] {
+        let mut pair = Pair::new(params_of(v2(), profile, [1, 2]));
         pair.settle();
         pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
         pair.settle();
@@ -291,7 +291,7 @@ fn deletions_that_meet_a_new_link_are_kept() {
         pair.hosts[CLIENT].group.remove_rmb(RmbId(7), pair.now);
         pair.run(Duration::from_secs(1));
         assert!(pair.hosts[CLIENT].has(&Output::RmbDeleted { rmb: RmbId(7) }));
-        assert_eq!(pair.names().last().unwrap() == last, conduct == Conduct::SPEC);
+        assert_eq!(pair.names().last().unwrap() == last, profile == PeerProfile::SPEC);
         assert_eq!(pair.active(SERVER).len(), 2);
         pair.assert_keys();
     }

@@ -89,17 +89,21 @@ pub(crate) fn v21(max_links: u8) -> Generation {
     Generation::V21(LinkLimits { max_conns: 16, max_links })
 }
 
-fn params(role: Role, generation: Generation, conduct: Conduct, rnics: u32) -> Params {
+fn params(role: Role, generation: Generation, profile: PeerProfile, rnics: u32) -> Params {
     let host = usize::from(role == Role::Client);
-    let mut params = Params::new(role, generation, conduct);
+    let mut params = Params::new(role, generation, profile);
     params.rnics = (0..rnics).map(|n| rnic(host, n)).collect();
     params
 }
 
-pub(crate) fn params_of(generation: Generation, conduct: Conduct, rnics: [u32; 2]) -> [Params; 2] {
+pub(crate) fn params_of(
+    generation: Generation,
+    profile: PeerProfile,
+    rnics: [u32; 2],
+) -> [Params; 2] {
     [
-        params(Role::Server, generation, conduct, rnics[0]),
-        params(Role::Client, generation, conduct, rnics[1]),
+        params(Role::Server, generation, profile, rnics[0]),
+        params(Role::Client, generation, profile, rnics[1]),
     ]
 }
 
@@ -171,7 +175,7 @@ impl Pair {
     }
 
     pub(crate) fn usual(generation: Generation, rnics: [u32; 2]) -> Pair {
-        Pair::new(params_of(generation, Conduct::SPEC, rnics))
+        Pair::new(params_of(generation, PeerProfile::SPEC, rnics))
     }
 
     /// After first contact.
@@ -393,7 +397,7 @@ impl Pair {
 
     /// Names of the messages so far, `>` from the server.
     pub(crate) fn names(&self) -> Vec<String> {
-        let dialect = self.hosts[0].group.params().conduct.dialect;
+        let dialect = self.hosts[0].group.params().profile.dialect;
         self.trace.iter().map(|(from, bytes)| name(*from, bytes, &dialect)).collect()
     }
 

@@ -255,7 +255,7 @@ impl Situation {
 }
 
 fn links_of_nobody() -> Link {
-    let params = params_of(v2(), Conduct::SPEC, [1, 1]);
+    let params = params_of(v2(), PeerProfile::SPEC, [1, 1]);
     let [server, _] = params;
     LinkGroup::new(server, first_link(SERVER), smc_core::time::Tick(0)).links()[0].clone()
 }

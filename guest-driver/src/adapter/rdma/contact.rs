@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smc_core::handshake::{DeclineReason, EstablishedR, TermsR};
 use smc_core::link_group::{
-    Conduct, EyeCatcher, FirstLink, Generation, LinkKey, Params, Reason, Region, RemoteEnd, Rnic,
-    Role, Timers,
+    EyeCatcher, FirstLink, Generation, LinkKey, Params, PeerProfile, Reason, Region, RemoteEnd,
+    Rnic, Role, Timers,
 };
 use smc_core::wire::clc::{SmcrLink, Version};
 use smc_core::wire::ids::{Gid, Mac, Mtu, SizeCode};
@@ -146,7 +146,7 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
     let shared = group.shared();
     let options = &shared.options;
     let generation = generation(&established.terms, options.max_links);
-    let mut params = Params::new(role, generation, Conduct::LINUX);
+    let mut params = Params::new(role, generation, PeerProfile::LINUX);
     if options.eye_catcher {
         params.eye_catcher = EyeCatcher::On;
     }

@@ -113,7 +113,7 @@ impl Simulation {
     pub(super) fn carry_out(&mut self, id: EndId) -> Check {
         let mut count = 0;
         while let Some(output) = self.end(id).group.as_mut().and_then(LinkGroup::poll_output) {
-            let dialect = self.plan.conduct[id.role].dialect;
+            let dialect = self.plan.profile[id.role].dialect;
             self.trace(|| match &output {
                 Output::PostLlc { link, bytes, .. } => {
                     let message = Llc::parse(bytes, &dialect).map(|llc| llc.message);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::super::rng::Rng;
 use crate::connection::{Ring, RingError};
 use crate::link_group::{
-    Conduct, EyeCatcher, Generation, LoneRnic, Params, Rnic, RnicId, Role, Timers,
+    EyeCatcher, Generation, LoneRnic, Params, PeerProfile, Rnic, RnicId, Role, Timers,
 };
 use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu};
 use crate::wire::llc::Dialect;
@@ -44,7 +44,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) generation: Generation,
-    pub(super) conduct: [Conduct; 2],
+    pub(super) profile: [PeerProfile; 2],
     /// RNICs of each host.
     pub(super) rnics: [u32; 2],
     pub(super) eye_catcher: EyeCatcher,
@@ -73,7 +73,7 @@ impl Plan {
             }
         };
         let dialect = if rng.one_in(2) { Dialect::SPEC } else { Dialect::TO_LINUX };
-        let conduct = [0, 1].map(|_| Conduct {
+        let profile = [0, 1].map(|_| PeerProfile {
             dialect,
             rkeys_at_once: rng.one_in(2),
             one_link_will_do: rng.one_in(2),
@@ -91,7 +91,7 @@ impl Plan {
         }
         Plan {
             generation,
-            conduct,
+            profile,
             rnics,
             eye_catcher: if rng.one_in(4) { EyeCatcher::On } else { EyeCatcher::Off },
             lone: if rng.one_in(4) { LoneRnic::InvalidMtu } else { LoneRnic::Asymmetric },
@@ -109,7 +109,7 @@ impl Plan {
         let mut params = Params::new(
             side,
             self.generation,
-            self.conduct.get(role).copied().unwrap_or(Conduct::SPEC),
+            self.profile.get(role).copied().unwrap_or(PeerProfile::SPEC),
         );
         params.timers = Timers { idle: Duration::from_secs(600), ..params.timers };
         params.eye_catcher = self.eye_catcher;
