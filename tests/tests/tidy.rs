@@ -103,6 +103,7 @@ fn unsafe_stays_in_its_rooms() {
         "guest-driver/src/sys/",
         "guest-driver/src/verbs/",
         "guest-driver/src/rendezvous/bpf.rs",
+        "guest-driver/preload/src/hooks/",
         "guest-driver/preload/src/sys/",
     ];
     for dir in ["backend", "smc-core/src", "guest-driver"] {

@@ -8,25 +8,15 @@
 //!
 //! What the exported functions may do is little: the program may be in the middle of a fork, in a
 //! signal handler, before `main` or after the end of its thread. A descriptor that is not ours costs
-//! one load. `sys` has the exported functions and all that is `unsafe`.
+//! one load. `hooks` has the exported functions; all that is `unsafe` is in `hooks` and `sys`.
 #![warn(missing_docs)]
 
-mod brief;
-mod claim;
 mod config;
-mod decide;
-mod epoll;
-mod fds;
 mod fork;
+mod hooks;
 mod io;
-mod option;
-mod poll;
-mod refusals;
-mod registrations;
 mod relay;
-mod session;
-mod sock;
-mod sockets;
+mod selection;
+mod socket;
 mod status;
 mod sys;
-mod tally;

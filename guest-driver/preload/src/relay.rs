@@ -9,7 +9,7 @@
 //! all its bytes in one place, whoever reads them.
 //!
 //! The connection ends with its owner. Programs that fork first and use connections then, as most
-//! servers do, have the child's own session instead (see `decide`).
+//! servers do, have the child's own session instead (see `selection`).
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -19,9 +19,9 @@ use std::sync::{Mutex, PoisonError};
 use guest_driver::{Seen, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::decide::STACK;
-use crate::registrations;
-use crate::sock::{Socket, State};
+use crate::selection::handshake::STACK;
+use crate::socket::registrations;
+use crate::socket::stream::{Socket, State};
 use crate::sys::raw;
 use crate::sys::table::{self, Ref};
 
@@ -196,7 +196,7 @@ fn start(offer: Offer) {
         let relayed = Socket::new(State::Relayed, socket.role(), false);
         relayed.relay(names);
         relayed.ask_once();
-        drop(table::install(fd, crate::sock::Sock::Stream(relayed)));
+        drop(table::install(fd, crate::socket::stream::Sock::Stream(relayed)));
         registrations::enter(socket, fd);
     }
     drop(far);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guest_driver::{Facts, Fallback};
 use smc_core::handshake::FallbackReason;
 
-use crate::session;
+use crate::selection::session;
 
 fn line(text: &str) {
     let Some(dir) = session::config().and_then(|config| config.status.as_ref()) else { return };

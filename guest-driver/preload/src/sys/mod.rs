@@ -1,12 +1,9 @@
-//! The exported functions, system calls, and memory that the program handed over: all that is
-//! `unsafe` in this library.
+//! System calls, the table of descriptors, and memory that the program handed over. All that is `unsafe`
+//! in this library is here and in `hooks`.
 
-mod begin;
-mod hooks;
-mod next;
 pub(crate) mod raw;
 pub(crate) mod table;
-mod user;
+pub(crate) mod user_memory;
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};

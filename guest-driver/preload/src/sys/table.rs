@@ -11,7 +11,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::sock::Sock;
+use crate::socket::stream::Sock;
 
 /// Descriptors beyond this are left alone.
 const MAX_FDS: usize = 1 << 20;

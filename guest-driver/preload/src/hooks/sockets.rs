@@ -4,19 +4,20 @@ use std::ffi::{c_int, c_void};
 
 use libc::{sockaddr, socklen_t};
 
-use crate::sys::next::next;
+use crate::hooks::libc_symbols::next;
+use crate::selection::establish;
+use crate::socket::descriptors;
 use crate::sys::raw::{Errno, Sys};
-use crate::sys::user::{self, done};
+use crate::sys::user_memory::{self, done};
 use crate::sys::{raw, table};
-use crate::{fds, sockets};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = next!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {
-        fds::fresh(fd);
-        sockets::made(fd, domain, kind, protocol);
+        descriptors::fresh(fd);
+        establish::made(fd, domain, kind, protocol);
     }
     fd
 }
@@ -39,19 +40,19 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         && let Some(socket) = sock.stream()
     {
         // SAFETY: the program's address.
-        let to = unsafe { user::address(addr, len) };
+        let to = unsafe { user_memory::address(addr, len) };
         let native = || native_connect(fd, addr, len);
-        return done(sockets::connect(fd, &sock, socket, to, native)) as c_int;
+        return done(establish::connect(fd, &sock, socket, to, native)) as c_int;
     }
     next!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    crate::option::listen(fd);
+    crate::selection::option::listen(fd);
     let result = next!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
-    if result == 0 && crate::session::config().is_some() {
-        sockets::listening(fd);
+    if result == 0 && crate::selection::session::config().is_some() {
+        establish::listening(fd);
     }
     result
 }
@@ -61,8 +62,8 @@ unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t)
     let new = next!(accept, libc::SYS_accept,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
     if new >= 0 {
-        fds::fresh(new);
-        sockets::accepted(new, false);
+        descriptors::fresh(new);
+        establish::accepted(new, false);
     }
     new
 }
@@ -77,8 +78,8 @@ unsafe extern "C" fn accept4(
     let new = next!(accept4, libc::SYS_accept4,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
     if new >= 0 {
-        fds::fresh(new);
-        sockets::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+        descriptors::fresh(new);
+        establish::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
     }
     new
 }
@@ -114,7 +115,7 @@ unsafe extern "C" fn getsockopt(
 ) -> c_int {
     if table::has(fd)
         && let Some(sock) = table::get(fd)
-        && let Some(answer) = sockets::own_option(&sock, fd, level, name)
+        && let Some(answer) = establish::own_option(&sock, fd, level, name)
         && !value.is_null()
         && !len.is_null()
     {
@@ -141,7 +142,7 @@ unsafe extern "C" fn setsockopt(
 ) -> c_int {
     let ours = if table::has(fd) { table::get(fd) } else { None };
     let socket = ours.as_ref().and_then(|sock| sock.stream());
-    if socket.is_some_and(|socket| sockets::refuses_option(socket, level, name)) {
+    if socket.is_some_and(|socket| establish::refuses_option(socket, level, name)) {
         return done(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
@@ -150,7 +151,7 @@ unsafe extern "C" fn setsockopt(
     if result == 0
         && let Some(socket) = socket
     {
-        sockets::option_set(fd, socket, level, name);
+        establish::option_set(fd, socket, level, name);
     }
     result
 }
@@ -159,7 +160,7 @@ unsafe extern "C" fn setsockopt(
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if table::has(fd)
         && let Some(sock) = table::get(fd)
-        && let Some(result) = fds::shutdown(fd, &sock, how)
+        && let Some(result) = descriptors::shutdown(fd, &sock, how)
     {
         return done(result) as c_int;
     }
@@ -180,7 +181,7 @@ unsafe extern "C" fn syscall(
     e: usize,
     f: usize,
 ) -> i64 {
-    if crate::session::config().is_some() {
+    if crate::selection::session::config().is_some() {
         match number {
             // Its own calls could not be seen: programs fall back to epoll.
             libc::SYS_io_uring_setup => return done(Err(Errno(libc::ENOSYS))) as i64,
@@ -189,10 +190,13 @@ unsafe extern "C" fn syscall(
                 return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
             }
             libc::SYS_close => {
-                fds::closing(a as c_int);
+                descriptors::closing(a as c_int);
             }
             libc::SYS_close_range if c & libc::CLOSE_RANGE_CLOEXEC as usize == 0 => {
-                fds::closing_range(a as c_int, c_int::try_from(b as u32).unwrap_or(c_int::MAX));
+                descriptors::closing_range(
+                    a as c_int,
+                    c_int::try_from(b as u32).unwrap_or(c_int::MAX),
+                );
             }
             _ => {}
         }

@@ -7,11 +7,11 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use guest_driver::SignalMask;
 
-use crate::sys::next::next;
+use crate::hooks::libc_symbols::next;
+use crate::socket::{descriptors, epoll_set, registrations};
 use crate::sys::raw::Sys;
 use crate::sys::table;
-use crate::sys::user::{self, done};
-use crate::{epoll, fds, registrations};
+use crate::sys::user_memory::{self, done};
 
 /// The program's list.
 ///
@@ -29,8 +29,8 @@ unsafe fn entries<'a>(list: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
 pub(super) unsafe extern "C" fn poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
-    if crate::poll::concerns(entries) {
-        return done(crate::poll::poll(entries, user::millis(timeout), None)) as c_int;
+    if crate::io::poll::concerns(entries) {
+        return done(crate::io::poll::poll(entries, user_memory::millis(timeout), None)) as c_int;
     }
     poll_natively(list, n, timeout)
 }
@@ -54,10 +54,10 @@ pub(super) unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
-    if crate::poll::concerns(entries) {
+    if crate::io::poll::concerns(entries) {
         // SAFETY: the program's time.
-        let (timeout, mask) = unsafe { (user::timespec(timeout), user::mask(mask)) };
-        return done(crate::poll::poll(entries, timeout, mask)) as c_int;
+        let (timeout, mask) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
+        return done(crate::io::poll::poll(entries, timeout, mask)) as c_int;
     }
     next!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
           mask: *const sigset_t) -> c_int)
@@ -86,12 +86,12 @@ unsafe fn select_here(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<Sys> {
-    crate::session::config()?;
+    crate::selection::session::config()?;
     // SAFETY: the caller's promise.
     let (mut read, mut write, mut except) =
         unsafe { (words(read, n), words(write, n), words(except, n)) };
     let sets = (&mut read, &mut write, &mut except);
-    crate::poll::select(usize::try_from(n).unwrap_or(0).min(65536), sets, timeout, mask)
+    crate::io::poll::select(usize::try_from(n).unwrap_or(0).min(65536), sets, timeout, mask)
 }
 
 #[unsafe(no_mangle)]
@@ -134,7 +134,7 @@ unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program's time and mask.
-    let (time, signals) = unsafe { (user::timespec(timeout), user::mask(mask)) };
+    let (time, signals) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
     let sets = [read, write, except];
     // SAFETY: the program's sets.
     if let Some(result) = unsafe { select_here(n, sets, time, signals) } {
@@ -148,8 +148,8 @@ unsafe extern "C" fn pselect(
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     let fd = next!(epoll_create, -1, (size: c_int) -> c_int);
     if fd >= 0 {
-        fds::fresh(fd);
-        fds::set_made(fd);
+        descriptors::fresh(fd);
+        descriptors::set_made(fd);
     }
     fd
 }
@@ -158,8 +158,8 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     let fd = next!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
     if fd >= 0 {
-        fds::fresh(fd);
-        fds::set_made(fd);
+        descriptors::fresh(fd);
+        descriptors::set_made(fd);
     }
     fd
 }
@@ -177,7 +177,7 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 return done(registrations::control(set, op, fd, &sock, socket, event)) as c_int;
             }
             // A set in a set: the outer one cannot look into it.
-            None => epoll::hand_to_kernel(fd),
+            None => epoll_set::hand_to_kernel(fd),
         }
     }
     next!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
@@ -211,7 +211,9 @@ unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     if table::has(set) {
         // SAFETY: the program's list.
-        if let Some(result) = unsafe { wait_here(set, list, max, user::millis(timeout), None) } {
+        if let Some(result) =
+            unsafe { wait_here(set, list, max, user_memory::millis(timeout), None) }
+        {
             return done(result) as c_int;
         }
     }
@@ -229,7 +231,9 @@ unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     if table::has(set) {
         // SAFETY: the program's list and mask.
-        let result = unsafe { wait_here(set, list, max, user::millis(timeout), user::mask(mask)) };
+        let result = unsafe {
+            wait_here(set, list, max, user_memory::millis(timeout), user_memory::mask(mask))
+        };
         if let Some(result) = result {
             return done(result) as c_int;
         }
@@ -248,8 +252,9 @@ unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     if table::has(set) {
         // SAFETY: the program's time, list and mask.
-        let result =
-            unsafe { wait_here(set, list, max, user::timespec(timeout), user::mask(mask)) };
+        let result = unsafe {
+            wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))
+        };
         if let Some(result) = result {
             return done(result) as c_int;
         }

@@ -1,15 +1,15 @@
 //! Servers that decline SMC again and again because they have no device left.
 //!
 //! A server that forks for each client, and whose processes are over soon, declines nearly all
-//! (`brief`); one with more processes than devices declines some for ever. A message to and fro for each
+//! (`short_lived`); one with more processes than devices declines some for ever. A message to and fro for each
 //! connection would be for nothing, so after several in a row a client does without for a while.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::selection::circuit_breaker::Tally;
 use crate::sys::raw;
-use crate::tally::Tally;
 
 /// What is known of one server.
 struct Entry {

@@ -3,11 +3,13 @@
 use std::ffi::c_int;
 use std::net::Shutdown;
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::sock::{Sock, Socket, State};
+use crate::fork;
+use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::selection::short_lived;
+use crate::socket::stream::{Sock, Socket, State};
+use crate::socket::{epoll_set, registrations};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{brief, epoll, fork, registrations};
 
 /// A descriptor is about to be closed.
 pub(crate) fn closing(fd: c_int) {
@@ -29,7 +31,7 @@ pub(crate) fn closing(fd: c_int) {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
-        Sock::Set(set) => epoll::forget_set(set, fd),
+        Sock::Set(set) => epoll_set::forget_set(set, fd),
     }
 }
 
@@ -61,8 +63,8 @@ pub(crate) fn fresh(fd: c_int) {
 
 /// An epoll set was made.
 pub(crate) fn set_made(fd: c_int) {
-    if crate::session::config().is_some() && !fork::borrows_memory() {
-        table::install(fd, Sock::Set(epoll::Set::new()));
+    if crate::selection::session::config().is_some() && !fork::borrows_memory() {
+        table::install(fd, Sock::Set(epoll_set::Set::new()));
     }
 }
 
@@ -71,7 +73,7 @@ pub(crate) fn end() {
     if fork::borrows_memory() {
         return;
     }
-    brief::end();
+    short_lived::end();
     for fd in 0..=table::highest() {
         if table::get(fd).is_some_and(|sock| sock.stream().is_some()) {
             closing(fd);

@@ -14,8 +14,8 @@ use guest_driver::rendezvous::{
 };
 use smc_core::handshake::FallbackReason;
 
+use crate::selection::{declined_servers, session};
 use crate::sys::borrowed;
-use crate::{refusals, session};
 
 static MEETING: OnceLock<Meeting> = OnceLock::new();
 /// Numbers of its descriptors, ascending; those that were passed on among them.
@@ -95,7 +95,7 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
     if config.policy.connect(to) == Verdict::Tcp {
         return None;
     }
-    if crate::sockets::listens_on(to.port()) && is_here(to) {
+    if crate::selection::establish::listens_on(to.port()) && is_here(to) {
         // It would have to accept while it connects.
         return None;
     }
@@ -110,7 +110,7 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
     if !told && (!asks || session::lacks_device()) {
         return None;
     }
-    if refusals::are_likely(to) {
+    if declined_servers::are_likely(to) {
         return Some(Ask { asked: None, told: false });
     }
     Some(Ask { asked: Some(meeting.before_connect(borrowed(fd), to)), told })
@@ -163,7 +163,7 @@ pub(crate) fn listen(fd: c_int) {
     if config.accept.is_empty() || meeting.rendezvous().is_none() {
         return;
     }
-    let Some(local) = crate::sockets::local_address(fd) else { return };
+    let Some(local) = crate::selection::establish::local_address(fd) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {
         meeting.listen(borrowed(fd));
     }

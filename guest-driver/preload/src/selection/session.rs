@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Config as StackConfig, Greeting, Rnics, SmcStream, Stack, statistics};
 
-use crate::claim::{Claim, Unclaimed};
 use crate::config::Config;
-use crate::decide::STACK;
-use crate::option::Proposal;
+use crate::selection::device_lock::{Claim, Unclaimed};
+use crate::selection::handshake::STACK;
+use crate::selection::option::Proposal;
+use crate::selection::short_lived;
 use crate::sys::raw;
-use crate::{brief, fork, status};
+use crate::{fork, status};
 
 /// What carries out handshakes.
 pub(crate) trait Session: Send + Sync {
@@ -123,7 +124,7 @@ pub(crate) fn for_client() -> Option<&'static dyn Session> {
     {
         let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         let known = raw_current().filter(|open| open.generation == fork::generation());
-        if known.is_none() && !brief::is_worth_a_device() {
+        if known.is_none() && !short_lived::is_worth_a_device() {
             status::spared();
             return Some(keep(without_device(config, false)));
         }

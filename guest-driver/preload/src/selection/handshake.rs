@@ -17,12 +17,14 @@ use guest_driver::{Facts, Fallback, Greeting, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 use smc_core::wire::clc::{Guess, looks_like_opening};
 
-use crate::option::Proposal;
-use crate::session;
-use crate::sock::{Role, Socket, State};
+use crate::selection::declined_servers;
+use crate::selection::option::Proposal;
+use crate::selection::session;
+use crate::socket::registrations;
+use crate::socket::stream::{Role, Socket, State};
 use crate::sys::raw::{self, Errno};
 use crate::sys::table::{self, Ref};
-use crate::{refusals, registrations, relay, status};
+use crate::{relay, status};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ pub(crate) fn inherit() {
         }
         if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
             // Best effort: one that listens already takes a recent kernel, and rights.
-            crate::option::listen(fd);
+            crate::selection::option::listen(fd);
             continue;
         }
         // Standard input and output may be the same connection.
@@ -125,7 +127,7 @@ pub(crate) fn inherit() {
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
         if first == Opening::Smc || first == Opening::Silence && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
-            crate::sockets::accepted(fd, flags & libc::O_NONBLOCK != 0);
+            crate::selection::establish::accepted(fd, flags & libc::O_NONBLOCK != 0);
         }
     }
 }
@@ -309,7 +311,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Whether the server is this very process: it would have to accept while it connects.
 fn connects_to_itself(tcp: &TcpStream) -> bool {
     let (Ok(local), Ok(peer)) = (tcp.local_addr(), tcp.peer_addr()) else { return true };
-    local.ip() == peer.ip() && crate::sockets::listens_on(peer.port())
+    local.ip() == peer.ip() && crate::selection::establish::listens_on(peer.port())
 }
 
 /// Waits for the client's messages.
@@ -329,7 +331,7 @@ fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
 fn finish_tcp(sock: &Ref, fd: c_int) {
     let Some(socket) = sock.stream() else { return };
     if socket.role() == Role::Client && table::get(fd).is_some_and(|now| now.is(sock)) {
-        crate::sockets::acknowledge_lazily(fd, false);
+        crate::selection::establish::acknowledge_lazily(fd, false);
     }
     registrations::moved(sock, socket, State::Tcp);
     socket.decide(State::Tcp);
@@ -344,10 +346,10 @@ fn remember(socket: impl AsFd, facts: &Facts) {
         Facts::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
-            refusals::declined(&server);
+            declined_servers::declined(&server);
         }
         Facts::Tcp(_) => {}
-        _ => refusals::accepted(&server),
+        _ => declined_servers::accepted(&server),
     }
 }
 

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::fork;
+use crate::selection::circuit_breaker::Tally;
 use crate::sys::{self, raw};
-use crate::tally::Tally;
 
 /// A process that has lived for so long was worth a device.
 const LONG: Duration = Duration::from_millis(100);

@@ -5,13 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::option::Reception;
-use crate::session;
-use crate::sock::{Role, Sock, Socket, State};
+use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::selection::option;
+use crate::selection::option::Reception;
+use crate::selection::session;
+use crate::socket::registrations;
+use crate::socket::stream::{Role, Sock, Socket, State};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{fork, option, registrations, status};
+use crate::{fork, status};
 
 /// How long `connect` of a blocking socket waits for the server's program. If that takes longer the
 /// connection stays undecided: TCP would have accepted it as well.
@@ -46,7 +48,7 @@ pub(crate) fn listening(fd: c_int) {
     if !fork::borrows_memory() {
         drop(table::remove(fd));
     }
-    crate::brief::share();
+    crate::selection::short_lived::share();
     if let Some(address) = local_address(fd) {
         let mut ports = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
         if !ports.contains(&address.port()) {
@@ -146,7 +148,7 @@ fn start(sock: &Ref, socket: &Socket) {
 
 /// Begins the handshake without waiting for anything.
 fn begin(sock: &Ref, fd: c_int) {
-    crate::decide::start(sock, fd);
+    crate::selection::handshake::start(sock, fd);
 }
 
 /// Waits for the verdict, but not long.

@@ -1,8 +1,10 @@
 //! The library's beginning and end.
 
-use super::{hooks, raw};
 use crate::config::Config;
-use crate::{decide, fds, fork, option, relay, session, status};
+use crate::selection::{handshake, option, session};
+use crate::socket::descriptors;
+use crate::sys::raw;
+use crate::{fork, relay, status};
 
 /// Memory of the library's own. The program's heap stays as it would be without the library: where it
 /// ends decides how often some programs ask the kernel for memory and give it back, and an allocator
@@ -22,7 +24,7 @@ static BEGIN: extern "C" fn() = begin;
 static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
-    hooks::find_all();
+    super::find_all();
     fork::begin();
     // SAFETY: its lock, the only thing that this is about, is held by nobody yet. Registered before the
     // functions below, which may allocate: it takes the lock after them, and gives it back before.
@@ -39,7 +41,7 @@ extern "C" fn begin() {
         session::configure(config);
         status::begin();
         option::begin();
-        decide::inherit();
+        handshake::inherit();
     }
 }
 
@@ -57,6 +59,6 @@ unsafe extern "C" fn in_child() {
 }
 
 extern "C" fn end() {
-    fds::end();
+    descriptors::end();
     session::end();
 }

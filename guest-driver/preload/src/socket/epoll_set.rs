@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Look, Seen, SignalMask, SmcStream, Watch, Woken};
 
-use crate::sock::{Registration, Socket, Target};
+use crate::selection::session;
+use crate::socket::registrations;
+use crate::socket::stream::{Registration, Socket, Target};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
-use crate::{registrations, session};
 
 /// How long a busy set leaves the kernel unasked.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);

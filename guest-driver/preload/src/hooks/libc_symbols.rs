@@ -35,11 +35,11 @@ impl Next {
 macro_rules! next {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;
-        if number < 0 && $crate::sys::hooks::real::$name.get().is_none() {
+        if number < 0 && $crate::hooks::real::$name.get().is_none() {
             // Called before this library's beginning, and the kernel has no such call.
-            $crate::sys::hooks::real::$name.find();
+            $crate::hooks::real::$name.find();
         }
-        let known = $crate::sys::hooks::real::$name.get();
+        let known = $crate::hooks::real::$name.get();
         match known {
             Some(function) => {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;
@@ -55,7 +55,7 @@ macro_rules! next {
                 let given = [$($arg as usize),*];
                 all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
                 // SAFETY: the program's arguments, unchanged.
-                $crate::sys::user::done(unsafe { $crate::sys::raw::call(number, all) }) as $result
+                $crate::sys::user_memory::done(unsafe { $crate::sys::raw::call(number, all) }) as $result
             }
         }
     }};

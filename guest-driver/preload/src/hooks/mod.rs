@@ -2,25 +2,27 @@
 //! ours, and otherwise turns the program's pointers into slices for the rooms that do the work.
 
 mod bytes;
-mod checked;
-mod fds;
+mod descriptors;
+mod fortify;
+mod init;
+mod libc_symbols;
+mod readiness;
 mod sockets;
-mod wait;
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 
-use super::raw::Sys;
-use super::table;
-use crate::io::{self, Way};
+use crate::io::transfer::{self, Way};
+use crate::sys::raw::Sys;
+use crate::sys::table;
 
 macro_rules! functions {
     ($($name:ident)*) => {
         /// libc's functions.
         #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
-        pub(in crate::sys) mod real {
-            use crate::sys::next::Next;
-            $(pub(in crate::sys) static $name: Next = {
+        pub(in crate::hooks) mod real {
+            use crate::hooks::libc_symbols::Next;
+            $(pub(in crate::hooks) static $name: Next = {
                 const NAME: &str = concat!(stringify!($name), "\0");
                 match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
                     Ok(name) => Next::new(name),
@@ -47,9 +49,9 @@ functions! {
 #[inline]
 fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys> {
     let sock = table::get(fd)?;
-    match io::way(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
+    match transfer::way(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
         Way::Native => None,
-        Way::Smc(socket, stream) => Some(io::recv((socket, stream), bufs, flags)),
+        Way::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),
         Way::Fail(error) => Some(Err(error)),
     }
 }
@@ -58,9 +60,9 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
     let sock = table::get(fd)?;
-    match io::way_out(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
+    match transfer::way_out(&sock, fd, flags & libc::MSG_DONTWAIT != 0) {
         Way::Native => None,
-        Way::Smc(socket, stream) => Some(io::send((socket, stream), bufs, flags)),
+        Way::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
         Way::Fail(error) => Some(Err(error)),
     }
 }

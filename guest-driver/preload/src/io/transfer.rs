@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use guest_driver::SmcStream;
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::sock::Socket;
+use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::socket::stream::Socket;
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::Ref;
 

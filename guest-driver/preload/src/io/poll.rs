@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Seen, SignalMask, SmcStream, Woken};
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::epoll::{self, Sleeper};
-use crate::sock::Socket;
+use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::socket::epoll_set::{self, Sleeper};
+use crate::socket::stream::Socket;
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::{self, Ref};
 
@@ -82,7 +82,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<Ref>) {
         }
         let Some(sock) = table::get(fd.fd) else { continue };
         let Some(socket) = sock.stream() else {
-            epoll::hand_to_kernel(fd.fd);
+            epoll_set::hand_to_kernel(fd.fd);
             continue;
         };
         if fd.events & libc::POLLOUT != 0 {
@@ -111,7 +111,7 @@ fn shown(stream: &SmcStream, events: i16) -> i16 {
     let look = stream.look(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll have the same numbers for what both know.
-    (epoll::flags(look) & asked) as i16
+    (epoll_set::flags(look) & asked) as i16
 }
 
 /// Looks the connections up, asks the kernel about the rest, and sleeps if there is nothing. `None`:

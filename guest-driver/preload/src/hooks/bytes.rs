@@ -6,17 +6,17 @@ use std::io::{IoSlice, IoSliceMut};
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::{recv_into, send_from};
-use crate::io::{self, Way};
-use crate::sys::next::next;
+use crate::hooks::libc_symbols::next;
+use crate::io::transfer::{self, Way};
 use crate::sys::raw::{Errno, Sys};
 use crate::sys::table;
-use crate::sys::user::{self, done};
+use crate::sys::user_memory::{self, done};
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user::room(buf, n) };
+        let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], 0) {
             return done(result);
         }
@@ -28,7 +28,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> 
 pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user::bytes(buf, n) };
+        let bytes = unsafe { user_memory::bytes(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], 0) {
             return done(result);
         }
@@ -40,7 +40,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) 
 unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's list.
-        let rooms = unsafe { user::rooms(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
+        let rooms = unsafe { user_memory::rooms(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
         match rooms {
             Ok(rooms) => {
                 if let Some(result) = recv_into(fd, rooms, 0) {
@@ -57,7 +57,7 @@ unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's list.
-        match unsafe { user::pieces(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
+        match unsafe { user_memory::pieces(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
             Ok(pieces) => {
                 if let Some(result) = send_from(fd, pieces, 0) {
                     return done(result);
@@ -78,7 +78,7 @@ pub(super) unsafe extern "C" fn recv(
 ) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user::room(buf, n) };
+        let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
             return done(result);
         }
@@ -99,7 +99,7 @@ pub(super) unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user::room(buf, n) };
+        let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
             if !addr.is_null() && !len.is_null() {
                 // TCP does not say whom bytes are from.
@@ -135,7 +135,7 @@ unsafe extern "C" fn sendto(
 ) -> ssize_t {
     if table::has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user::bytes(buf, n) };
+        let bytes = unsafe { user_memory::bytes(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], flags) {
             return done(result);
         }
@@ -152,7 +152,7 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> 
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_mut() }?;
     // SAFETY: the program's list.
-    let rooms = match unsafe { user::rooms(header.msg_iov, header.msg_iovlen) } {
+    let rooms = match unsafe { user_memory::rooms(header.msg_iov, header.msg_iovlen) } {
         Ok(rooms) => rooms,
         Err(error) => return Some(Err(error)),
     };
@@ -172,7 +172,7 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_ref() }?;
     // SAFETY: the program's list.
-    match unsafe { user::pieces(header.msg_iov, header.msg_iovlen) } {
+    match unsafe { user_memory::pieces(header.msg_iov, header.msg_iovlen) } {
         Ok(pieces) => send_from(fd, pieces, flags),
         Err(error) => Some(Err(error)),
     }
@@ -213,7 +213,7 @@ unsafe fn forget_received(message: *const msghdr) {
                 let list = libc::CMSG_DATA(at).cast::<c_int>();
                 let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for i in 0..n {
-                    crate::fds::fresh(list.add(i).read_unaligned());
+                    crate::socket::descriptors::fresh(list.add(i).read_unaligned());
                 }
             }
             at = libc::CMSG_NXTHDR(header, at);
@@ -291,13 +291,13 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
 /// `offset` is null or leads to an offset.
 unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
     let sock = table::get(to)?;
-    Some(match io::way_out(&sock, to, false) {
+    Some(match transfer::way_out(&sock, to, false) {
         Way::Native => return None,
         Way::Fail(error) => Err(error),
         Way::Smc(socket, stream) => {
             // SAFETY: the caller's promise.
             let offset = unsafe { offset.as_mut() };
-            io::sendfile((socket, stream), from, offset, n.min(0x7fff_f000))
+            transfer::sendfile((socket, stream), from, offset, n.min(0x7fff_f000))
         }
     })
 }
@@ -337,7 +337,7 @@ unsafe extern "C" fn splice(
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     for (fd, out) in [(from, true), (to, false)] {
         let Some(sock) = table::get(fd) else { continue };
-        let way = if out { io::way } else { io::way_out };
+        let way = if out { transfer::way } else { transfer::way_out };
         match way(&sock, fd, dont_wait) {
             Way::Native => {}
             Way::Fail(error) => return done(Err(error)),
@@ -346,8 +346,8 @@ unsafe extern "C" fn splice(
             }
             Way::Smc(socket, stream) => {
                 return done(match out {
-                    true => io::splice_out((socket, stream), to, n, dont_wait),
-                    false => io::splice_in((socket, stream), from, n, dont_wait),
+                    true => transfer::splice_out((socket, stream), to, n, dont_wait),
+                    false => transfer::splice_in((socket, stream), from, n, dont_wait),
                 });
             }
         }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_ulong, c_void};
 
 use libc::{pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::{bytes, fds, sockets, wait};
+use super::{bytes, descriptors, readiness, sockets};
 
 unsafe extern "C" {
     fn __chk_fail() -> !;
@@ -62,7 +62,7 @@ unsafe extern "C" fn __poll_chk(
 ) -> c_int {
     check((n as usize).saturating_mul(std::mem::size_of::<pollfd>()), room);
     // SAFETY: the program's arguments.
-    unsafe { wait::poll(fds, n, timeout) }
+    unsafe { readiness::poll(fds, n, timeout) }
 }
 
 #[unsafe(no_mangle)]
@@ -75,7 +75,7 @@ unsafe extern "C" fn __ppoll_chk(
 ) -> c_int {
     check((n as usize).saturating_mul(std::mem::size_of::<pollfd>()), room);
     // SAFETY: the program's arguments.
-    unsafe { wait::ppoll(fds, n, timeout, mask) }
+    unsafe { readiness::ppoll(fds, n, timeout, mask) }
 }
 
 /// A second name of a function, with the same arguments.
@@ -93,10 +93,10 @@ also! {
     __read = bytes::read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t;
     __write = bytes::write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t;
     __send = bytes::send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t;
-    __close = fds::close(fd: c_int) -> c_int;
+    __close = descriptors::close(fd: c_int) -> c_int;
     __connect = sockets::connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    __poll = wait::poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int;
-    __fcntl = fds::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
-    fcntl64 = fds::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
-    __dup2 = fds::dup2(old: c_int, new: c_int) -> c_int;
+    __poll = readiness::poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int;
+    __fcntl = descriptors::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fcntl64 = descriptors::fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    __dup2 = descriptors::dup2(old: c_int, new: c_int) -> c_int;
 }

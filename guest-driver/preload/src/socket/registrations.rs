@@ -4,9 +4,9 @@
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
-use crate::decide::{Patience, Verdict, settle};
-use crate::epoll::{Set, set_of};
-use crate::sock::{Registration, Socket, State, Target};
+use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::socket::epoll_set::{Set, set_of};
+use crate::socket::stream::{Registration, Socket, State, Target};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::table::Ref;
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use guest_driver::SmcStream;
 
-use crate::epoll::Set;
 use crate::fork;
-use crate::option::Ask;
+use crate::selection::option::Ask;
+use crate::socket::epoll_set::Set;
 use crate::sys::raw;
 
 /// The content of an entry of the table.

@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
-use crate::sys::next::next;
+use crate::hooks::libc_symbols::next;
+use crate::selection::{option, session};
+use crate::socket::descriptors;
 use crate::sys::raw::{self, Errno};
 use crate::sys::table;
-use crate::sys::user::done;
-use crate::{fds, option, session};
+use crate::sys::user_memory::done;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
@@ -14,7 +15,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
         return done(Err(Errno(libc::EBADF))) as c_int;
     }
     if table::has(fd) {
-        fds::closing(fd);
+        descriptors::closing(fd);
     }
     next!(close, libc::SYS_close, (fd: c_int) -> c_int)
 }
@@ -23,7 +24,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if session::config().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
-        fds::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
+        descriptors::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
     }
     let all = || raw::close_range(first as c_int, last as c_int, flags);
     let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
@@ -42,7 +43,7 @@ fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
     if session::config().is_some() {
-        fds::closing_range(first.max(0), c_int::MAX);
+        descriptors::closing_range(first.max(0), c_int::MAX);
     }
     let _ = close_around(first.max(0), c_int::MAX, 0);
 }
@@ -51,9 +52,9 @@ unsafe extern "C" fn closefrom(first: c_int) {
 unsafe extern "C" fn dup(old: c_int) -> c_int {
     let new = next!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
-        fds::fresh(new);
+        descriptors::fresh(new);
         if table::has(old) {
-            fds::duplicated(old, new);
+            descriptors::duplicated(old, new);
         }
     }
     new
@@ -68,10 +69,10 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return done(Err(error)) as c_int;
     }
-    fds::fresh(new);
+    descriptors::fresh(new);
     let result = done(raw::dup3(old, new, flags)) as c_int;
     if result >= 0 {
-        fds::duplicated(old, new);
+        descriptors::duplicated(old, new);
     }
     result
 }
@@ -98,9 +99,9 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
                        -> c_int);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
-            fds::fresh(result);
+            descriptors::fresh(result);
             if table::has(fd) {
-                fds::duplicated(fd, result);
+                descriptors::duplicated(fd, result);
             }
         }
         libc::F_SETFL if result >= 0 => {
@@ -108,7 +109,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
                 && let Some(sock) = table::get(fd)
                 && let Some(socket) = sock.stream()
             {
-                fds::blocking_changed(fd, socket);
+                descriptors::blocking_changed(fd, socket);
             }
         }
         _ => {}
@@ -120,7 +121,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let ours = if table::has(fd) { table::get(fd) } else { None };
     if let Some(sock) = &ours
-        && let Some(answer) = fds::ioctl(fd, sock, request)
+        && let Some(answer) = descriptors::ioctl(fd, sock, request)
     {
         return match answer {
             Ok(_) if argument.is_null() => done(Err(Errno(libc::EFAULT))) as c_int,
@@ -138,7 +139,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
         && request == libc::FIONBIO
         && let Some(socket) = ours.as_ref().and_then(|sock| sock.stream())
     {
-        fds::blocking_changed(fd, socket);
+        descriptors::blocking_changed(fd, socket);
     }
     result
 }
@@ -146,7 +147,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
 /// Ends the program without its exit handlers; connections end properly all the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _exit(status: c_int) -> ! {
-    fds::end();
+    descriptors::end();
     loop {
         let _ = raw::exit_group(status);
     }
@@ -165,7 +166,7 @@ macro_rules! makes {
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             let fd = next!($name, -1, ($($arg: $type),*) -> c_int);
             if fd >= 0 {
-                fds::fresh(fd);
+                descriptors::fresh(fd);
             }
             fd
         })*

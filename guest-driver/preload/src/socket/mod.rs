@@ -1,0 +1,6 @@
+//! What is known of one descriptor: a TCP socket on its way to SMC or there, or an epoll set.
+
+pub(crate) mod descriptors;
+pub(crate) mod epoll_set;
+pub(crate) mod registrations;
+pub(crate) mod stream;
