@@ -10,11 +10,12 @@ use super::negotiate::{
     Agreed, Candidate, Offer, Refusal, Terms, check_accept, check_accept_r, check_accept_v1, offer,
 };
 use super::outcome::{
-    AfterDecline, Answer, Dmbe, Established, PeerHost, Received, SendDecline, dmbe_of, kind_of,
-    message_r, parse, widen,
+    Answer, Dmbe, Established, Received, dmbe_of, kind_of, message_r, parse, widen,
 };
+use super::peer_host::PeerHost;
 use super::reader::ClcReader;
 use super::route::Route;
+use super::send_decline::{AfterDecline, SendDecline};
 use super::smcr::{KnownLink, PeerLink};
 use crate::time::Tick;
 use crate::wire::clc::{Message, SmcdV2, Version};

@@ -3,33 +3,16 @@
 use core::time::Duration;
 
 use super::decline::SmcKind;
+use super::ism_device::IsmDevice;
 use super::route::Route;
 use crate::wire::clc::{Limits, VendorOffer};
-use crate::wire::ids::{Chid, Eid, Features, Gid, Hostname, LinkLimits, OsType, PeerId, Release};
+use crate::wire::ids::{Chid, Eid, Features, Hostname, LinkLimits, OsType, PeerId, Release};
 
 /// How long one message is awaited unless configured otherwise; the value Linux uses (ERR-7).
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(6);
 
 /// Most EIDs, and most GID/CHID entries, in one Proposal (EID-6, EISM-30).
 pub const MAX_OFFERED: usize = 8;
-
-/// An ISM device of this host: its fabric and its address there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct IsmDevice {
-    /// The fabric. Devices with the same CHID as an earlier one are not used: a CHID is all by
-    /// which Accept names the device.
-    pub chid: Chid,
-    /// The address: 128 bits for an emulated device; for a platform device the second half is zero
-    /// (EISM-9).
-    pub gid: Gid,
-}
-
-impl IsmDevice {
-    /// Entries of the GID/CHID array this device takes (EISM-11, EISM-12).
-    pub const fn entries(self) -> usize {
-        if self.chid.is_emulated() { 2 } else { 1 }
-    }
-}
 
 bitflags::bitflags! {
     /// The types of SMC that a host offers as a client and takes as a server (CLCV2-88).
@@ -228,6 +211,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ids::Gid;
 
     fn device(chid: u16) -> IsmDevice {
         IsmDevice { chid: Chid(chid), gid: Gid([7; 16]) }

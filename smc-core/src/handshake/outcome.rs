@@ -1,14 +1,13 @@
 //! What a handshake ends in, and the parts both roles share.
 
 use super::config::Config;
-use super::decline::{DeclineReason, FallbackReason, PeerDecline, SmcKind};
+use super::decline::{DeclineReason, PeerDecline, SmcKind};
 use super::error::{Awaited, HandshakeError};
-use super::negotiate::{Candidate, MessageR, Refusals, Terms};
+use super::negotiate::{Candidate, MessageR, Terms};
+use super::peer_host::PeerHost;
 use crate::wire::WireError;
-use crate::wire::clc::{
-    Decline, Diagnosis, Fce, Limits, Message, SmcdV1, SmcdV2, TypeReasons, Version,
-};
-use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, Hostname, LinkId, OsType, SizeCode};
+use crate::wire::clc::{Fce, Limits, Message, SmcdV1, SmcdV2, Version};
+use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 
 /// An element of a DMB, as it is told to the one who will write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,23 +19,6 @@ pub struct Dmbe {
     pub index: u8,
     /// Size of an element, control block included.
     pub size: SizeCode,
-}
-
-/// What a peer tells of itself at first contact; for people, not for decisions (CLCV2-51 to -53).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerHost {
-    /// Operating system.
-    pub os: OsType,
-    /// Host name; [`Hostname::text`] is `None` for one that is not a name (CLCV2-52).
-    pub hostname: Hostname,
-    /// Answer to the vendor options that were offered; zero without one (CLCV2-15, CLCV2-16).
-    pub vendor: [u8; 4],
-}
-
-impl From<&Fce> for PeerHost {
-    fn from(fce: &Fce) -> PeerHost {
-        PeerHost { os: fce.os, hostname: fce.hostname, vendor: fce.vendor }
-    }
 }
 
 /// The handshake is complete and this connection is SMC-D.
@@ -65,75 +47,6 @@ pub struct Established {
     pub peer_link: LinkId,
     /// The peer's host; at first contact only.
     pub peer_host: Option<PeerHost>,
-}
-
-/// What comes after a Decline that this side sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AfterDecline {
-    /// TCP carries the data; whatever follows in the stream is data (CLC-23, CLC-51).
-    FallBack,
-    /// Close the TCP connection: the peer may already have written to the DMB, and data never flows
-    /// on both paths (CLC-63). This is the late Decline of a server.
-    Break,
-}
-
-/// A Decline this side sends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SendDecline {
-    /// The Decline, to be sent as it is.
-    pub message: Vec<u8>,
-    /// Why.
-    pub reason: DeclineReason,
-    /// What to do once it is sent.
-    pub then: AfterDecline,
-}
-
-impl SendDecline {
-    /// Why this connection is TCP now.
-    pub fn fallback(&self) -> FallbackReason {
-        FallbackReason::DeclinedHere(self.reason)
-    }
-
-    /// What a client sends in place of its Proposal when it does not want SMC on a connection on
-    /// which both ends announced it: local policy, IPsec, an option SMC lacks (CLC-51, ERR-1).
-    pub fn opening(config: &Config, reason: DeclineReason) -> SendDecline {
-        let version = if config.kinds.has_v2() { Version::V2 } else { Version::V1 };
-        Self::plain(config, version, reason, AfterDecline::FallBack)
-    }
-
-    /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).
-    pub(super) fn of_proposal(config: &Config, version: Version, refusals: &Refusals) -> Self {
-        let (reason, reasons) = (refusals.last(), refusals.type_reasons());
-        Self::build(config, version, reason, reasons, AfterDecline::FallBack)
-    }
-
-    /// Any other Decline: the diagnosis only (CLCV2-81).
-    pub(super) fn plain(
-        config: &Config,
-        version: Version,
-        reason: DeclineReason,
-        then: AfterDecline,
-    ) -> Self {
-        Self::build(config, version, reason, TypeReasons::default(), then)
-    }
-
-    fn build(
-        config: &Config,
-        version: Version,
-        reason: DeclineReason,
-        reasons: TypeReasons,
-        then: AfterDecline,
-    ) -> Self {
-        let decline = Decline {
-            version,
-            out_of_sync: reason.out_of_sync(),
-            peer_id: config.peer_id,
-            diagnosis: Diagnosis(reason.code().value()),
-            os: config.os,
-            reasons,
-        };
-        SendDecline { message: decline.emit(), reason, then }
-    }
 }
 
 /// Whether bytes that arrive on TCP after the client's Confirm are a late Decline.

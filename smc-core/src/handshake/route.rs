@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::config::IsmDevice;
+use super::ism_device::IsmDevice;
 use crate::wire::List;
 use crate::wire::clc::{IpPrefix, MAX_ENTRIES, Subnet};
 use crate::wire::ids::{Gid, Mac, Mtu};

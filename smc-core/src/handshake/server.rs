@@ -6,13 +6,14 @@ use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline, SmcKind};
 use super::error::{Awaited, HandshakeError};
 use super::negotiate::{
-    Candidate, Evaluation, Refusal, Refusals, SmcrMatch, Terms, check_confirm, evaluate, kind_r,
+    Candidate, Evaluation, Refusal, RejectedTypes, SmcrMatch, Terms, check_confirm, evaluate,
+    kind_r,
 };
-use super::outcome::{
-    AfterDecline, Answer, Dmbe, Established, PeerHost, Received, SendDecline, dmbe_of, parse, widen,
-};
+use super::outcome::{Answer, Dmbe, Established, Received, dmbe_of, parse, widen};
+use super::peer_host::PeerHost;
 use super::reader::ClcReader;
 use super::route::Route;
+use super::send_decline::{AfterDecline, SendDecline};
 use super::server_r::{self, AwaitConfirmR};
 use super::smcr::{LinkEnd, PeerRnic, TermsR};
 use crate::time::Tick;
@@ -147,7 +148,7 @@ impl Selection {
         // The answer is of the client's version, so that a version 1 client can read it (CLC-6).
         let version = proposal.version;
         if !SmcKind::PREFERENCE.into_iter().any(|kind| found.has(kind)) {
-            let decline = SendDecline::of_proposal(&config, version, &found.refusals);
+            let decline = SendDecline::of_proposal(&config, version, &found.rejected);
             return ServerStep::Decline(decline);
         }
         let mut candidates = Vec::new();
@@ -218,8 +219,8 @@ impl Selection {
     }
 
     /// Why the other types that were offered are not used.
-    pub fn refusals(&self) -> &Refusals {
-        &self.found.refusals
+    pub fn rejected(&self) -> &RejectedTypes {
+        &self.found.rejected
     }
 
     /// Accepts with one of the [`candidates`](Selection::candidates): the bytes to send, and what
@@ -285,20 +286,20 @@ impl Selection {
     /// Notes why a choice came to nothing, for the [Decline](Selection::decline) that follows if
     /// the others do so as well.
     pub fn refuse(&mut self, kind: SmcKind, reason: DeclineReason) {
-        self.found.refusals.set(kind, reason);
+        self.found.rejected.set(kind, reason);
     }
 
     /// Declines instead, for a reason that came up here: no device reaches the client
     /// ([`DeclineReason::Unreachable`]), no DMB, no route, local policy. It is the reason for every
     /// type that was possible and of which nothing was [noted](Selection::refuse) (CLCV2-79).
     pub fn decline(self, reason: DeclineReason) -> SendDecline {
-        let mut refusals = self.found.refusals;
+        let mut rejected = self.found.rejected;
         for kind in SmcKind::PREFERENCE {
-            if self.found.has(kind) && refusals.of(kind).is_none() {
-                refusals.set(kind, reason);
+            if self.found.has(kind) && rejected.of(kind).is_none() {
+                rejected.set(kind, reason);
             }
         }
-        SendDecline::of_proposal(&self.config, self.version, &refusals)
+        SendDecline::of_proposal(&self.config, self.version, &rejected)
     }
 }
 

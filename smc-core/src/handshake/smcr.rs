@@ -7,7 +7,8 @@
 
 use super::config::Config;
 use super::decline::DeclineReason;
-use super::outcome::{AfterDecline, PeerHost, SendDecline};
+use super::peer_host::PeerHost;
+use super::send_decline::{AfterDecline, SendDecline};
 use crate::wire::clc::Message;
 use crate::wire::clc::{Fce, GidList, SmcrFce, SmcrLink, SmcrV1, SmcrV2, Version};
 use crate::wire::ids::{

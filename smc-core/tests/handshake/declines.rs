@@ -314,7 +314,7 @@ fn any_other_offer_beside_smc_dv2_does_not_stand_in_its_way() {
         let proposal = proposal_of(2, v1, Some(SmcTypes::Both));
         let selection = eligible(&server_host(), &proposal);
         assert_eq!(
-            selection.refusals().smcr_v2,
+            selection.rejected().smcr_v2,
             Some(DeclineReason::NotConfigured(SmcKind::SmcrV2))
         );
         accept(selection, None);

@@ -68,7 +68,7 @@ fn check_selection(selection: &Selection) {
     assert_eq!(selection.eid(), eid("SMCPROBE-EID1"));
     assert_eq!(selection.terms().release, Release::V2_1);
     assert_eq!(selection.terms().features, Features::EMULATED_ISM);
-    let refused = selection.refusals();
+    let refused = selection.rejected();
     assert!(matches!(refused.smcr_v2, Some(DeclineReason::NotConfigured(_))));
     assert_eq!((refused.smcd_v2, refused.smcr_v1, refused.smcd_v1), (None, None, None));
 }
@@ -115,7 +115,7 @@ fn linux_proposal_of_smc_rv1_and_smc_dv2_is_served_by_smc_d() {
     let length = u16::try_from(bytes.len()).unwrap();
     bytes[5..7].copy_from_slice(&length.to_be_bytes());
     let selection = eligible(&probe(emulated(0xff01, 7)), &bytes);
-    assert!(matches!(selection.refusals().smcr_v1, Some(DeclineReason::NotConfigured(_))));
+    assert!(matches!(selection.rejected().smcr_v1, Some(DeclineReason::NotConfigured(_))));
     accept(selection, None);
 }
 

@@ -97,7 +97,7 @@ fn one_platform_device_serves_both_versions() {
     let mut foreign = both(2);
     foreign.ueids = vec![eid("OTHER")];
     let selection = eligible_on(&foreign, &route_d1(2), &proposal);
-    assert_eq!(selection.refusals().smcd_v2, Some(DeclineReason::NoCommonEid));
+    assert_eq!(selection.rejected().smcd_v2, Some(DeclineReason::NoCommonEid));
     assert_eq!(selection.eid(), Eid::ZERO);
     let (_, accept) = crate::support::accept(selection, None);
     assert_eq!((accept.len(), accept[7]), (48, 0x19));

@@ -110,7 +110,7 @@ fn shake(case: &Case) -> Option<SmcKind> {
     let kinds: Vec<SmcKind> = choices.iter().map(Choice::kind).collect();
     assert_eq!(kinds, possible, "{case:?}");
     for kind in SmcKind::PREFERENCE.into_iter().filter(|kind| case.client.has(*kind)) {
-        assert_eq!(selection.refusals().of(kind), case.refusal(kind), "{case:?}");
+        assert_eq!(selection.rejected().of(kind), case.refusal(kind), "{case:?}");
     }
     match choices[0] {
         Choice::D(version, devices) => {

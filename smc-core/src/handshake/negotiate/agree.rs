@@ -1,33 +1,15 @@
 //! What each side checks of the other's answer: the client Accept, the server Confirm.
 
+use super::matches::Candidate;
+use super::refusal::Refusal;
 use super::select::may_use;
-use super::{Candidate, Terms};
-use crate::handshake::config::{Config, IsmDevice};
+use super::terms::Terms;
+use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::error::HandshakeError;
+use crate::handshake::ism_device::IsmDevice;
 use crate::wire::clc::{SmcdV1, SmcdV2};
 use crate::wire::ids::{Chid, Eid, Gid, GidV1};
-
-/// A message that is well formed but cannot be agreed to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Send Decline.
-    Decline(DeclineReason),
-    /// Break the connection.
-    Fail(HandshakeError),
-}
-
-impl From<DeclineReason> for Refusal {
-    fn from(reason: DeclineReason) -> Refusal {
-        Refusal::Decline(reason)
-    }
-}
-
-impl From<HandshakeError> for Refusal {
-    fn from(error: HandshakeError) -> Refusal {
-        Refusal::Fail(error)
-    }
-}
 
 /// What an Accept settles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! What each side of SMC-R checks of the other's answer.
 
-use super::Terms;
-use super::agree::Refusal;
 use super::limits::final_limits;
+use super::matches::SmcrMatch;
 use super::offer::Offer;
-use super::select_route::{SmcrMatch, terms_v1};
+use super::refusal::Refusal;
+use super::select_route::terms_v1;
+use super::terms::Terms;
 use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::error::HandshakeError;

@@ -11,33 +11,21 @@
 mod agree;
 mod agree_r;
 mod limits;
+mod matches;
 mod offer;
+mod refusal;
+mod rejected_types;
 mod select;
 mod select_route;
+mod terms;
 
-pub use agree::{Agreed, Refusal, check_accept, check_accept_v1, check_confirm};
+pub use agree::{Agreed, check_accept, check_accept_v1, check_confirm};
 pub(super) use agree_r::kind_r;
 pub use agree_r::{MessageR, check_accept_r, check_confirm_r};
 pub use limits::{final_limits, negotiate_limits};
+pub use matches::{Candidate, SmcdMatch, SmcrMatch};
 pub use offer::{Offer, offer};
-pub use select::{Candidate, Evaluation, Refusals, SmcdMatch, evaluate};
-pub use select_route::SmcrMatch;
-
-use crate::wire::ids::{Features, Release};
-
-/// What holds between two ends for as long as they know each other (CLCV2-50).
-///
-/// Agreed at first contact and kept by the caller per (CHID, GID); later handshakes do not carry
-/// it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Terms {
-    /// The lower of the two releases (CLCV2-36, CLCV2-86).
-    pub release: Release,
-    /// The features that both ends announced (CLCV2-61).
-    pub features: Features,
-}
-
-impl Terms {
-    /// What SMC-D version 1 agrees on: nothing.
-    pub const V1: Terms = Terms { release: Release::V2_0, features: Features::empty() };
-}
+pub use refusal::Refusal;
+pub use rejected_types::RejectedTypes;
+pub use select::{Evaluation, evaluate};
+pub use terms::Terms;

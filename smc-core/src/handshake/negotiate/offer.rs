@@ -1,7 +1,8 @@
 //! The client's side: what goes into the Proposal.
 
-use crate::handshake::config::{Config, IsmDevice, Kinds};
+use crate::handshake::config::{Config, Kinds};
 use crate::handshake::decline::{DeclineReason, SmcKind};
+use crate::handshake::ism_device::IsmDevice;
 use crate::handshake::route::Route;
 use crate::wire::List;
 use crate::wire::clc::{

@@ -1,97 +1,16 @@
 //! The server's side: which of the offered types can be used, and how.
 
-use super::Terms;
-use super::select_route::{SmcrMatch, common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
-use crate::handshake::config::{Config, IsmDevice, Unpaired};
+use super::matches::{Candidate, SmcdMatch, SmcrMatch};
+use super::rejected_types::RejectedTypes;
+use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
+use super::terms::{Terms, common_terms};
+use crate::handshake::config::{Config, Unpaired};
 use crate::handshake::decline::{DeclineReason, SmcKind};
+use crate::handshake::ism_device::IsmDevice;
 use crate::handshake::route::Route;
 use crate::wire::WireError;
-use crate::wire::clc::{Diagnosis, IsmOffer, OfferV2, Proposal, TypeReasons};
-use crate::wire::ids::{Chid, Eid, Features, Gid, Release};
-
-/// A pair of devices that may reach each other; whether they do, the local device has to be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Candidate {
-    /// The fabric both are on (EISM-29).
-    pub chid: Chid,
-    /// The server's device.
-    pub local: Gid,
-    /// The client's device. With the CHID it names the peer (EISM-21, CLCV2-49).
-    pub peer: Gid,
-}
-
-/// SMC-D version 2 is possible.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SmcdMatch {
-    /// Pairs of devices in the client's order of preference (EISM-17); at least one.
-    pub candidates: Vec<Candidate>,
-    /// The EID that goes into Accept (EID-15).
-    pub eid: Eid,
-    /// Release and features that a first contact agrees on.
-    pub terms: Terms,
-}
-
-/// Why offered types are not used; `None` for a type that was not offered or that is possible.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refusals {
-    /// SMC-Dv2.
-    pub smcd_v2: Option<DeclineReason>,
-    /// SMC-Dv1.
-    pub smcd_v1: Option<DeclineReason>,
-    /// SMC-Rv2.
-    pub smcr_v2: Option<DeclineReason>,
-    /// SMC-Rv1.
-    pub smcr_v1: Option<DeclineReason>,
-}
-
-impl Refusals {
-    /// The refusal of one type.
-    pub fn of(&self, kind: SmcKind) -> Option<DeclineReason> {
-        match kind {
-            SmcKind::SmcdV2 => self.smcd_v2,
-            SmcKind::SmcdV1 => self.smcd_v1,
-            SmcKind::SmcrV2 => self.smcr_v2,
-            SmcKind::SmcrV1 => self.smcr_v1,
-        }
-    }
-
-    /// Notes why a type is not used.
-    pub fn set(&mut self, kind: SmcKind, reason: DeclineReason) {
-        *match kind {
-            SmcKind::SmcdV2 => &mut self.smcd_v2,
-            SmcKind::SmcdV1 => &mut self.smcd_v1,
-            SmcKind::SmcrV2 => &mut self.smcr_v2,
-            SmcKind::SmcrV1 => &mut self.smcr_v1,
-        } = Some(reason);
-    }
-
-    /// What was found, or a note why not.
-    fn keep<T>(&mut self, kind: SmcKind, found: Result<T, DeclineReason>) -> Option<T> {
-        found.map_err(|reason| self.set(kind, reason)).ok()
-    }
-
-    /// The diagnosis of the whole Proposal: types are dismissed from the least to the most
-    /// preferred one, so the last reason is that of the best type offered (CLCV2-80).
-    pub fn last(&self) -> DeclineReason {
-        SmcKind::PREFERENCE
-            .into_iter()
-            .find_map(|kind| self.of(kind))
-            .unwrap_or(DeclineReason::NothingOffered)
-    }
-
-    /// The reason per type as Decline carries it: zero where nothing was offered (CLCV2-79).
-    pub fn type_reasons(&self) -> TypeReasons {
-        let diagnosis = |reason: Option<DeclineReason>| {
-            reason.map_or(Diagnosis::NONE, |reason| Diagnosis(reason.code().value()))
-        };
-        TypeReasons {
-            smcd_v2: diagnosis(self.smcd_v2),
-            smcd_v1: diagnosis(self.smcd_v1),
-            smcr_v2: diagnosis(self.smcr_v2),
-            smcr_v1: diagnosis(self.smcr_v1),
-        }
-    }
-}
+use crate::wire::clc::{IsmOffer, OfferV2, Proposal};
+use crate::wire::ids::{Chid, Eid, Features, Gid};
 
 /// What a server makes of a Proposal: the types that are possible, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +24,7 @@ pub struct Evaluation {
     /// SMC-R version 1.
     pub smcr_v1: Option<SmcrMatch>,
     /// What stands in the way of each other type that was offered.
-    pub refusals: Refusals,
+    pub rejected: RejectedTypes,
 }
 
 impl Evaluation {
@@ -128,7 +47,7 @@ impl Evaluation {
 /// (CLCV2-34), vendor options (CLCV2-15) and, without SMC-Rv2, link limits (CLCV2-25). Nothing is
 /// refused for carrying a v2.1 feature (CLCV2-39).
 pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluation {
-    let mut refusals = Refusals::default();
+    let mut rejected = RejectedTypes::default();
     let (v1, v2) = (proposal.v1.as_ref(), proposal.v2.as_ref());
     let offered = |kind| match kind {
         SmcKind::SmcdV2 => v2.is_some_and(|v2| v2.types.has_d()),
@@ -140,21 +59,21 @@ pub fn evaluate(config: &Config, route: &Route, proposal: &Proposal) -> Evaluati
     let v2 = |kind| v2.filter(|_| offered(kind));
     let smcd_v2 = v2(SmcKind::SmcdV2).and_then(|v2| {
         let found = match_smcd_v2(config, proposal, v2);
-        refusals.keep(SmcKind::SmcdV2, found)
+        rejected.keep(SmcKind::SmcdV2, found)
     });
     let smcd_v1 = v1(SmcKind::SmcdV1).and_then(|v1| {
         let found = match_smcd_v1(config, route, proposal, v1);
-        refusals.keep(SmcKind::SmcdV1, found)
+        rejected.keep(SmcKind::SmcdV1, found)
     });
     let smcr_v2 = v2(SmcKind::SmcrV2).and_then(|v2| {
         let found = match_smcr_v2(config, route, proposal, v2);
-        refusals.keep(SmcKind::SmcrV2, found)
+        rejected.keep(SmcKind::SmcrV2, found)
     });
     let smcr_v1 = v1(SmcKind::SmcrV1).and_then(|v1| {
         let found = match_smcr_v1(config, route, proposal, v1);
-        refusals.keep(SmcKind::SmcrV1, found)
+        rejected.keep(SmcKind::SmcrV1, found)
     });
-    Evaluation { smcd_v2, smcd_v1, smcr_v2, smcr_v1, refusals }
+    Evaluation { smcd_v2, smcd_v1, smcr_v2, smcr_v1, rejected }
 }
 
 /// Judges an offer of SMC-D version 2, in the order in which Linux does.
@@ -177,18 +96,6 @@ fn match_smcd_v2(
     let candidates = match_devices(config, proposal, v2, &devices, terms)?;
     let eid = common_eid(config, v2)?;
     Ok(SmcdMatch { candidates, eid, terms })
-}
-
-/// The lower release, never above the known ones, and the features common to both ends
-/// (CLCV2-36 to CLCV2-38, CLCV2-61, EISM-3).
-pub(super) fn common_terms(config: &Config, v2: &OfferV2) -> Terms {
-    let release: Release = config.stated_release().min(v2.release);
-    let features = if release.has_v2_1_fields() {
-        config.stated_features() & v2.features
-    } else {
-        Features::empty()
-    };
-    Terms { release, features }
 }
 
 /// Picks the EID: the system EID first, then the first user EID in the client's order (D-11).

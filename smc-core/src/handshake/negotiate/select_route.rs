@@ -2,26 +2,14 @@
 //! SMC-Rv1.
 
 use super::limits::negotiate_limits;
-use super::select::{Candidate, common_terms};
+use super::matches::{Candidate, SmcrMatch};
+use super::terms::common_terms;
 use crate::handshake::config::Config;
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::route::Route;
 use crate::handshake::smcr::{PeerRnic, TermsR};
 use crate::wire::clc::{OfferV1, OfferV2, Proposal, Version};
-use crate::wire::ids::{Chid, Eid, Features, Gid, GidV1, Mac, PeerId, Release};
-
-/// SMC-R is possible in one version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SmcrMatch {
-    /// The client's adapter: key to a link group (CLC-19).
-    pub peer: PeerRnic,
-    /// The client's adapter to the letter: what its Confirm has to repeat (CLCV2-55).
-    pub proposed: (Gid, Mac),
-    /// The EID that goes into Accept; `None` in version 1.
-    pub eid: Option<Eid>,
-    /// What a first contact agrees on: the final limits among it (CLCV2-57, CLCV2-58).
-    pub terms: TermsR,
-}
+use crate::wire::ids::{Chid, Eid, Features, Gid, GidV1, PeerId, Release};
 
 /// Judges an offer of SMC-D version 1: one fabric, one subnet (CLC-60, SEC-2).
 pub(super) fn match_smcd_v1(

@@ -1,9 +1,9 @@
 use super::*;
 use crate::wire::List;
 use crate::wire::clc::{
-    AssociatedIsm, GidChid, OfferV1, SmcTypes, SmcdV2Offer, Subnet, VendorOffer, Version,
+    AssociatedIsm, Diagnosis, GidChid, OfferV1, SmcTypes, SmcdV2Offer, Subnet, VendorOffer, Version,
 };
-use crate::wire::ids::{GidV1, LinkLimits, Mac, PeerId};
+use crate::wire::ids::{GidV1, LinkLimits, Mac, PeerId, Release};
 
 fn eid(name: &str) -> Eid {
     Eid::new(name).unwrap()
@@ -74,9 +74,9 @@ fn matched(config: &Config, proposal: &Proposal) -> SmcdMatch {
 }
 
 fn refused(config: &Config, proposal: &Proposal) -> DeclineReason {
-    let Evaluation { smcd_v2, refusals, .. } = evaluate(config, &Route::default(), proposal);
+    let Evaluation { smcd_v2, rejected, .. } = evaluate(config, &Route::default(), proposal);
     assert_eq!(smcd_v2, None);
-    refusals.smcd_v2.unwrap()
+    rejected.smcd_v2.unwrap()
 }
 
 fn candidate(chid: u16, local: Gid, peer: Gid) -> Candidate {
@@ -385,16 +385,16 @@ fn every_combination_of_types_gets_a_reason_per_type() {
 
             let mut foreign = server();
             foreign.ueids = eids(&["OTHER"]);
-            let Evaluation { smcd_v2, refusals, .. } =
+            let Evaluation { smcd_v2, rejected, .. } =
                 evaluate(&foreign, &Route::default(), &offer);
             assert_eq!(smcd_v2, None);
-            let reasons = refusals.type_reasons();
+            let reasons = rejected.type_reasons();
             let expect = |offered: bool, code: u32| Diagnosis(if offered { code } else { 0 });
             assert_eq!(reasons.smcd_v2, expect(has_d2, 0x0303_0001));
             assert_eq!(reasons.smcd_v1, expect(v1.is_some_and(|t| t.has_d()), 0x0303_0001));
             assert_eq!(reasons.smcr_v2, expect(v2.is_some_and(|t| t.has_r()), 0x0303_0002));
             assert_eq!(reasons.smcr_v1, expect(v1.is_some_and(|t| t.has_r()), 0x0303_0002));
-            let last = refusals.last();
+            let last = rejected.last();
             match (v1, v2) {
                 (None, None) => assert_eq!(last, DeclineReason::NothingOffered),
                 _ if has_d2 => assert_eq!(last, DeclineReason::NoCommonEid),

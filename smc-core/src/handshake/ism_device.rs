@@ -1,0 +1,21 @@
+//! An ISM device of this host.
+
+use crate::wire::ids::{Chid, Gid};
+
+/// An ISM device of this host: its fabric and its address there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IsmDevice {
+    /// The fabric. Devices with the same CHID as an earlier one are not used: a CHID is all by
+    /// which Accept names the device.
+    pub chid: Chid,
+    /// The address: 128 bits for an emulated device; for a platform device the second half is zero
+    /// (EISM-9).
+    pub gid: Gid,
+}
+
+impl IsmDevice {
+    /// Entries of the GID/CHID array this device takes (EISM-11, EISM-12).
+    pub const fn entries(self) -> usize {
+        if self.chid.is_emulated() { 2 } else { 1 }
+    }
+}

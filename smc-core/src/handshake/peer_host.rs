@@ -1,0 +1,21 @@
+//! What a peer says of its host.
+
+use crate::wire::clc::Fce;
+use crate::wire::ids::{Hostname, OsType};
+
+/// What a peer tells of itself at first contact; for people, not for decisions (CLCV2-51 to -53).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerHost {
+    /// Operating system.
+    pub os: OsType,
+    /// Host name; [`Hostname::text`] is `None` for one that is not a name (CLCV2-52).
+    pub hostname: Hostname,
+    /// Answer to the vendor options that were offered; zero without one (CLCV2-15, CLCV2-16).
+    pub vendor: [u8; 4],
+}
+
+impl From<&Fce> for PeerHost {
+    fn from(fce: &Fce) -> PeerHost {
+        PeerHost { os: fce.os, hostname: fce.hostname, vendor: fce.vendor }
+    }
+}

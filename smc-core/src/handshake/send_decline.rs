@@ -1,0 +1,75 @@
+//! A Decline that this side sends.
+
+use super::config::Config;
+use super::decline::{DeclineReason, FallbackReason};
+use super::negotiate::RejectedTypes;
+use crate::wire::clc::{Decline, Diagnosis, TypeReasons, Version};
+
+/// What comes after a Decline that this side sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AfterDecline {
+    /// TCP carries the data; whatever follows in the stream is data (CLC-23, CLC-51).
+    FallBack,
+    /// Close the TCP connection: the peer may already have written to the DMB, and data never flows
+    /// on both paths (CLC-63). This is the late Decline of a server.
+    Break,
+}
+
+/// A Decline this side sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendDecline {
+    /// The Decline, to be sent as it is.
+    pub message: Vec<u8>,
+    /// Why.
+    pub reason: DeclineReason,
+    /// What to do once it is sent.
+    pub then: AfterDecline,
+}
+
+impl SendDecline {
+    /// Why this connection is TCP now.
+    pub fn fallback(&self) -> FallbackReason {
+        FallbackReason::DeclinedHere(self.reason)
+    }
+
+    /// What a client sends in place of its Proposal when it does not want SMC on a connection on
+    /// which both ends announced it: local policy, IPsec, an option SMC lacks (CLC-51, ERR-1).
+    pub fn opening(config: &Config, reason: DeclineReason) -> SendDecline {
+        let version = if config.kinds.has_v2() { Version::V2 } else { Version::V1 };
+        Self::plain(config, version, reason, AfterDecline::FallBack)
+    }
+
+    /// Answer to a Proposal: a reason for each type that was offered (CLCV2-79, CLCV2-80).
+    pub(super) fn of_proposal(config: &Config, version: Version, rejected: &RejectedTypes) -> Self {
+        let (reason, reasons) = (rejected.last(), rejected.type_reasons());
+        Self::build(config, version, reason, reasons, AfterDecline::FallBack)
+    }
+
+    /// Any other Decline: the diagnosis only (CLCV2-81).
+    pub(super) fn plain(
+        config: &Config,
+        version: Version,
+        reason: DeclineReason,
+        then: AfterDecline,
+    ) -> Self {
+        Self::build(config, version, reason, TypeReasons::default(), then)
+    }
+
+    fn build(
+        config: &Config,
+        version: Version,
+        reason: DeclineReason,
+        reasons: TypeReasons,
+        then: AfterDecline,
+    ) -> Self {
+        let decline = Decline {
+            version,
+            out_of_sync: reason.out_of_sync(),
+            peer_id: config.peer_id,
+            diagnosis: Diagnosis(reason.code().value()),
+            os: config.os,
+            reasons,
+        };
+        SendDecline { message: decline.emit(), reason, then }
+    }
+}
