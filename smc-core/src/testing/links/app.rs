@@ -1,9 +1,11 @@
 //! What arrives for a connection, and what its application does.
 
 use super::super::memory::stream_byte;
-use super::half::{Release, token_of};
+use super::conn::Release;
+use super::half::token_of;
 use super::plan::Faults;
-use super::world::{Check, EndId, Event, HalfId, Simulation};
+use super::types::{Check, EndId, Event, HalfId};
+use super::world::Simulation;
 use crate::connection::close::{Actions, Event as CloseEvent, State};
 use crate::connection::failover::{Verdict, judge};
 use crate::connection::{Order, Span};

@@ -1,9 +1,10 @@
 //! What must hold.
 
-use super::executor::RmbUse;
-use super::fabric::QpState;
+use super::ends::RmbUse;
 use super::plan::Faults;
-use super::world::{Check, EndId, HalfId, Simulation};
+use super::qp::QpState;
+use super::types::{Check, EndId, HalfId};
+use super::world::Simulation;
 use crate::link_group::{
     Cause, Generation, Link, LinkGroup, LinkKey, LinkState, Region, RmbId, RmbState, Topology,
 };

@@ -1,9 +1,11 @@
 //! Does what link groups say, as a host with RNICs would.
 
-use super::fabric::{Done, Message, Op, QpState};
-use super::half::Release;
+use super::conn::Release;
+use super::ends::{End, Key, Rmb, RmbUse};
 use super::plan::{Faults, rnic};
-use super::world::{Check, EndId, Event, Simulation};
+use super::qp::{Done, Message, Op, QpState};
+use super::types::{Check, EndId, Event};
+use super::world::Simulation;
 use crate::link_group::{
     Cause, Ending, LinkGroup, LinkKey, LinkState, Output, Prepared, Region, RmbId,
 };
@@ -16,74 +18,6 @@ use crate::wire::llc::Llc;
 const LAST_WRITES: u64 = 200_000;
 /// Outputs of one call; more can only be an endless loop.
 const MOST_OUTPUTS: u32 = 4096;
-
-/// A key of an RMB on a link.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Key {
-    pub(super) rmb: RmbId,
-    pub(super) link: LinkKey,
-    pub(super) region: Region,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RmbUse {
-    /// The peer is being told.
-    Unconfirmed,
-    Free,
-    Used,
-    Unwanted,
-}
-
-#[derive(Debug)]
-pub(super) struct Rmb {
-    pub(super) id: RmbId,
-    pub(super) memory: Vec<u8>,
-    pub(super) usage: RmbUse,
-    /// Connection that has it, or waits for it.
-    pub(super) conn: Option<usize>,
-    /// Not used again before.
-    pub(super) rests_until: u64,
-    pub(super) since: u64,
-}
-
-/// One end of a pair of groups.
-#[derive(Debug, Default)]
-pub(super) struct End {
-    pub(super) group: Option<LinkGroup>,
-    /// The host's process has died.
-    pub(super) dead: bool,
-    pub(super) over: Option<Ending>,
-    pub(super) qps: Vec<(LinkKey, usize)>,
-    pub(super) keys: Vec<Key>,
-    pub(super) rmbs: Vec<Rmb>,
-    pub(super) next_rmb: u32,
-    pub(super) timer_at: Option<u64>,
-    /// Since when links are in the state in which they are.
-    pub(super) watch: Vec<(LinkKey, LinkState, u64)>,
-}
-
-impl End {
-    pub(super) fn lives(&self) -> bool {
-        self.group.is_some()
-    }
-
-    pub(super) fn qp(&self, link: LinkKey) -> Option<usize> {
-        self.qps.iter().find(|(key, _)| *key == link).map(|(_, q)| *q)
-    }
-
-    pub(super) fn region(&self, rmb: RmbId, link: LinkKey) -> Option<Region> {
-        let key = self.keys.iter().find(|key| key.rmb == rmb && key.link == link)?;
-        Some(key.region)
-    }
-
-    pub(super) fn key(&self, rkey: Rkey) -> Option<Key> {
-        self.keys.iter().find(|key| key.region.rkey == rkey).copied()
-    }
-
-    pub(super) fn rmb(&mut self, id: RmbId) -> Option<&mut Rmb> {
-        self.rmbs.iter_mut().find(|rmb| rmb.id == id)
-    }
-}
 
 impl Simulation {
     pub(super) fn end(&mut self, id: EndId) -> &mut End {
@@ -268,7 +202,7 @@ impl Simulation {
     pub(super) fn connect(&mut self, q: usize, gid: Gid, qpn: Qpn) {
         let host = 1 - self.qps[q].owner.role;
         let there = |n: usize| rnic(host, n).gid.same_address(gid);
-        let is = |qp: &super::fabric::Qp| {
+        let is = |qp: &super::qp::Qp| {
             qp.owner.role == host
                 && qp.state != QpState::Gone
                 && qp.qpn == qpn.get()

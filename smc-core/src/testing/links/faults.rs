@@ -1,9 +1,10 @@
 //! What goes wrong, when, and who hears of it.
 
-use super::executor::RmbUse;
-use super::open::Tcp;
+use super::conn::Tcp;
+use super::ends::RmbUse;
 use super::plan::{Faults, rnic};
-use super::world::{Check, EndId, Event, HalfId, Simulation};
+use super::types::{Check, EndId, Event, HalfId};
+use super::world::Simulation;
 use crate::link_group::{Ending, LinkGroup, LinkKey, LinkState};
 use crate::wire::llc::DeleteReason;
 
@@ -193,7 +194,7 @@ impl Simulation {
     fn remove_idle_rmb(&mut self, id: EndId) -> Check {
         let now = self.now;
         let idle =
-            |rmb: &&mut super::executor::Rmb| rmb.usage == RmbUse::Free && rmb.rests_until <= now;
+            |rmb: &&mut super::ends::Rmb| rmb.usage == RmbUse::Free && rmb.rests_until <= now;
         let Some(rmb) = self.end(id).rmbs.iter_mut().find(idle) else { return Ok(()) };
         (rmb.usage, rmb.since) = (RmbUse::Unwanted, now);
         let rmb = rmb.id;

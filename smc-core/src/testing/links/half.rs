@@ -1,108 +1,15 @@
 //! One half of a connection: its send element, its path, and how it moves to another link.
 
-use super::fabric::{Op, QpState};
-use super::world::{Check, EndId, Event, HalfId, Simulation};
-use crate::connection::failover::Log;
-use crate::connection::{Connection, Ring, Sequence, Span, State};
-use crate::link_group::{LinkKey, PeerRmbId, Region, RmbId};
+use super::conn::{Half, Release};
+use super::qp::{Op, QpState};
+use super::types::{Check, EndId, Event, HalfId};
+use super::world::Simulation;
+use crate::connection::{Span, State};
+use crate::link_group::{LinkKey, Region, RmbId};
 use crate::wire::cdc::{Cdc, StateFlags};
 
 /// How long a connection may be between two links, microseconds.
 const PARKED: u64 = 60_000_000;
-
-/// What may become of the own element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Release {
-    Reuse,
-    Withdraw,
-}
-
-#[derive(Debug)]
-pub(super) struct Half {
-    pub(super) connection: Connection,
-    pub(super) log: Log,
-    pub(super) seen: Sequence,
-    /// Queue pairs over which messages came, each but the first with a validation first.
-    pub(super) heard: Vec<usize>,
-    /// A validation is being judged.
-    pub(super) validating: bool,
-    /// Own memory.
-    pub(super) rmb: RmbId,
-    /// The peer's, once the handshake has told.
-    pub(super) peer_rmb: Option<PeerRmbId>,
-    /// Bytes of the peer's element, each at its place there.
-    pub(super) element: Vec<u8>,
-    /// The link it counts on.
-    pub(super) link: LinkKey,
-    /// The queue pair it posts to; none between two links.
-    pub(super) path: Option<usize>,
-    pub(super) region: Region,
-    /// Waits for its last writes on the path, to leave it.
-    pub(super) leaving: bool,
-    /// It was on another path before.
-    pub(super) moved: bool,
-    /// Something is to be told and could not be posted.
-    pub(super) due: bool,
-    /// Since when it has no path.
-    pub(super) parked: u64,
-    pub(super) timer: Option<u64>,
-    pub(super) release: Option<Release>,
-    /// Stream bytes that the application still wants to send.
-    pub(super) budget: u32,
-    /// Stream bytes it has written and read.
-    pub(super) written: u64,
-    pub(super) read: u64,
-    pub(super) failed: bool,
-    pub(super) saw_end: bool,
-    pub(super) shut: bool,
-    pub(super) closed: bool,
-    pub(super) scheduled: bool,
-    /// A reader that takes its time.
-    pub(super) slow: bool,
-}
-
-impl Half {
-    pub(super) fn new(
-        now: u64,
-        [own, peer]: [Ring; 2],
-        lens: u32,
-        rmb: RmbId,
-        link: LinkKey,
-    ) -> Half {
-        Half {
-            connection: Connection::new(peer, own),
-            log: Log::new(peer),
-            seen: Sequence::new(),
-            heard: Vec::new(),
-            validating: false,
-            rmb,
-            peer_rmb: None,
-            element: vec![0; lens as usize],
-            link,
-            path: None,
-            region: Region { rkey: crate::wire::ids::Rkey(0), address: 0 },
-            leaving: false,
-            moved: false,
-            due: false,
-            parked: now,
-            timer: None,
-            release: None,
-            budget: 0,
-            written: 0,
-            read: 0,
-            failed: false,
-            saw_end: false,
-            shut: false,
-            closed: false,
-            scheduled: false,
-            slow: false,
-        }
-    }
-
-    pub(super) fn state(&self) -> State {
-        self.connection.close.state()
-    }
-}
 
 impl Simulation {
     pub(super) fn half(&mut self, id: HalfId) -> Option<&mut Half> {

@@ -29,12 +29,16 @@
 
 mod app;
 mod check;
+mod conn;
+mod ends;
 mod executor;
 mod fabric;
 mod faults;
 mod half;
 mod open;
 mod plan;
+mod qp;
+mod types;
 mod world;
 
 pub use plan::Faults;

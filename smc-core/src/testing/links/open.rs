@@ -1,90 +1,21 @@
 //! Groups begin, connections are opened and reset: what goes over TCP.
 
-use std::collections::VecDeque;
-
-use super::executor::{End, Rmb, RmbUse};
-use super::half::{Half, Release};
+use super::conn::{Conn, Half, Release, Tcp};
+use super::ends::{End, Rmb, RmbUse};
 use super::plan::rnic;
-use super::world::{Check, EndId, Event, HalfId, Session, Simulation};
+use super::types::{Check, EndId, Event, HalfId};
+use super::world::{Session, Simulation};
 use crate::connection::close::{Event as CloseEvent, State};
 use crate::connection::{Ring, RingError};
 use crate::link_group::{
     Ending, FirstLink, LinkGroup, LinkKey, PeerRmbId, Region, RemoteEnd, RmbId,
 };
-use crate::wire::ids::{Gid, Mtu, Psn, Qpn};
+use crate::wire::ids::{Mtu, Psn, Qpn};
 
 /// Connections of one pair of groups at a time.
 const MOST_CONNS: usize = 10;
 /// RMBs of one end; more are not made.
 const MOST_RMBS: usize = 32;
-
-/// What one end tells the other over TCP.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Tcp {
-    /// SMC Confirm of a first contact.
-    FirstConfirm {
-        rnics: [usize; 2],
-        regions: [Region; 2],
-    },
-    /// SMC Decline of a first contact that has failed.
-    FirstDecline,
-    Accept {
-        qpn: Qpn,
-        gid: Gid,
-        region: Region,
-    },
-    Confirm {
-        region: Region,
-    },
-    Decline,
-    Reset,
-}
-
-#[derive(Debug)]
-pub(super) struct Conn {
-    pub(super) halves: [Option<Half>; 2],
-    /// What is on its way to an end.
-    lanes: [VecDeque<Tcp>; 2],
-    /// Length of each end's own element.
-    lens: [u32; 2],
-    budgets: [u32; 2],
-    accept: Option<(Qpn, Gid, Region)>,
-    /// The link that Accept named, by the server.
-    named: Option<LinkKey>,
-    /// It never came to be.
-    pub(super) declined: bool,
-    /// There is a reason for which it may be reset.
-    pub(super) excuse: bool,
-    /// Somebody lied about where its memory is.
-    pub(super) spoiled: bool,
-    pub(super) reset: bool,
-    /// A half has left a path.
-    pub(super) moved: bool,
-    pub(super) written: [u64; 2],
-    pub(super) ended: [bool; 2],
-    pub(super) complete: [bool; 2],
-}
-
-impl Conn {
-    fn new(lens: [u32; 2], budgets: [u32; 2]) -> Conn {
-        Conn {
-            halves: [None, None],
-            lanes: [VecDeque::new(), VecDeque::new()],
-            lens,
-            budgets,
-            accept: None,
-            named: None,
-            declined: false,
-            excuse: false,
-            spoiled: false,
-            reset: false,
-            moved: false,
-            written: [0; 2],
-            ended: [false; 2],
-            complete: [false; 2],
-        }
-    }
-}
 
 impl Simulation {
     fn new_conn(&mut self) -> Conn {

@@ -5,73 +5,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::super::rng::Rng;
-use super::executor::End;
-use super::fabric::Qp;
-use super::open::Conn;
+use super::conn::Conn;
+use super::ends::End;
 use super::plan::{Faults, Plan};
-use crate::link_group::LinkKey;
+use super::qp::Qp;
+use super::types::{Check, EndId, Event};
 use crate::time::Tick;
-
-/// `Err` says which rule was broken.
-pub(super) type Check = Result<(), String>;
 
 /// Groups that live at a time.
 const MOST_SESSIONS: usize = 2;
 /// Within this time everything ends once the faults have stopped, microseconds: dead peers are
 /// noticed after half a minute, connections give up after one.
 const CALM: u64 = 400_000_000;
-
-/// One host's half of a pair of groups. `role` 0 is the server; it is host 0 as well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct EndId {
-    pub(super) session: usize,
-    pub(super) role: usize,
-}
-
-/// One host's half of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HalfId {
-    pub(super) session: usize,
-    pub(super) conn: usize,
-    pub(super) role: usize,
-}
-
-impl HalfId {
-    pub(super) fn end(self) -> EndId {
-        EndId { session: self.session, role: self.role }
-    }
-
-    pub(super) fn peer(self) -> HalfId {
-        HalfId { role: 1 - self.role, ..self }
-    }
-}
-
-impl EndId {
-    pub(super) fn peer(self) -> EndId {
-        EndId { role: 1 - self.role, ..self }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
-    Deliver(usize),
-    Ack(usize),
-    Poll(usize),
-    Broken(usize),
-    Prepare(EndId, LinkKey),
-    Timer(EndId),
-    LastWrites(EndId, LinkKey),
-    App(HalfId),
-    ConnTimer(HalfId),
-    Tcp(HalfId),
-    LateLlc(usize, usize),
-    Open(usize),
-    Fault,
-    PortNotice(usize, usize, usize),
-    PortUp(usize, usize),
-    CutEnds(usize, usize),
-    NewSession,
-}
 
 #[derive(Debug)]
 pub(super) struct Session {

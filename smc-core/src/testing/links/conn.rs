@@ -1,0 +1,170 @@
+//! The state of one connection and of its two halves.
+
+use std::collections::VecDeque;
+
+use crate::connection::failover::Log;
+use crate::connection::{Connection, Ring, Sequence, State};
+use crate::link_group::{LinkKey, PeerRmbId, Region, RmbId};
+use crate::wire::ids::{Gid, Qpn};
+
+/// What may become of the own element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Release {
+    Reuse,
+    Withdraw,
+}
+
+#[derive(Debug)]
+pub(super) struct Half {
+    pub(super) connection: Connection,
+    pub(super) log: Log,
+    pub(super) seen: Sequence,
+    /// Queue pairs over which messages came, each but the first with a validation first.
+    pub(super) heard: Vec<usize>,
+    /// A validation is being judged.
+    pub(super) validating: bool,
+    /// Own memory.
+    pub(super) rmb: RmbId,
+    /// The peer's, once the handshake has told.
+    pub(super) peer_rmb: Option<PeerRmbId>,
+    /// Bytes of the peer's element, each at its place there.
+    pub(super) element: Vec<u8>,
+    /// The link it counts on.
+    pub(super) link: LinkKey,
+    /// The queue pair it posts to; none between two links.
+    pub(super) path: Option<usize>,
+    pub(super) region: Region,
+    /// Waits for its last writes on the path, to leave it.
+    pub(super) leaving: bool,
+    /// It was on another path before.
+    pub(super) moved: bool,
+    /// Something is to be told and could not be posted.
+    pub(super) due: bool,
+    /// Since when it has no path.
+    pub(super) parked: u64,
+    pub(super) timer: Option<u64>,
+    pub(super) release: Option<Release>,
+    /// Stream bytes that the application still wants to send.
+    pub(super) budget: u32,
+    /// Stream bytes it has written and read.
+    pub(super) written: u64,
+    pub(super) read: u64,
+    pub(super) failed: bool,
+    pub(super) saw_end: bool,
+    pub(super) shut: bool,
+    pub(super) closed: bool,
+    pub(super) scheduled: bool,
+    /// A reader that takes its time.
+    pub(super) slow: bool,
+}
+
+impl Half {
+    pub(super) fn new(
+        now: u64,
+        [own, peer]: [Ring; 2],
+        lens: u32,
+        rmb: RmbId,
+        link: LinkKey,
+    ) -> Half {
+        Half {
+            connection: Connection::new(peer, own),
+            log: Log::new(peer),
+            seen: Sequence::new(),
+            heard: Vec::new(),
+            validating: false,
+            rmb,
+            peer_rmb: None,
+            element: vec![0; lens as usize],
+            link,
+            path: None,
+            region: Region { rkey: crate::wire::ids::Rkey(0), address: 0 },
+            leaving: false,
+            moved: false,
+            due: false,
+            parked: now,
+            timer: None,
+            release: None,
+            budget: 0,
+            written: 0,
+            read: 0,
+            failed: false,
+            saw_end: false,
+            shut: false,
+            closed: false,
+            scheduled: false,
+            slow: false,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.connection.close.state()
+    }
+}
+
+/// What one end tells the other over TCP.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tcp {
+    /// SMC Confirm of a first contact.
+    FirstConfirm {
+        rnics: [usize; 2],
+        regions: [Region; 2],
+    },
+    /// SMC Decline of a first contact that has failed.
+    FirstDecline,
+    Accept {
+        qpn: Qpn,
+        gid: Gid,
+        region: Region,
+    },
+    Confirm {
+        region: Region,
+    },
+    Decline,
+    Reset,
+}
+
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) halves: [Option<Half>; 2],
+    /// What is on its way to an end.
+    pub(super) lanes: [VecDeque<Tcp>; 2],
+    /// Length of each end's own element.
+    pub(super) lens: [u32; 2],
+    pub(super) budgets: [u32; 2],
+    pub(super) accept: Option<(Qpn, Gid, Region)>,
+    /// The link that Accept named, by the server.
+    pub(super) named: Option<LinkKey>,
+    /// It never came to be.
+    pub(super) declined: bool,
+    /// There is a reason for which it may be reset.
+    pub(super) excuse: bool,
+    /// Somebody lied about where its memory is.
+    pub(super) spoiled: bool,
+    pub(super) reset: bool,
+    /// A half has left a path.
+    pub(super) moved: bool,
+    pub(super) written: [u64; 2],
+    pub(super) ended: [bool; 2],
+    pub(super) complete: [bool; 2],
+}
+
+impl Conn {
+    pub(super) fn new(lens: [u32; 2], budgets: [u32; 2]) -> Conn {
+        Conn {
+            halves: [None, None],
+            lanes: [VecDeque::new(), VecDeque::new()],
+            lens,
+            budgets,
+            accept: None,
+            named: None,
+            declined: false,
+            excuse: false,
+            spoiled: false,
+            reset: false,
+            moved: false,
+            written: [0; 2],
+            ended: [false; 2],
+            complete: [false; 2],
+        }
+    }
+}
