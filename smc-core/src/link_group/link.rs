@@ -3,22 +3,8 @@
 use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
 
-use super::{Receipt, RemoteEnd, Rnic};
+use super::{LinkKey, Receipt, RemoteEnd, Rnic};
 use crate::wire::ids::{Psn, Qpn};
-
-/// The group's own name of a link; never given twice in a group, other than the link's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkKey(pub(super) u32);
-
-impl LinkKey {
-    /// The first link of every group.
-    pub const FIRST: LinkKey = LinkKey(0);
-
-    /// The number, for display.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
 
 /// Where a link stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

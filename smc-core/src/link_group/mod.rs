@@ -111,6 +111,7 @@ mod confirm_link;
 mod delete_link;
 mod exchange;
 mod failure;
+mod ids;
 mod inputs;
 mod link;
 mod output;
@@ -125,14 +126,15 @@ mod timers;
 mod topology;
 
 pub use anomaly::{Anomaly, AnomalyKind, Counters};
-pub use link::{Link, LinkEvent, LinkKey, LinkState, Topology};
-pub use output::{Cause, Ending, Output, Reason, Receipt};
+pub use ids::{LinkKey, PeerRmbId, Receipt, RmbId, RnicId};
+pub use link::{Link, LinkEvent, LinkState, Topology};
+pub use output::{Cause, Ending, Output, Reason};
 pub use params::{
     EyeCatcher, FirstLink, Generation, LoneRnic, Params, PeerProfile, Region, RemoteEnd, Rnic,
-    RnicId, Role, Timers,
+    Role, Timers,
 };
 pub use queries::Activity;
-pub use rmb::{MAX_RMBS, PeerRmbId, RmbId, RmbState, UseError};
+pub use rmb::{MAX_RMBS, RmbState, UseError};
 
 use std::collections::VecDeque;
 

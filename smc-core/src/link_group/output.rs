@@ -3,11 +3,7 @@
 use crate::wire::ids::Mtu;
 use crate::wire::llc::DeleteReason;
 
-use super::{AnomalyKind, LinkKey, PeerRmbId, RemoteEnd, RmbId, RnicId};
-
-/// Names one message of which the group wants to know that it arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Receipt(pub(super) u32);
+use super::{AnomalyKind, LinkKey, PeerRmbId, Receipt, RemoteEnd, RmbId, RnicId};
 
 /// What has to be done, in the order of [`super::LinkGroup::poll_output`].
 ///

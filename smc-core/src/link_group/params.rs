@@ -6,7 +6,7 @@ use crate::wire::clc::Version;
 use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
 use crate::wire::llc::Dialect;
 
-use super::RmbId;
+use super::{RmbId, RnicId};
 
 /// Which end of the group this is: that of the listening or of the connecting socket (LG-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,10 +155,6 @@ impl Timers {
         }
     }
 }
-
-/// The caller's number of a local RNIC port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RnicId(pub u32);
 
 /// A local RNIC port that can reach the peer: on the group's LAN in v1 (LG-28), routed in v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,18 +5,10 @@ use thiserror::Error;
 use crate::time::Tick;
 use crate::wire::ids::Rkey;
 
-use super::{LinkKey, Region};
+use super::{LinkKey, PeerRmbId, Region, RmbId};
 
 /// Most RMBs of one peer in one group (LG-52).
 pub const MAX_RMBS: usize = 255;
-
-/// The caller's number of an own RMB.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RmbId(pub u32);
-
-/// The group's number of an RMB of the peer; never given twice in a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerRmbId(pub(super) u32);
 
 /// What is wrong with a call about an RMB or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

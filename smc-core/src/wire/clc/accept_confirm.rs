@@ -1,11 +1,9 @@
-//! Accept and Confirm: which of the four layouts, and the part they share.
+//! Accept and Confirm: the parts that their four layouts share.
 //!
 //! Both messages of an SMC type have the same fields: the server's in Accept, the client's in
 //! Confirm (RFC 7609 A.2.3, A.2.4; SMCv2 "CLC Accept", "CLC Confirm"). The layouts are in
 //! [`super::smcd`] and [`super::smcr`].
 
-use super::header::Header;
-use super::{EyeCatcher, Kind, Limits, Message, SmcdV1, SmcdV2, SmcrV1, SmcrV2, Version};
 use crate::wire::WireError;
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::ids::{Features, Hostname, OsType, Release, SizeCode};
@@ -13,27 +11,6 @@ use crate::wire::ids::{Features, Hostname, OsType, Release, SizeCode};
 /// SMC type bits of byte 7.
 pub(super) const TYPE_R: u8 = 0b00;
 pub(super) const TYPE_D: u8 = 0b01;
-
-/// The eye catcher decides between SMC-R and SMC-D; the type bits must agree, except in SMC-Rv1,
-/// where RFC 7609 has them reserved.
-pub(super) fn parse_body(
-    header: &Header,
-    body: &[u8],
-    limits: &Limits,
-) -> Result<Message, WireError> {
-    let accept = header.kind == Kind::Accept;
-    match (header.eye, header.version(), header.type_bits()) {
-        (EyeCatcher::Smcr, Version::V1, _) => SmcrV1::parse_body(header, body, limits)
-            .map(if accept { Message::AcceptR1 } else { Message::ConfirmR1 }),
-        (EyeCatcher::Smcr, Version::V2, TYPE_R) => SmcrV2::parse_body(header, body, limits)
-            .map(if accept { Message::AcceptR2 } else { Message::ConfirmR2 }),
-        (EyeCatcher::Smcd, Version::V1, TYPE_D) => SmcdV1::parse_body(header, body, limits)
-            .map(if accept { Message::AcceptD1 } else { Message::ConfirmD1 }),
-        (EyeCatcher::Smcd, Version::V2, TYPE_D) => SmcdV2::parse_body(header, body, limits)
-            .map(if accept { Message::AcceptD2 } else { Message::ConfirmD2 }),
-        _ => Err(header.eye_mismatch()),
-    }
-}
 
 /// Element size from the high nibble of its byte; above `max` it is a reserved value.
 pub(super) fn size_code(

@@ -6,7 +6,6 @@
 //!  length-4 eye catcher
 //! ```
 
-use super::{EyeCatcher, Message, Version};
 use crate::wire::WireError;
 use crate::wire::codec::{Reader, Writer};
 
@@ -263,20 +262,43 @@ fn guess(prefix: &[u8], wanted: impl Fn(Kind) -> bool) -> Guess {
     }
 }
 
-impl Message {
-    /// The type in the header.
-    pub fn kind(&self) -> Kind {
+/// SMC version of a CLC message.
+///
+/// Version nibbles above 2 are read as 2 where a later version may appear (CLC-6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// RFC 7609.
+    V1,
+    /// SMCv2.0 and v2.1; which of them is said by the release.
+    V2,
+}
+
+impl Version {
+    /// The number in the version nibble.
+    pub const fn number(self) -> u8 {
         match self {
-            Message::Proposal(_) => Kind::Proposal,
-            Message::AcceptR1(_)
-            | Message::AcceptR2(_)
-            | Message::AcceptD1(_)
-            | Message::AcceptD2(_) => Kind::Accept,
-            Message::ConfirmR1(_)
-            | Message::ConfirmR2(_)
-            | Message::ConfirmD1(_)
-            | Message::ConfirmD2(_) => Kind::Confirm,
-            Message::Decline(_) => Kind::Decline,
+            Version::V1 => 1,
+            Version::V2 => 2,
+        }
+    }
+}
+
+/// The two eye catchers, in EBCDIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EyeCatcher {
+    /// "SMCR": all messages but SMC-D Accept and Confirm.
+    #[default]
+    Smcr,
+    /// "SMCD": SMC-D Accept and Confirm; allowed in Decline (CLCV2-78).
+    Smcd,
+}
+
+impl EyeCatcher {
+    /// The four bytes.
+    pub const fn bytes(self) -> [u8; 4] {
+        match self {
+            EyeCatcher::Smcr => [0xe2, 0xd4, 0xc3, 0xd9],
+            EyeCatcher::Smcd => [0xe2, 0xd4, 0xc3, 0xc4],
         }
     }
 }

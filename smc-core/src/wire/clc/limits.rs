@@ -24,3 +24,6 @@ impl Default for Limits {
         Limits::LINUX
     }
 }
+
+/// Most EIDs, GID-CHID entries, IPv6 prefixes and GID list entries in a message.
+pub const MAX_ENTRIES: usize = 8;

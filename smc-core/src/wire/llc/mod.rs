@@ -15,6 +15,7 @@ mod confirm_link;
 mod delete_link;
 mod dialect;
 mod header;
+mod reject_reason;
 mod request_add_link;
 mod rkey;
 mod test_link;
@@ -24,6 +25,7 @@ pub use confirm_link::ConfirmLink;
 pub use delete_link::{DeleteLink, DeleteReason};
 pub use dialect::{AddLinkLayout, Dialect, Order};
 pub use header::{Kind, LLC_LEN, LLC_MAX_LEN};
+pub use reject_reason::RejectReason;
 pub use request_add_link::RequestAddLink;
 pub use rkey::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyReply, LinkRkey};
 pub use test_link::TestLink;
@@ -31,18 +33,6 @@ pub use test_link::TestLink;
 use super::WireError;
 use super::clc::Version;
 use header::Header;
-
-/// Why an Add Link or Request Add Link was refused (LLC-21, wire errata A-9): four bits, of which a
-/// version 2 Linux always sends 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RejectReason(pub u8);
-
-impl RejectReason {
-    /// No alternate path.
-    pub const NO_PATH: RejectReason = RejectReason(1);
-    /// Invalid MTU.
-    pub const BAD_MTU: RejectReason = RejectReason(2);
-}
 
 /// Any LLC message, with its version.
 #[derive(Clone, Debug, PartialEq, Eq)]

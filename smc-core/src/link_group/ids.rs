@@ -1,0 +1,31 @@
+//! The numbers by which a link group and its caller name things.
+
+/// The group's own name of a link; never given twice in a group, other than the link's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkKey(pub(super) u32);
+
+impl LinkKey {
+    /// The first link of every group.
+    pub const FIRST: LinkKey = LinkKey(0);
+
+    /// The number, for display.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// The caller's number of an own RMB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RmbId(pub u32);
+
+/// The group's number of an RMB of the peer; never given twice in a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerRmbId(pub(super) u32);
+
+/// The caller's number of a local RNIC port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RnicId(pub u32);
+
+/// Names one message of which the group wants to know that it arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Receipt(pub(super) u32);

@@ -1,0 +1,13 @@
+//! The reason in a refusal to add a link.
+
+/// Why an Add Link or Request Add Link was refused (LLC-21, wire errata A-9): four bits, of which a
+/// version 2 Linux always sends 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RejectReason(pub u8);
+
+impl RejectReason {
+    /// No alternate path.
+    pub const NO_PATH: RejectReason = RejectReason(1);
+    /// Invalid MTU.
+    pub const BAD_MTU: RejectReason = RejectReason(2);
+}

@@ -1,0 +1,59 @@
+//! What a view consists of.
+
+use core::fmt;
+
+use crate::wire::WireError;
+
+/// One stretch of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// First byte, from the start of the input.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+    /// How many areas the field is in.
+    pub depth: usize,
+    /// What it is called.
+    pub name: &'static str,
+    /// What it says; empty for an area.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: Option<String>,
+    /// Whether this is an area that consists of the deeper fields that follow.
+    pub is_area: bool,
+}
+
+/// A whole input, explained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// What kind of message it is, or seems to be.
+    pub title: String,
+    /// Its fields, by offset; an area comes before what is in it.
+    pub fields: Vec<Field>,
+    /// Why the strict parser refuses it.
+    pub error: Option<WireError>,
+}
+
+/// A line per field: offset and length, name, value, and `!` before what is wrong.
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.title)?;
+        for field in &self.fields {
+            let indent = 2 * field.depth;
+            let Field { offset, len, name, value, .. } = field;
+            write!(f, "{offset:>5} {len:>4}  {:indent$}", "")?;
+            let width = 30_usize.saturating_sub(indent);
+            match (value.as_str(), &field.problem) {
+                ("", None) => write!(f, "{name}")?,
+                (value, None) => write!(f, "{name:<width$} {value}")?,
+                ("", Some(problem)) => write!(f, "{name:<width$} ! {problem}")?,
+                (value, Some(problem)) => write!(f, "{name:<width$} {value}  ! {problem}")?,
+            }
+            writeln!(f)?;
+        }
+        match &self.error {
+            Some(error) => writeln!(f, "refused: {error}"),
+            None => Ok(()),
+        }
+    }
+}
