@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use guest_driver::rendezvous::{Mode, Policy, Verdict};
@@ -63,6 +64,19 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     /// Patience with silent clients.
     pub(crate) detect: Duration,
+}
+
+static CONFIG: OnceLock<Config> = OnceLock::new();
+
+/// Stores the settings of this process; once.
+pub(crate) fn set(config: Config) {
+    let _ = CONFIG.set(config);
+}
+
+/// The settings of this process; `None`: the library does nothing.
+#[inline]
+pub(crate) fn get() -> Option<&'static Config> {
+    CONFIG.get()
 }
 
 /// A peer filter: `ADDRESS[/BITS][:PORT[-PORT]]`, where the address may be `*`, and an IPv6 address

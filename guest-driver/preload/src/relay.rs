@@ -14,16 +14,15 @@
 use std::ffi::c_int;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use guest_driver::{Seen, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::selection::handshake::STACK;
-use crate::socket::registrations;
 use crate::socket::stream::{Socket, State};
-use crate::sys::raw;
-use crate::sys::table::{self, Ref};
+use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
+use crate::socket::{owner_pipe, registrations};
+use crate::sys::{STACK, lock, owned, raw};
 
 /// Connections that one fork hands on at most. A program with more keeps them to itself: calls in the
 /// child fail.
@@ -33,7 +32,7 @@ const FLOOR: c_int = 700;
 
 /// A connection that a child may ask for.
 struct Offer {
-    sock: Ref,
+    descriptor: DescriptorRef,
     /// The program's descriptors of it.
     fds: Vec<c_int>,
     /// Ours, and the one that becomes the program's.
@@ -54,17 +53,10 @@ struct Offers {
 
 /// Made before a fork, taken by both sides after it.
 static PREPARED: Mutex<Option<Offers>> = Mutex::new(None);
-/// In a child: how to ask the owner.
-static ASK: Mutex<Option<OwnedFd>> = Mutex::new(None);
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The same descriptor with a high number.
 fn high(fd: OwnedFd) -> OwnedFd {
     match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FLOOR) {
-        Ok(moved) => crate::sys::owned(moved as c_int),
+        Ok(moved) => owned(moved as c_int),
         Err(_) => fd,
     }
 }
@@ -74,29 +66,29 @@ fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     Some((high(reader), high(writer)))
 }
 
-fn offer(sock: &Ref, fd: c_int) -> Option<Offer> {
+fn offer(descriptor: &DescriptorRef, fd: c_int) -> Option<Offer> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
     let (near, far) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
     let (near, far) = (high(near), high(far));
-    Some(Offer { sock: sock.clone(), fds: vec![fd], near, far, cloexec: true })
+    Some(Offer { descriptor: descriptor.clone(), fds: vec![fd], near, far, cloexec: true })
 }
 
 /// Before a fork.
 pub(crate) fn prepare() {
     let mut list: Vec<Offer> = Vec::new();
-    for fd in 0..=table::highest() {
-        let Some(sock) = table::get(fd) else { continue };
-        if sock.stream().and_then(Socket::smc).is_none() {
+    for fd in 0..=DESCRIPTORS.highest() {
+        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
+        if descriptor.stream().and_then(Socket::smc).is_none() {
             continue;
         }
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags != 0);
-        let known = list.iter_mut().find(|offer| offer.sock.is(&sock));
+        let known = list.iter_mut().find(|offer| offer.descriptor.is(&descriptor));
         if let Some(offer) = known {
             offer.fds.push(fd);
             offer.cloexec &= cloexec;
         } else if list.len() < MOST
-            && let Some(offer) = offer(&sock, fd)
+            && let Some(offer) = offer(&descriptor, fd)
         {
             list.push(Offer { cloexec, ..offer });
         }
@@ -120,7 +112,7 @@ pub(crate) fn in_child() {
             let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
             // Names and options are those of the TCP connection.
             let names = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, FLOOR);
-            if let Some(socket) = offer.sock.stream() {
+            if let Some(socket) = offer.descriptor.stream() {
                 socket.relay(names.map_or(-1, |fd| fd as c_int));
             }
             let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
@@ -129,21 +121,12 @@ pub(crate) fn in_child() {
         }
     }
     let Offers { list, ask, life } = offers;
-    *lock(&ASK) = Some(ask.1);
+    owner_pipe::set(ask.1);
     drop(ask.0);
     drop(life.0);
     // Open as long as this process lives.
     std::mem::forget(life.1);
     drop(list);
-}
-
-/// In a child: the program uses an inherited connection.
-pub(crate) fn ask(socket: &Socket) {
-    if socket.ask_once()
-        && let Some(ask) = &*lock(&ASK)
-    {
-        let _ = raw::write(ask.as_raw_fd(), b"!");
-    }
 }
 
 /// After a fork, in the owner: a thread waits for the child to ask.
@@ -182,9 +165,11 @@ fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
 
 /// Moves the owner's descriptors to the pair, and the connection to a thread.
 fn start(offer: Offer) {
-    let Offer { sock, fds, near, far, .. } = offer;
-    let Some(socket) = sock.stream() else { return };
-    for fd in fds.into_iter().filter(|fd| table::get(*fd).is_some_and(|now| now.is(&sock))) {
+    let Offer { descriptor, fds, near, far, .. } = offer;
+    let Some(socket) = descriptor.stream() else { return };
+    for fd in
+        fds.into_iter().filter(|fd| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(&descriptor)))
+    {
         let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
         let names = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, FLOOR).map_or(-1, |fd| fd as c_int);
@@ -192,18 +177,18 @@ fn start(offer: Offer) {
         let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
         let _ = raw::dup3(far.as_raw_fd(), fd, flag);
         let _ = raw::fcntl(fd, libc::F_SETFL, flags);
-        drop(table::remove(fd));
+        drop(DESCRIPTORS.remove(fd));
         let relayed = Socket::new(State::Relayed, socket.role(), false);
         relayed.relay(names);
-        relayed.ask_once();
-        drop(table::install(fd, crate::socket::stream::Sock::Stream(relayed)));
+        relayed.request_owner_once();
+        drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
         registrations::enter(socket, fd);
     }
     drop(far);
     let _ =
         std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
-            if let Some(stream) = sock.stream().and_then(Socket::smc) {
-                carry(&sock, stream, &near);
+            if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
+                carry(&descriptor, stream, &near);
             }
         });
 }
@@ -214,12 +199,12 @@ const TURN: usize = 256 << 10;
 /// Carries bytes both ways until both have ended. Each direction has a thread, because one that blocks
 /// in the kernel for what it carries makes one system call for it; the processor is for those whose
 /// bytes these are.
-fn carry(sock: &Ref, stream: &SmcStream, near: &OwnedFd) {
-    let (sock, inner) = (sock.clone(), near.try_clone());
+fn carry(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
+    let (descriptor, inner) = (descriptor.clone(), near.try_clone());
     let made = inner.and_then(|inner| {
         let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
         thread.spawn(move || {
-            if let Some(stream) = sock.stream().and_then(Socket::smc) {
+            if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
                 carry_in(stream, &inner);
             }
         })

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guest_driver::{Facts, Fallback};
 use smc_core::handshake::FallbackReason;
 
-use crate::selection::session;
+use crate::config;
+use crate::sys::borrowed;
 
 fn line(text: &str) {
-    let Some(dir) = session::config().and_then(|config| config.status.as_ref()) else { return };
+    let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
     let path = dir.join(format!("{}.jsonl", std::process::id()));
     let file = File::options().create(true).append(true).open(path);
     if let Ok(mut file) = file {
@@ -82,7 +83,7 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Notes what standard error is.
 pub(crate) fn begin() {
-    let fd = crate::sys::borrowed(2);
+    let fd = borrowed(2);
     // Where a connection takes its place, text would be data.
     let domain = rustix::net::sockopt::socket_domain(fd);
     let inet = [rustix::net::AddressFamily::INET, rustix::net::AddressFamily::INET6];
@@ -96,7 +97,7 @@ pub(crate) fn begin() {
 /// Writes to standard error, unless the program has put something else in its place or nobody takes it.
 fn tell(text: &str) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let fd = crate::sys::borrowed(2);
+    let fd = borrowed(2);
     let now = rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     if now.is_none() || now != ERRORS.get().copied() {
         return;
@@ -115,7 +116,7 @@ fn tell(text: &str) {
 
 /// A connection was decided.
 pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
-    if session::config().is_none_or(|config| config.status.is_none()) {
+    if config::get().is_none_or(|config| config.status.is_none()) {
         return;
     }
     let text = |name: Option<rustix::net::SocketAddrAny>| {
@@ -134,7 +135,7 @@ pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
 
 /// TCP option 254 is required and cannot be had.
 pub(crate) fn no_option() {
-    let why = session::config().and_then(|config| config.no_option.as_deref());
+    let why = config::get().and_then(|config| config.no_option.as_deref());
     let why = why.unwrap_or("nobody passed it on");
     line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
 }

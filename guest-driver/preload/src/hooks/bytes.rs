@@ -5,16 +5,38 @@ use std::io::{IoSlice, IoSliceMut};
 
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::{recv_into, send_from};
 use crate::hooks::libc_symbols::next;
 use crate::io::transfer::{self, Way};
+use crate::socket::descriptors;
+use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, Sys};
-use crate::sys::table;
 use crate::sys::user_memory::{self, done};
+
+/// Reads, if the descriptor is an SMC connection's. `None`: the kernel's affair.
+#[inline]
+fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys> {
+    let descriptor = DESCRIPTORS.get(fd)?;
+    match transfer::way(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        Way::Native => None,
+        Way::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),
+        Way::Fail(error) => Some(Err(error)),
+    }
+}
+
+/// Writes, if the descriptor is an SMC connection's. `None`: the kernel's affair.
+#[inline]
+fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
+    let descriptor = DESCRIPTORS.get(fd)?;
+    match transfer::way_out(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        Way::Native => None,
+        Way::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
+        Way::Fail(error) => Some(Err(error)),
+    }
+}
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], 0) {
@@ -26,7 +48,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> 
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         let bytes = unsafe { user_memory::bytes(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], 0) {
@@ -38,7 +60,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         let rooms = unsafe { user_memory::rooms(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
         match rooms {
@@ -55,7 +77,7 @@ unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         match unsafe { user_memory::pieces(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
             Ok(pieces) => {
@@ -76,7 +98,7 @@ pub(super) unsafe extern "C" fn recv(
     n: size_t,
     flags: c_int,
 ) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
@@ -97,7 +119,7 @@ pub(super) unsafe extern "C" fn recvfrom(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         let room = unsafe { user_memory::room(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
@@ -133,7 +155,7 @@ unsafe extern "C" fn sendto(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
         let bytes = unsafe { user_memory::bytes(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], flags) {
@@ -180,7 +202,7 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { receive(fd, message, flags) } {
             return done(result);
@@ -213,7 +235,7 @@ unsafe fn forget_received(message: *const msghdr) {
                 let list = libc::CMSG_DATA(at).cast::<c_int>();
                 let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for i in 0..n {
-                    crate::socket::descriptors::fresh(list.add(i).read_unaligned());
+                    descriptors::fresh(list.add(i).read_unaligned());
                 }
             }
             at = libc::CMSG_NXTHDR(header, at);
@@ -223,7 +245,7 @@ unsafe fn forget_received(message: *const msghdr) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { transmit(fd, message, flags) } {
             return done(result);
@@ -240,7 +262,7 @@ unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if table::has(fd) && n > 0 && !list.is_null() {
+    if DESCRIPTORS.has(fd) && n > 0 && !list.is_null() {
         let mut flags = flags & !libc::MSG_WAITFORONE;
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
@@ -265,7 +287,7 @@ unsafe extern "C" fn recvmmsg(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
-    if table::has(fd) && n > 0 && !list.is_null() {
+    if DESCRIPTORS.has(fd) && n > 0 && !list.is_null() {
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
             let message = unsafe { &mut *list.add(i) };
@@ -290,8 +312,8 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
 /// # Safety
 /// `offset` is null or leads to an offset.
 unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
-    let sock = table::get(to)?;
-    Some(match transfer::way_out(&sock, to, false) {
+    let descriptor = DESCRIPTORS.get(to)?;
+    Some(match transfer::way_out(&descriptor, to, false) {
         Way::Native => return None,
         Way::Fail(error) => Err(error),
         Way::Smc(socket, stream) => {
@@ -304,7 +326,7 @@ unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, n: size_t) -> ssize_t {
-    if table::has(to) {
+    if DESCRIPTORS.has(to) {
         // SAFETY: the program's offset.
         if let Some(result) = unsafe { sendfile_here(to, from, offset, n) } {
             return done(result);
@@ -336,9 +358,9 @@ unsafe extern "C" fn splice(
 ) -> ssize_t {
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     for (fd, out) in [(from, true), (to, false)] {
-        let Some(sock) = table::get(fd) else { continue };
+        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
         let way = if out { transfer::way } else { transfer::way_out };
-        match way(&sock, fd, dont_wait) {
+        match way(&descriptor, fd, dont_wait) {
             Way::Native => {}
             Way::Fail(error) => return done(Err(error)),
             Way::Smc(..) if !from_at.is_null() || !to_at.is_null() => {

@@ -2,11 +2,14 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
+use super::init::close_connections;
+use crate::config;
 use crate::hooks::libc_symbols::next;
-use crate::selection::{option, session};
+use crate::io::control;
+use crate::selection::option;
 use crate::socket::descriptors;
+use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno};
-use crate::sys::table;
 use crate::sys::user_memory::done;
 
 #[unsafe(no_mangle)]
@@ -14,7 +17,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if option::keeps(fd) {
         return done(Err(Errno(libc::EBADF))) as c_int;
     }
-    if table::has(fd) {
+    if DESCRIPTORS.has(fd) {
         descriptors::closing(fd);
     }
     next!(close, libc::SYS_close, (fd: c_int) -> c_int)
@@ -22,7 +25,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if session::config().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+    if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
         descriptors::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
     }
@@ -42,7 +45,7 @@ fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
-    if session::config().is_some() {
+    if config::get().is_some() {
         descriptors::closing_range(first.max(0), c_int::MAX);
     }
     let _ = close_around(first.max(0), c_int::MAX, 0);
@@ -53,7 +56,7 @@ unsafe extern "C" fn dup(old: c_int) -> c_int {
     let new = next!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
         descriptors::fresh(new);
-        if table::has(old) {
+        if DESCRIPTORS.has(old) {
             descriptors::duplicated(old, new);
         }
     }
@@ -62,7 +65,7 @@ unsafe extern "C" fn dup(old: c_int) -> c_int {
 
 /// What `dup2` and `dup3` have in common; `flags` as `dup3`.
 fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old == new || (!table::has(old) && !table::has(new)) {
+    if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return done(raw::dup3(old, new, flags)) as c_int;
     }
     // A descriptor that is not open changes nothing.
@@ -100,16 +103,16 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
             descriptors::fresh(result);
-            if table::has(fd) {
+            if DESCRIPTORS.has(fd) {
                 descriptors::duplicated(fd, result);
             }
         }
         libc::F_SETFL if result >= 0 => {
-            if table::has(fd)
-                && let Some(sock) = table::get(fd)
-                && let Some(socket) = sock.stream()
+            if DESCRIPTORS.has(fd)
+                && let Some(descriptor) = DESCRIPTORS.get(fd)
+                && let Some(socket) = descriptor.stream()
             {
-                descriptors::blocking_changed(fd, socket);
+                control::blocking_changed(fd, socket);
             }
         }
         _ => {}
@@ -119,9 +122,9 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
-    let ours = if table::has(fd) { table::get(fd) } else { None };
-    if let Some(sock) = &ours
-        && let Some(answer) = descriptors::ioctl(fd, sock, request)
+    let ours = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    if let Some(descriptor) = &ours
+        && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
         return match answer {
             Ok(_) if argument.is_null() => done(Err(Errno(libc::EFAULT))) as c_int,
@@ -137,9 +140,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
                        -> c_int);
     if result >= 0
         && request == libc::FIONBIO
-        && let Some(socket) = ours.as_ref().and_then(|sock| sock.stream())
+        && let Some(socket) = ours.as_ref().and_then(|descriptor| descriptor.stream())
     {
-        descriptors::blocking_changed(fd, socket);
+        control::blocking_changed(fd, socket);
     }
     result
 }
@@ -147,7 +150,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
 /// Ends the program without its exit handlers; connections end properly all the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _exit(status: c_int) -> ! {
-    descriptors::end();
+    close_connections();
     loop {
         let _ = raw::exit_group(status);
     }

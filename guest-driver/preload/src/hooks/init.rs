@@ -1,10 +1,11 @@
 //! The library's beginning and end.
 
+use super::libc_symbols;
 use crate::config::Config;
-use crate::selection::{handshake, option, session};
+use crate::selection::{establish, option, session, short_lived};
 use crate::socket::descriptors;
 use crate::sys::raw;
-use crate::{fork, relay, status};
+use crate::{config, fork, relay, status};
 
 /// Memory of the library's own. The program's heap stays as it would be without the library: where it
 /// ends decides how often some programs ask the kernel for memory and give it back, and an allocator
@@ -24,7 +25,7 @@ static BEGIN: extern "C" fn() = begin;
 static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
-    super::find_all();
+    libc_symbols::find_all();
     fork::begin();
     // SAFETY: its lock, the only thing that this is about, is held by nobody yet. Registered before the
     // functions below, which may allocate: it takes the lock after them, and gives it back before.
@@ -38,10 +39,10 @@ extern "C" fn begin() {
         unsafe { std::env::remove_var(PROOF) };
     }
     if let Some(config) = Config::from_environment() {
-        session::configure(config);
+        config::set(config);
         status::begin();
         option::begin();
-        handshake::inherit();
+        establish::inherit();
     }
 }
 
@@ -58,7 +59,16 @@ unsafe extern "C" fn in_child() {
     relay::in_child();
 }
 
-extern "C" fn end() {
+/// The program ends: connections close as the kernel would close them.
+pub(super) fn close_connections() {
+    if fork::borrows_memory() {
+        return;
+    }
+    short_lived::end();
     descriptors::end();
+}
+
+extern "C" fn end() {
+    close_connections();
     session::end();
 }

@@ -30,16 +30,45 @@ impl Next {
     }
 }
 
+macro_rules! functions {
+    ($($name:ident)*) => {
+        /// libc's functions.
+        #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
+        pub(in crate::hooks) mod real {
+            use super::Next;
+            $(pub(in crate::hooks) static $name: Next = {
+                const NAME: &str = concat!(stringify!($name), "\0");
+                match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                    Ok(name) => Next::new(name),
+                    Err(_) => Next::new(c""),
+                }
+            };)*
+        }
+
+        /// Looks all of them up.
+        pub(super) fn find_all() {
+            $(real::$name.find();)*
+        }
+    };
+}
+
+functions! {
+    socket connect accept accept4 listen shutdown close dup dup2 dup3 fcntl ioctl
+    getsockname getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send sendto sendmsg
+    sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1 epoll_ctl epoll_wait
+    epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd timerfd_create memfd_create
+}
+
 /// `next!(name, number, (a: type, ...) -> type)`: calls libc's function, or the kernel as long as
 /// that is not known.
 macro_rules! next {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;
-        if number < 0 && $crate::hooks::real::$name.get().is_none() {
+        if number < 0 && $crate::hooks::libc_symbols::real::$name.get().is_none() {
             // Called before this library's beginning, and the kernel has no such call.
-            $crate::hooks::real::$name.find();
+            $crate::hooks::libc_symbols::real::$name.find();
         }
-        let known = $crate::hooks::real::$name.get();
+        let known = $crate::hooks::libc_symbols::real::$name.get();
         match known {
             Some(function) => {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;

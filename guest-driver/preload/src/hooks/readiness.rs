@@ -7,10 +7,12 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use guest_driver::SignalMask;
 
+use crate::config;
 use crate::hooks::libc_symbols::next;
-use crate::socket::{descriptors, epoll_set, registrations};
+use crate::io::{epoll_ctl, epoll_wait};
+use crate::socket::table::DESCRIPTORS;
+use crate::socket::{descriptors, registrations};
 use crate::sys::raw::Sys;
-use crate::sys::table;
 use crate::sys::user_memory::{self, done};
 
 /// The program's list.
@@ -86,7 +88,7 @@ unsafe fn select_here(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<Sys> {
-    crate::selection::session::config()?;
+    config::get()?;
     // SAFETY: the caller's promise.
     let (mut read, mut write, mut except) =
         unsafe { (words(read, n), words(write, n), words(except, n)) };
@@ -166,18 +168,18 @@ unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    if table::has(fd)
-        && let Some(sock) = table::get(fd)
+    if DESCRIPTORS.has(fd)
+        && let Some(descriptor) = DESCRIPTORS.get(fd)
     {
-        match sock.stream() {
+        match descriptor.stream() {
             Some(socket) => {
                 // SAFETY: the program's event; packed, so it is copied.
                 let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
                 let event = event.map_or((0, 0), |event| (event.events, event.u64));
-                return done(registrations::control(set, op, fd, &sock, socket, event)) as c_int;
+                return done(epoll_ctl::control(set, op, fd, &descriptor, socket, event)) as c_int;
             }
             // A set in a set: the outer one cannot look into it.
-            None => epoll_set::hand_to_kernel(fd),
+            None => registrations::hand_to_kernel(fd),
         }
     }
     next!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
@@ -195,11 +197,11 @@ unsafe fn wait_here(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<Sys> {
-    let sock = table::get(set)?;
+    let descriptor = DESCRIPTORS.get(set)?;
     let room = usize::try_from(max).ok().filter(|room| *room > 0 && !list.is_null())?;
     // SAFETY: the caller's promise.
     let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(4096)) };
-    sock.set()?.wait(set, out, timeout, mask)
+    epoll_wait::wait(descriptor.set()?, set, out, timeout, mask)
 }
 
 #[unsafe(no_mangle)]
@@ -209,11 +211,10 @@ unsafe extern "C" fn epoll_wait(
     max: c_int,
     timeout: c_int,
 ) -> c_int {
-    if table::has(set) {
+    if DESCRIPTORS.has(set) {
+        let timeout = user_memory::millis(timeout);
         // SAFETY: the program's list.
-        if let Some(result) =
-            unsafe { wait_here(set, list, max, user_memory::millis(timeout), None) }
-        {
+        if let Some(result) = unsafe { wait_here(set, list, max, timeout, None) } {
             return done(result) as c_int;
         }
     }
@@ -229,7 +230,7 @@ unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if table::has(set) {
+    if DESCRIPTORS.has(set) {
         // SAFETY: the program's list and mask.
         let result = unsafe {
             wait_here(set, list, max, user_memory::millis(timeout), user_memory::mask(mask))
@@ -250,7 +251,7 @@ unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if table::has(set) {
+    if DESCRIPTORS.has(set) {
         // SAFETY: the program's time, list and mask.
         let result = unsafe {
             wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))

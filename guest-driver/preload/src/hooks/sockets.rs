@@ -4,12 +4,14 @@ use std::ffi::{c_int, c_void};
 
 use libc::{sockaddr, socklen_t};
 
+use crate::config;
 use crate::hooks::libc_symbols::next;
-use crate::selection::establish;
+use crate::io::control;
+use crate::selection::{establish, option};
 use crate::socket::descriptors;
-use crate::sys::raw::{Errno, Sys};
+use crate::socket::table::DESCRIPTORS;
+use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::user_memory::{self, done};
-use crate::sys::{raw, table};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -35,23 +37,23 @@ fn last_error() -> Errno {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    if table::has(fd)
-        && let Some(sock) = table::get(fd)
-        && let Some(socket) = sock.stream()
+    if DESCRIPTORS.has(fd)
+        && let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(socket) = descriptor.stream()
     {
         // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };
         let native = || native_connect(fd, addr, len);
-        return done(establish::connect(fd, &sock, socket, to, native)) as c_int;
+        return done(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
     }
     next!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    crate::selection::option::listen(fd);
+    option::listen(fd);
     let result = next!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
-    if result == 0 && crate::selection::session::config().is_some() {
+    if result == 0 && config::get().is_some() {
         establish::listening(fd);
     }
     result
@@ -87,8 +89,8 @@ unsafe extern "C" fn accept4(
 /// The descriptor that has the names, and the options of TCP and IP: of a relayed connection it is
 /// another one.
 fn named(fd: c_int) -> c_int {
-    let sock = if table::has(fd) { table::get(fd) } else { None };
-    sock.as_ref().and_then(|sock| sock.stream()?.names()).unwrap_or(fd)
+    let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.names()).unwrap_or(fd)
 }
 
 #[unsafe(no_mangle)]
@@ -113,9 +115,9 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if table::has(fd)
-        && let Some(sock) = table::get(fd)
-        && let Some(answer) = establish::own_option(&sock, fd, level, name)
+    if DESCRIPTORS.has(fd)
+        && let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(answer) = control::own_option(&descriptor, fd, level, name)
         && !value.is_null()
         && !len.is_null()
     {
@@ -140,9 +142,9 @@ unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let ours = if table::has(fd) { table::get(fd) } else { None };
-    let socket = ours.as_ref().and_then(|sock| sock.stream());
-    if socket.is_some_and(|socket| establish::refuses_option(socket, level, name)) {
+    let ours = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    let socket = ours.as_ref().and_then(|descriptor| descriptor.stream());
+    if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
         return done(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
@@ -151,16 +153,16 @@ unsafe extern "C" fn setsockopt(
     if result == 0
         && let Some(socket) = socket
     {
-        establish::option_set(fd, socket, level, name);
+        control::option_set(fd, socket, level, name);
     }
     result
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if table::has(fd)
-        && let Some(sock) = table::get(fd)
-        && let Some(result) = descriptors::shutdown(fd, &sock, how)
+    if DESCRIPTORS.has(fd)
+        && let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(result) = control::shutdown(fd, &descriptor, how)
     {
         return done(result) as c_int;
     }
@@ -181,7 +183,7 @@ unsafe extern "C" fn syscall(
     e: usize,
     f: usize,
 ) -> i64 {
-    if crate::selection::session::config().is_some() {
+    if config::get().is_some() {
         match number {
             // Its own calls could not be seen: programs fall back to epoll.
             libc::SYS_io_uring_setup => return done(Err(Errno(libc::ENOSYS))) as i64,

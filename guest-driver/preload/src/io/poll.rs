@@ -2,16 +2,20 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use guest_driver::{Seen, SignalMask, SmcStream, Woken};
 
-use crate::selection::handshake::{Patience, Verdict, settle};
-use crate::socket::epoll_set::{self, Sleeper};
+use crate::selection::resolve::settle;
+use crate::selection::{Patience, Verdict};
+use crate::socket::epoll_set::epoll_events;
+use crate::socket::registrations::hand_to_kernel;
+use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::Socket;
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::raw::{self, Errno, Sys};
-use crate::sys::table::{self, Ref};
+use crate::sys::{left_of, lock, timespec};
 
 /// Sleepers that nobody uses.
 static IDLE: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
@@ -21,19 +25,19 @@ const KEPT: usize = 16;
 /// One of the descriptors, if it is ours.
 struct Watched {
     at: usize,
-    sock: Ref,
+    descriptor: DescriptorRef,
     seen: Seen,
 }
 
 impl Watched {
     fn stream(&self) -> Option<&SmcStream> {
-        self.sock.stream().and_then(Socket::smc)
+        self.descriptor.stream().and_then(Socket::smc)
     }
 }
 
 /// Whether any of the descriptors needs this module.
 pub(crate) fn concerns(fds: &[libc::pollfd]) -> bool {
-    fds.iter().any(|fd| table::has(fd.fd))
+    fds.iter().any(|fd| DESCRIPTORS.has(fd.fd))
 }
 
 /// `ppoll`. Writes `revents`.
@@ -63,42 +67,39 @@ pub(crate) fn poll(
 }
 
 fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<SignalMask>) -> Sys {
-    let time = timeout.map(|timeout| libc::timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    });
+    let time = timeout.map(timespec);
     raw::ppoll(fds, time.as_ref(), mask)
 }
 
 /// The connections that are looked up, and what is left for the kernel: descriptors that are not for
 /// it are negative there. Third, the sockets for which another descriptor is there.
-fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<Ref>) {
+fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
     let (mut watched, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
         native.revents = 0;
-        if !table::has(fd.fd) {
+        if !DESCRIPTORS.has(fd.fd) {
             continue;
         }
-        let Some(sock) = table::get(fd.fd) else { continue };
-        let Some(socket) = sock.stream() else {
-            epoll_set::hand_to_kernel(fd.fd);
+        let Some(descriptor) = DESCRIPTORS.get(fd.fd) else { continue };
+        let Some(socket) = descriptor.stream() else {
+            hand_to_kernel(fd.fd);
             continue;
         };
         if fd.events & libc::POLLOUT != 0 {
             socket.speak();
         }
-        match settle(&sock, fd.fd, Patience::Moment) {
+        match settle(&descriptor, fd.fd, Patience::Moment) {
             Verdict::Tcp | Verdict::Broken => {}
             Verdict::NotYet => {
                 // Not ready for anything; readable when it is time to look again.
                 native.fd = socket.decision().unwrap_or(-1);
                 native.events = libc::POLLIN;
-                undecided.push(sock);
+                undecided.push(descriptor);
             }
             Verdict::Smc if socket.smc().is_some() => {
                 native.fd = -1;
-                watched.push(Watched { at, sock, seen: Seen::default() });
+                watched.push(Watched { at, descriptor, seen: Seen::default() });
             }
             Verdict::Smc => {}
         }
@@ -111,7 +112,7 @@ fn shown(stream: &SmcStream, events: i16) -> i16 {
     let look = stream.look(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll have the same numbers for what both know.
-    (epoll_set::flags(look) & asked) as i16
+    (epoll_events(look) & asked) as i16
 }
 
 /// Looks the connections up, asks the kernel about the rest, and sleeps if there is nothing. `None`:
@@ -205,21 +206,17 @@ fn merge(fds: &mut [libc::pollfd], watched: &[Watched], native: &[libc::pollfd])
 }
 
 fn take_sleeper() -> Result<Sleeper, Errno> {
-    match IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+    match lock(&IDLE).pop() {
         Some(sleeper) => Ok(sleeper),
         None => Ok(Sleeper::new()?),
     }
 }
 
 fn give_back(sleeper: Sleeper) {
-    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut idle = lock(&IDLE);
     if idle.len() < KEPT {
         idle.push(sleeper);
     }
-}
-
-fn left_of(end: Option<Instant>) -> Option<Duration> {
-    end.map(|end| end.saturating_duration_since(Instant::now()))
 }
 
 /// A set of `select`, as words of 64 descriptors.
@@ -238,7 +235,7 @@ pub(crate) fn select<'a>(
 ) -> Option<Sys> {
     // Most calls of most programs end here.
     let is_asked = |fd: usize| is_in(read, fd) || is_in(write, fd) || is_in(except, fd);
-    if !(0..n).any(|fd| table::has(fd as c_int) && is_asked(fd)) {
+    if !(0..n).any(|fd| DESCRIPTORS.has(fd as c_int) && is_asked(fd)) {
         return None;
     }
     let mut fds = Vec::new();

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use guest_driver::SmcStream;
 
-use crate::selection::handshake::{Patience, Verdict, settle};
+use crate::selection::resolve::settle;
+use crate::selection::{Patience, Verdict};
 use crate::socket::stream::Socket;
+use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, Sys};
-use crate::sys::table::Ref;
 
 /// Who carries out a call.
 pub(crate) enum Way<'a> {
@@ -24,29 +25,34 @@ pub(crate) enum Way<'a> {
 
 /// Finds out who carries out a call that reads or writes.
 #[inline]
-pub(crate) fn way(sock: &Ref, fd: c_int, dont_wait: bool) -> Way<'_> {
-    let Some(socket) = sock.stream() else { return Way::Native };
+pub(crate) fn way(descriptor: &DescriptorRef, fd: c_int, dont_wait: bool) -> Way<'_> {
+    let Some(socket) = descriptor.stream() else { return Way::Native };
     if let Some(stream) = socket.smc() {
         return Way::Smc(socket, stream);
     }
-    undecided(sock, socket, fd, dont_wait)
+    undecided(descriptor, socket, fd, dont_wait)
 }
 
 /// As [`way`], for a call that writes.
 #[inline]
-pub(crate) fn way_out(sock: &Ref, fd: c_int, dont_wait: bool) -> Way<'_> {
-    let Some(socket) = sock.stream() else { return Way::Native };
+pub(crate) fn way_out(descriptor: &DescriptorRef, fd: c_int, dont_wait: bool) -> Way<'_> {
+    let Some(socket) = descriptor.stream() else { return Way::Native };
     if let Some(stream) = socket.smc() {
         return Way::Smc(socket, stream);
     }
     socket.speak();
-    undecided(sock, socket, fd, dont_wait)
+    undecided(descriptor, socket, fd, dont_wait)
 }
 
 #[cold]
-fn undecided<'a>(sock: &'a Ref, socket: &'a Socket, fd: c_int, dont_wait: bool) -> Way<'a> {
+fn undecided<'a>(
+    descriptor: &'a DescriptorRef,
+    socket: &'a Socket,
+    fd: c_int,
+    dont_wait: bool,
+) -> Way<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();
-    match settle(sock, fd, if patient { Patience::Forever } else { Patience::Moment }) {
+    match settle(descriptor, fd, if patient { Patience::Forever } else { Patience::Moment }) {
         Verdict::Tcp => Way::Native,
         Verdict::NotYet => Way::Fail(Errno(libc::EAGAIN)),
         Verdict::Broken => match socket.take_error() {

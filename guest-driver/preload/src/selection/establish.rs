@@ -2,30 +2,22 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::selection::handshake::{Patience, Verdict, settle};
-use crate::selection::option;
+use crate::selection::first_bytes::{Opening, opening};
+use crate::selection::handshake::acknowledge_lazily;
 use crate::selection::option::Reception;
-use crate::selection::session;
+use crate::selection::{listening_ports, option, resolve, session, short_lived};
 use crate::socket::registrations;
-use crate::socket::stream::{Role, Sock, Socket, State};
+use crate::socket::stream::{Role, Socket, State};
+use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::raw::{self, Errno, Sys};
-use crate::sys::table::{self, Ref};
-use crate::{fork, status};
+use crate::sys::{borrowed, local_address, lock};
+use crate::{config, fork, status};
 
 /// How long `connect` of a blocking socket waits for the server's program. If that takes longer the
 /// connection stays undecided: TCP would have accepted it as well.
 const CONNECT: Duration = Duration::from_millis(50);
-
-/// Ports that this process listens on.
-static LISTENING: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-
-/// Whether this process listens on a port.
-pub(crate) fn listens_on(port: u16) -> bool {
-    LISTENING.lock().unwrap_or_else(PoisonError::into_inner).contains(&port)
-}
 
 /// Whether sockets of this kind can be on SMC.
 fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
@@ -39,34 +31,26 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::borrows_memory() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-        table::install(fd, Sock::Stream(Socket::new(State::Fresh, Role::Client, nonblocking)));
+        DESCRIPTORS
+            .install(fd, Descriptor::Stream(Socket::new(State::Fresh, Role::Client, nonblocking)));
     }
 }
 
 /// A socket listens now: it is the kernel's.
 pub(crate) fn listening(fd: c_int) {
     if !fork::borrows_memory() {
-        drop(table::remove(fd));
+        drop(DESCRIPTORS.remove(fd));
     }
-    crate::selection::short_lived::share();
+    short_lived::share();
     if let Some(address) = local_address(fd) {
-        let mut ports = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
-        if !ports.contains(&address.port()) {
-            ports.push(address.port());
-        }
+        listening_ports::add(address.port());
     }
-}
-
-/// The address that a socket is bound to.
-pub(crate) fn local_address(fd: c_int) -> Option<SocketAddr> {
-    let name = rustix::net::getsockname(crate::sys::borrowed(fd)).ok()?;
-    SocketAddr::try_from(name).ok()
 }
 
 /// `connect` on a socket of ours. `native` makes the system call.
 pub(crate) fn connect(
     fd: c_int,
-    sock: &Ref,
+    descriptor: &DescriptorRef,
     socket: &Socket,
     to: Option<SocketAddr>,
     native: impl FnOnce() -> Sys,
@@ -90,27 +74,27 @@ pub(crate) fn connect(
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
         if fast || !failed {
             // Decided: TCP. After a failure the program may try another address.
-            table::remove_if(fd, sock);
+            DESCRIPTORS.remove_if(fd, descriptor);
         }
         return result;
     };
-    if ask.proposes_unasked() {
+    if ask.told {
         // A server that looks for a Proposal does not look for long, and opening a device takes a while.
         let _ = session::current();
     }
-    *socket.ask.lock().unwrap_or_else(PoisonError::into_inner) = Some(ask);
+    *lock(&socket.ask) = Some(ask);
     acknowledge_lazily(fd, true);
     let result = native();
     match result {
         Ok(_) => {
-            if let Err(why) = ask.connected(crate::sys::borrowed(fd)) {
+            if let Err(why) = option::connected(ask, borrowed(fd)) {
                 acknowledge_lazily(fd, false);
-                status::stays(crate::sys::borrowed(fd), why);
-                table::remove_if(fd, sock);
+                status::stays(borrowed(fd), why);
+                DESCRIPTORS.remove_if(fd, descriptor);
                 return Ok(0);
             }
-            start(sock, socket);
-            settle_for(sock, fd, socket);
+            start(descriptor, socket);
+            settle_for(descriptor, fd, socket);
             match socket.state() {
                 State::Broken => match socket.take_error() {
                     0 => Ok(0),
@@ -120,40 +104,33 @@ pub(crate) fn connect(
             }
         }
         Err(Errno(libc::EINPROGRESS)) => {
-            start(sock, socket);
-            begin(sock, fd);
+            start(descriptor, socket);
+            begin(descriptor, fd);
             result
         }
         // Interrupted: it goes on, and the program polls for its end.
         Err(Errno(libc::EINTR)) => {
-            start(sock, socket);
-            begin(sock, fd);
+            start(descriptor, socket);
+            begin(descriptor, fd);
             result
         }
         error => error,
     }
 }
 
-/// Whether acknowledgements wait for something to ride on, also the last one of the three-way handshake:
-/// the Proposal follows at once. On TCP they must not, or a server that is to speak first would hear of
-/// its client a good while later.
-pub(crate) fn acknowledge_lazily(fd: c_int, lazily: bool) {
-    let _ = rustix::net::sockopt::set_tcp_quickack(crate::sys::borrowed(fd), !lazily);
-}
-
-fn start(sock: &Ref, socket: &Socket) {
-    registrations::moved(sock, socket, State::Undecided);
+fn start(descriptor: &DescriptorRef, socket: &Socket) {
+    registrations::moved(descriptor, socket, State::Undecided);
     socket.advance(State::Fresh, State::Undecided);
 }
 
 /// Begins the handshake without waiting for anything.
-fn begin(sock: &Ref, fd: c_int) {
-    crate::selection::handshake::start(sock, fd);
+fn begin(descriptor: &DescriptorRef, fd: c_int) {
+    resolve::start(descriptor, fd);
 }
 
 /// Waits for the verdict, but not long.
-fn settle_for(sock: &Ref, fd: c_int, socket: &Socket) {
-    begin(sock, fd);
+fn settle_for(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
+    begin(descriptor, fd);
     if socket.state() == State::Deciding && !socket.is_nonblocking() {
         socket.await_decision(CONNECT);
     }
@@ -161,7 +138,7 @@ fn settle_for(sock: &Ref, fd: c_int, socket: &Socket) {
 
 /// A connection was accepted.
 pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
-    let Some(config) = session::config() else { return };
+    let Some(config) = config::get() else { return };
     if config.accept.is_empty() || fork::borrows_memory() {
         return;
     }
@@ -170,83 +147,52 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     let client: Option<IpAddr> = if !config.looks_at_clients() {
         Some(local.ip())
     } else {
-        let name = rustix::net::getpeername(crate::sys::borrowed(fd)).ok();
+        let name = rustix::net::getpeername(borrowed(fd)).ok();
         name.flatten().and_then(|name| SocketAddr::try_from(name).ok()).map(|addr| addr.ip())
     };
     if !client.is_some_and(|client| config.accepts(client, local.port())) {
         return;
     }
-    match option::accepted(crate::sys::borrowed(fd)) {
-        Reception::Plain => status::plain(crate::sys::borrowed(fd)),
+    match option::accepted(borrowed(fd)) {
+        Reception::Plain => status::plain(borrowed(fd)),
         Reception::Look(patience) => {
             let socket = Socket::new(State::Undecided, Role::Server, nonblocking);
             socket.set_patience(patience);
-            table::install(fd, Sock::Stream(socket));
+            DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }
     }
 }
 
-/// `getsockopt` answers of our own: a number.
-pub(crate) fn own_option(sock: &Ref, fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
-    let socket = sock.stream()?;
-    if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
-        return None;
-    }
-    match socket.state() {
-        State::Undecided | State::Deciding => match settle(sock, fd, Patience::Moment) {
-            Verdict::NotYet | Verdict::Smc => Some(0),
-            Verdict::Broken => Some(socket.take_error()),
-            Verdict::Tcp => None,
-        },
-        State::Smc => {
-            let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
-            Some(error.map_or(0, |error| Errno::from(error).0))
+/// Finds connections that the program had before this library was in it: a server that executes a
+/// program for each client leaves the handshake to that program.
+pub(crate) fn inherit() {
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
+    let fds: Vec<c_int> =
+        fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut known: Vec<(u64, c_int)> = Vec::new();
+    for fd in fds {
+        if raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+            continue;
         }
-        State::Broken => Some(socket.take_error()).filter(|error| *error != 0),
-        State::Fresh | State::Tcp | State::Relayed => None,
-    }
-}
-
-/// An option was set on the TCP socket: what concerns the SMC connection follows.
-pub(crate) fn option_set(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
-    if level != libc::SOL_SOCKET {
-        return;
-    }
-    match name {
-        libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
-        libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
-        libc::SO_OOBINLINE => {
-            let on = raw::option(fd, level, name).is_ok_and(|on| on != 0);
-            if let Some(stream) = socket.smc() {
-                let _ = stream.set_oob_inline(on);
-            }
+        if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
+            // Best effort: one that listens already takes a recent kernel, and rights.
+            option::listen(fd);
+            continue;
         }
-        libc::SO_LINGER => {
-            let linger = rustix::net::sockopt::socket_linger(crate::sys::borrowed(fd));
-            if let (Some(stream), Ok(linger)) = (socket.smc(), linger) {
-                let _ = stream.set_linger(linger);
+        // Standard input and output may be the same connection.
+        let cookie = rustix::net::sockopt::socket_cookie(borrowed(fd)).unwrap_or(0);
+        if let Some((_, first)) = known.iter().find(|(known, _)| *known == cookie) {
+            if let Some(descriptor) = DESCRIPTORS.get(*first) {
+                DESCRIPTORS.share(&descriptor, fd);
             }
+            continue;
         }
-        _ => {}
+        known.push((cookie, fd));
+        let first = opening(borrowed(fd));
+        let untouched = || raw::has_moved_bytes(fd) == Some(false);
+        if first == Opening::Smc || first == Opening::Silence && untouched() {
+            let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
+            accepted(fd, flags & libc::O_NONBLOCK != 0);
+        }
     }
-}
-
-/// Whether an option cannot be had on an SMC connection; the program then does without.
-pub(crate) fn refuses_option(socket: &Socket, level: c_int, name: c_int) -> bool {
-    socket.state() == State::Smc
-        && match level {
-            libc::IPPROTO_TCP => {
-                matches!(
-                    name,
-                    libc::TCP_ULP
-                        | libc::TCP_FASTOPEN
-                        | libc::TCP_FASTOPEN_CONNECT
-                        | libc::TCP_REPAIR
-                )
-            }
-            libc::SOL_SOCKET => {
-                matches!(name, libc::SO_ZEROCOPY | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
-            }
-            _ => false,
-        }
 }

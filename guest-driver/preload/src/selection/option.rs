@@ -10,25 +10,19 @@ use std::sync::OnceLock;
 
 use guest_driver::Fallback;
 use guest_driver::rendezvous::{
-    Asked, ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove, Verdict,
+    ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove, Verdict,
 };
 use smc_core::handshake::FallbackReason;
 
-use crate::selection::{declined_servers, session};
-use crate::sys::borrowed;
+use crate::selection::session::Proposal;
+use crate::selection::{declined_servers, listening_ports, session};
+use crate::socket::stream::Ask;
+use crate::sys::{borrowed, local_address};
+use crate::{config, status};
 
 static MEETING: OnceLock<Meeting> = OnceLock::new();
 /// Numbers of its descriptors, ascending; those that were passed on among them.
 static KEPT: OnceLock<Vec<c_int>> = OnceLock::new();
-
-/// How a client finds out whether its server speaks SMC.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
-    /// `None`: it is not tried, for that has failed several times in a row.
-    asked: Option<Asked>,
-    /// The server is one of those that are known to.
-    told: bool,
-}
 
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +35,7 @@ pub(crate) enum Reception {
 
 /// Takes over what `smc run` passed on; once.
 pub(crate) fn begin() {
-    let Some(config) = session::config() else { return };
+    let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
     let meeting = Meeting::adopt(config.rendezvous, passed, config.policy.clone());
     if let Some(rendezvous) = meeting.rendezvous() {
@@ -52,7 +46,7 @@ pub(crate) fn begin() {
         kept.dedup();
         let _ = KEPT.set(kept);
     } else if meeting.mode() == Mode::Required {
-        crate::status::no_option();
+        status::no_option();
     }
     let _ = MEETING.set(meeting);
 }
@@ -86,16 +80,16 @@ fn between(kept: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
 /// Whether any connection that the program makes may be on SMC.
 pub(crate) fn may_connect() -> bool {
     let attached = || MEETING.get().is_some_and(|meeting| meeting.rendezvous().is_some());
-    session::config().is_some_and(|config| !config.connect.is_empty() || attached())
+    config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
 /// Has a socket ask for SMC that is about to connect. `None`: it is to be plain TCP.
 pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
-    let (config, meeting) = (session::config()?, MEETING.get()?);
+    let (config, meeting) = (config::get()?, MEETING.get()?);
     if config.policy.connect(to) == Verdict::Tcp {
         return None;
     }
-    if crate::selection::establish::listens_on(to.port()) && is_here(to) {
+    if listening_ports::listens_on(to.port()) && is_here(to) {
         // It would have to accept while it connects.
         return None;
     }
@@ -127,43 +121,29 @@ fn is_here(to: &SocketAddr) -> bool {
     chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
 }
 
-impl Ask {
-    /// Whether the server may get a Proposal that it does not expect.
-    pub(crate) fn proposes_unasked(self) -> bool {
-        self.told
-    }
-
-    /// What a client does now that its socket is connected. An error is why it stays on TCP.
-    pub(crate) fn connected(self, socket: impl AsFd) -> Result<Proposal, Fallback> {
-        let unasked = Proposal { awaited: false };
-        let Some(asked) = self.asked else { return Err(Fallback::DeclinedBefore) };
-        let Some(meeting) = MEETING.get() else { return Ok(unasked) };
-        match meeting.connected(socket, asked) {
-            ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
-            ClientMove::Stay(_) if self.told => Ok(unasked),
-            ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
-            ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
-            ClientMove::Stay(Plain::Unavailable) => {
-                Err(Fallback::NoRendezvous("the kernel refused the socket".into()))
-            }
+/// What a client does now that its socket is connected. An error is why it stays on TCP.
+pub(crate) fn connected(ask: Ask, socket: impl AsFd) -> Result<Proposal, Fallback> {
+    let unasked = Proposal { awaited: false };
+    let Some(asked) = ask.asked else { return Err(Fallback::DeclinedBefore) };
+    let Some(meeting) = MEETING.get() else { return Ok(unasked) };
+    match meeting.connected(socket, asked) {
+        ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
+        ClientMove::Stay(_) if ask.told => Ok(unasked),
+        ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
+        ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
+        ClientMove::Stay(Plain::Unavailable) => {
+            Err(Fallback::NoRendezvous("the kernel refused the socket".into()))
         }
     }
 }
 
-/// A client's message to be sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Proposal {
-    /// The server waits for it: a Decline, if there is nothing to propose.
-    pub(crate) awaited: bool,
-}
-
 /// Has a bound socket answer clients, before it listens if that can be had.
 pub(crate) fn listen(fd: c_int) {
-    let (Some(config), Some(meeting)) = (session::config(), MEETING.get()) else { return };
+    let (Some(config), Some(meeting)) = (config::get(), MEETING.get()) else { return };
     if config.accept.is_empty() || meeting.rendezvous().is_none() {
         return;
     }
-    let Some(local) = crate::selection::establish::local_address(fd) else { return };
+    let Some(local) = local_address(fd) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {
         meeting.listen(borrowed(fd));
     }
@@ -171,7 +151,7 @@ pub(crate) fn listen(fd: c_int) {
 
 /// What to do with a connection that was accepted.
 pub(crate) fn accepted(tcp: impl AsFd) -> Reception {
-    let detect = session::config().map(|config| config.detect).unwrap_or_default();
+    let detect = config::get().map(|config| config.detect).unwrap_or_default();
     match MEETING.get().map(|meeting| meeting.accepted(tcp)) {
         Some(ServerMove::AwaitProposal) => Reception::Look(PROPOSAL_PATIENCE),
         Some(ServerMove::Stay) => Reception::Plain,

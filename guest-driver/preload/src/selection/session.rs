@@ -1,105 +1,85 @@
 //! The SMC session of this process: its device, opened when it is first needed.
 //!
-//! Everything above speaks to [`Session`] only; today it is the stack in threads of this process.
+//! A session is a stack in threads of this process.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Config as StackConfig, Greeting, Rnics, SmcStream, Stack, statistics};
 
 use crate::config::Config;
 use crate::selection::device_lock::{Claim, Unclaimed};
-use crate::selection::handshake::STACK;
-use crate::selection::option::Proposal;
 use crate::selection::short_lived;
-use crate::sys::raw;
-use crate::{fork, status};
+use crate::sys::{STACK, leaked, lock, raw};
+use crate::{config, fork, status};
 
-/// What carries out handshakes.
-pub(crate) trait Session: Send + Sync {
-    /// Proposes SMC on a connected TCP stream; waits for the answer.
-    fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream>;
-    /// Begins the server's half on an accepted stream.
-    fn greet(&self, tcp: TcpStream) -> Greeting;
+/// A client's message to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proposal {
+    /// The server waits for it: a Decline, if there is nothing to propose.
+    pub(crate) awaited: bool,
 }
 
-/// A stack in threads of this process.
-struct Local {
-    stack: Arc<Stack>,
-}
-
-impl Session for Local {
-    fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream> {
-        match proposal.awaited {
-            true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
-            false => SmcStream::upgrade(&self.stack, tcp, None),
-        }
-    }
-
-    fn greet(&self, tcp: TcpStream) -> Greeting {
-        Greeting::new(&self.stack, tcp)
-    }
-}
-
-static CONFIG: OnceLock<Config> = OnceLock::new();
-static CURRENT: AtomicPtr<Open> = AtomicPtr::new(std::ptr::null_mut());
+static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// A session that was opened by a process of some generation.
-pub(crate) struct Open {
+pub(crate) struct ProcessSession {
     generation: u32,
-    session: Box<dyn Session>,
+    stack: Arc<Stack>,
     has_device: bool,
     /// The claim on the device, if it takes one.
     claim: Option<Claim>,
     tried: Mutex<Instant>,
 }
 
-impl Open {
+impl ProcessSession {
+    /// Proposes SMC on a connected TCP stream; waits for the answer.
+    pub(crate) fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream> {
+        match proposal.awaited {
+            true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
+            false => SmcStream::upgrade(&self.stack, tcp, None),
+        }
+    }
+
+    /// Begins the server's half on an accepted stream.
+    pub(crate) fn greet(&self, tcp: TcpStream) -> Greeting {
+        Greeting::new(&self.stack, tcp)
+    }
+
     /// Whether a device was looked for a moment ago.
     fn is_fresh(&self) -> bool {
         self.tried().elapsed() < RETRY
     }
 
     fn tried(&self) -> MutexGuard<'_, Instant> {
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tried)
     }
 }
 
 /// A device that could not be had is asked for again after so long.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Takes the settings over; once.
-pub(crate) fn configure(config: Config) {
-    let _ = CONFIG.set(config);
-}
-
-/// The settings; `None`: the library does nothing.
-#[inline]
-pub(crate) fn config() -> Option<&'static Config> {
-    CONFIG.get()
-}
-
 /// The session of this process, opened if need be. Without a device, a session where everything
 /// becomes TCP, and which declines what clients propose.
-pub(crate) fn current() -> Option<&'static dyn Session> {
-    let config = config()?;
-    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn current() -> Option<&'static ProcessSession> {
+    let config = config::get()?;
+    let _one_at_a_time = lock(&OPENING);
     let known = raw_current();
     let known = known.filter(|open| open.generation == fork::generation());
     if let Some(open) = known
         && (open.has_device || open.is_fresh())
     {
-        return Some(&*open.session);
+        return Some(open);
     }
     let opened = match (raw::without_signals(|| with_room(|| open(config))), known) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
             *open.tried() = Instant::now();
-            return Some(&*open.session);
+            return Some(open);
         }
         (Err(why), None) => {
             status::no_device(&why);
@@ -109,20 +89,20 @@ pub(crate) fn current() -> Option<&'static dyn Session> {
     Some(keep(opened))
 }
 
-fn keep(opened: Open) -> &'static dyn Session {
+fn keep(opened: ProcessSession) -> &'static ProcessSession {
     // Sessions live as long as the process: connections refer to them, and one of a parent must
     // not be touched.
-    let opened: &'static Open = Box::leak(Box::new(opened));
+    let opened: &'static ProcessSession = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
-    &*opened.session
+    opened
 }
 
 /// [`current`] for a client that proposes SMC to this process: one that will probably be over soon does
 /// without a device.
-pub(crate) fn for_client() -> Option<&'static dyn Session> {
-    let config = config()?;
+pub(crate) fn for_client() -> Option<&'static ProcessSession> {
+    let config = config::get()?;
     {
-        let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&OPENING);
         let known = raw_current().filter(|open| open.generation == fork::generation());
         if known.is_none() && !short_lived::is_worth_a_device() {
             status::spared();
@@ -151,8 +131,8 @@ fn with_room<T: Send>(f: impl Fn() -> T + Sync) -> T {
     there.unwrap_or_else(f)
 }
 
-fn raw_current() -> Option<&'static Open> {
-    crate::sys::leaked(CURRENT.load(Ordering::Acquire))
+fn raw_current() -> Option<&'static ProcessSession> {
+    leaked(CURRENT.load(Ordering::Acquire))
 }
 
 /// Descriptors that must be left for a device to be opened: it takes about twenty, and a program that can
@@ -172,7 +152,7 @@ fn has_room_for(descriptors: usize) -> bool {
 }
 
 /// A session on the first device that is free; or why there is none.
-fn open(config: &Config) -> Result<Open, String> {
+fn open(config: &Config) -> Result<ProcessSession, String> {
     if !has_room_for(ROOM) {
         return Err(format!("fewer than {ROOM} descriptors are left (see ulimit -n)"));
     }
@@ -196,9 +176,8 @@ fn open(config: &Config) -> Result<Open, String> {
         stack.statistics = config.statistics.as_deref().map(statistics::path_in);
         match Stack::open(stack) {
             Ok(stack) => {
-                let session = Box::new(Local { stack });
                 status::opened(&socket);
-                return Ok(Open { generation, session, has_device: true, claim, tried });
+                return Ok(ProcessSession { generation, stack, has_device: true, claim, tried });
             }
             Err(error) => failed = Some(format!("{}: {error}", socket.display())),
         }
@@ -217,7 +196,7 @@ fn open(config: &Config) -> Result<Open, String> {
 
 /// A session where everything becomes TCP. It is kept for as long as there is no device. `shown`: by
 /// `smc stat`, which takes a thread.
-fn without_device(config: &Config, shown: bool) -> Open {
+fn without_device(config: &Config, shown: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
     shape(&mut stack, config);
     if shown {
@@ -225,13 +204,13 @@ fn without_device(config: &Config, shown: bool) -> Open {
     } else {
         stack.rnics = Rnics::None;
     }
-    let session: Box<dyn Session> = match Stack::open(stack) {
-        Ok(stack) => Box::new(Local { stack }),
+    let stack = match Stack::open(stack) {
+        Ok(stack) => stack,
         // Without devices there is nothing that could fail but the source of random numbers.
         Err(_) => std::process::abort(),
     };
     let tried = Mutex::new(Instant::now());
-    Open { generation: fork::generation(), session, has_device: false, claim: None, tried }
+    ProcessSession { generation: fork::generation(), stack, has_device: false, claim: None, tried }
 }
 
 /// The program ends: what it leaves in directories goes.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::fork;
 use crate::selection::circuit_breaker::Tally;
-use crate::sys::{self, raw};
+use crate::sys::{leaked, raw};
 
 /// A process that has lived for so long was worth a device.
 const LONG: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ static DECIDED: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 fn board() -> Option<&'static Board> {
-    sys::leaked(BOARD.load(Ordering::Acquire))
+    leaked(BOARD.load(Ordering::Acquire))
 }
 
 /// A server begins: its children will share what they learn.

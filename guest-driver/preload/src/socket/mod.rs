@@ -2,5 +2,8 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_set;
+pub(crate) mod owner_pipe;
 pub(crate) mod registrations;
+pub(crate) mod sleeper;
 pub(crate) mod stream;
+pub(crate) mod table;

@@ -1,45 +1,16 @@
-//! What is known of a descriptor: a TCP socket on its way to SMC or there, or an epoll set.
+//! What is known of a stream socket: a TCP socket on its way to SMC or there.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use guest_driver::SmcStream;
+use guest_driver::rendezvous::Asked;
 
 use crate::fork;
-use crate::selection::option::Ask;
-use crate::socket::epoll_set::Set;
-use crate::sys::raw;
-
-/// The content of an entry of the table.
-#[derive(Debug)]
-pub(crate) enum Sock {
-    /// A stream socket.
-    Stream(Socket),
-    /// An epoll set.
-    Set(Set),
-}
-
-impl Sock {
-    /// The stream socket, if it is one.
-    #[inline]
-    pub(crate) fn stream(&self) -> Option<&Socket> {
-        match self {
-            Sock::Stream(socket) => Some(socket),
-            Sock::Set(_) => None,
-        }
-    }
-
-    /// The epoll set, if it is one.
-    pub(crate) fn set(&self) -> Option<&Set> {
-        match self {
-            Sock::Set(set) => Some(set),
-            Sock::Stream(_) => None,
-        }
-    }
-}
+use crate::sys::{lock, raw};
 
 /// Where a socket stands on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +28,7 @@ pub(crate) enum State {
     Tcp = 4,
     /// The handshake broke it.
     Broken = 5,
-    /// Another process carries it, see `relay`: the descriptor is a Unix socket.
+    /// Another process carries it, see `relay.rs`: the descriptor is a Unix socket.
     Relayed = 6,
 }
 
@@ -68,6 +39,15 @@ pub(crate) enum Role {
     Server,
     /// Connected.
     Client,
+}
+
+/// How a client finds out whether its server speaks SMC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    /// `None`: it is not tried, for that has failed several times in a row.
+    pub(crate) asked: Option<Asked>,
+    /// The server is one of those that are known to.
+    pub(crate) told: bool,
 }
 
 /// A registration in an epoll set.
@@ -312,7 +292,7 @@ impl Socket {
     }
 
     /// Whether the owner has yet to be asked for the connection.
-    pub(crate) fn ask_once(&self) -> bool {
+    pub(crate) fn request_owner_once(&self) -> bool {
         !self.asked.swap(true, Ordering::Relaxed)
     }
 
@@ -324,7 +304,7 @@ impl Socket {
 
     /// The registrations, locked.
     pub(crate) fn registrations(&self) -> MutexGuard<'_, Vec<Registration>> {
-        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registrations)
     }
 }
 

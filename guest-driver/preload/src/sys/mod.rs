@@ -6,11 +6,17 @@ pub(crate) mod table;
 pub(crate) mod user_memory;
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use guest_driver::SignalMask;
 use raw::{Errno, Sys};
+
+/// Stack of the library's own threads, bytes. The first of them opens the device; without
+/// optimisation its queues go through many large frames.
+pub(crate) const STACK: usize = 8 << 20;
 
 /// What a pointer leads to that was leaked and is never freed.
 pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
@@ -29,6 +35,41 @@ pub(crate) fn owned(fd: c_int) -> OwnedFd {
 pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: -1 is the one value that is not allowed; no memory depends on any other.
     unsafe { BorrowedFd::borrow_raw(if fd < 0 { c_int::MAX } else { fd }) }
+}
+
+/// Locks a mutex. A thread that panicked while it held the lock has left nothing half done.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A duration as the kernel takes it; one that is too long for it becomes the longest there is.
+pub(crate) fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+/// The time left until `end`; `None`: there is no end.
+pub(crate) fn left_of(end: Option<Instant>) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(Instant::now()))
+}
+
+/// Sleeps until one of the descriptors is readable, but not longer than `timeout`.
+pub(crate) fn wait_readable(fds: &[Option<BorrowedFd<'_>>], timeout: Duration) {
+    use rustix::event::{PollFd, PollFlags};
+    let mut fds: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = rustix::event::Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    let _ = rustix::event::poll(&mut fds, Some(&timeout));
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn local_address(fd: c_int) -> Option<SocketAddr> {
+    let name = rustix::net::getsockname(borrowed(fd)).ok()?;
+    SocketAddr::try_from(name).ok()
 }
 
 /// The position of a file.
@@ -52,10 +93,7 @@ pub(crate) fn epoll_wait(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Sys {
-    let mut time = timeout.map(|timeout| libc::timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    });
+    let mut time = timeout.map(timespec);
     let list = out.as_mut_ptr() as usize;
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
     let millis = match timeout {

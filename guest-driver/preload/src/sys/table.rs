@@ -1,200 +1,224 @@
-//! The table of descriptors, and the memory of the sockets in it.
+//! A table indexed by descriptor, and the memory of what it holds.
 //!
-//! A descriptor that is not ours costs one load. Memory of sockets is never given back, only used
-//! again, so that a look at an entry that another thread is just closing is harmless: the count of
-//! references tells.
+//! A descriptor without an entry costs one load. The table never frees the memory of a value, it only
+//! uses it again. So a thread may look at an entry that another thread is just closing: the count of
+//! references says whether the value is still there.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::ops::Deref;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::socket::stream::Sock;
+use super::lock;
 
-/// Descriptors beyond this are left alone.
+/// Number of descriptors that a table covers. Higher ones have no entry, ever.
 const MAX_FDS: usize = 1 << 20;
 
-static TABLE: [AtomicPtr<Slot>; MAX_FDS] = [const { AtomicPtr::new(null_mut()) }; MAX_FDS];
-/// Highest descriptor that ever had an entry.
-static HIGHEST: AtomicI32 = AtomicI32::new(-1);
-static FREE: Mutex<Free> = Mutex::new(Free(Vec::new()));
+/// A table with at most one value per descriptor; several descriptors may share a value.
+pub(crate) struct Table<T: 'static> {
+    entries: [AtomicPtr<Slot<T>>; MAX_FDS],
+    /// Highest descriptor that ever had an entry.
+    highest: AtomicI32,
+    free: Mutex<FreeSlots<T>>,
+}
 
-struct Free(Vec<NonNull<Slot>>);
+struct FreeSlots<T: 'static>(Vec<NonNull<Slot<T>>>);
 
-// SAFETY: slots are never freed, and one in this list is nobody else's.
-unsafe impl Send for Free {}
+// SAFETY: slots are never freed, and a slot in this list is in nobody else's hands.
+unsafe impl<T: Send> Send for FreeSlots<T> {}
 
-/// Memory for one socket.
-struct Slot {
-    /// References: table entries and calls under way. Zero: free.
+/// Memory for one value.
+struct Slot<T: 'static> {
+    /// References: table entries and calls under way. Zero: the slot is free.
     refs: AtomicU32,
     /// Table entries among them.
     handles: AtomicU32,
-    sock: UnsafeCell<Option<Sock>>,
+    value: UnsafeCell<Option<T>>,
+    /// The table that the slot goes back to.
+    table: &'static Table<T>,
 }
 
-/// A socket in use.
-pub(crate) struct Ref(NonNull<Slot>);
+/// A counted reference to a value of a table.
+pub(crate) struct TableRef<T: 'static>(NonNull<Slot<T>>);
 
-// SAFETY: a reference is counted, and what it leads to is `Sync`.
-unsafe impl Send for Ref {}
+// SAFETY: a reference is counted; the bounds let other threads use and drop the value.
+unsafe impl<T: Send + Sync> Send for TableRef<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Ref {}
+unsafe impl<T: Send + Sync> Sync for TableRef<T> {}
 
-impl Ref {
-    fn slot(&self) -> &Slot {
-        // SAFETY: slots live for ever.
+impl<T> TableRef<T> {
+    fn slot(&self) -> &Slot<T> {
+        // SAFETY: slots are never freed.
         unsafe { self.0.as_ref() }
     }
 
-    /// How many descriptors there are.
+    /// Number of descriptors that lead to the value.
     pub(crate) fn handles(&self) -> u32 {
         self.slot().handles.load(Ordering::Acquire)
     }
 
-    /// Whether others than the caller refer to it.
+    /// Whether there are references besides the caller's.
     pub(crate) fn is_in_use(&self) -> bool {
         self.slot().refs.load(Ordering::Acquire) > 1
     }
 
-    /// Whether both are the same socket.
-    pub(crate) fn is(&self, other: &Ref) -> bool {
+    /// Whether both refer to the same value.
+    pub(crate) fn is(&self, other: &TableRef<T>) -> bool {
         self.0 == other.0
     }
 }
 
-impl Deref for Ref {
-    type Target = Sock;
+impl<T> Deref for TableRef<T> {
+    type Target = T;
 
     #[inline]
-    fn deref(&self) -> &Sock {
-        // SAFETY: while references are counted the content is there and nobody changes the cell.
-        match unsafe { &*self.slot().sock.get() } {
-            Some(sock) => sock,
+    fn deref(&self) -> &T {
+        // SAFETY: while references are counted the value is there and nobody changes the cell.
+        match unsafe { &*self.slot().value.get() } {
+            Some(value) => value,
             None => std::process::abort(),
         }
     }
 }
 
-impl Clone for Ref {
-    fn clone(&self) -> Ref {
+impl<T> Clone for TableRef<T> {
+    fn clone(&self) -> TableRef<T> {
         self.slot().refs.fetch_add(1, Ordering::Relaxed);
-        Ref(self.0)
+        TableRef(self.0)
     }
 }
 
-impl Drop for Ref {
+impl<T> Drop for TableRef<T> {
     #[inline]
     fn drop(&mut self) {
         if self.slot().refs.fetch_sub(1, Ordering::Release) == 1 {
             std::sync::atomic::fence(Ordering::Acquire);
-            retire(self.0);
+            release(self.0);
         }
     }
 }
 
+/// Drops the value of a slot that has no references left, and gives the slot back to its table.
 #[cold]
-fn retire(slot: NonNull<Slot>) {
-    // SAFETY: no references are left, and none is made of a slot that has none.
-    drop(unsafe { (*slot.as_ref().sock.get()).take() });
-    FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(slot);
+fn release<T>(slot: NonNull<Slot<T>>) {
+    // SAFETY: no references are left, and `Table::get` makes none of a slot that has none.
+    drop(unsafe { (*slot.as_ref().value.get()).take() });
+    // SAFETY: slots are never freed.
+    let table = unsafe { slot.as_ref() }.table;
+    lock(&table.free).0.push(slot);
 }
 
-fn entry(fd: c_int) -> Option<&'static AtomicPtr<Slot>> {
-    TABLE.get(usize::try_from(fd).ok()?)
-}
-
-/// Whether there is an entry: one load.
-#[inline]
-pub(crate) fn has(fd: c_int) -> bool {
-    entry(fd).is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null())
-}
-
-/// The socket of a descriptor.
-#[inline]
-pub(crate) fn get(fd: c_int) -> Option<Ref> {
-    let entry = entry(fd)?;
-    loop {
-        let slot = NonNull::new(entry.load(Ordering::Acquire))?;
-        // SAFETY: slots live for ever.
-        let refs = unsafe { &slot.as_ref().refs };
-        let mut now = refs.load(Ordering::Relaxed);
-        while now != 0 {
-            match refs.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => {
-                    let found = Ref(slot);
-                    if entry.load(Ordering::Acquire) == slot.as_ptr() {
-                        return Some(found);
-                    }
-                    break;
-                }
-                Err(other) => now = other,
-            }
-        }
-        // Closed at this moment: look again.
-        std::hint::spin_loop();
-    }
-}
-
-/// Puts a socket under a descriptor that has no entry.
-pub(crate) fn install(fd: c_int, sock: Sock) -> Option<Ref> {
-    let entry = entry(fd)?;
-    let slot = FREE.lock().unwrap_or_else(PoisonError::into_inner).0.pop().unwrap_or_else(|| {
-        let slot = Slot {
-            refs: AtomicU32::new(0),
-            handles: AtomicU32::new(0),
-            sock: UnsafeCell::new(None),
-        };
-        NonNull::from(Box::leak(Box::new(slot)))
-    });
-    // SAFETY: taken from the list of free slots, so it is ours alone until the count rises.
-    unsafe {
-        *slot.as_ref().sock.get() = Some(sock);
-        slot.as_ref().handles.store(1, Ordering::Relaxed);
-        slot.as_ref().refs.store(2, Ordering::Release);
-    }
-    HIGHEST.fetch_max(fd, Ordering::Relaxed);
-    let stale = entry.swap(slot.as_ptr(), Ordering::AcqRel);
-    taken(stale);
-    Some(Ref(slot))
-}
-
-/// Puts a socket under one more descriptor.
-pub(crate) fn share(sock: &Ref, fd: c_int) {
-    let Some(entry) = entry(fd) else { return };
-    let another = sock.clone();
-    HIGHEST.fetch_max(fd, Ordering::Relaxed);
-    let stale = entry.swap(another.0.as_ptr(), Ordering::AcqRel);
-    another.slot().handles.fetch_add(1, Ordering::AcqRel);
-    // The table has the reference now.
-    std::mem::forget(another);
-    taken(stale);
-}
-
-/// The reference that a table entry was, which is not one any more.
-fn taken(slot: *mut Slot) -> Option<Ref> {
-    let found = NonNull::new(slot).map(Ref)?;
+/// Makes the reference that a table entry was, once the entry is gone, into one of the caller.
+fn take_reference<T>(slot: *mut Slot<T>) -> Option<TableRef<T>> {
+    let found = NonNull::new(slot).map(TableRef)?;
     found.slot().handles.fetch_sub(1, Ordering::AcqRel);
     Some(found)
 }
 
-/// Takes the entry of a descriptor away.
-pub(crate) fn remove(fd: c_int) -> Option<Ref> {
-    taken(entry(fd)?.swap(null_mut(), Ordering::AcqRel))
-}
-
-/// Takes the entry away if it is this socket.
-pub(crate) fn remove_if(fd: c_int, sock: &Ref) {
-    let Some(entry) = entry(fd) else { return };
-    let wanted = sock.0.as_ptr();
-    if entry.compare_exchange(wanted, null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        taken(wanted);
+impl<T> Table<T> {
+    /// An empty table, for a static.
+    pub(crate) const fn new() -> Table<T> {
+        Table {
+            entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
+            highest: AtomicI32::new(-1),
+            free: Mutex::new(FreeSlots(Vec::new())),
+        }
     }
-}
 
-/// Highest descriptor that may have an entry.
-pub(crate) fn highest() -> c_int {
-    HIGHEST.load(Ordering::Relaxed)
+    #[inline]
+    fn entry(&self, fd: c_int) -> Option<&AtomicPtr<Slot<T>>> {
+        self.entries.get(usize::try_from(fd).ok()?)
+    }
+
+    /// Whether a descriptor has an entry: one load.
+    #[inline]
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        self.entry(fd).is_some_and(|entry| !entry.load(Ordering::Relaxed).is_null())
+    }
+
+    /// The value of a descriptor.
+    #[inline]
+    pub(crate) fn get(&self, fd: c_int) -> Option<TableRef<T>> {
+        let entry = self.entry(fd)?;
+        loop {
+            let slot = NonNull::new(entry.load(Ordering::Acquire))?;
+            // SAFETY: slots are never freed.
+            let refs = unsafe { &slot.as_ref().refs };
+            let mut now = refs.load(Ordering::Relaxed);
+            while now != 0 {
+                match refs.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed)
+                {
+                    Ok(_) => {
+                        let found = TableRef(slot);
+                        if entry.load(Ordering::Acquire) == slot.as_ptr() {
+                            return Some(found);
+                        }
+                        break;
+                    }
+                    Err(other) => now = other,
+                }
+            }
+            // Another thread closed it between the two loads: look again.
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Makes the entry of a descriptor. An entry that was there is removed.
+    pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<TableRef<T>> {
+        let entry = self.entry(fd)?;
+        let free = lock(&self.free).0.pop();
+        let slot = free.unwrap_or_else(|| {
+            let slot = Slot {
+                refs: AtomicU32::new(0),
+                handles: AtomicU32::new(0),
+                value: UnsafeCell::new(None),
+                table: self,
+            };
+            NonNull::from(Box::leak(Box::new(slot)))
+        });
+        // SAFETY: the slot comes from the list of free ones or is new, so nobody else touches its value
+        // until the count of references rises.
+        unsafe {
+            *slot.as_ref().value.get() = Some(value);
+            slot.as_ref().handles.store(1, Ordering::Relaxed);
+            slot.as_ref().refs.store(2, Ordering::Release);
+        }
+        self.highest.fetch_max(fd, Ordering::Relaxed);
+        let stale = entry.swap(slot.as_ptr(), Ordering::AcqRel);
+        take_reference(stale);
+        Some(TableRef(slot))
+    }
+
+    /// Gives one more descriptor the value of `shared`.
+    pub(crate) fn share(&self, shared: &TableRef<T>, fd: c_int) {
+        let Some(entry) = self.entry(fd) else { return };
+        let another = shared.clone();
+        self.highest.fetch_max(fd, Ordering::Relaxed);
+        let stale = entry.swap(another.0.as_ptr(), Ordering::AcqRel);
+        another.slot().handles.fetch_add(1, Ordering::AcqRel);
+        // The table has the reference now.
+        std::mem::forget(another);
+        take_reference(stale);
+    }
+
+    /// Removes the entry of a descriptor.
+    pub(crate) fn remove(&self, fd: c_int) -> Option<TableRef<T>> {
+        take_reference(self.entry(fd)?.swap(null_mut(), Ordering::AcqRel))
+    }
+
+    /// Removes the entry of a descriptor if it leads to this value.
+    pub(crate) fn remove_if(&self, fd: c_int, value: &TableRef<T>) {
+        let Some(entry) = self.entry(fd) else { return };
+        let wanted = value.0.as_ptr();
+        if entry.compare_exchange(wanted, null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            take_reference(wanted);
+        }
+    }
+
+    /// Highest descriptor that may have an entry; -1: none has one.
+    pub(crate) fn highest(&self) -> c_int {
+        self.highest.load(Ordering::Relaxed)
+    }
 }

@@ -1,0 +1,135 @@
+//! Calls that ask for or change how a connection is: shutdown, ioctl, fcntl, and socket options.
+
+use std::ffi::c_int;
+use std::net::Shutdown;
+
+use crate::selection::resolve::settle;
+use crate::selection::{Patience, Verdict};
+use crate::socket::stream::{Socket, State};
+use crate::socket::table::DescriptorRef;
+use crate::sys::borrowed;
+use crate::sys::raw::{self, Errno, Sys};
+
+/// `shutdown` on an entry. `None`: the kernel's affair.
+pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<Sys> {
+    let socket = descriptor.stream()?;
+    socket.speak();
+    if settle(descriptor, fd, Patience::Forever) != Verdict::Smc {
+        return None;
+    }
+    let stream = socket.smc()?;
+    let how = match how {
+        libc::SHUT_RD => Shutdown::Read,
+        libc::SHUT_WR => Shutdown::Write,
+        libc::SHUT_RDWR => Shutdown::Both,
+        _ => return Some(Err(Errno(libc::EINVAL))),
+    };
+    Some(stream.shutdown(how).map(|()| 0).map_err(Errno::from))
+}
+
+/// `fcntl(F_SETFL)` or `ioctl(FIONBIO)` took place.
+pub(crate) fn blocking_changed(fd: c_int, socket: &Socket) {
+    if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
+        socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
+    }
+}
+
+/// Numbers that `ioctl` asks for, on an SMC connection. `None`: the kernel's affair.
+pub(crate) fn ioctl(
+    fd: c_int,
+    descriptor: &DescriptorRef,
+    request: u64,
+) -> Option<Result<c_int, Errno>> {
+    let socket = descriptor.stream()?;
+    // SIOCOUTQ is TIOCOUTQ, SIOCINQ is FIONREAD.
+    if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK) {
+        return None;
+    }
+    if matches!(socket.state(), State::Undecided | State::Deciding) {
+        match settle(descriptor, fd, Patience::Moment) {
+            Verdict::Smc => {}
+            Verdict::NotYet => return Some(Ok(0)),
+            _ => return None,
+        }
+    }
+    let stream = socket.smc()?;
+    let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+    Some(Ok(match request {
+        libc::FIONREAD => number(stream.readable().unwrap_or(0)),
+        libc::TIOCOUTQ => number(stream.unread_by_peer().unwrap_or(0)),
+        _ => c_int::from(stream.at_mark().ok().flatten().unwrap_or(false)),
+    }))
+}
+
+/// Whether the reader stands at the urgent mark.
+pub(crate) const SIOCATMARK: u64 = 0x8905;
+
+/// `getsockopt` answers of our own: a number.
+pub(crate) fn own_option(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+) -> Option<c_int> {
+    let socket = descriptor.stream()?;
+    if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
+        return None;
+    }
+    match socket.state() {
+        State::Undecided | State::Deciding => match settle(descriptor, fd, Patience::Moment) {
+            Verdict::NotYet | Verdict::Smc => Some(0),
+            Verdict::Broken => Some(socket.take_error()),
+            Verdict::Tcp => None,
+        },
+        State::Smc => {
+            let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
+            Some(error.map_or(0, |error| Errno::from(error).0))
+        }
+        State::Broken => Some(socket.take_error()).filter(|error| *error != 0),
+        State::Fresh | State::Tcp | State::Relayed => None,
+    }
+}
+
+/// An option was set on the TCP socket: what concerns the SMC connection follows.
+pub(crate) fn option_set(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
+    if level != libc::SOL_SOCKET {
+        return;
+    }
+    match name {
+        libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
+        libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
+        libc::SO_OOBINLINE => {
+            let on = raw::option(fd, level, name).is_ok_and(|on| on != 0);
+            if let Some(stream) = socket.smc() {
+                let _ = stream.set_oob_inline(on);
+            }
+        }
+        libc::SO_LINGER => {
+            let linger = rustix::net::sockopt::socket_linger(borrowed(fd));
+            if let (Some(stream), Ok(linger)) = (socket.smc(), linger) {
+                let _ = stream.set_linger(linger);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether an option cannot be had on an SMC connection; the program then does without.
+pub(crate) fn refuses_option(socket: &Socket, level: c_int, name: c_int) -> bool {
+    socket.state() == State::Smc
+        && match level {
+            libc::IPPROTO_TCP => {
+                matches!(
+                    name,
+                    libc::TCP_ULP
+                        | libc::TCP_FASTOPEN
+                        | libc::TCP_FASTOPEN_CONNECT
+                        | libc::TCP_REPAIR
+                )
+            }
+            libc::SOL_SOCKET => {
+                matches!(name, libc::SO_ZEROCOPY | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
+            }
+            _ => false,
+        }
+}

@@ -1,0 +1,72 @@
+//! `epoll_ctl` on a TCP socket or an SMC connection.
+
+use std::ffi::c_int;
+
+use crate::selection::resolve::settle;
+use crate::selection::{Patience, Verdict};
+use crate::socket::registrations::{displace, place};
+use crate::socket::stream::{Registration, Socket, State, Target};
+use crate::socket::table::{DescriptorRef, epoll_set_of};
+use crate::sys::raw::{self, Errno, Sys};
+
+/// `epoll_ctl` on a socket of ours.
+pub(crate) fn control(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    descriptor: &DescriptorRef,
+    socket: &Socket,
+    (events, data): (u32, u64),
+) -> Sys {
+    if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
+        socket.speak();
+    }
+    if op == libc::EPOLL_CTL_ADD && socket.state() != State::Fresh {
+        // Most are decided here and now.
+        let verdict = settle(descriptor, fd, Patience::Moment);
+        if matches!(verdict, Verdict::Tcp | Verdict::Broken) {
+            return raw::epoll_ctl(set, op, fd, events, data);
+        }
+    }
+    let mut registrations = socket.registrations();
+    let at = registrations.iter().position(|r| r.set == set && r.fd == fd);
+    let state = socket.state();
+    match (op, at) {
+        (libc::EPOLL_CTL_ADD, None) => {
+            let mut new = Registration { set, fd, events, data, target: Target::Nothing };
+            if matches!(state, State::Fresh | State::Tcp | State::Broken) {
+                raw::epoll_ctl(set, op, fd, events, data)?;
+                new.target = Target::Native;
+            } else {
+                new.target = place(descriptor, socket, &new, state);
+            }
+            registrations.push(new);
+            Ok(0)
+        }
+        (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno(libc::EEXIST)),
+        (_, None) => raw::epoll_ctl(set, op, fd, events, data),
+        (libc::EPOLL_CTL_MOD, Some(at)) => {
+            let Some(known) = registrations.get_mut(at) else { return Err(Errno(libc::ENOENT)) };
+            (known.events, known.data) = (events, data);
+            match known.target {
+                Target::Nothing => Ok(0),
+                Target::Native => raw::epoll_ctl(set, op, fd, events, data),
+                Target::Object(object) => raw::epoll_ctl(set, op, object, events, data),
+                Target::Shared => {
+                    if let Some(found) = epoll_set_of(set)
+                        && let Some(set) = found.set()
+                    {
+                        set.modify(fd, events, data);
+                    }
+                    Ok(0)
+                }
+            }
+        }
+        (libc::EPOLL_CTL_DEL, Some(at)) => {
+            let known = registrations.swap_remove(at);
+            displace(&known);
+            Ok(0)
+        }
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}

@@ -1,0 +1,42 @@
+//! How a thread sleeps on SMC connections and on descriptors of the kernel at once.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use guest_driver::Watch;
+
+use crate::config;
+use crate::sys::raw::{self, Errno, Sys};
+
+/// What a thread sleeps on. A thread owns it for the time of a call, or an epoll set owns it.
+#[derive(Debug)]
+pub(crate) struct Sleeper {
+    pub(crate) watch: Watch,
+    /// A set of the library's own with the descriptors of the kernel, and the eventfd of `watch`.
+    pub(crate) outer: OwnedFd,
+}
+
+impl Sleeper {
+    /// A sleeper that wakes for nothing but its own eventfd yet.
+    pub(crate) fn new() -> std::io::Result<Sleeper> {
+        let watch = Watch::new(config::get().map_or(Duration::ZERO, |config| config.spin))?;
+        let outer = raw::epoll_create1(libc::EPOLL_CLOEXEC)
+            .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
+        let outer = crate::sys::owned(outer as c_int);
+        let bell = watch.bell().as_raw_fd();
+        raw::epoll_ctl(outer.as_raw_fd(), libc::EPOLL_CTL_ADD, bell, libc::EPOLLIN as u32, 0)
+            .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
+        Ok(Sleeper { watch, outer })
+    }
+
+    /// Makes the sleeper wake when `fd` shows one of `events`.
+    pub(crate) fn add(&self, fd: c_int, events: u32) -> Sys {
+        raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, 0)
+    }
+
+    /// Takes [`Sleeper::add`] back.
+    pub(crate) fn remove(&self, fd: c_int) {
+        let _ = raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+    }
+}

@@ -1,0 +1,46 @@
+//! The table of the descriptors that this library knows.
+
+use std::ffi::c_int;
+
+use crate::socket::epoll_set::EpollSet;
+use crate::socket::stream::Socket;
+use crate::sys::table::{Table, TableRef};
+
+/// What the library knows of a descriptor.
+#[derive(Debug)]
+pub(crate) enum Descriptor {
+    /// A stream socket.
+    Stream(Socket),
+    /// An epoll set.
+    Set(EpollSet),
+}
+
+/// A counted reference to what the library knows of a descriptor.
+pub(crate) type DescriptorRef = TableRef<Descriptor>;
+
+/// The descriptors that this library knows.
+pub(crate) static DESCRIPTORS: Table<Descriptor> = Table::new();
+
+impl Descriptor {
+    /// The stream socket, if it is one.
+    #[inline]
+    pub(crate) fn stream(&self) -> Option<&Socket> {
+        match self {
+            Descriptor::Stream(socket) => Some(socket),
+            Descriptor::Set(_) => None,
+        }
+    }
+
+    /// The epoll set, if it is one.
+    pub(crate) fn set(&self) -> Option<&EpollSet> {
+        match self {
+            Descriptor::Set(set) => Some(set),
+            Descriptor::Stream(_) => None,
+        }
+    }
+}
+
+/// The entry of a descriptor, if it is a known epoll set.
+pub(crate) fn epoll_set_of(fd: c_int) -> Option<DescriptorRef> {
+    DESCRIPTORS.get(fd).filter(|found| found.set().is_some())
+}
