@@ -62,7 +62,7 @@ pub(crate) struct Config {
     pub(crate) buffer: usize,
     /// How long to spin.
     pub(crate) spin: Duration,
-    /// Patience with silent clients.
+    /// How long a server waits for the first bytes of a client.
     pub(crate) detect: Duration,
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn generation() -> u32 {
 }
 
 /// Takes note of the process at the program's start.
-pub(crate) fn begin() {
+pub(crate) fn init() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn in_child() {
 
 /// Whether this process shares its memory with the one that the entries are about: a child of vfork
 /// must leave them alone.
-pub(crate) fn borrows_memory() -> bool {
+pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
     known != 0 && known != raw::getpid()
 }

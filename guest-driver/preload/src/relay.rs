@@ -26,9 +26,9 @@ use crate::sys::{STACK, lock, owned, raw};
 
 /// Connections that one fork hands on at most. A program with more keeps them to itself: calls in the
 /// child fail.
-const MOST: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Descriptors of ours begin here if the limit allows.
-const FLOOR: c_int = 700;
+const HIGH_FDS: c_int = 700;
 
 /// A connection that a child may ask for.
 struct Offer {
@@ -55,7 +55,7 @@ struct Offers {
 static PREPARED: Mutex<Option<Offers>> = Mutex::new(None);
 /// The same descriptor with a high number.
 fn high(fd: OwnedFd) -> OwnedFd {
-    match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FLOOR) {
+    match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_FDS) {
         Ok(moved) => owned(moved as c_int),
         Err(_) => fd,
     }
@@ -87,7 +87,7 @@ pub(crate) fn prepare() {
         if let Some(offer) = known {
             offer.fds.push(fd);
             offer.cloexec &= cloexec;
-        } else if list.len() < MOST
+        } else if list.len() < MAX_CONNECTIONS
             && let Some(offer) = offer(&descriptor, fd)
         {
             list.push(Offer { cloexec, ..offer });
@@ -111,9 +111,9 @@ pub(crate) fn in_child() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
             // Names and options are those of the TCP connection.
-            let names = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, FLOOR);
+            let tcp_fd = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS);
             if let Some(socket) = offer.descriptor.stream() {
-                socket.relay(names.map_or(-1, |fd| fd as c_int));
+                socket.set_relayed(tcp_fd.map_or(-1, |fd| fd as c_int));
             }
             let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
             let _ = raw::dup3(offer.far.as_raw_fd(), fd, flag);
@@ -172,54 +172,54 @@ fn start(offer: Offer) {
     {
         let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
-        let names = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, FLOOR).map_or(-1, |fd| fd as c_int);
-        registrations::leave(socket);
+        let tcp_fd = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).map_or(-1, |fd| fd as c_int);
+        registrations::detach(socket);
         let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
         let _ = raw::dup3(far.as_raw_fd(), fd, flag);
         let _ = raw::fcntl(fd, libc::F_SETFL, flags);
         drop(DESCRIPTORS.remove(fd));
         let relayed = Socket::new(State::Relayed, socket.role(), false);
-        relayed.relay(names);
+        relayed.set_relayed(tcp_fd);
         relayed.request_owner_once();
         drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
-        registrations::enter(socket, fd);
+        registrations::attach_to_kernel(socket, fd);
     }
     drop(far);
     let _ =
         std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
             if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
-                carry(&descriptor, stream, &near);
+                forward(&descriptor, stream, &near);
             }
         });
 }
 
 /// Bytes that are moved at a time.
-const TURN: usize = 256 << 10;
+const CHUNK: usize = 256 << 10;
 
 /// Carries bytes both ways until both have ended. Each direction has a thread, because one that blocks
 /// in the kernel for what it carries makes one system call for it; the processor is for those whose
 /// bytes these are.
-fn carry(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
+fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     let (descriptor, inner) = (descriptor.clone(), near.try_clone());
     let made = inner.and_then(|inner| {
         let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
         thread.spawn(move || {
             if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
-                carry_in(stream, &inner);
+                forward_to_program(stream, &inner);
             }
         })
     });
     if made.is_ok() {
-        carry_out(stream, near);
+        forward_to_peer(stream, near);
     }
     // Whoever waits for the peer waits in vain now; who has closed already is not disturbed.
     let _ = stream.shutdown(std::net::Shutdown::Both);
 }
 
 /// From the program to the peer.
-fn carry_out(stream: &SmcStream, near: &OwnedFd) {
+fn forward_to_peer(stream: &SmcStream, near: &OwnedFd) {
     use rustix::net::{RecvFlags, Shutdown};
-    let mut bytes = vec![0u8; TURN];
+    let mut bytes = vec![0u8; CHUNK];
     loop {
         let n = match rustix::net::recv(near, &mut bytes[..], RecvFlags::empty()) {
             Ok((n @ 1.., _)) => n,
@@ -249,9 +249,9 @@ fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// From the peer to the program.
-fn carry_in(stream: &SmcStream, near: &OwnedFd) {
+fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
     use rustix::net::{SendFlags, Shutdown};
-    let mut bytes = vec![0u8; TURN];
+    let mut bytes = vec![0u8; CHUNK];
     loop {
         let seen = stream.seen();
         let mut rest = match (&mut &*stream).read(&mut bytes) {

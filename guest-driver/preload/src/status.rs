@@ -15,7 +15,7 @@ use smc_core::handshake::FallbackReason;
 use crate::config;
 use crate::sys::borrowed;
 
-fn line(text: &str) {
+fn write_line(text: &str) {
     let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
     let path = dir.join(format!("{}.jsonl", std::process::id()));
     let file = File::options().create(true).append(true).open(path);
@@ -45,29 +45,29 @@ fn quoted(text: &str) -> String {
 }
 
 /// The session has a device.
-pub(crate) fn opened(device: &Path) {
-    line(&format!(
+pub(crate) fn device_opened(device: &Path) {
+    write_line(&format!(
         "{{\"event\":\"session\",\"device\":{}}}",
         quoted(&device.display().to_string())
     ));
 }
 
 /// The session has none, because this process will probably be over soon.
-pub(crate) fn spared() {
-    lacks("processes of this server are over soon");
+pub(crate) fn device_skipped() {
+    write_no_device("processes of this server are over soon");
 }
 
-fn lacks(why: &str) {
-    line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
+fn write_no_device(why: &str) {
+    write_line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
 }
 
 /// The session has none.
 pub(crate) fn no_device(why: &str) {
-    lacks(why);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    write_no_device(why);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.file_name().unwrap_or_default().to_string_lossy();
-        tell(&format!(
+        print_error(&format!(
             "smc run: {program} ({}) stays on TCP: {why}; it looks again about every second. Each process \
              needs a virtio-ism device of its own: \"smc devices\" shows those in use, \"smc doctor\" what \
              is missing\n",
@@ -77,12 +77,12 @@ pub(crate) fn no_device(why: &str) {
 }
 
 /// Standard error as it was when the program began.
-static ERRORS: OnceLock<(u64, u64)> = OnceLock::new();
+static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
 /// It was said that there is no device; children that are forked do not repeat it.
-static TOLD: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Notes what standard error is.
-pub(crate) fn begin() {
+pub(crate) fn init() {
     let fd = borrowed(2);
     // Where a connection takes its place, text would be data.
     let domain = rustix::net::sockopt::socket_domain(fd);
@@ -90,16 +90,16 @@ pub(crate) fn begin() {
     if let Ok(stat) = rustix::fs::fstat(fd)
         && !domain.is_ok_and(|domain| inet.contains(&domain))
     {
-        let _ = ERRORS.set((stat.st_dev, stat.st_ino));
+        let _ = STANDARD_ERROR.set((stat.st_dev, stat.st_ino));
     }
 }
 
 /// Writes to standard error, unless the program has put something else in its place or nobody takes it.
-fn tell(text: &str) {
+fn print_error(text: &str) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let fd = borrowed(2);
     let now = rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
-    if now.is_none() || now != ERRORS.get().copied() {
+    if now.is_none() || now != STANDARD_ERROR.get().copied() {
         return;
     }
     let mut list = [PollFd::new(&fd, PollFlags::OUT)];
@@ -115,7 +115,7 @@ fn tell(text: &str) {
 }
 
 /// A connection was decided.
-pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
+pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
     if config::get().is_none_or(|config| config.status.is_none()) {
         return;
     }
@@ -125,7 +125,7 @@ pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
     };
     let local = text(rustix::net::getsockname(&socket).ok());
     let peer = text(rustix::net::getpeername(&socket).ok().flatten());
-    line(&format!(
+    write_line(&format!(
         "{{\"event\":\"connection\",\"role\":\"{role}\",\"local\":\"{local}\",\"peer\":\"{peer}\",\
          \"smc\":{},\"facts\":{}}}",
         facts.is_smc(),
@@ -137,22 +137,22 @@ pub(crate) fn decided(socket: impl AsFd, role: &str, facts: &Facts) {
 pub(crate) fn no_option() {
     let why = config::get().and_then(|config| config.no_option.as_deref());
     let why = why.unwrap_or("nobody passed it on");
-    line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
+    write_line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
 }
 
 /// A client did not propose SMC.
-pub(crate) fn plain(socket: impl AsFd) {
-    decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
+pub(crate) fn server_stays_on_tcp(socket: impl AsFd) {
+    connection_decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
 }
 
 /// A client does not propose SMC.
-pub(crate) fn stays(socket: impl AsFd, why: Fallback) {
-    decided(socket, "client", &Facts::Tcp(why));
+pub(crate) fn client_stays_on_tcp(socket: impl AsFd, why: Fallback) {
+    connection_decided(socket, "client", &Facts::Tcp(why));
 }
 
 /// A handshake broke its connection.
-pub(crate) fn broken(role: &str, why: &std::io::Error) {
-    line(&format!(
+pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
+    write_line(&format!(
         "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",
         quoted(&why.to_string())
     ));

@@ -235,7 +235,7 @@ unsafe fn forget_received(message: *const msghdr) {
                 let list = libc::CMSG_DATA(at).cast::<c_int>();
                 let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for i in 0..n {
-                    descriptors::fresh(list.add(i).read_unaligned());
+                    descriptors::remove_stale(list.add(i).read_unaligned());
                 }
             }
             at = libc::CMSG_NXTHDR(header, at);

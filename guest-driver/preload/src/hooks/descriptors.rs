@@ -14,11 +14,11 @@ use crate::sys::user_memory::done;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if option::keeps(fd) {
+    if option::is_reserved(fd) {
         return done(Err(Errno(libc::EBADF))) as c_int;
     }
     if DESCRIPTORS.has(fd) {
-        descriptors::closing(fd);
+        descriptors::close(fd);
     }
     next!(close, libc::SYS_close, (fd: c_int) -> c_int)
 }
@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
-        descriptors::closing_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
+        descriptors::close_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
     }
     let all = || raw::close_range(first as c_int, last as c_int, flags);
     let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
@@ -39,14 +39,14 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 
 /// Closes a range, without what this library keeps open.
 fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
-    let parts = option::around(first, last).into_iter();
+    let parts = option::ranges_without_reserved(first, last).into_iter();
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::Sys::and)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
     if config::get().is_some() {
-        descriptors::closing_range(first.max(0), c_int::MAX);
+        descriptors::close_range(first.max(0), c_int::MAX);
     }
     let _ = close_around(first.max(0), c_int::MAX, 0);
 }
@@ -55,9 +55,9 @@ unsafe extern "C" fn closefrom(first: c_int) {
 unsafe extern "C" fn dup(old: c_int) -> c_int {
     let new = next!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
-        descriptors::fresh(new);
+        descriptors::remove_stale(new);
         if DESCRIPTORS.has(old) {
-            descriptors::duplicated(old, new);
+            descriptors::duplicate(old, new);
         }
     }
     new
@@ -72,10 +72,10 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return done(Err(error)) as c_int;
     }
-    descriptors::fresh(new);
+    descriptors::remove_stale(new);
     let result = done(raw::dup3(old, new, flags)) as c_int;
     if result >= 0 {
-        descriptors::duplicated(old, new);
+        descriptors::duplicate(old, new);
     }
     result
 }
@@ -102,9 +102,9 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
                        -> c_int);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
-            descriptors::fresh(result);
+            descriptors::remove_stale(result);
             if DESCRIPTORS.has(fd) {
-                descriptors::duplicated(fd, result);
+                descriptors::duplicate(fd, result);
             }
         }
         libc::F_SETFL if result >= 0 => {
@@ -169,7 +169,7 @@ macro_rules! makes {
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             let fd = next!($name, -1, ($($arg: $type),*) -> c_int);
             if fd >= 0 {
-                descriptors::fresh(fd);
+                descriptors::remove_stale(fd);
             }
             fd
         })*

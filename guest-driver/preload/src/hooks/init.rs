@@ -26,7 +26,7 @@ static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
     libc_symbols::find_all();
-    fork::begin();
+    fork::init();
     // SAFETY: its lock, the only thing that this is about, is held by nobody yet. Registered before the
     // functions below, which may allocate: it takes the lock after them, and gives it back before.
     unsafe { dlmalloc::enable_alloc_after_fork() };
@@ -40,8 +40,8 @@ extern "C" fn begin() {
     }
     if let Some(config) = Config::from_environment() {
         config::set(config);
-        status::begin();
-        option::begin();
+        status::init();
+        option::init();
         establish::inherit();
     }
 }
@@ -61,14 +61,14 @@ unsafe extern "C" fn in_child() {
 
 /// The program ends: connections close as the kernel would close them.
 pub(super) fn close_connections() {
-    if fork::borrows_memory() {
+    if fork::shares_memory() {
         return;
     }
-    short_lived::end();
-    descriptors::end();
+    short_lived::record_exit();
+    descriptors::close_all();
 }
 
 extern "C" fn end() {
     close_connections();
-    session::end();
+    session::shutdown();
 }

@@ -150,8 +150,8 @@ unsafe extern "C" fn pselect(
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     let fd = next!(epoll_create, -1, (size: c_int) -> c_int);
     if fd >= 0 {
-        descriptors::fresh(fd);
-        descriptors::set_made(fd);
+        descriptors::remove_stale(fd);
+        descriptors::add_epoll_set(fd);
     }
     fd
 }
@@ -160,8 +160,8 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     let fd = next!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
     if fd >= 0 {
-        descriptors::fresh(fd);
-        descriptors::set_made(fd);
+        descriptors::remove_stale(fd);
+        descriptors::add_epoll_set(fd);
     }
     fd
 }

@@ -18,7 +18,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     let fd = next!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {
-        descriptors::fresh(fd);
+        descriptors::remove_stale(fd);
         establish::made(fd, domain, kind, protocol);
     }
     fd
@@ -64,7 +64,7 @@ unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t)
     let new = next!(accept, libc::SYS_accept,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
     if new >= 0 {
-        descriptors::fresh(new);
+        descriptors::remove_stale(new);
         establish::accepted(new, false);
     }
     new
@@ -80,7 +80,7 @@ unsafe extern "C" fn accept4(
     let new = next!(accept4, libc::SYS_accept4,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
     if new >= 0 {
-        descriptors::fresh(new);
+        descriptors::remove_stale(new);
         establish::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
     }
     new
@@ -90,7 +90,7 @@ unsafe extern "C" fn accept4(
 /// another one.
 fn named(fd: c_int) -> c_int {
     let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.names()).unwrap_or(fd)
+    descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.tcp_fd()).unwrap_or(fd)
 }
 
 #[unsafe(no_mangle)]
@@ -192,10 +192,10 @@ unsafe extern "C" fn syscall(
                 return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
             }
             libc::SYS_close => {
-                descriptors::closing(a as c_int);
+                descriptors::close(a as c_int);
             }
             libc::SYS_close_range if c & libc::CLOSE_RANGE_CLOEXEC as usize == 0 => {
-                descriptors::closing_range(
+                descriptors::close_range(
                     a as c_int,
                     c_int::try_from(b as u32).unwrap_or(c_int::MAX),
                 );

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::net::Shutdown;
 
-use crate::selection::resolve::settle;
-use crate::selection::{Patience, Verdict};
+use crate::selection::resolve::resolve;
+use crate::selection::{Selected, Wait};
 use crate::socket::stream::{Socket, State};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
@@ -13,8 +13,8 @@ use crate::sys::raw::{self, Errno, Sys};
 /// `shutdown` on an entry. `None`: the kernel's affair.
 pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<Sys> {
     let socket = descriptor.stream()?;
-    socket.speak();
-    if settle(descriptor, fd, Patience::Forever) != Verdict::Smc {
+    socket.note_write();
+    if resolve(descriptor, fd, Wait::Block) != Selected::Smc {
         return None;
     }
     let stream = socket.smc()?;
@@ -46,9 +46,9 @@ pub(crate) fn ioctl(
         return None;
     }
     if matches!(socket.state(), State::Undecided | State::Deciding) {
-        match settle(descriptor, fd, Patience::Moment) {
-            Verdict::Smc => {}
-            Verdict::NotYet => return Some(Ok(0)),
+        match resolve(descriptor, fd, Wait::Short) {
+            Selected::Smc => {}
+            Selected::NotYet => return Some(Ok(0)),
             _ => return None,
         }
     }
@@ -76,17 +76,17 @@ pub(crate) fn own_option(
         return None;
     }
     match socket.state() {
-        State::Undecided | State::Deciding => match settle(descriptor, fd, Patience::Moment) {
-            Verdict::NotYet | Verdict::Smc => Some(0),
-            Verdict::Broken => Some(socket.take_error()),
-            Verdict::Tcp => None,
+        State::Undecided | State::Deciding => match resolve(descriptor, fd, Wait::Short) {
+            Selected::NotYet | Selected::Smc => Some(0),
+            Selected::Broken => Some(socket.take_error()),
+            Selected::Tcp => None,
         },
         State::Smc => {
             let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
             Some(error.map_or(0, |error| Errno::from(error).0))
         }
         State::Broken => Some(socket.take_error()).filter(|error| *error != 0),
-        State::Fresh | State::Tcp | State::Relayed => None,
+        State::Unconnected | State::Tcp | State::Relayed => None,
     }
 }
 

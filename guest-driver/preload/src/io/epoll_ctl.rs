@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use crate::selection::resolve::settle;
-use crate::selection::{Patience, Verdict};
-use crate::socket::registrations::{displace, place};
+use crate::selection::resolve::resolve;
+use crate::selection::{Selected, Wait};
+use crate::socket::registrations::{insert, remove};
 use crate::socket::stream::{Registration, Socket, State, Target};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw::{self, Errno, Sys};
@@ -19,12 +19,12 @@ pub(crate) fn control(
     (events, data): (u32, u64),
 ) -> Sys {
     if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
-        socket.speak();
+        socket.note_write();
     }
-    if op == libc::EPOLL_CTL_ADD && socket.state() != State::Fresh {
+    if op == libc::EPOLL_CTL_ADD && socket.state() != State::Unconnected {
         // Most are decided here and now.
-        let verdict = settle(descriptor, fd, Patience::Moment);
-        if matches!(verdict, Verdict::Tcp | Verdict::Broken) {
+        let verdict = resolve(descriptor, fd, Wait::Short);
+        if matches!(verdict, Selected::Tcp | Selected::Broken) {
             return raw::epoll_ctl(set, op, fd, events, data);
         }
     }
@@ -34,11 +34,11 @@ pub(crate) fn control(
     match (op, at) {
         (libc::EPOLL_CTL_ADD, None) => {
             let mut new = Registration { set, fd, events, data, target: Target::Nothing };
-            if matches!(state, State::Fresh | State::Tcp | State::Broken) {
+            if matches!(state, State::Unconnected | State::Tcp | State::Broken) {
                 raw::epoll_ctl(set, op, fd, events, data)?;
                 new.target = Target::Native;
             } else {
-                new.target = place(descriptor, socket, &new, state);
+                new.target = insert(descriptor, socket, &new, state);
             }
             registrations.push(new);
             Ok(0)
@@ -51,8 +51,10 @@ pub(crate) fn control(
             match known.target {
                 Target::Nothing => Ok(0),
                 Target::Native => raw::epoll_ctl(set, op, fd, events, data),
-                Target::Object(object) => raw::epoll_ctl(set, op, object, events, data),
-                Target::Shared => {
+                Target::ReadinessFd(readiness_fd) => {
+                    raw::epoll_ctl(set, op, readiness_fd, events, data)
+                }
+                Target::Polled => {
                     if let Some(found) = epoll_set_of(set)
                         && let Some(set) = found.set()
                     {
@@ -64,7 +66,7 @@ pub(crate) fn control(
         }
         (libc::EPOLL_CTL_DEL, Some(at)) => {
             let known = registrations.swap_remove(at);
-            displace(&known);
+            remove(&known);
             Ok(0)
         }
         _ => Err(Errno(libc::EINVAL)),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Seen, SignalMask, SmcStream, Woken};
 
-use crate::selection::resolve::settle;
-use crate::selection::{Patience, Verdict};
+use crate::selection::resolve::resolve;
+use crate::selection::{Selected, Wait};
 use crate::socket::epoll_set::epoll_events;
 use crate::socket::registrations::hand_to_kernel;
 use crate::socket::sleeper::Sleeper;
@@ -87,21 +87,21 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<Descripto
             continue;
         };
         if fd.events & libc::POLLOUT != 0 {
-            socket.speak();
+            socket.note_write();
         }
-        match settle(&descriptor, fd.fd, Patience::Moment) {
-            Verdict::Tcp | Verdict::Broken => {}
-            Verdict::NotYet => {
+        match resolve(&descriptor, fd.fd, Wait::Short) {
+            Selected::Tcp | Selected::Broken => {}
+            Selected::NotYet => {
                 // Not ready for anything; readable when it is time to look again.
-                native.fd = socket.decision().unwrap_or(-1);
+                native.fd = socket.decision_fd().unwrap_or(-1);
                 native.events = libc::POLLIN;
                 undecided.push(descriptor);
             }
-            Verdict::Smc if socket.smc().is_some() => {
+            Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
                 watched.push(Watched { at, descriptor, seen: Seen::default() });
             }
-            Verdict::Smc => {}
+            Selected::Smc => {}
         }
     }
     (watched, native, undecided)

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use guest_driver::SmcStream;
 
-use crate::selection::resolve::settle;
-use crate::selection::{Patience, Verdict};
+use crate::selection::resolve::resolve;
+use crate::selection::{Selected, Wait};
 use crate::socket::stream::Socket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, Sys};
@@ -40,7 +40,7 @@ pub(crate) fn way_out(descriptor: &DescriptorRef, fd: c_int, dont_wait: bool) ->
     if let Some(stream) = socket.smc() {
         return Way::Smc(socket, stream);
     }
-    socket.speak();
+    socket.note_write();
     undecided(descriptor, socket, fd, dont_wait)
 }
 
@@ -52,14 +52,14 @@ fn undecided<'a>(
     dont_wait: bool,
 ) -> Way<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();
-    match settle(descriptor, fd, if patient { Patience::Forever } else { Patience::Moment }) {
-        Verdict::Tcp => Way::Native,
-        Verdict::NotYet => Way::Fail(Errno(libc::EAGAIN)),
-        Verdict::Broken => match socket.take_error() {
+    match resolve(descriptor, fd, if patient { Wait::Block } else { Wait::Short }) {
+        Selected::Tcp => Way::Native,
+        Selected::NotYet => Way::Fail(Errno(libc::EAGAIN)),
+        Selected::Broken => match socket.take_error() {
             0 => Way::Native,
             error => Way::Fail(Errno(error)),
         },
-        Verdict::Smc => match socket.smc() {
+        Selected::Smc => match socket.smc() {
             Some(stream) => Way::Smc(socket, stream),
             // A parent's connection.
             None => Way::Fail(Errno(libc::ECONNABORTED)),

@@ -6,41 +6,45 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// So many failures in a row, and the next attempts are spared.
-const IN_A_ROW: u64 = 4;
-/// Of so many that would be spared, one is made.
-const TRIAL: u64 = 64;
+/// So many failures in a row, and the next attempts are skipped.
+const FAILURE_THRESHOLD: u64 = 4;
+/// Of so many that would be skipped, one is made.
+const PROBE_INTERVAL: u64 = 64;
 /// What was learned holds for so long.
-const MEMORY: Duration = Duration::from_secs(1);
+const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What came of the last attempts at something.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct CircuitBreaker {
     /// Failures in a row.
     failures: AtomicU64,
-    /// Attempts that were spared, or would have been.
-    spared: AtomicU64,
+    /// Attempts that were skipped, or would have been.
+    skipped: AtomicU64,
     /// When the last failure was, microseconds of some clock.
     last: AtomicU64,
 }
 
-impl Tally {
+impl CircuitBreaker {
     /// For statics.
-    pub(crate) const fn new() -> Tally {
-        Tally { failures: AtomicU64::new(0), spared: AtomicU64::new(0), last: AtomicU64::new(0) }
+    pub(crate) const fn new() -> CircuitBreaker {
+        CircuitBreaker {
+            failures: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+        }
     }
 
     /// Whether an attempt is worthwhile.
     pub(crate) fn allows(&self, now: u64) -> bool {
-        if self.failures.load(Ordering::Relaxed) < IN_A_ROW {
+        if self.failures.load(Ordering::Relaxed) < FAILURE_THRESHOLD {
             return true;
         }
         let age = now.saturating_sub(self.last.load(Ordering::Relaxed));
-        if Duration::from_micros(age) > MEMORY {
+        if Duration::from_micros(age) > RESET_TIMEOUT {
             self.failures.store(0, Ordering::Relaxed);
             return true;
         }
-        self.spared.fetch_add(1, Ordering::Relaxed) % TRIAL == TRIAL - 1
+        self.skipped.fetch_add(1, Ordering::Relaxed) % PROBE_INTERVAL == PROBE_INTERVAL - 1
     }
 
     /// An attempt has failed.
@@ -59,38 +63,38 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn after_failures() -> Tally {
-        let tally = Tally::new();
-        for n in 0..IN_A_ROW {
-            assert!(tally.allows(n));
-            tally.failed(n);
+    fn after_failures() -> CircuitBreaker {
+        let breaker = CircuitBreaker::new();
+        for n in 0..FAILURE_THRESHOLD {
+            assert!(breaker.allows(n));
+            breaker.failed(n);
         }
-        tally
+        breaker
     }
 
     #[test]
     fn after_several_failures_the_next_attempts_are_spared_but_for_trials() {
-        let tally = after_failures();
-        let allowed = (0..2 * TRIAL).filter(|_| tally.allows(10)).count();
+        let breaker = after_failures();
+        let allowed = (0..2 * PROBE_INTERVAL).filter(|_| breaker.allows(10)).count();
         assert_eq!(allowed, 2);
     }
 
     #[test]
     fn a_success_or_a_pause_ends_that() {
-        let tally = after_failures();
-        assert!(!tally.allows(10));
-        tally.succeeded();
-        assert!(tally.allows(10));
-        let tally = after_failures();
-        assert!(tally.allows(10 + MEMORY.as_micros() as u64 * 2));
+        let breaker = after_failures();
+        assert!(!breaker.allows(10));
+        breaker.succeeded();
+        assert!(breaker.allows(10));
+        let breaker = after_failures();
+        assert!(breaker.allows(10 + RESET_TIMEOUT.as_micros() as u64 * 2));
     }
 
     #[test]
     fn single_failures_in_between_change_nothing() {
-        let tally = Tally::new();
+        let breaker = CircuitBreaker::new();
         for n in 0..100 {
-            assert!(tally.allows(n));
-            if n % 3 == 0 { tally.succeeded() } else { tally.failed(n) }
+            assert!(breaker.allows(n));
+            if n % 3 == 0 { breaker.succeeded() } else { breaker.failed(n) }
         }
     }
 }

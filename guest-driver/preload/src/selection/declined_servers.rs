@@ -8,49 +8,51 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::selection::circuit_breaker::Tally;
+use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::raw;
 
 /// What is known of one server.
 struct Entry {
     /// A number for its address that is not 0.
-    who: AtomicU64,
-    tally: Tally,
+    address_hash: AtomicU64,
+    breaker: CircuitBreaker,
 }
 
 /// Few servers decline at the same time. Two that share a place forget each other, without harm; and there
 /// is no lock that a forked child could find taken.
-static ENTRIES: [Entry; 64] = [const { Entry { who: AtomicU64::new(0), tally: Tally::new() } }; 64];
+static ENTRIES: [Entry; 64] =
+    [const { Entry { address_hash: AtomicU64::new(0), breaker: CircuitBreaker::new() } }; 64];
 
 /// Its place, and its number.
 fn entry(server: &SocketAddr) -> (&'static Entry, u64) {
     let mut hasher = DefaultHasher::new();
     server.hash(&mut hasher);
-    let who = hasher.finish() | 1;
-    let place = (who >> 32) as usize % ENTRIES.len();
-    (&ENTRIES[place], who)
+    let address_hash = hasher.finish() | 1;
+    let place = (address_hash >> 32) as usize % ENTRIES.len();
+    (&ENTRIES[place], address_hash)
 }
 
 /// Whether a Proposal to a server is probably for nothing.
-pub(crate) fn are_likely(server: &SocketAddr) -> bool {
-    let (entry, who) = entry(server);
-    entry.who.load(Ordering::Relaxed) == who && !entry.tally.allows(raw::micros())
+pub(crate) fn is_skipped(server: &SocketAddr) -> bool {
+    let (entry, address_hash) = entry(server);
+    entry.address_hash.load(Ordering::Relaxed) == address_hash
+        && !entry.breaker.allows(raw::micros())
 }
 
 /// A server has declined for want of a device.
 pub(crate) fn declined(server: &SocketAddr) {
-    let (entry, who) = entry(server);
-    if entry.who.swap(who, Ordering::Relaxed) != who {
-        entry.tally.succeeded();
+    let (entry, address_hash) = entry(server);
+    if entry.address_hash.swap(address_hash, Ordering::Relaxed) != address_hash {
+        entry.breaker.succeeded();
     }
-    entry.tally.failed(raw::micros());
+    entry.breaker.failed(raw::micros());
 }
 
 /// A server has accepted.
 pub(crate) fn accepted(server: &SocketAddr) {
-    let (entry, who) = entry(server);
-    if entry.who.load(Ordering::Relaxed) == who {
-        entry.tally.succeeded();
+    let (entry, address_hash) = entry(server);
+    if entry.address_hash.load(Ordering::Relaxed) == address_hash {
+        entry.breaker.succeeded();
     }
 }
 
@@ -62,12 +64,12 @@ mod tests {
     fn a_server_is_spared_after_several_and_others_are_not() {
         let [one, other] = ["192.0.2.1:5", "192.0.2.1:6"].map(|text| text.parse().unwrap());
         for _ in 0..4 {
-            assert!(!are_likely(&one));
+            assert!(!is_skipped(&one));
             declined(&one);
         }
-        assert!(are_likely(&one));
-        assert!(!are_likely(&other));
+        assert!(is_skipped(&one));
+        assert!(!is_skipped(&other));
         accepted(&one);
-        assert!(!are_likely(&one));
+        assert!(!is_skipped(&one));
     }
 }

@@ -11,23 +11,23 @@ const ATTEMPTS: usize = 16;
 
 /// A device of ours: the lock ends with the process, however that ends.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct DeviceLock {
     file: File,
     path: PathBuf,
 }
 
 /// Why a device cannot be claimed.
 #[derive(Debug)]
-pub(crate) enum Unclaimed {
+pub(crate) enum LockError {
     /// Another process has it.
     Taken,
     /// The file can neither be opened nor made.
     File(PathBuf, Error),
 }
 
-impl Claim {
+impl DeviceLock {
     /// Claims the device of this socket.
-    pub(crate) fn lay(socket: &Path) -> Result<Claim, Unclaimed> {
+    pub(crate) fn acquire(socket: &Path) -> Result<DeviceLock, LockError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".claim");
         let path = PathBuf::from(path);
@@ -36,19 +36,19 @@ impl Claim {
                 Ok(file) => file,
                 // Removed or made meanwhile.
                 Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists) => continue,
-                Err(error) => return Err(Unclaimed::File(path, error)),
+                Err(error) => return Err(LockError::File(path, error)),
             };
-            file.try_lock().map_err(|_| Unclaimed::Taken)?;
-            let claim = Claim { file, path: path.clone() };
-            if claim.counts() {
-                return Ok(claim);
+            file.try_lock().map_err(|_| LockError::Taken)?;
+            let lock = DeviceLock { file, path: path.clone() };
+            if lock.is_current() {
+                return Ok(lock);
             }
         }
-        Err(Unclaimed::Taken)
+        Err(LockError::Taken)
     }
 
     /// Whether the file that is locked is the one that others would find.
-    fn counts(&self) -> bool {
+    fn is_current(&self) -> bool {
         let (Ok(ours), Ok(found)) = (self.file.metadata(), std::fs::metadata(&self.path)) else {
             return false;
         };
@@ -57,7 +57,7 @@ impl Claim {
 
     /// Removes the file. A process that is killed leaves it to the next one that has the device.
     pub(crate) fn remove(&self) {
-        if self.counts() {
+        if self.is_current() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -92,19 +92,19 @@ mod tests {
     fn a_device_has_one_owner_and_a_claim_that_was_removed_counts_no_more() {
         let name = format!("smc-claim-{}.sock", std::process::id());
         let socket = std::env::temp_dir().join(name);
-        let first = Claim::lay(&socket).unwrap();
-        assert!(matches!(Claim::lay(&socket), Err(Unclaimed::Taken)));
+        let first = DeviceLock::acquire(&socket).unwrap();
+        assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::Taken)));
         first.remove();
-        let second = Claim::lay(&socket).unwrap();
+        let second = DeviceLock::acquire(&socket).unwrap();
         // The first one is about to end, and must not take away what is not its own.
         first.remove();
-        assert!(matches!(Claim::lay(&socket), Err(Unclaimed::Taken)));
+        assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::Taken)));
         let path = second.path.clone();
         drop(first);
         // Killed.
         drop(second);
         assert!(path.exists());
-        let third = Claim::lay(&socket).unwrap();
+        let third = DeviceLock::acquire(&socket).unwrap();
         third.remove();
         assert!(!path.exists());
     }
@@ -116,13 +116,13 @@ mod tests {
         for (mode, expected) in [(0o600, 0o600), (0o660, 0o640), (0o666, 0o644), (0o777, 0o644)] {
             let socket = dir.join(format!("{mode:o}.sock"));
             File::create(&socket).unwrap().set_permissions(Permissions::from_mode(mode)).unwrap();
-            let claim = Claim::lay(&socket).unwrap();
-            let left = claim.path.metadata().unwrap();
+            let lock = DeviceLock::acquire(&socket).unwrap();
+            let left = lock.path.metadata().unwrap();
             assert_eq!(left.mode() & 0o777, expected, "{mode:o}");
             assert_eq!(left.gid(), socket.metadata().unwrap().gid());
-            drop(claim);
+            drop(lock);
             // The right to write it is not needed.
-            let mut later = Claim::lay(&socket).unwrap();
+            let mut later = DeviceLock::acquire(&socket).unwrap();
             assert!(later.file.write(b"!").is_err());
         }
         std::fs::remove_dir_all(&dir).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let (socket, elsewhere) = (dir.join("a.sock"), dir.join("elsewhere"));
         std::os::unix::fs::symlink(&elsewhere, dir.join("a.sock.claim")).unwrap();
-        assert!(matches!(Claim::lay(&socket), Err(Unclaimed::File(..))));
+        assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::File(..))));
         assert!(!elsewhere.exists());
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::selection::first_bytes::{Opening, opening};
-use crate::selection::handshake::acknowledge_lazily;
+use crate::selection::first_bytes::{FirstBytes, peek};
+use crate::selection::handshake::delay_acks;
 use crate::selection::option::Reception;
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
 use crate::socket::registrations;
@@ -29,19 +29,21 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 
 /// A socket was made.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
-    if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::borrows_memory() {
+    if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::shares_memory() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-        DESCRIPTORS
-            .install(fd, Descriptor::Stream(Socket::new(State::Fresh, Role::Client, nonblocking)));
+        DESCRIPTORS.install(
+            fd,
+            Descriptor::Stream(Socket::new(State::Unconnected, Role::Client, nonblocking)),
+        );
     }
 }
 
 /// A socket listens now: it is the kernel's.
 pub(crate) fn listening(fd: c_int) {
-    if !fork::borrows_memory() {
+    if !fork::shares_memory() {
         drop(DESCRIPTORS.remove(fd));
     }
-    short_lived::share();
+    short_lived::share_with_children();
     if let Some(address) = local_address(fd) {
         listening_ports::add(address.port());
     }
@@ -55,7 +57,7 @@ pub(crate) fn connect(
     to: Option<SocketAddr>,
     native: impl FnOnce() -> Sys,
 ) -> Sys {
-    if socket.state() != State::Fresh {
+    if socket.state() != State::Unconnected {
         return match socket.state() {
             State::Undecided | State::Deciding if socket.is_nonblocking() => {
                 Err(Errno(libc::EALREADY))
@@ -68,8 +70,8 @@ pub(crate) fn connect(
         };
     }
     let fast = raw::option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
-    let ask = to.filter(|_| !fast).and_then(|to| option::before_connect(fd, &to));
-    let Some(ask) = ask else {
+    let request = to.filter(|_| !fast).and_then(|to| option::before_connect(fd, &to));
+    let Some(request) = request else {
         let result = native();
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
         if fast || !failed {
@@ -78,23 +80,23 @@ pub(crate) fn connect(
         }
         return result;
     };
-    if ask.told {
+    if request.listed {
         // A server that looks for a Proposal does not look for long, and opening a device takes a while.
         let _ = session::current();
     }
-    *lock(&socket.ask) = Some(ask);
-    acknowledge_lazily(fd, true);
+    *lock(&socket.request) = Some(request);
+    delay_acks(fd, true);
     let result = native();
     match result {
         Ok(_) => {
-            if let Err(why) = option::connected(ask, borrowed(fd)) {
-                acknowledge_lazily(fd, false);
-                status::stays(borrowed(fd), why);
+            if let Err(why) = option::connected(request, borrowed(fd)) {
+                delay_acks(fd, false);
+                status::client_stays_on_tcp(borrowed(fd), why);
                 DESCRIPTORS.remove_if(fd, descriptor);
                 return Ok(0);
             }
-            start(descriptor, socket);
-            settle_for(descriptor, fd, socket);
+            mark_undecided(descriptor, socket);
+            start_and_wait(descriptor, fd, socket);
             match socket.state() {
                 State::Broken => match socket.take_error() {
                     0 => Ok(0),
@@ -104,33 +106,28 @@ pub(crate) fn connect(
             }
         }
         Err(Errno(libc::EINPROGRESS)) => {
-            start(descriptor, socket);
-            begin(descriptor, fd);
+            mark_undecided(descriptor, socket);
+            resolve::start(descriptor, fd);
             result
         }
         // Interrupted: it goes on, and the program polls for its end.
         Err(Errno(libc::EINTR)) => {
-            start(descriptor, socket);
-            begin(descriptor, fd);
+            mark_undecided(descriptor, socket);
+            resolve::start(descriptor, fd);
             result
         }
         error => error,
     }
 }
 
-fn start(descriptor: &DescriptorRef, socket: &Socket) {
-    registrations::moved(descriptor, socket, State::Undecided);
-    socket.advance(State::Fresh, State::Undecided);
-}
-
-/// Begins the handshake without waiting for anything.
-fn begin(descriptor: &DescriptorRef, fd: c_int) {
-    resolve::start(descriptor, fd);
+fn mark_undecided(descriptor: &DescriptorRef, socket: &Socket) {
+    registrations::follow(descriptor, socket, State::Undecided);
+    socket.advance(State::Unconnected, State::Undecided);
 }
 
 /// Waits for the verdict, but not long.
-fn settle_for(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
-    begin(descriptor, fd);
+fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
+    resolve::start(descriptor, fd);
     if socket.state() == State::Deciding && !socket.is_nonblocking() {
         socket.await_decision(CONNECT);
     }
@@ -139,7 +136,7 @@ fn settle_for(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
 /// A connection was accepted.
 pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     let Some(config) = config::get() else { return };
-    if config.accept.is_empty() || fork::borrows_memory() {
+    if config.accept.is_empty() || fork::shares_memory() {
         return;
     }
     // Sockets of other families have no such addresses.
@@ -154,10 +151,10 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
         return;
     }
     match option::accepted(borrowed(fd)) {
-        Reception::Plain => status::plain(borrowed(fd)),
-        Reception::Look(patience) => {
+        Reception::Tcp => status::server_stays_on_tcp(borrowed(fd)),
+        Reception::Peek(timeout) => {
             let socket = Socket::new(State::Undecided, Role::Server, nonblocking);
-            socket.set_patience(patience);
+            socket.set_detect_timeout(timeout);
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }
     }
@@ -188,9 +185,9 @@ pub(crate) fn inherit() {
             continue;
         }
         known.push((cookie, fd));
-        let first = opening(borrowed(fd));
+        let first = peek(borrowed(fd));
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
-        if first == Opening::Smc || first == Opening::Silence && untouched() {
+        if first == FirstBytes::Smc || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             accepted(fd, flags & libc::O_NONBLOCK != 0);
         }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use guest_driver::{Facts, Fallback, Greeting, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 
-use crate::selection::first_bytes::{Opening, SILENCE, await_opening, opening};
+use crate::selection::first_bytes::{FirstBytes, SILENCE_TIMEOUT, await_first_bytes, peek};
 use crate::selection::session::Proposal;
-use crate::selection::{Patience, declined_servers, listening_ports, option, session};
+use crate::selection::{Wait, declined_servers, listening_ports, option, session};
 use crate::socket::registrations;
 use crate::socket::stream::{Role, Socket, State};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -20,11 +20,12 @@ use crate::sys::raw::{self, Errno};
 use crate::sys::{STACK, borrowed, lock, wait_readable};
 
 /// Descriptors of ours begin here if the limit allows, out of the way of the program's.
-const FLOOR: [c_int; 3] = [60_000, 4_000, 700];
+const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
 
 /// A second descriptor of the TCP connection, out of the program's way.
-fn second(fd: c_int) -> Result<OwnedFd, Errno> {
-    let tried = FLOOR.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
+fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
+    let tried =
+        HIGH_FDS.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
     let copy = match tried {
         Some(copy) => copy,
         None => raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)?,
@@ -32,36 +33,37 @@ fn second(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
-pub(crate) fn begin(descriptor: &DescriptorRef, socket: &Socket, fd: c_int, patience: Patience) {
-    let Ok(tcp) = second(fd) else {
+pub(crate) fn start(descriptor: &DescriptorRef, socket: &Socket, fd: c_int, wait: Wait) {
+    let Ok(tcp) = duplicate(fd) else {
         // Without descriptors there is no SMC; a client's Proposal could not even be declined.
-        return finish(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        return complete(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
     };
     let tcp = TcpStream::from(tcp);
     if socket.role() == Role::Client {
         if is_connected(&tcp)
-            && let Some(Err(why)) = lock(&socket.ask).map(|ask| option::connected(ask, &tcp))
+            && let Some(Err(why)) =
+                lock(&socket.request).map(|request| option::connected(request, &tcp))
         {
-            status::stays(&tcp, why);
-            return finish_tcp(descriptor, fd);
+            status::client_stays_on_tcp(&tcp, why);
+            return complete_with_tcp(descriptor, fd);
         }
-        return hand_over(descriptor, fd, move |descriptor, fd| propose(descriptor, fd, tcp));
+        return spawn(descriptor, fd, move |descriptor, fd| propose(descriptor, fd, tcp));
     }
-    match patience {
-        Patience::Forever => {
+    match wait {
+        Wait::Block => {
             let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
-            let limit = limit.map_or(SILENCE, Duration::from_micros);
-            let opening = await_opening(descriptor, socket, &tcp, limit);
-            answer(descriptor, fd, tcp, opening, true);
+            let limit = limit.map_or(SILENCE_TIMEOUT, Duration::from_micros);
+            let first_bytes = await_first_bytes(descriptor, socket, &tcp, limit);
+            serve(descriptor, fd, tcp, first_bytes, true);
         }
         // The client's message may be there already, or come at any moment.
-        Patience::Moment => match opening(&tcp) {
-            Opening::Silence => hand_over(descriptor, fd, move |descriptor, fd| {
+        Wait::Short => match peek(&tcp) {
+            FirstBytes::Incomplete => spawn(descriptor, fd, move |descriptor, fd| {
                 let Some(socket) = descriptor.stream() else { return };
-                let opening = await_opening(descriptor, socket, &tcp, SILENCE);
-                answer(descriptor, fd, tcp, opening, true);
+                let first_bytes = await_first_bytes(descriptor, socket, &tcp, SILENCE_TIMEOUT);
+                serve(descriptor, fd, tcp, first_bytes, true);
             }),
-            opening => answer(descriptor, fd, tcp, opening, false),
+            first_bytes => serve(descriptor, fd, tcp, first_bytes, false),
         },
     }
 }
@@ -77,26 +79,33 @@ fn is_connected(tcp: &TcpStream) -> bool {
 }
 
 /// The server's half, after the client's first bytes.
-fn answer(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream, opening: Opening, patient: bool) {
-    if opening != Opening::Smc {
-        status::plain(&tcp);
-        return finish_tcp(descriptor, fd);
+fn serve(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    tcp: TcpStream,
+    first_bytes: FirstBytes,
+    patient: bool,
+) {
+    if first_bytes != FirstBytes::Smc {
+        status::server_stays_on_tcp(&tcp);
+        return complete_with_tcp(descriptor, fd);
     }
-    let Some(session) = session::for_client() else { return finish_tcp(descriptor, fd) };
-    let mut greeting = session.greet(tcp);
-    let result = if patient { attend(&mut greeting).map(Some) } else { greeting.advance_soon() };
+    let Some(session) = session::for_client() else { return complete_with_tcp(descriptor, fd) };
+    let mut incoming = session.incoming(tcp);
+    let result =
+        if patient { finish_incoming(&mut incoming).map(Some) } else { incoming.advance_soon() };
     match result {
-        Ok(Some(stream)) => finish(descriptor, fd, Ok(stream)),
-        Err(error) => finish(descriptor, fd, Err(error)),
-        Ok(None) => hand_over(descriptor, fd, move |descriptor, fd| {
-            let result = attend(&mut greeting);
-            finish(descriptor, fd, result);
+        Ok(Some(stream)) => complete(descriptor, fd, Ok(stream)),
+        Err(error) => complete(descriptor, fd, Err(error)),
+        Ok(None) => spawn(descriptor, fd, move |descriptor, fd| {
+            let result = finish_incoming(&mut incoming);
+            complete(descriptor, fd, result);
         }),
     }
 }
 
 /// Goes on in a thread of its own.
-fn hand_over(
+fn spawn(
     descriptor: &DescriptorRef,
     fd: c_int,
     job: impl FnOnce(&DescriptorRef, c_int) + Send + 'static,
@@ -107,7 +116,7 @@ fn hand_over(
         .stack_size(STACK)
         .spawn(move || job(&theirs, fd));
     if let Err(error) = made {
-        finish(descriptor, fd, Err(error));
+        complete(descriptor, fd, Err(error));
     }
 }
 
@@ -120,23 +129,23 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
             Err(rustix::io::Errno::INTR) => continue,
             Ok(_) if !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
             // The kernel has the error, and tells it to the program.
-            _ => return finish_tcp(descriptor, fd),
+            _ => return complete_with_tcp(descriptor, fd),
         }
     }
     if connects_to_itself(&tcp) {
-        return finish_tcp(descriptor, fd);
+        return complete_with_tcp(descriptor, fd);
     }
-    let ask = descriptor.stream().and_then(|socket| *lock(&socket.ask));
-    let proposal = match ask.map(|ask| option::connected(ask, &tcp)) {
+    let request = descriptor.stream().and_then(|socket| *lock(&socket.request));
+    let proposal = match request.map(|request| option::connected(request, &tcp)) {
         Some(Ok(proposal)) => proposal,
         Some(Err(why)) => {
-            status::stays(&tcp, why);
-            return finish_tcp(descriptor, fd);
+            status::client_stays_on_tcp(&tcp, why);
+            return complete_with_tcp(descriptor, fd);
         }
         None => Proposal { awaited: false },
     };
-    let Some(session) = session::current() else { return finish_tcp(descriptor, fd) };
-    finish(descriptor, fd, session.propose(tcp, proposal));
+    let Some(session) = session::current() else { return complete_with_tcp(descriptor, fd) };
+    complete(descriptor, fd, session.propose(tcp, proposal));
 }
 
 /// Whether the server is this very process: it would have to accept while it connects.
@@ -146,31 +155,31 @@ fn connects_to_itself(tcp: &TcpStream) -> bool {
 }
 
 /// Waits for the client's messages.
-fn attend(greeting: &mut Greeting) -> io::Result<SmcStream> {
-    if let Some(stream) = greeting.advance_soon()? {
+fn finish_incoming(incoming: &mut Greeting) -> io::Result<SmcStream> {
+    if let Some(stream) = incoming.advance_soon()? {
         return Ok(stream);
     }
     loop {
-        if let Some(stream) = greeting.advance()? {
+        if let Some(stream) = incoming.advance()? {
             return Ok(stream);
         }
-        let left = greeting.deadline().map(|end| end.saturating_duration_since(Instant::now()));
-        wait_readable(&greeting.fds(), left.unwrap_or_default() + Duration::from_millis(1));
+        let left = incoming.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+        wait_readable(&incoming.fds(), left.unwrap_or_default() + Duration::from_millis(1));
     }
 }
 
-fn finish_tcp(descriptor: &DescriptorRef, fd: c_int) {
+fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
     let Some(socket) = descriptor.stream() else { return };
     if socket.role() == Role::Client && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
-        acknowledge_lazily(fd, false);
+        delay_acks(fd, false);
     }
-    registrations::moved(descriptor, socket, State::Tcp);
-    socket.decide(State::Tcp);
+    registrations::follow(descriptor, socket, State::Tcp);
+    socket.complete(State::Tcp);
     DESCRIPTORS.remove_if(fd, descriptor);
 }
 
 /// Notes how a server has answered a Proposal.
-fn remember(socket: impl AsFd, facts: &Facts) {
+fn record_answer(socket: impl AsFd, facts: &Facts) {
     let server = rustix::net::getpeername(socket).ok().flatten();
     let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
     match facts {
@@ -184,7 +193,7 @@ fn remember(socket: impl AsFd, facts: &Facts) {
     }
 }
 
-fn finish(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
+fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = descriptor.stream() else { return };
     let role = match socket.role() {
         Role::Client => "client",
@@ -193,13 +202,13 @@ fn finish(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) 
     match result {
         Ok(stream) => {
             let facts = stream.facts();
-            status::decided(borrowed(fd), role, &facts);
+            status::connection_decided(borrowed(fd), role, &facts);
             if socket.role() == Role::Client {
-                remember(borrowed(fd), &facts);
+                record_answer(borrowed(fd), &facts);
             }
             if matches!(facts, Facts::Tcp(_)) {
                 drop(stream);
-                return finish_tcp(descriptor, fd);
+                return complete_with_tcp(descriptor, fd);
             }
             // Waiting is this library's affair.
             let _ = stream.set_nonblocking(true);
@@ -211,17 +220,17 @@ fn finish(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) 
                 let _ = stream.set_oob_inline(true);
             }
             socket.set_stream(stream);
-            registrations::moved(descriptor, socket, State::Smc);
-            socket.decide(State::Smc);
+            registrations::follow(descriptor, socket, State::Smc);
+            socket.complete(State::Smc);
         }
         Err(error) => {
-            status::broken(role, &error);
+            status::connection_failed(role, &error);
             socket.set_error(Errno::from(error).0);
             if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
                 raw::disconnect(fd);
             }
-            registrations::moved(descriptor, socket, State::Broken);
-            socket.decide(State::Broken);
+            registrations::follow(descriptor, socket, State::Broken);
+            socket.complete(State::Broken);
         }
     }
 }
@@ -229,6 +238,6 @@ fn finish(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) 
 /// Whether acknowledgements wait for something to ride on, also the last one of the three-way handshake:
 /// the Proposal follows at once. On TCP they must not, or a server that is to speak first would hear of
 /// its client a good while later.
-pub(crate) fn acknowledge_lazily(fd: c_int, lazily: bool) {
+pub(crate) fn delay_acks(fd: c_int, lazily: bool) {
     let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !lazily);
 }

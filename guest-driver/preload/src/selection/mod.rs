@@ -20,7 +20,7 @@ pub(crate) mod short_lived;
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Selected {
     /// SMC.
     Smc,
     /// TCP, or it is not connected: the kernel knows.
@@ -33,9 +33,9 @@ pub(crate) enum Verdict {
 
 /// How long a call may wait for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum Wait {
     /// As long as it takes.
-    Forever,
+    Block,
     /// So long that a peer that is awake can answer.
-    Moment,
+    Short,
 }

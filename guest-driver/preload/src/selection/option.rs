@@ -1,7 +1,7 @@
 //! TCP option 254: which connections ask for SMC by it, and what came of that.
 //!
 //! `smc run` attaches the rendezvous and passes it on, so that the program needs no rights. Its
-//! descriptors are kept out of the program's way, also from calls that close all descriptors.
+//! descriptors are reserved out of the program's way, also from calls that close all descriptors.
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
@@ -16,56 +16,56 @@ use smc_core::handshake::FallbackReason;
 
 use crate::selection::session::Proposal;
 use crate::selection::{declined_servers, listening_ports, session};
-use crate::socket::stream::Ask;
+use crate::socket::stream::SmcRequest;
 use crate::sys::{borrowed, local_address};
 use crate::{config, status};
 
-static MEETING: OnceLock<Meeting> = OnceLock::new();
+static PEER_DISCOVERY: OnceLock<Meeting> = OnceLock::new();
 /// Numbers of its descriptors, ascending; those that were passed on among them.
-static KEPT: OnceLock<Vec<c_int>> = OnceLock::new();
+static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reception {
     /// Looks at the client's first bytes, for so long.
-    Look(std::time::Duration),
+    Peek(std::time::Duration),
     /// Nothing: it is plain TCP.
-    Plain,
+    Tcp,
 }
 
 /// Takes over what `smc run` passed on; once.
-pub(crate) fn begin() {
+pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
-    let meeting = Meeting::adopt(config.rendezvous, passed, config.policy.clone());
-    if let Some(rendezvous) = meeting.rendezvous() {
-        let mut kept = rendezvous.descriptors();
+    let discovery = Meeting::adopt(config.rendezvous, passed, config.policy.clone());
+    if let Some(rendezvous) = discovery.rendezvous() {
+        let mut reserved = rendezvous.descriptors();
         let passed = passed.into_iter().flat_map(|text| text.split(','));
-        kept.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
-        kept.sort_unstable();
-        kept.dedup();
-        let _ = KEPT.set(kept);
-    } else if meeting.mode() == Mode::Required {
+        reserved.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
+        reserved.sort_unstable();
+        reserved.dedup();
+        let _ = RESERVED.set(reserved);
+    } else if discovery.mode() == Mode::Required {
         status::no_option();
     }
-    let _ = MEETING.set(meeting);
+    let _ = PEER_DISCOVERY.set(discovery);
 }
 
 /// Whether a descriptor is one of the rendezvous', which the program does not know of.
 #[inline]
-pub(crate) fn keeps(fd: c_int) -> bool {
-    KEPT.get().is_some_and(|kept| kept.binary_search(&fd).is_ok())
+pub(crate) fn is_reserved(fd: c_int) -> bool {
+    RESERVED.get().is_some_and(|reserved| reserved.binary_search(&fd).is_ok())
 }
 
 /// The parts of a range of descriptors that lie between those of the rendezvous.
-pub(crate) fn around(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
-    between(KEPT.get().map_or(&[], Vec::as_slice), first, last)
+pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+    between(RESERVED.get().map_or(&[], Vec::as_slice), first, last)
 }
 
-fn between(kept: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
-    let mut parts = Vec::with_capacity(kept.len() + 1);
+fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+    let mut parts = Vec::with_capacity(reserved.len() + 1);
     let mut from = first;
-    for &fd in kept.iter().filter(|fd| (first..=last).contains(*fd)) {
+    for &fd in reserved.iter().filter(|fd| (first..=last).contains(*fd)) {
         if from < fd {
             parts.push((from, fd - 1));
         }
@@ -79,13 +79,14 @@ fn between(kept: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
 
 /// Whether any connection that the program makes may be on SMC.
 pub(crate) fn may_connect() -> bool {
-    let attached = || MEETING.get().is_some_and(|meeting| meeting.rendezvous().is_some());
+    let attached =
+        || PEER_DISCOVERY.get().is_some_and(|discovery| discovery.rendezvous().is_some());
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
 /// Has a socket ask for SMC that is about to connect. `None`: it is to be plain TCP.
-pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
-    let (config, meeting) = (config::get()?, MEETING.get()?);
+pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
+    let (config, discovery) = (config::get()?, PEER_DISCOVERY.get()?);
     if config.policy.connect(to) == Verdict::Tcp {
         return None;
     }
@@ -93,21 +94,21 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<Ask> {
         // It would have to accept while it connects.
         return None;
     }
-    let listed = config.connects(*to);
-    let (told, asks) = match (meeting.mode(), meeting.rendezvous()) {
+    let in_list = config.connects(*to);
+    let (listed, asks) = match (discovery.mode(), discovery.rendezvous()) {
         (Mode::Required, None) => (false, false),
-        (Mode::Required, Some(_)) => (false, listed || config.connect.is_empty()),
-        (Mode::Auto, Some(_)) => (listed, true),
-        (Mode::Auto, None) | (Mode::Off, _) => (listed, false),
+        (Mode::Required, Some(_)) => (false, in_list || config.connect.is_empty()),
+        (Mode::Auto, Some(_)) => (in_list, true),
+        (Mode::Auto, None) | (Mode::Off, _) => (in_list, false),
     };
     // Nobody is asked for what is not there.
-    if !told && (!asks || session::lacks_device()) {
+    if !listed && (!asks || session::lacks_device()) {
         return None;
     }
-    if declined_servers::are_likely(to) {
-        return Some(Ask { asked: None, told: false });
+    if declined_servers::is_skipped(to) {
+        return Some(SmcRequest { asked: None, listed: false });
     }
-    Some(Ask { asked: Some(meeting.before_connect(borrowed(fd), to)), told })
+    Some(SmcRequest { asked: Some(discovery.before_connect(borrowed(fd), to)), listed })
 }
 
 /// Whether an address is one of this machine.
@@ -122,13 +123,13 @@ fn is_here(to: &SocketAddr) -> bool {
 }
 
 /// What a client does now that its socket is connected. An error is why it stays on TCP.
-pub(crate) fn connected(ask: Ask, socket: impl AsFd) -> Result<Proposal, Fallback> {
+pub(crate) fn connected(request: SmcRequest, socket: impl AsFd) -> Result<Proposal, Fallback> {
     let unasked = Proposal { awaited: false };
-    let Some(asked) = ask.asked else { return Err(Fallback::DeclinedBefore) };
-    let Some(meeting) = MEETING.get() else { return Ok(unasked) };
-    match meeting.connected(socket, asked) {
+    let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
+    let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(unasked) };
+    match discovery.connected(socket, asked) {
         ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
-        ClientMove::Stay(_) if ask.told => Ok(unasked),
+        ClientMove::Stay(_) if request.listed => Ok(unasked),
         ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
         ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
         ClientMove::Stay(Plain::Unavailable) => {
@@ -139,23 +140,23 @@ pub(crate) fn connected(ask: Ask, socket: impl AsFd) -> Result<Proposal, Fallbac
 
 /// Has a bound socket answer clients, before it listens if that can be had.
 pub(crate) fn listen(fd: c_int) {
-    let (Some(config), Some(meeting)) = (config::get(), MEETING.get()) else { return };
-    if config.accept.is_empty() || meeting.rendezvous().is_none() {
+    let (Some(config), Some(discovery)) = (config::get(), PEER_DISCOVERY.get()) else { return };
+    if config.accept.is_empty() || discovery.rendezvous().is_none() {
         return;
     }
     let Some(local) = local_address(fd) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {
-        meeting.listen(borrowed(fd));
+        discovery.listen(borrowed(fd));
     }
 }
 
 /// What to do with a connection that was accepted.
 pub(crate) fn accepted(tcp: impl AsFd) -> Reception {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
-    match MEETING.get().map(|meeting| meeting.accepted(tcp)) {
-        Some(ServerMove::AwaitProposal) => Reception::Look(PROPOSAL_PATIENCE),
-        Some(ServerMove::Stay) => Reception::Plain,
-        Some(ServerMove::Look) | None => Reception::Look(detect),
+    match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
+        Some(ServerMove::AwaitProposal) => Reception::Peek(PROPOSAL_PATIENCE),
+        Some(ServerMove::Stay) => Reception::Tcp,
+        Some(ServerMove::Look) | None => Reception::Peek(detect),
     }
 }
 

@@ -3,42 +3,42 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use crate::selection::handshake::begin;
-use crate::selection::{Patience, Verdict};
+use crate::selection::handshake;
+use crate::selection::{Selected, Wait};
 use crate::socket::owner_pipe;
 use crate::socket::stream::State;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
 
 /// How long a moment is.
-const MOMENT: Duration = Duration::from_millis(2);
+const SHORT_WAIT: Duration = Duration::from_millis(2);
 /// How often a thread that waits for a verdict looks by itself.
-const LOOK: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds out what carries a connection.
-pub(crate) fn settle(descriptor: &DescriptorRef, fd: c_int, patience: Patience) -> Verdict {
-    let Some(socket) = descriptor.stream() else { return Verdict::Tcp };
+pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Selected {
+    let Some(socket) = descriptor.stream() else { return Selected::Tcp };
     let mut waited = false;
     loop {
         match socket.state() {
-            State::Fresh | State::Tcp => return Verdict::Tcp,
+            State::Unconnected | State::Tcp => return Selected::Tcp,
             State::Relayed => {
                 owner_pipe::request(socket);
-                return Verdict::Tcp;
+                return Selected::Tcp;
             }
-            State::Smc => return Verdict::Smc,
-            State::Broken => return Verdict::Broken,
+            State::Smc => return Selected::Smc,
+            State::Broken => return Selected::Broken,
             State::Undecided => {
                 if socket.advance(State::Undecided, State::Deciding) {
-                    raw::without_signals(|| begin(descriptor, socket, fd, patience));
+                    raw::without_signals(|| handshake::start(descriptor, socket, fd, wait));
                 }
             }
-            State::Deciding => match patience {
-                Patience::Forever => socket.await_decision(LOOK),
-                Patience::Moment if waited => return Verdict::NotYet,
-                Patience::Moment => {
+            State::Deciding => match wait {
+                Wait::Block => socket.await_decision(RECHECK_INTERVAL),
+                Wait::Short if waited => return Selected::NotYet,
+                Wait::Short => {
                     waited = true;
-                    socket.await_decision(MOMENT);
+                    socket.await_decision(SHORT_WAIT);
                 }
             },
         }
@@ -50,6 +50,6 @@ pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(socket) = descriptor.stream()
         && socket.advance(State::Undecided, State::Deciding)
     {
-        raw::without_signals(|| begin(descriptor, socket, fd, Patience::Moment));
+        raw::without_signals(|| handshake::start(descriptor, socket, fd, Wait::Short));
     }
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use guest_driver::{Config as StackConfig, Greeting, Rnics, SmcStream, Stack, statistics};
 
 use crate::config::Config;
-use crate::selection::device_lock::{Claim, Unclaimed};
+use crate::selection::device_lock::{DeviceLock, LockError};
 use crate::selection::short_lived;
-use crate::sys::{STACK, leaked, lock, raw};
+use crate::sys::{self, STACK, leaked, raw};
 use crate::{config, fork, status};
 
 /// A client's message to be sent.
@@ -32,7 +32,7 @@ pub(crate) struct ProcessSession {
     stack: Arc<Stack>,
     has_device: bool,
     /// The claim on the device, if it takes one.
-    claim: Option<Claim>,
+    lock: Option<DeviceLock>,
     tried: Mutex<Instant>,
 }
 
@@ -46,7 +46,7 @@ impl ProcessSession {
     }
 
     /// Begins the server's half on an accepted stream.
-    pub(crate) fn greet(&self, tcp: TcpStream) -> Greeting {
+    pub(crate) fn incoming(&self, tcp: TcpStream) -> Greeting {
         Greeting::new(&self.stack, tcp)
     }
 
@@ -56,7 +56,7 @@ impl ProcessSession {
     }
 
     fn tried(&self) -> MutexGuard<'_, Instant> {
-        lock(&self.tried)
+        sys::lock(&self.tried)
     }
 }
 
@@ -67,7 +67,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// becomes TCP, and which declines what clients propose.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
-    let _one_at_a_time = lock(&OPENING);
+    let _one_at_a_time = sys::lock(&OPENING);
     let known = raw_current();
     let known = known.filter(|open| open.generation == fork::generation());
     if let Some(open) = known
@@ -75,7 +75,7 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     {
         return Some(open);
     }
-    let opened = match (raw::without_signals(|| with_room(|| open(config))), known) {
+    let opened = match (raw::without_signals(|| with_large_stack(|| open(config))), known) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
             *open.tried() = Instant::now();
@@ -86,10 +86,10 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
             raw::without_signals(|| without_device(config, true))
         }
     };
-    Some(keep(opened))
+    Some(publish(opened))
 }
 
-fn keep(opened: ProcessSession) -> &'static ProcessSession {
+fn publish(opened: ProcessSession) -> &'static ProcessSession {
     // Sessions live as long as the process: connections refer to them, and one of a parent must
     // not be touched.
     let opened: &'static ProcessSession = Box::leak(Box::new(opened));
@@ -102,11 +102,11 @@ fn keep(opened: ProcessSession) -> &'static ProcessSession {
 pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     {
-        let _one_at_a_time = lock(&OPENING);
+        let _one_at_a_time = sys::lock(&OPENING);
         let known = raw_current().filter(|open| open.generation == fork::generation());
         if known.is_none() && !short_lived::is_worth_a_device() {
-            status::spared();
-            return Some(keep(without_device(config, false)));
+            status::device_skipped();
+            return Some(publish(without_device(config, false)));
         }
     }
     current()
@@ -120,7 +120,7 @@ pub(crate) fn lacks_device() -> bool {
 }
 
 /// Runs something in a thread whose stack is large enough; those of the program may be small.
-fn with_room<T: Send>(f: impl Fn() -> T + Sync) -> T {
+fn with_large_stack<T: Send>(f: impl Fn() -> T + Sync) -> T {
     if raw::is_first_thread_with(STACK as u64) {
         return f();
     }
@@ -137,10 +137,10 @@ fn raw_current() -> Option<&'static ProcessSession> {
 
 /// Descriptors that must be left for a device to be opened: it takes about twenty, and a program that can
 /// make no further connection would be better off without it.
-const ROOM: usize = 36;
+const FREE_FDS: usize = 36;
 
 /// Whether this process may have so many descriptors more.
-fn has_room_for(descriptors: usize) -> bool {
+fn has_free_fds(descriptors: usize) -> bool {
     use rustix::event::{EventfdFlags, eventfd};
     let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
     // Not by the limit and what is open now: numbers count, and looking at all of them may take long.
@@ -153,31 +153,31 @@ fn has_room_for(descriptors: usize) -> bool {
 
 /// A session on the first device that is free; or why there is none.
 fn open(config: &Config) -> Result<ProcessSession, String> {
-    if !has_room_for(ROOM) {
-        return Err(format!("fewer than {ROOM} descriptors are left (see ulimit -n)"));
+    if !has_free_fds(FREE_FDS) {
+        return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
     }
     let tried = Mutex::new(Instant::now());
     let generation = fork::generation();
     let (mut taken, mut failed) = (0, None);
     for socket in devices(&config.devices) {
-        let claim = match claim(&socket) {
-            Ok(claim) => claim,
-            Err(Unclaimed::Taken) => {
+        let lock = match lock_device(&socket) {
+            Ok(lock) => lock,
+            Err(LockError::Taken) => {
                 taken += 1;
                 continue;
             }
-            Err(Unclaimed::File(path, error)) => {
+            Err(LockError::File(path, error)) => {
                 failed = Some(format!("{}: {error}", path.display()));
                 continue;
             }
         };
         let mut stack = StackConfig::new(&socket);
-        shape(&mut stack, config);
+        apply_settings(&mut stack, config);
         stack.statistics = config.statistics.as_deref().map(statistics::path_in);
         match Stack::open(stack) {
             Ok(stack) => {
-                status::opened(&socket);
-                return Ok(ProcessSession { generation, stack, has_device: true, claim, tried });
+                status::device_opened(&socket);
+                return Ok(ProcessSession { generation, stack, has_device: true, lock, tried });
             }
             Err(error) => failed = Some(format!("{}: {error}", socket.display())),
         }
@@ -186,20 +186,20 @@ fn open(config: &Config) -> Result<ProcessSession, String> {
         (Some(failed), 0) => failed,
         (Some(failed), taken) => format!("{failed}; {taken} more are taken by other processes"),
         (None, 0) => {
-            let places: Vec<_> = config.devices.iter().map(|path| path.to_string_lossy()).collect();
-            format!("no device is at {}", places.join(", "))
+            let paths: Vec<_> = config.devices.iter().map(|path| path.to_string_lossy()).collect();
+            format!("no device is at {}", paths.join(", "))
         }
         (None, 1) => "the device is taken by another process".to_owned(),
         (None, taken) => format!("all {taken} devices are taken by other processes"),
     })
 }
 
-/// A session where everything becomes TCP. It is kept for as long as there is no device. `shown`: by
+/// A session where everything becomes TCP. It is kept for as long as there is no device. `with_statistics`: by
 /// `smc stat`, which takes a thread.
-fn without_device(config: &Config, shown: bool) -> ProcessSession {
+fn without_device(config: &Config, with_statistics: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
-    shape(&mut stack, config);
-    if shown {
+    apply_settings(&mut stack, config);
+    if with_statistics {
         stack.statistics = config.statistics.as_deref().map(statistics::path_in);
     } else {
         stack.rnics = Rnics::None;
@@ -210,20 +210,20 @@ fn without_device(config: &Config, shown: bool) -> ProcessSession {
         Err(_) => std::process::abort(),
     };
     let tried = Mutex::new(Instant::now());
-    ProcessSession { generation: fork::generation(), stack, has_device: false, claim: None, tried }
+    ProcessSession { generation: fork::generation(), stack, has_device: false, lock: None, tried }
 }
 
 /// The program ends: what it leaves in directories goes.
-pub(crate) fn end() {
+pub(crate) fn shutdown() {
     if let Some(open) = raw_current()
         && open.generation == fork::generation()
-        && let Some(claim) = &open.claim
+        && let Some(lock) = &open.lock
     {
-        claim.remove();
+        lock.remove();
     }
 }
 
-fn shape(stack: &mut StackConfig, config: &Config) {
+fn apply_settings(stack: &mut StackConfig, config: &Config) {
     if !config.eids.is_empty() {
         stack.eids.clone_from(&config.eids);
     }
@@ -262,6 +262,6 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 /// Claims a device, if there is anything to lock: a PCI device, or a daemon that comes later, has nothing.
-fn claim(socket: &Path) -> Result<Option<Claim>, Unclaimed> {
-    socket.exists().then(|| Claim::lay(socket)).transpose()
+fn lock_device(socket: &Path) -> Result<Option<DeviceLock>, LockError> {
+    socket.exists().then(|| DeviceLock::acquire(socket)).transpose()
 }

@@ -13,58 +13,58 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::fork;
-use crate::selection::circuit_breaker::Tally;
+use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::{leaked, raw};
 
 /// A process that has lived for so long was worth a device.
-const LONG: Duration = Duration::from_millis(100);
+const WORTHWHILE: Duration = Duration::from_millis(100);
 
 /// What processes of one server know of each other: those that were over soon are the failures.
-type Board = Tally;
+type Board = CircuitBreaker;
 
-static BOARD: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
-/// When this process decided, of which generation: what [`end`] is about.
-static DECIDED: AtomicU64 = AtomicU64::new(0);
+static BREAKER: AtomicPtr<CircuitBreaker> = AtomicPtr::new(std::ptr::null_mut());
+/// When this process started, of which generation: what [`record_exit`] is about.
+static STARTED: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-fn board() -> Option<&'static Board> {
-    leaked(BOARD.load(Ordering::Acquire))
+fn breaker() -> Option<&'static CircuitBreaker> {
+    leaked(BREAKER.load(Ordering::Acquire))
 }
 
 /// A server begins: its children will share what they learn.
-pub(crate) fn share() {
-    if board().is_none()
+pub(crate) fn share_with_children() {
+    if breaker().is_none()
         && let Some(page) = raw::shared_page()
     {
-        let new = page.cast::<Board>();
+        let new = page.cast::<CircuitBreaker>();
         let none = std::ptr::null_mut();
         // A page that another thread was faster with is small enough to be left.
-        let _ = BOARD.compare_exchange(none, new, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = BREAKER.compare_exchange(none, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
 /// Whether this process should take a device for a client; asked when it has none.
 pub(crate) fn is_worth_a_device() -> bool {
     // The server itself lives long.
-    let Some(board) = board().filter(|_| fork::generation() > 0) else { return true };
+    let Some(breaker) = breaker().filter(|_| fork::generation() > 0) else { return true };
     let now = raw::micros();
-    DECIDED.store(now, Ordering::Relaxed);
+    STARTED.store(now, Ordering::Relaxed);
     GENERATION.store(fork::generation(), Ordering::Relaxed);
-    board.allows(now)
+    breaker.allows(now)
 }
 
 /// This process ends.
-pub(crate) fn end() {
-    let decided = DECIDED.swap(0, Ordering::Relaxed);
-    if decided != 0
+pub(crate) fn record_exit() {
+    let started = STARTED.swap(0, Ordering::Relaxed);
+    if started != 0
         && GENERATION.load(Ordering::Relaxed) == fork::generation()
-        && let Some(board) = board()
+        && let Some(breaker) = breaker()
     {
         let now = raw::micros();
-        if Duration::from_micros(now.saturating_sub(decided)) < LONG {
-            board.failed(now);
+        if Duration::from_micros(now.saturating_sub(started)) < WORTHWHILE {
+            breaker.failed(now);
         } else {
-            board.succeeded();
+            breaker.succeeded();
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::{config, fork};
 
 /// A descriptor is about to be closed.
-pub(crate) fn closing(fd: c_int) {
-    if !DESCRIPTORS.has(fd) || fork::borrows_memory() {
+pub(crate) fn close(fd: c_int) {
+    if !DESCRIPTORS.has(fd) || fork::shares_memory() {
         return;
     }
     let Some(descriptor) = DESCRIPTORS.remove(fd) else { return };
@@ -19,7 +19,7 @@ pub(crate) fn closing(fd: c_int) {
     }
     match &*descriptor {
         Descriptor::Stream(socket) => {
-            registrations::forget(socket);
+            registrations::close(socket);
             // A call of another thread still refers to it, and the process may end before that does:
             // the peer has to hear of the end all the same.
             if descriptor.is_in_use()
@@ -33,16 +33,16 @@ pub(crate) fn closing(fd: c_int) {
 }
 
 /// Descriptors of a range are about to be closed.
-pub(crate) fn closing_range(first: c_int, last: c_int) {
+pub(crate) fn close_range(first: c_int, last: c_int) {
     let last = last.min(DESCRIPTORS.highest());
-    if first >= 0 && !fork::borrows_memory() {
-        (first..=last).for_each(closing);
+    if first >= 0 && !fork::shares_memory() {
+        (first..=last).for_each(close);
     }
 }
 
 /// `new` is now what `old` is.
-pub(crate) fn duplicated(old: c_int, new: c_int) {
-    if old == new || fork::borrows_memory() {
+pub(crate) fn duplicate(old: c_int, new: c_int) {
+    if old == new || fork::shares_memory() {
         return;
     }
     if let Some(descriptor) = DESCRIPTORS.get(old) {
@@ -52,24 +52,24 @@ pub(crate) fn duplicated(old: c_int, new: c_int) {
 
 /// A new descriptor that is nothing of ours: an entry would be a leftover.
 #[inline]
-pub(crate) fn fresh(fd: c_int) {
+pub(crate) fn remove_stale(fd: c_int) {
     if DESCRIPTORS.has(fd) {
-        closing(fd);
+        close(fd);
     }
 }
 
 /// An epoll set was made.
-pub(crate) fn set_made(fd: c_int) {
-    if config::get().is_some() && !fork::borrows_memory() {
+pub(crate) fn add_epoll_set(fd: c_int) {
+    if config::get().is_some() && !fork::shares_memory() {
         DESCRIPTORS.install(fd, Descriptor::Set(EpollSet::new()));
     }
 }
 
 /// The program ends: connections close as the kernel would close them.
-pub(crate) fn end() {
+pub(crate) fn close_all() {
     for fd in 0..=DESCRIPTORS.highest() {
         if DESCRIPTORS.get(fd).is_some_and(|descriptor| descriptor.stream().is_some()) {
-            closing(fd);
+            close(fd);
         }
     }
 }

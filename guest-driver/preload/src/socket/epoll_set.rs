@@ -181,7 +181,7 @@ impl EpollSet {
         descriptor: &DescriptorRef,
         registration: &Registration,
     ) -> bool {
-        if self.is_native() || descriptor.stream().is_none_or(Socket::is_foreign) {
+        if self.is_native() || descriptor.stream().is_none_or(Socket::is_inherited) {
             return false;
         }
         let Ok(sleeper) = self.sleeper(set) else { return false };

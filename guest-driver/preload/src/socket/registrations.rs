@@ -10,7 +10,7 @@ use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw;
 
 /// Puts a registration where the state of its socket wants it.
-pub(crate) fn place(
+pub(crate) fn insert(
     descriptor: &DescriptorRef,
     socket: &Socket,
     registration: &Registration,
@@ -19,18 +19,18 @@ pub(crate) fn place(
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
         State::Undecided | State::Deciding => Target::Nothing,
-        State::Fresh | State::Tcp | State::Broken | State::Relayed => {
+        State::Unconnected | State::Tcp | State::Broken | State::Relayed => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
             Target::Native
         }
         State::Smc => match epoll_set_of(set).as_ref().and_then(|found| found.set()) {
-            Some(found) => put(found, set, descriptor, socket, registration),
-            None => put_object(set, socket, registration),
+            Some(found) => insert_smc(found, set, descriptor, socket, registration),
+            None => insert_readiness_fd(set, socket, registration),
         },
     }
 }
 
-fn put(
+fn insert_smc(
     found: &EpollSet,
     set: c_int,
     descriptor: &DescriptorRef,
@@ -38,32 +38,32 @@ fn put(
     registration: &Registration,
 ) -> Target {
     match found.add(set, descriptor, registration) {
-        true => Target::Shared,
-        false => put_object(set, socket, registration),
+        true => Target::Polled,
+        false => insert_readiness_fd(set, socket, registration),
     }
 }
 
-fn put_object(set: c_int, socket: &Socket, registration: &Registration) -> Target {
-    let Some(object) = socket.smc().and_then(|stream| stream.pollable().ok()) else {
+fn insert_readiness_fd(set: c_int, socket: &Socket, registration: &Registration) -> Target {
+    let Some(readiness_fd) = socket.smc().and_then(|stream| stream.pollable().ok()) else {
         return Target::Nothing;
     };
-    let object = object.as_raw_fd();
+    let readiness_fd = readiness_fd.as_raw_fd();
     let Registration { events, data, .. } = *registration;
-    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, object, events, data);
-    Target::Object(object)
+    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, readiness_fd, events, data);
+    Target::ReadinessFd(readiness_fd)
 }
 
 /// Takes a registration from where it is.
-pub(crate) fn displace(registration: &Registration) {
+pub(crate) fn remove(registration: &Registration) {
     match registration.target {
         Target::Nothing => {}
         Target::Native => {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
         }
-        Target::Object(object) => {
-            let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, object, 0, 0);
+        Target::ReadinessFd(readiness_fd) => {
+            let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, readiness_fd, 0, 0);
         }
-        Target::Shared => {
+        Target::Polled => {
             if let Some(found) = epoll_set_of(registration.set)
                 && let Some(set) = found.set()
             {
@@ -74,39 +74,39 @@ pub(crate) fn displace(registration: &Registration) {
 }
 
 /// The socket goes on in another state: its registrations follow.
-pub(crate) fn moved(descriptor: &DescriptorRef, socket: &Socket, state: State) {
+pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) {
     if state == State::Tcp && socket.registrations().is_empty() {
         return;
     }
     let mut registrations = socket.registrations();
     for registration in registrations.iter_mut() {
-        displace(registration);
+        remove(registration);
         registration.target = Target::Nothing;
         // `smc()` asks for the state, which is told last: the stream is there already.
         registration.target = match state {
             State::Smc => Target::Nothing,
-            other => place(descriptor, socket, registration, other),
+            other => insert(descriptor, socket, registration, other),
         };
     }
     if state == State::Smc {
         // Told before they are looked up, and under the lock, so that no call comes in between.
-        socket.decide(State::Smc);
+        socket.complete(State::Smc);
         for registration in registrations.iter_mut() {
-            registration.target = place(descriptor, socket, registration, State::Smc);
+            registration.target = insert(descriptor, socket, registration, State::Smc);
         }
     }
 }
 
-/// The connection's registrations leave the sets, for [`enter`].
-pub(crate) fn leave(socket: &Socket) {
+/// The connection's registrations leave the sets, for [`attach_to_kernel`].
+pub(crate) fn detach(socket: &Socket) {
     for registration in socket.registrations().iter_mut() {
-        displace(registration);
+        remove(registration);
         registration.target = Target::Nothing;
     }
 }
 
 /// The registrations of `old` are from now on those of the descriptors as the kernel knows them.
-pub(crate) fn enter(old: &Socket, fd: c_int) {
+pub(crate) fn attach_to_kernel(old: &Socket, fd: c_int) {
     for r in registrations_of(old, fd) {
         let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
     }
@@ -118,10 +118,10 @@ fn registrations_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
 }
 
 /// The last descriptor is being closed: the kernel forgets registrations then, and so do we.
-pub(crate) fn forget(socket: &Socket) {
+pub(crate) fn close(socket: &Socket) {
     let registrations = std::mem::take(&mut *socket.registrations());
     for registration in registrations.iter().filter(|r| r.target != Target::Native) {
-        displace(registration);
+        remove(registration);
     }
 }
 
@@ -139,6 +139,6 @@ pub(crate) fn hand_to_kernel(fd: c_int) {
         if let Some(events) = set.remove(member) {
             known.events = events;
         }
-        known.target = put(set, fd, &descriptor, socket, known);
+        known.target = insert_smc(set, fd, &descriptor, socket, known);
     }
 }

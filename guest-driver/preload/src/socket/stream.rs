@@ -17,7 +17,7 @@ use crate::sys::{lock, raw};
 #[repr(u32)]
 pub(crate) enum State {
     /// Not connected: all calls are the kernel's.
-    Fresh = 0,
+    Unconnected = 0,
     /// Connected (or being connected) by TCP, and nobody has begun the handshake.
     Undecided = 1,
     /// A thread is at the handshake.
@@ -43,11 +43,11 @@ pub(crate) enum Role {
 
 /// How a client finds out whether its server speaks SMC.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct SmcRequest {
     /// `None`: it is not tried, for that has failed several times in a row.
     pub(crate) asked: Option<Asked>,
     /// The server is one of those that are known to.
-    pub(crate) told: bool,
+    pub(crate) listed: bool,
 }
 
 /// A registration in an epoll set.
@@ -73,9 +73,9 @@ pub(crate) enum Target {
     /// Nothing yet: the connection is being decided.
     Nothing,
     /// The readiness object of the SMC connection.
-    Object(c_int),
+    ReadinessFd(c_int),
     /// Nothing: the set looks the connection up itself.
-    Shared,
+    Polled,
 }
 
 /// A stream socket.
@@ -93,17 +93,17 @@ pub(crate) struct Socket {
     /// The error of a broken handshake, told once.
     error: AtomicI32,
     /// Relayed: the TCP socket, for names and options; -1: none.
-    names: AtomicI32,
+    tcp_fd: AtomicI32,
     /// Relayed: the owner was asked.
-    asked: AtomicBool,
+    owner_requested: AtomicBool,
     /// The last write did not fit: an edge is due when there is room.
     pub(crate) write_blocked: AtomicBool,
     /// A server: milliseconds that the client may stay silent.
-    patience: AtomicU32,
+    detect_timeout: AtomicU32,
     /// The program is to say something.
-    speaks: AtomicBool,
+    wants_to_write: AtomicBool,
     /// A client: how it finds out whether its server speaks SMC.
-    pub(crate) ask: Mutex<Option<Ask>>,
+    pub(crate) request: Mutex<Option<SmcRequest>>,
     /// Registrations in epoll sets.
     pub(crate) registrations: Mutex<Vec<Registration>>,
     /// Becomes readable when the connection is decided; for callers of poll.
@@ -122,12 +122,12 @@ impl Socket {
             read_timeout: AtomicU64::new(0),
             write_timeout: AtomicU64::new(0),
             error: AtomicI32::new(0),
-            names: AtomicI32::new(-1),
-            asked: AtomicBool::new(false),
+            tcp_fd: AtomicI32::new(-1),
+            owner_requested: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
-            patience: AtomicU32::new(0),
-            speaks: AtomicBool::new(false),
-            ask: Mutex::new(None),
+            detect_timeout: AtomicU32::new(0),
+            wants_to_write: AtomicBool::new(false),
+            request: Mutex::new(None),
             registrations: Mutex::new(Vec::new()),
             decision: OnceLock::new(),
         }
@@ -137,7 +137,7 @@ impl Socket {
     #[inline]
     pub(crate) fn state(&self) -> State {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Fresh,
+            0 => State::Unconnected,
             1 => State::Undecided,
             2 => State::Deciding,
             3 => State::Smc,
@@ -155,7 +155,7 @@ impl Socket {
     }
 
     /// Tells the outcome of the handshake, and wakes who waits for it.
-    pub(crate) fn decide(&self, state: State) {
+    pub(crate) fn complete(&self, state: State) {
         self.state.store(state as u32, Ordering::Release);
         let _ = rustix::thread::futex::wake(
             &self.state,
@@ -180,7 +180,7 @@ impl Socket {
     }
 
     /// A descriptor that becomes readable when the connection is decided.
-    pub(crate) fn decision(&self) -> Option<c_int> {
+    pub(crate) fn decision_fd(&self) -> Option<c_int> {
         use std::os::fd::AsRawFd;
         if self.decision.get().is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
@@ -196,24 +196,24 @@ impl Socket {
     }
 
     /// How long the client may stay silent before it is taken for one without SMC.
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_millis(self.patience.load(Ordering::Relaxed).into())
+    pub(crate) fn detect_timeout(&self) -> Duration {
+        Duration::from_millis(self.detect_timeout.load(Ordering::Relaxed).into())
     }
 
-    /// Sets [`Socket::patience`].
-    pub(crate) fn set_patience(&self, patience: Duration) {
-        let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
-        self.patience.store(millis, Ordering::Relaxed);
+    /// Sets [`Socket::detect_timeout`].
+    pub(crate) fn set_detect_timeout(&self, detect_timeout: Duration) {
+        let millis = u32::try_from(detect_timeout.as_millis()).unwrap_or(u32::MAX);
+        self.detect_timeout.store(millis, Ordering::Relaxed);
     }
 
     /// Whether the program wants to say something, or waits until it can.
-    pub(crate) fn speaks(&self) -> bool {
-        self.speaks.load(Ordering::Relaxed)
+    pub(crate) fn wants_to_write(&self) -> bool {
+        self.wants_to_write.load(Ordering::Relaxed)
     }
 
     /// The program wants to say something.
-    pub(crate) fn speak(&self) {
-        self.speaks.store(true, Ordering::Relaxed);
+    pub(crate) fn note_write(&self) {
+        self.wants_to_write.store(true, Ordering::Relaxed);
     }
 
     /// Which end it is.
@@ -224,16 +224,16 @@ impl Socket {
     /// The SMC connection, if it is one of this process.
     #[inline]
     pub(crate) fn smc(&self) -> Option<&SmcStream> {
-        (self.state() == State::Smc && !self.is_foreign()).then(|| self.stream.get()).flatten()
+        (self.state() == State::Smc && !self.is_inherited()).then(|| self.stream.get()).flatten()
     }
 
     /// Whether the connection belongs to the process that forked this one.
     #[inline]
-    pub(crate) fn is_foreign(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Takes the SMC connection over; [`Socket::decide`] follows.
+    /// Takes the SMC connection over; [`Socket::complete`] follows.
     pub(crate) fn set_stream(&self, stream: SmcStream) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
@@ -283,8 +283,8 @@ impl Socket {
     }
 
     /// From now on the connection goes through another process; `names` is the TCP socket.
-    pub(crate) fn relay(&self, names: c_int) {
-        let old = self.names.swap(names, Ordering::Relaxed);
+    pub(crate) fn set_relayed(&self, tcp_fd: c_int) {
+        let old = self.tcp_fd.swap(tcp_fd, Ordering::Relaxed);
         if old >= 0 {
             let _ = raw::close(old);
         }
@@ -293,12 +293,12 @@ impl Socket {
 
     /// Whether the owner has yet to be asked for the connection.
     pub(crate) fn request_owner_once(&self) -> bool {
-        !self.asked.swap(true, Ordering::Relaxed)
+        !self.owner_requested.swap(true, Ordering::Relaxed)
     }
 
     /// The TCP socket of a relayed connection.
-    pub(crate) fn names(&self) -> Option<c_int> {
-        let fd = self.names.load(Ordering::Relaxed);
+    pub(crate) fn tcp_fd(&self) -> Option<c_int> {
+        let fd = self.tcp_fd.load(Ordering::Relaxed);
         (self.state() == State::Relayed && fd >= 0).then_some(fd)
     }
 
@@ -310,11 +310,11 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let names = *self.names.get_mut();
-        if names >= 0 {
-            let _ = raw::close(names);
+        let tcp_fd = *self.tcp_fd.get_mut();
+        if tcp_fd >= 0 {
+            let _ = raw::close(tcp_fd);
         }
-        let foreign = self.is_foreign();
+        let foreign = self.is_inherited();
         if foreign && let Some(stream) = self.stream.take() {
             // It is the parent's: closing it here would close it there.
             std::mem::forget(stream);
