@@ -5,21 +5,21 @@ use std::io::{IoSlice, IoSliceMut};
 
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use crate::hooks::libc_symbols::next;
-use crate::io::transfer::{self, Way};
+use crate::hooks::libc_symbols::call_libc;
+use crate::io::transfer::{self, Dispatch};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, Sys};
-use crate::sys::user_memory::{self, done};
+use crate::sys::user_memory::{self, libc_result};
 
 /// Reads, if the descriptor is an SMC connection's. `None`: the kernel's affair.
 #[inline]
 fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys> {
     let descriptor = DESCRIPTORS.get(fd)?;
-    match transfer::way(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
-        Way::Native => None,
-        Way::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),
-        Way::Fail(error) => Some(Err(error)),
+    match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        Dispatch::Kernel => None,
+        Dispatch::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),
+        Dispatch::Fail(error) => Some(Err(error)),
     }
 }
 
@@ -27,10 +27,10 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
     let descriptor = DESCRIPTORS.get(fd)?;
-    match transfer::way_out(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
-        Way::Native => None,
-        Way::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
-        Way::Fail(error) => Some(Err(error)),
+    match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        Dispatch::Kernel => None,
+        Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
+        Dispatch::Fail(error) => Some(Err(error)),
     }
 }
 
@@ -38,57 +38,58 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
 pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::room(buf, n) };
+        let room = unsafe { user_memory::read_buffer(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], 0) {
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(read, libc::SYS_read, (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t)
+    call_libc!(read, libc::SYS_read, (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user_memory::bytes(buf, n) };
+        let bytes = unsafe { user_memory::write_buffer(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], 0) {
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(write, libc::SYS_write, (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t)
+    call_libc!(write, libc::SYS_write, (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        let rooms = unsafe { user_memory::rooms(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
+        let rooms =
+            unsafe { user_memory::read_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
         match rooms {
             Ok(rooms) => {
                 if let Some(result) = recv_into(fd, rooms, 0) {
-                    return done(result);
+                    return libc_result(result);
                 }
             }
-            Err(error) => return done(Err(error)),
+            Err(error) => return libc_result(Err(error)),
         }
     }
-    next!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+    call_libc!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        match unsafe { user_memory::pieces(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
+        match unsafe { user_memory::write_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
             Ok(pieces) => {
                 if let Some(result) = send_from(fd, pieces, 0) {
-                    return done(result);
+                    return libc_result(result);
                 }
             }
-            Err(error) => return done(Err(error)),
+            Err(error) => return libc_result(Err(error)),
         }
     }
-    next!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+    call_libc!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
@@ -100,13 +101,13 @@ pub(super) unsafe extern "C" fn recv(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::room(buf, n) };
+        let room = unsafe { user_memory::read_buffer(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
-            return done(result);
+            return libc_result(result);
         }
     }
     let (none, zero) = (std::ptr::null_mut::<sockaddr>(), std::ptr::null_mut::<socklen_t>());
-    next!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+    call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
           none: *mut sockaddr, zero: *mut socklen_t) -> ssize_t)
 }
 
@@ -121,17 +122,17 @@ pub(super) unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::room(buf, n) };
+        let room = unsafe { user_memory::read_buffer(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
             if !addr.is_null() && !len.is_null() {
                 // TCP does not say whom bytes are from.
                 // SAFETY: the program's length.
                 unsafe { *len = 0 };
             }
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
+    call_libc!(recvfrom, libc::SYS_recvfrom, (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int,
           addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t)
 }
 
@@ -157,12 +158,12 @@ unsafe extern "C" fn sendto(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user_memory::bytes(buf, n) };
+        let bytes = unsafe { user_memory::write_buffer(buf, n) };
         if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], flags) {
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
+    call_libc!(sendto, libc::SYS_sendto, (fd: c_int, buf: *const c_void, n: size_t, flags: c_int,
           addr: *const sockaddr, len: socklen_t) -> ssize_t)
 }
 
@@ -174,7 +175,7 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> 
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_mut() }?;
     // SAFETY: the program's list.
-    let rooms = match unsafe { user_memory::rooms(header.msg_iov, header.msg_iovlen) } {
+    let rooms = match unsafe { user_memory::read_buffers(header.msg_iov, header.msg_iovlen) } {
         Ok(rooms) => rooms,
         Err(error) => return Some(Err(error)),
     };
@@ -194,7 +195,7 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_ref() }?;
     // SAFETY: the program's list.
-    match unsafe { user_memory::pieces(header.msg_iov, header.msg_iovlen) } {
+    match unsafe { user_memory::write_buffers(header.msg_iov, header.msg_iovlen) } {
         Ok(pieces) => send_from(fd, pieces, flags),
         Err(error) => Some(Err(error)),
     }
@@ -205,10 +206,10 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { receive(fd, message, flags) } {
-            return done(result);
+            return libc_result(result);
         }
     }
-    let result = next!(recvmsg, libc::SYS_recvmsg,
+    let result = call_libc!(recvmsg, libc::SYS_recvmsg,
         (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
     if result >= 0 {
         // SAFETY: the kernel has filled the header in.
@@ -248,10 +249,10 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { transmit(fd, message, flags) } {
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(sendmsg, libc::SYS_sendmsg, (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+    call_libc!(sendmsg, libc::SYS_sendmsg, (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
@@ -270,7 +271,7 @@ unsafe extern "C" fn recvmmsg(
             // SAFETY: the program's header.
             match unsafe { receive(fd, &mut message.msg_hdr, flags) } {
                 Some(Ok(len)) => message.msg_len = len as c_uint,
-                Some(result) if i == 0 => return done(result) as c_int,
+                Some(result) if i == 0 => return libc_result(result) as c_int,
                 None if i == 0 => break,
                 _ => return i as c_int,
             }
@@ -281,7 +282,7 @@ unsafe extern "C" fn recvmmsg(
             flags |= libc::MSG_DONTWAIT;
         }
     }
-    next!(recvmmsg, libc::SYS_recvmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int,
+    call_libc!(recvmmsg, libc::SYS_recvmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int,
           timeout: *mut timespec) -> c_int)
 }
 
@@ -294,7 +295,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
             // SAFETY: the program's header.
             match unsafe { transmit(fd, &message.msg_hdr, flags) } {
                 Some(Ok(len)) => message.msg_len = len as c_uint,
-                Some(result) if i == 0 => return done(result) as c_int,
+                Some(result) if i == 0 => return libc_result(result) as c_int,
                 None if i == 0 => break,
                 _ => return i as c_int,
             }
@@ -303,7 +304,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
             }
         }
     }
-    next!(sendmmsg, libc::SYS_sendmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int)
+    call_libc!(sendmmsg, libc::SYS_sendmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int)
           -> c_int)
 }
 
@@ -313,10 +314,10 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
 /// `offset` is null or leads to an offset.
 unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
     let descriptor = DESCRIPTORS.get(to)?;
-    Some(match transfer::way_out(&descriptor, to, false) {
-        Way::Native => return None,
-        Way::Fail(error) => Err(error),
-        Way::Smc(socket, stream) => {
+    Some(match transfer::dispatch_write(&descriptor, to, false) {
+        Dispatch::Kernel => return None,
+        Dispatch::Fail(error) => Err(error),
+        Dispatch::Smc(socket, stream) => {
             // SAFETY: the caller's promise.
             let offset = unsafe { offset.as_mut() };
             transfer::sendfile((socket, stream), from, offset, n.min(0x7fff_f000))
@@ -329,10 +330,10 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, n: s
     if DESCRIPTORS.has(to) {
         // SAFETY: the program's offset.
         if let Some(result) = unsafe { sendfile_here(to, from, offset, n) } {
-            return done(result);
+            return libc_result(result);
         }
     }
-    next!(sendfile, libc::SYS_sendfile, (to: c_int, from: c_int, offset: *mut off64_t, n: size_t)
+    call_libc!(sendfile, libc::SYS_sendfile, (to: c_int, from: c_int, offset: *mut off64_t, n: size_t)
           -> ssize_t)
 }
 
@@ -359,21 +360,21 @@ unsafe extern "C" fn splice(
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     for (fd, out) in [(from, true), (to, false)] {
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        let way = if out { transfer::way } else { transfer::way_out };
-        match way(&descriptor, fd, dont_wait) {
-            Way::Native => {}
-            Way::Fail(error) => return done(Err(error)),
-            Way::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
-                return done(Err(Errno(libc::ESPIPE)));
+        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_write };
+        match dispatch(&descriptor, fd, dont_wait) {
+            Dispatch::Kernel => {}
+            Dispatch::Fail(error) => return libc_result(Err(error)),
+            Dispatch::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
+                return libc_result(Err(Errno(libc::ESPIPE)));
             }
-            Way::Smc(socket, stream) => {
-                return done(match out {
+            Dispatch::Smc(socket, stream) => {
+                return libc_result(match out {
                     true => transfer::splice_out((socket, stream), to, n, dont_wait),
                     false => transfer::splice_in((socket, stream), from, n, dont_wait),
                 });
             }
         }
     }
-    next!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
+    call_libc!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
           to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
 }

@@ -4,23 +4,23 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
 use super::init::close_connections;
 use crate::config;
-use crate::hooks::libc_symbols::next;
+use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
 use crate::selection::option;
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno};
-use crate::sys::user_memory::done;
+use crate::sys::user_memory::libc_result;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if option::is_reserved(fd) {
-        return done(Err(Errno(libc::EBADF))) as c_int;
+        return libc_result(Err(Errno(libc::EBADF))) as c_int;
     }
     if DESCRIPTORS.has(fd) {
         descriptors::close(fd);
     }
-    next!(close, libc::SYS_close, (fd: c_int) -> c_int)
+    call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -31,7 +31,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     }
     let all = || raw::close_range(first as c_int, last as c_int, flags);
     let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
-    done(match range {
+    libc_result(match range {
         (Ok(first), last) if first <= last => close_around(first, last, flags),
         _ => all(),
     }) as c_int
@@ -53,7 +53,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup(old: c_int) -> c_int {
-    let new = next!(dup, libc::SYS_dup, (old: c_int) -> c_int);
+    let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
         if DESCRIPTORS.has(old) {
@@ -66,14 +66,14 @@ unsafe extern "C" fn dup(old: c_int) -> c_int {
 /// What `dup2` and `dup3` have in common; `flags` as `dup3`.
 fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
-        return done(raw::dup3(old, new, flags)) as c_int;
+        return libc_result(raw::dup3(old, new, flags)) as c_int;
     }
     // A descriptor that is not open changes nothing.
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
-        return done(Err(error)) as c_int;
+        return libc_result(Err(error)) as c_int;
     }
     descriptors::remove_stale(new);
-    let result = done(raw::dup3(old, new, flags)) as c_int;
+    let result = libc_result(raw::dup3(old, new, flags)) as c_int;
     if result >= 0 {
         descriptors::duplicate(old, new);
     }
@@ -85,7 +85,7 @@ pub(super) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old == new {
         return match raw::fcntl(old, libc::F_GETFD, 0) {
             Ok(_) => new,
-            Err(error) => done(Err(error)) as c_int,
+            Err(error) => libc_result(Err(error)) as c_int,
         };
     }
     replace(old, new, 0)
@@ -98,7 +98,7 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    let result = next!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
+    let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => {
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
                 && let Some(descriptor) = DESCRIPTORS.get(fd)
                 && let Some(socket) = descriptor.stream()
             {
-                control::blocking_changed(fd, socket);
+                control::update_nonblocking(fd, socket);
             }
         }
         _ => {}
@@ -127,22 +127,22 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
         && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
         return match answer {
-            Ok(_) if argument.is_null() => done(Err(Errno(libc::EFAULT))) as c_int,
+            Ok(_) if argument.is_null() => libc_result(Err(Errno(libc::EFAULT))) as c_int,
             Ok(number) => {
                 // SAFETY: these requests have a number for an argument.
                 unsafe { *argument = number };
                 0
             }
-            Err(error) => done(Err(error)) as c_int,
+            Err(error) => libc_result(Err(error)) as c_int,
         };
     }
-    let result = next!(ioctl, libc::SYS_ioctl, (fd: c_int, request: c_ulong, argument: *mut c_int)
+    let result = call_libc!(ioctl, libc::SYS_ioctl, (fd: c_int, request: c_ulong, argument: *mut c_int)
                        -> c_int);
     if result >= 0
         && request == libc::FIONBIO
         && let Some(socket) = ours.as_ref().and_then(|descriptor| descriptor.stream())
     {
-        control::blocking_changed(fd, socket);
+        control::update_nonblocking(fd, socket);
     }
     result
 }
@@ -167,7 +167,7 @@ macro_rules! makes {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            let fd = next!($name, -1, ($($arg: $type),*) -> c_int);
+            let fd = call_libc!($name, -1, ($($arg: $type),*) -> c_int);
             if fd >= 0 {
                 descriptors::remove_stale(fd);
             }

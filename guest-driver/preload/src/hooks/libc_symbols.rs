@@ -5,14 +5,14 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// One function of libc.
-pub(super) struct Next {
+pub(super) struct Symbol {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
-impl Next {
-    pub(super) const fn new(name: &'static CStr) -> Next {
-        Next { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+impl Symbol {
+    pub(super) const fn new(name: &'static CStr) -> Symbol {
+        Symbol { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
     /// Looks the function up.
@@ -34,20 +34,20 @@ macro_rules! functions {
     ($($name:ident)*) => {
         /// libc's functions.
         #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
-        pub(in crate::hooks) mod real {
-            use super::Next;
-            $(pub(in crate::hooks) static $name: Next = {
+        pub(in crate::hooks) mod symbols {
+            use super::Symbol;
+            $(pub(in crate::hooks) static $name: Symbol = {
                 const NAME: &str = concat!(stringify!($name), "\0");
                 match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
-                    Ok(name) => Next::new(name),
-                    Err(_) => Next::new(c""),
+                    Ok(name) => Symbol::new(name),
+                    Err(_) => Symbol::new(c""),
                 }
             };)*
         }
 
         /// Looks all of them up.
         pub(super) fn find_all() {
-            $(real::$name.find();)*
+            $(symbols::$name.find();)*
         }
     };
 }
@@ -59,16 +59,16 @@ functions! {
     epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd timerfd_create memfd_create
 }
 
-/// `next!(name, number, (a: type, ...) -> type)`: calls libc's function, or the kernel as long as
+/// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function, or the kernel as long as
 /// that is not known.
-macro_rules! next {
+macro_rules! call_libc {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;
-        if number < 0 && $crate::hooks::libc_symbols::real::$name.get().is_none() {
+        if number < 0 && $crate::hooks::libc_symbols::symbols::$name.get().is_none() {
             // Called before this library's beginning, and the kernel has no such call.
-            $crate::hooks::libc_symbols::real::$name.find();
+            $crate::hooks::libc_symbols::symbols::$name.find();
         }
-        let known = $crate::hooks::libc_symbols::real::$name.get();
+        let known = $crate::hooks::libc_symbols::symbols::$name.get();
         match known {
             Some(function) => {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;
@@ -84,9 +84,9 @@ macro_rules! next {
                 let given = [$($arg as usize),*];
                 all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
                 // SAFETY: the program's arguments, unchanged.
-                $crate::sys::user_memory::done(unsafe { $crate::sys::raw::call(number, all) }) as $result
+                $crate::sys::user_memory::libc_result(unsafe { $crate::sys::raw::call(number, all) }) as $result
             }
         }
     }};
 }
-pub(super) use next;
+pub(super) use call_libc;

@@ -8,12 +8,12 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use guest_driver::SignalMask;
 
 use crate::config;
-use crate::hooks::libc_symbols::next;
+use crate::hooks::libc_symbols::call_libc;
 use crate::io::{epoll_ctl, epoll_wait};
 use crate::socket::table::DESCRIPTORS;
 use crate::socket::{descriptors, registrations};
 use crate::sys::raw::Sys;
-use crate::sys::user_memory::{self, done};
+use crate::sys::user_memory::{self, libc_result};
 
 /// The program's list.
 ///
@@ -31,20 +31,21 @@ unsafe fn entries<'a>(list: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
 pub(super) unsafe extern "C" fn poll(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
-    if crate::io::poll::concerns(entries) {
-        return done(crate::io::poll::poll(entries, user_memory::millis(timeout), None)) as c_int;
+    if crate::io::poll::has_known(entries) {
+        return libc_result(crate::io::poll::poll(entries, user_memory::millis(timeout), None))
+            as c_int;
     }
     poll_natively(list, n, timeout)
 }
 
 #[cfg(target_arch = "x86_64")]
 fn poll_natively(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
-    next!(poll, libc::SYS_poll, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
+    call_libc!(poll, libc::SYS_poll, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn poll_natively(list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int {
-    next!(poll, -1, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
+    call_libc!(poll, -1, (list: *mut pollfd, n: c_ulong, timeout: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -56,12 +57,12 @@ pub(super) unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the program's list.
     let entries = unsafe { entries(list, n) };
-    if crate::io::poll::concerns(entries) {
+    if crate::io::poll::has_known(entries) {
         // SAFETY: the program's time.
         let (timeout, mask) = unsafe { (user_memory::timespec(timeout), user_memory::mask(mask)) };
-        return done(crate::io::poll::poll(entries, timeout, mask)) as c_int;
+        return libc_result(crate::io::poll::poll(entries, timeout, mask)) as c_int;
     }
-    next!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
+    call_libc!(ppoll, libc::SYS_ppoll, (list: *mut pollfd, n: c_ulong, timeout: *const timespec,
           mask: *const sigset_t) -> c_int)
 }
 
@@ -120,9 +121,9 @@ unsafe extern "C" fn select(
                 (*timeout).tv_usec = left.subsec_micros().into();
             }
         }
-        return done(result) as c_int;
+        return libc_result(result) as c_int;
     }
-    next!(select, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+    call_libc!(select, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
           timeout: *mut timeval) -> c_int)
 }
 
@@ -140,15 +141,15 @@ unsafe extern "C" fn pselect(
     let sets = [read, write, except];
     // SAFETY: the program's sets.
     if let Some(result) = unsafe { select_here(n, sets, time, signals) } {
-        return done(result) as c_int;
+        return libc_result(result) as c_int;
     }
-    next!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+    call_libc!(pselect, -1, (n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
           timeout: *const timespec, mask: *const sigset_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    let fd = next!(epoll_create, -1, (size: c_int) -> c_int);
+    let fd = call_libc!(epoll_create, -1, (size: c_int) -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);
         descriptors::add_epoll_set(fd);
@@ -158,7 +159,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    let fd = next!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
+    let fd = call_libc!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);
         descriptors::add_epoll_set(fd);
@@ -176,13 +177,14 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 // SAFETY: the program's event; packed, so it is copied.
                 let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
                 let event = event.map_or((0, 0), |event| (event.events, event.u64));
-                return done(epoll_ctl::control(set, op, fd, &descriptor, socket, event)) as c_int;
+                return libc_result(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
+                    as c_int;
             }
             // A set in a set: the outer one cannot look into it.
             None => registrations::hand_to_kernel(fd),
         }
     }
-    next!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
+    call_libc!(epoll_ctl, libc::SYS_epoll_ctl, (set: c_int, op: c_int, fd: c_int,
           event: *mut epoll_event) -> c_int)
 }
 
@@ -215,10 +217,10 @@ unsafe extern "C" fn epoll_wait(
         let timeout = user_memory::millis(timeout);
         // SAFETY: the program's list.
         if let Some(result) = unsafe { wait_here(set, list, max, timeout, None) } {
-            return done(result) as c_int;
+            return libc_result(result) as c_int;
         }
     }
-    next!(epoll_wait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int)
+    call_libc!(epoll_wait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int)
           -> c_int)
 }
 
@@ -236,10 +238,10 @@ unsafe extern "C" fn epoll_pwait(
             wait_here(set, list, max, user_memory::millis(timeout), user_memory::mask(mask))
         };
         if let Some(result) = result {
-            return done(result) as c_int;
+            return libc_result(result) as c_int;
         }
     }
-    next!(epoll_pwait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int,
+    call_libc!(epoll_pwait, -1, (set: c_int, list: *mut epoll_event, max: c_int, timeout: c_int,
           mask: *const sigset_t) -> c_int)
 }
 
@@ -257,9 +259,9 @@ unsafe extern "C" fn epoll_pwait2(
             wait_here(set, list, max, user_memory::timespec(timeout), user_memory::mask(mask))
         };
         if let Some(result) = result {
-            return done(result) as c_int;
+            return libc_result(result) as c_int;
         }
     }
-    next!(epoll_pwait2, -1, (set: c_int, list: *mut epoll_event, max: c_int,
+    call_libc!(epoll_pwait2, -1, (set: c_int, list: *mut epoll_event, max: c_int,
           timeout: *const timespec, mask: *const sigset_t) -> c_int)
 }

@@ -5,17 +5,17 @@ use std::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 
 use crate::config;
-use crate::hooks::libc_symbols::next;
+use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
 use crate::selection::{establish, option};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, Sys};
-use crate::sys::user_memory::{self, done};
+use crate::sys::user_memory::{self, libc_result};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let fd = next!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
+    let fd = call_libc!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);
@@ -26,7 +26,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 
 /// libc's or the kernel's `connect`.
 fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Sys {
-    let result = next!(connect, libc::SYS_connect,
+    let result = call_libc!(connect, libc::SYS_connect,
         (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
     if result == 0 { Ok(0) } else { Err(last_error()) }
 }
@@ -44,15 +44,15 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };
         let native = || native_connect(fd, addr, len);
-        return done(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
+        return libc_result(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
     }
-    next!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
+    call_libc!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     option::listen(fd);
-    let result = next!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
+    let result = call_libc!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && config::get().is_some() {
         establish::listening(fd);
     }
@@ -61,7 +61,7 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let new = next!(accept, libc::SYS_accept,
+    let new = call_libc!(accept, libc::SYS_accept,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
@@ -77,7 +77,7 @@ unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    let new = next!(accept4, libc::SYS_accept4,
+    let new = call_libc!(accept4, libc::SYS_accept4,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
@@ -96,14 +96,14 @@ fn named(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let fd = named(fd);
-    next!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
+    call_libc!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let fd = named(fd);
-    next!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
+    call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
 }
 
@@ -117,7 +117,7 @@ unsafe extern "C" fn getsockopt(
 ) -> c_int {
     if DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
-        && let Some(answer) = control::own_option(&descriptor, fd, level, name)
+        && let Some(answer) = control::get_option(&descriptor, fd, level, name)
         && !value.is_null()
         && !len.is_null()
     {
@@ -130,7 +130,7 @@ unsafe extern "C" fn getsockopt(
         return 0;
     }
     let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
-    next!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
+    call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
           value: *mut c_void, len: *mut socklen_t) -> c_int)
 }
 
@@ -145,15 +145,15 @@ unsafe extern "C" fn setsockopt(
     let ours = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     let socket = ours.as_ref().and_then(|descriptor| descriptor.stream());
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
-        return done(Err(Errno(libc::EOPNOTSUPP))) as c_int;
+        return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
-    let result = next!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
+    let result = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);
     if result == 0
         && let Some(socket) = socket
     {
-        control::option_set(fd, socket, level, name);
+        control::follow_option(fd, socket, level, name);
     }
     result
 }
@@ -164,9 +164,9 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         && let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(result) = control::shutdown(fd, &descriptor, how)
     {
-        return done(result) as c_int;
+        return libc_result(result) as c_int;
     }
-    next!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
+    call_libc!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
 }
 
 /// `syscall` reaches the kernel around all other hooks; what of it matters is sent back to them.
@@ -186,7 +186,7 @@ unsafe extern "C" fn syscall(
     if config::get().is_some() {
         match number {
             // Its own calls could not be seen: programs fall back to epoll.
-            libc::SYS_io_uring_setup => return done(Err(Errno(libc::ENOSYS))) as i64,
+            libc::SYS_io_uring_setup => return libc_result(Err(Errno(libc::ENOSYS))) as i64,
             libc::SYS_accept4 => {
                 // SAFETY: the program's arguments.
                 return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
@@ -204,5 +204,5 @@ unsafe extern "C" fn syscall(
         }
     }
     // SAFETY: the program's arguments, unchanged.
-    done(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
+    libc_result(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
 }

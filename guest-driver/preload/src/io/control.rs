@@ -28,7 +28,7 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
 }
 
 /// `fcntl(F_SETFL)` or `ioctl(FIONBIO)` took place.
-pub(crate) fn blocking_changed(fd: c_int, socket: &Socket) {
+pub(crate) fn update_nonblocking(fd: c_int, socket: &Socket) {
     if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
         socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
     }
@@ -65,7 +65,7 @@ pub(crate) fn ioctl(
 pub(crate) const SIOCATMARK: u64 = 0x8905;
 
 /// `getsockopt` answers of our own: a number.
-pub(crate) fn own_option(
+pub(crate) fn get_option(
     descriptor: &DescriptorRef,
     fd: c_int,
     level: c_int,
@@ -91,7 +91,7 @@ pub(crate) fn own_option(
 }
 
 /// An option was set on the TCP socket: what concerns the SMC connection follows.
-pub(crate) fn option_set(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
+pub(crate) fn follow_option(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
     if level != libc::SOL_SOCKET {
         return;
     }
@@ -99,7 +99,7 @@ pub(crate) fn option_set(fd: c_int, socket: &Socket, level: c_int, name: c_int) 
         libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
         libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
         libc::SO_OOBINLINE => {
-            let on = raw::option(fd, level, name).is_ok_and(|on| on != 0);
+            let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
             if let Some(stream) = socket.smc() {
                 let _ = stream.set_oob_inline(on);
             }

@@ -18,25 +18,25 @@ use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::{left_of, lock, timespec};
 
 /// Sleepers that nobody uses.
-static IDLE: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
+static IDLE_SLEEPERS: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
 /// At most so many are kept.
-const KEPT: usize = 16;
+const MAX_IDLE: usize = 16;
 
 /// One of the descriptors, if it is ours.
-struct Watched {
+struct Polled {
     at: usize,
     descriptor: DescriptorRef,
     seen: Seen,
 }
 
-impl Watched {
+impl Polled {
     fn stream(&self) -> Option<&SmcStream> {
         self.descriptor.stream().and_then(Socket::smc)
     }
 }
 
 /// Whether any of the descriptors needs this module.
-pub(crate) fn concerns(fds: &[libc::pollfd]) -> bool {
+pub(crate) fn has_known(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|fd| DESCRIPTORS.has(fd.fd))
 }
 
@@ -50,12 +50,12 @@ pub(crate) fn poll(
     loop {
         // Again at every turn: an undecided connection may be decided by now.
         // What shows that a connection is decided stays open as long as its socket is known.
-        let (mut watched, mut native, _undecided) = sort(fds);
-        if watched.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
+        let (mut polled, mut native, _undecided) = sort(fds);
+        if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
             return raw_poll(fds, left_of(end), mask);
         }
-        match by_looking(fds, &mut watched, &mut native, end, mask)? {
+        match poll_once(fds, &mut polled, &mut native, end, mask)? {
             Some(n) => return Ok(n),
             None if end.is_some_and(|end| Instant::now() >= end) => {
                 fds.iter_mut().for_each(|fd| fd.revents = 0);
@@ -73,8 +73,8 @@ fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<Si
 
 /// The connections that are looked up, and what is left for the kernel: descriptors that are not for
 /// it are negative there. Third, the sockets for which another descriptor is there.
-fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
-    let (mut watched, mut undecided) = (Vec::new(), Vec::new());
+fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
+    let (mut polled, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
         native.revents = 0;
@@ -99,16 +99,16 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Watched>, Vec<libc::pollfd>, Vec<Descripto
             }
             Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
-                watched.push(Watched { at, descriptor, seen: Seen::default() });
+                polled.push(Polled { at, descriptor, seen: Seen::default() });
             }
             Selected::Smc => {}
         }
     }
-    (watched, native, undecided)
+    (polled, native, undecided)
 }
 
 /// What a connection shows, of what was asked.
-fn shown(stream: &SmcStream, events: i16) -> i16 {
+fn revents_of(stream: &SmcStream, events: i16) -> i16 {
     let look = stream.look(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll have the same numbers for what both know.
@@ -117,9 +117,9 @@ fn shown(stream: &SmcStream, events: i16) -> i16 {
 
 /// Looks the connections up, asks the kernel about the rest, and sleeps if there is nothing. `None`:
 /// look again.
-fn by_looking(
+fn poll_once(
     fds: &mut [libc::pollfd],
-    watched: &mut [Watched],
+    polled: &mut [Polled],
     native: &mut [libc::pollfd],
     end: Option<Instant>,
     mask: Option<SignalMask>,
@@ -128,33 +128,33 @@ fn by_looking(
     let sleeper = take_sleeper()?;
     let mut any = false;
     let count = sleeper.watch.count();
-    for one in watched.iter_mut() {
+    for one in polled.iter_mut() {
         let Some(stream) = one.stream() else { continue };
         one.seen = stream.seen();
     }
-    for one in watched.iter() {
+    for one in polled.iter() {
         let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) else { continue };
-        fd.revents = shown(stream, fd.events);
+        fd.revents = revents_of(stream, fd.events);
         any |= fd.revents != 0;
     }
     if others {
         any |= raw_poll(native, Some(Duration::ZERO), None)? > 0;
     }
     if any {
-        give_back(sleeper);
-        return Ok(merge(fds, watched, native));
+        release_sleeper(sleeper);
+        return Ok(merge(fds, polled, native));
     }
     if end.is_some_and(|end| Instant::now() >= end) {
-        give_back(sleeper);
+        release_sleeper(sleeper);
         return Ok(None);
     }
-    let news = || watched.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.seen)));
+    let changed = || polled.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.seen)));
     let begun = Instant::now();
-    if !watched.is_empty() && sleeper.watch.spin_until(news) {
-        give_back(sleeper);
+    if !polled.is_empty() && sleeper.watch.spin_until(changed) {
+        release_sleeper(sleeper);
         return Ok(None);
     }
-    for one in watched.iter() {
+    for one in polled.iter() {
         if let Some(stream) = one.stream() {
             stream.watch(&sleeper.watch);
         }
@@ -165,10 +165,10 @@ fn by_looking(
             added.push(fd.fd);
         }
     }
-    let armed = watched.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
+    let armed = polled.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
     let mut woken = Woken::Look;
-    if armed && !news() {
-        let stream = watched.first().and_then(Watched::stream);
+    if armed && !changed() {
+        let stream = polled.first().and_then(Polled::stream);
         let left = left_of(end).unwrap_or(Duration::MAX);
         // Signals are let in only while it sleeps: one that was there before ends the sleep at once.
         let outer = sleeper.outer.as_fd();
@@ -176,7 +176,7 @@ fn by_looking(
         sleeper.watch.slept(begun.elapsed());
     }
     let late = begun.elapsed() >= Duration::from_millis(900);
-    for one in watched.iter() {
+    for one in polled.iter() {
         if let Some(stream) = one.stream() {
             stream.disarm();
             stream.unwatch(&sleeper.watch);
@@ -187,17 +187,17 @@ fn by_looking(
     }
     added.iter().for_each(|fd| sleeper.remove(*fd));
     sleeper.watch.clear_bell();
-    give_back(sleeper);
+    release_sleeper(sleeper);
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
 }
 
 /// Copies the kernel's answers; how many descriptors are ready. `None`: only such as say "look again".
-fn merge(fds: &mut [libc::pollfd], watched: &[Watched], native: &[libc::pollfd]) -> Option<usize> {
+fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -> Option<usize> {
     let mut n = 0;
     for (at, (fd, native)) in fds.iter_mut().zip(native).enumerate() {
         if native.fd == fd.fd {
             fd.revents = native.revents;
-        } else if !watched.iter().any(|one| one.at == at) {
+        } else if !polled.iter().any(|one| one.at == at) {
             fd.revents = 0;
         }
         n += usize::from(fd.revents != 0);
@@ -206,15 +206,15 @@ fn merge(fds: &mut [libc::pollfd], watched: &[Watched], native: &[libc::pollfd])
 }
 
 fn take_sleeper() -> Result<Sleeper, Errno> {
-    match lock(&IDLE).pop() {
+    match lock(&IDLE_SLEEPERS).pop() {
         Some(sleeper) => Ok(sleeper),
         None => Ok(Sleeper::new()?),
     }
 }
 
-fn give_back(sleeper: Sleeper) {
-    let mut idle = lock(&IDLE);
-    if idle.len() < KEPT {
+fn release_sleeper(sleeper: Sleeper) {
+    let mut idle = lock(&IDLE_SLEEPERS);
+    if idle.len() < MAX_IDLE {
         idle.push(sleeper);
     }
 }

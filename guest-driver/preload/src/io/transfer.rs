@@ -14,9 +14,9 @@ use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, Sys};
 
 /// Who carries out a call.
-pub(crate) enum Way<'a> {
+pub(crate) enum Dispatch<'a> {
     /// The kernel, on the TCP socket.
-    Native,
+    Kernel,
     /// The SMC connection.
     Smc(&'a Socket, &'a SmcStream),
     /// Nobody.
@@ -25,20 +25,28 @@ pub(crate) enum Way<'a> {
 
 /// Finds out who carries out a call that reads or writes.
 #[inline]
-pub(crate) fn way(descriptor: &DescriptorRef, fd: c_int, dont_wait: bool) -> Way<'_> {
-    let Some(socket) = descriptor.stream() else { return Way::Native };
+pub(crate) fn dispatch_read(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    dont_wait: bool,
+) -> Dispatch<'_> {
+    let Some(socket) = descriptor.stream() else { return Dispatch::Kernel };
     if let Some(stream) = socket.smc() {
-        return Way::Smc(socket, stream);
+        return Dispatch::Smc(socket, stream);
     }
     undecided(descriptor, socket, fd, dont_wait)
 }
 
 /// As [`way`], for a call that writes.
 #[inline]
-pub(crate) fn way_out(descriptor: &DescriptorRef, fd: c_int, dont_wait: bool) -> Way<'_> {
-    let Some(socket) = descriptor.stream() else { return Way::Native };
+pub(crate) fn dispatch_write(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    dont_wait: bool,
+) -> Dispatch<'_> {
+    let Some(socket) = descriptor.stream() else { return Dispatch::Kernel };
     if let Some(stream) = socket.smc() {
-        return Way::Smc(socket, stream);
+        return Dispatch::Smc(socket, stream);
     }
     socket.note_write();
     undecided(descriptor, socket, fd, dont_wait)
@@ -50,19 +58,19 @@ fn undecided<'a>(
     socket: &'a Socket,
     fd: c_int,
     dont_wait: bool,
-) -> Way<'a> {
+) -> Dispatch<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();
     match resolve(descriptor, fd, if patient { Wait::Block } else { Wait::Short }) {
-        Selected::Tcp => Way::Native,
-        Selected::NotYet => Way::Fail(Errno(libc::EAGAIN)),
+        Selected::Tcp => Dispatch::Kernel,
+        Selected::NotYet => Dispatch::Fail(Errno(libc::EAGAIN)),
         Selected::Broken => match socket.take_error() {
-            0 => Way::Native,
-            error => Way::Fail(Errno(error)),
+            0 => Dispatch::Kernel,
+            error => Dispatch::Fail(Errno(error)),
         },
         Selected::Smc => match socket.smc() {
-            Some(stream) => Way::Smc(socket, stream),
+            Some(stream) => Dispatch::Smc(socket, stream),
             // A parent's connection.
-            None => Way::Fail(Errno(libc::ECONNABORTED)),
+            None => Dispatch::Fail(Errno(libc::ECONNABORTED)),
         },
     }
 }

@@ -36,7 +36,7 @@ fn entry(server: &SocketAddr) -> (&'static Entry, u64) {
 pub(crate) fn is_skipped(server: &SocketAddr) -> bool {
     let (entry, address_hash) = entry(server);
     entry.address_hash.load(Ordering::Relaxed) == address_hash
-        && !entry.breaker.allows(raw::micros())
+        && !entry.breaker.allows(raw::monotonic_micros())
 }
 
 /// A server has declined for want of a device.
@@ -45,7 +45,7 @@ pub(crate) fn declined(server: &SocketAddr) {
     if entry.address_hash.swap(address_hash, Ordering::Relaxed) != address_hash {
         entry.breaker.succeeded();
     }
-    entry.breaker.failed(raw::micros());
+    entry.breaker.failed(raw::monotonic_micros());
 }
 
 /// A server has accepted.

@@ -69,7 +69,8 @@ pub(crate) fn connect(
             _ => native(),
         };
     }
-    let fast = raw::option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
+    let fast =
+        raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
     let request = to.filter(|_| !fast).and_then(|to| option::before_connect(fd, &to));
     let Some(request) = request else {
         let result = native();
@@ -168,10 +169,10 @@ pub(crate) fn inherit() {
         fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds {
-        if raw::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+        if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
             continue;
         }
-        if raw::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
+        if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
             // Best effort: one that listens already takes a recent kernel, and rights.
             option::listen(fd);
             continue;

@@ -216,7 +216,8 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
                 Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
             );
-            if raw::option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_ok_and(|on| on != 0) {
+            if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_ok_and(|on| on != 0)
+            {
                 let _ = stream.set_oob_inline(true);
             }
             socket.set_stream(stream);

@@ -19,9 +19,7 @@ use crate::sys::{leaked, raw};
 /// A process that has lived for so long was worth a device.
 const WORTHWHILE: Duration = Duration::from_millis(100);
 
-/// What processes of one server know of each other: those that were over soon are the failures.
-type Board = CircuitBreaker;
-
+/// The page that the processes of one server share. A process that was over soon counts as a failure.
 static BREAKER: AtomicPtr<CircuitBreaker> = AtomicPtr::new(std::ptr::null_mut());
 /// When this process started, of which generation: what [`record_exit`] is about.
 static STARTED: AtomicU64 = AtomicU64::new(0);
@@ -47,7 +45,7 @@ pub(crate) fn share_with_children() {
 pub(crate) fn is_worth_a_device() -> bool {
     // The server itself lives long.
     let Some(breaker) = breaker().filter(|_| fork::generation() > 0) else { return true };
-    let now = raw::micros();
+    let now = raw::monotonic_micros();
     STARTED.store(now, Ordering::Relaxed);
     GENERATION.store(fork::generation(), Ordering::Relaxed);
     breaker.allows(now)
@@ -60,7 +58,7 @@ pub(crate) fn record_exit() {
         && GENERATION.load(Ordering::Relaxed) == fork::generation()
         && let Some(breaker) = breaker()
     {
-        let now = raw::micros();
+        let now = raw::monotonic_micros();
         if Duration::from_micros(now.saturating_sub(started)) < WORTHWHILE {
             breaker.failed(now);
         } else {

@@ -182,7 +182,7 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
 }
 
 /// Microseconds since the machine's start.
-pub(crate) fn micros() -> u64 {
+pub(crate) fn monotonic_micros() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it lives until the call returns. libc's function, for it costs no system call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
@@ -197,7 +197,7 @@ pub(crate) fn is_first_thread_with(room: u64) -> bool {
 }
 
 /// `getsockopt` of a number.
-pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
+pub(crate) fn socket_option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
     let mut value: c_int = 0;
     let mut len: libc::socklen_t = 4;
     let (at, room) = (std::ptr::from_mut(&mut value), std::ptr::from_mut(&mut len));

@@ -14,7 +14,7 @@ use super::raw::{Errno, Sys};
 ///
 /// # Safety
 /// `buf` must lead to `len` writable bytes.
-pub(crate) unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
+pub(crate) unsafe fn read_buffer<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
     if buf.is_null() || len == 0 {
         return &mut [];
     }
@@ -26,7 +26,7 @@ pub(crate) unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
 ///
 /// # Safety
 /// `buf` must lead to `len` readable bytes.
-pub(crate) unsafe fn bytes<'a>(buf: *const c_void, len: usize) -> &'a [u8] {
+pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> &'a [u8] {
     if buf.is_null() || len == 0 {
         return &[];
     }
@@ -38,7 +38,7 @@ pub(crate) unsafe fn bytes<'a>(buf: *const c_void, len: usize) -> &'a [u8] {
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of writable memory.
-pub(crate) unsafe fn rooms<'a>(
+pub(crate) unsafe fn read_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
 ) -> Result<&'a mut [IoSliceMut<'a>], Errno> {
@@ -56,7 +56,7 @@ pub(crate) unsafe fn rooms<'a>(
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of readable memory.
-pub(crate) unsafe fn pieces<'a>(
+pub(crate) unsafe fn write_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
 ) -> Result<&'a [IoSlice<'a>], Errno> {
@@ -119,7 +119,7 @@ pub(crate) fn set_errno(error: c_int) {
 }
 
 /// A result as libc returns it.
-pub(crate) fn done(result: Sys) -> isize {
+pub(crate) fn libc_result(result: Sys) -> isize {
     match result {
         Ok(value) => value as isize,
         Err(Errno(error)) => {
