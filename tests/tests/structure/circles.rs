@@ -85,21 +85,11 @@ impl Search {
     }
 }
 
-/// The folder of a file. A file that lies directly in the `src` of a crate stands for itself:
-/// such files have nothing in common but the crate.
-pub(crate) fn folder(file: &str) -> String {
-    match file.rsplit_once('/') {
-        Some((dir, _)) if !dir.ends_with("src") => dir.to_owned(),
-        _ => file.to_owned(),
-    }
-}
-
-/// For two files, the two neighbours below the deepest folder that has both: what uses what, seen
-/// from that folder. None if one of the two lies in the folder itself.
-pub(crate) fn siblings(from: &str, to: &str) -> Option<(String, String)> {
+/// For two files, the two entries of the deepest folder that holds both which the files are in:
+/// a folder with all that is below it, or the file itself.
+pub(crate) fn neighbours(from: &str, to: &str) -> (String, String) {
     let from: Vec<&str> = from.split('/').collect();
     let to: Vec<&str> = to.split('/').collect();
     let common = from.iter().zip(&to).take_while(|(from, to)| from == to).count();
-    let below = |path: &[&str]| (common + 1 < path.len()).then(|| path[..=common].join("/"));
-    Some((below(&from)?, below(&to)?))
+    (from[..=common].join("/"), to[..=common].join("/"))
 }

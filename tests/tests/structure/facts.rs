@@ -36,6 +36,8 @@ pub(crate) struct Import {
     pub(crate) name: Option<String>,
     /// Starts with `::`, so that its first name is a crate.
     pub(crate) absolute: bool,
+    /// `a::{self}` brings the module `a`, but not a function `a`.
+    pub(crate) only_module: bool,
     /// Others may name it here: `pub`, `pub(crate)` and so on.
     pub(crate) reexport: bool,
     pub(crate) line: usize,
@@ -189,10 +191,11 @@ impl Collector {
     }
 
     fn import(&mut self, tree: &syn::UseTree, prefix: &[String], item: &syn::ItemUse) {
-        let mut leaf = |path: Vec<String>, name: Option<String>, line: usize| {
+        let mut leaf = |path, name, ident: Option<&syn::Ident>, line| {
             self.facts.imports.push(Import {
                 path,
                 name,
+                only_module: ident.is_some_and(|ident| ident == "self"),
                 absolute: item.leading_colon.is_some(),
                 reexport: !matches!(item.vis, syn::Visibility::Inherited),
                 line,
@@ -216,13 +219,13 @@ impl Collector {
             syn::UseTree::Name(tree) => {
                 let path = full(&tree.ident);
                 let name = path.last().cloned();
-                leaf(path, name, line_of(tree.ident.span()));
+                leaf(path, name, Some(&tree.ident), line_of(tree.ident.span()));
             }
             syn::UseTree::Rename(tree) => {
                 let name = Some(tree.rename.to_string());
-                leaf(full(&tree.ident), name, line_of(tree.ident.span()));
+                leaf(full(&tree.ident), name, Some(&tree.ident), line_of(tree.ident.span()));
             }
-            syn::UseTree::Glob(tree) => leaf(prefix.to_vec(), None, line_of(tree.span())),
+            syn::UseTree::Glob(tree) => leaf(prefix.to_vec(), None, None, line_of(tree.span())),
             syn::UseTree::Group(tree) => {
                 for tree in &tree.items {
                     self.import(tree, prefix, item);

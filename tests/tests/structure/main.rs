@@ -17,7 +17,7 @@ mod workspace;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use circles::{circles, folder, siblings};
+use circles::{circles, neighbours};
 use names::Arrow;
 use rooms::{Difference, MayBeUnsafe, Rooms};
 use workspace::Workspace;
@@ -131,7 +131,7 @@ fn rooms_have_no_circles() {
 #[test]
 fn folders_have_no_circles() {
     let listed = &workspace().circles.folders;
-    refuse(&judge("folders", &folder_circles(), listed, |file| Some(folder(file))));
+    refuse(&judge("folders", &folder_circles(), listed, |file| Some(file.to_owned())));
 }
 
 /// Faults of the circles that were `found` against those that are `listed`. `member` is what a
@@ -195,22 +195,14 @@ fn room_edges(rooms: &Rooms) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// Circles between folders, and between neighbours at every depth of folders.
+/// Circles between a folder and what lies beside it, at every depth: other folders and files,
+/// `mod.rs` included. A folder is all that is below it. Circles of files alone are not in here.
 fn folder_circles() -> Vec<Vec<String>> {
     let map = &workspace().map;
-    let mut direct = BTreeSet::new();
-    let mut neighbours = BTreeSet::new();
-    for arrow in map.arrows.iter().filter(|arrow| !arrow.facade) {
-        let (from, to) = (map.files[arrow.from].as_str(), map.files[arrow.to].as_str());
-        if folder(from) != folder(to) {
-            direct.insert((folder(from), folder(to)));
-        }
-        neighbours.extend(siblings(from, to));
-    }
-    let mut found = circles(&direct);
-    found.extend(circles(&neighbours));
-    found.sort();
-    found.dedup();
+    let arrows = map.arrows.iter().filter(|arrow| !arrow.facade);
+    let edges = arrows.map(|arrow| neighbours(&map.files[arrow.from], &map.files[arrow.to]));
+    let mut found = circles(&edges.collect());
+    found.retain(|circle| circle.iter().any(|entry| !entry.ends_with(".rs")));
     found
 }
 
@@ -426,7 +418,7 @@ fn print() {
     print_circles("Circles of rooms", circles(&room_edges(&rooms)), &|file| {
         rooms.of(file).map(|room| rooms.rooms[room].path().to_owned())
     });
-    print_circles("Circles of folders", folder_circles(), &|file| Some(folder(file)));
+    print_circles("Circles of folders", folder_circles(), &|file| Some(file.to_owned()));
     let parents = parents_in_circles();
     println!("\n# Parents in circles with their own children\n");
     for parent in &parents {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::facts::{self, ModuleFacts};
+use crate::facts::{self, Import, ModuleFacts};
 
 /// A crate to read. Paths are relative to the root of the repository and use `/`.
 #[derive(Debug, Clone)]
@@ -36,6 +36,16 @@ pub(crate) enum Meaning {
     Module(ModuleId),
     /// A path of a crate that is not part of the workspace, or a name that the code itself binds.
     Foreign(Vec<String>),
+}
+
+impl Import {
+    /// What this import brings of all that its path may mean.
+    fn brings(&self, mut meanings: Vec<Meaning>) -> Vec<Meaning> {
+        if self.only_module && meanings.iter().any(|one| matches!(one, Meaning::Module(_))) {
+            meanings.retain(|one| matches!(one, Meaning::Module(_)));
+        }
+        meanings
+    }
 }
 
 /// One file uses an item that another file defines.
@@ -259,14 +269,14 @@ impl Tree {
             .extend(module.children.get(name).into_iter().flatten().map(|id| Meaning::Module(*id)));
         let imports = || module.facts.imports.iter().filter(|import| import.scope.is_none());
         for import in imports().filter(|import| import.name.as_deref() == Some(name)) {
-            found.extend(self.resolve_import(id, &import.path, import.absolute, visiting));
+            found.extend(self.resolve_import(id, import, visiting));
         }
         if found.is_empty() && module.parent.is_none() {
             found.extend(self.exported_macro(id, name));
         }
         if found.is_empty() {
             for import in imports().filter(|import| import.name.is_none()) {
-                for meaning in self.resolve_import(id, &import.path, import.absolute, visiting) {
+                for meaning in self.resolve_import(id, import, visiting) {
                     if let Meaning::Module(target) = meaning {
                         found.extend(self.look_up(target, name, visiting));
                     }
@@ -292,12 +302,12 @@ impl Tree {
     fn resolve_import(
         &self,
         module: ModuleId,
-        path: &[String],
-        absolute: bool,
+        import: &Import,
         visiting: &mut Visiting,
     ) -> Vec<Meaning> {
-        let first = if absolute { Vec::new() } else { self.first(module, path, visiting) };
-        self.follow(first, path, visiting).0
+        let path = &import.path;
+        let first = if import.absolute { Vec::new() } else { self.first(module, path, visiting) };
+        import.brings(self.follow(first, path, visiting).0)
     }
 
     /// What the first name of `path` means in `module`.
@@ -392,7 +402,10 @@ impl Tree {
             let mut found = Vec::new();
             for import in facts.imports.iter().filter(|import| import.scope == scope) {
                 let outer = facts.scopes[index].parent;
-                let target = || self.resolve(module, outer, &import.path, import.absolute).0;
+                let target = || {
+                    let meanings = self.resolve(module, outer, &import.path, import.absolute).0;
+                    import.brings(meanings)
+                };
                 if import.name.as_ref() == Some(name) {
                     found.extend(target());
                 } else if import.name.is_none() {
@@ -431,6 +444,7 @@ impl Tree {
             for import in &module.facts.imports {
                 let outer = import.scope.and_then(|scope| module.facts.scopes[scope].parent);
                 let (meanings, unknown) = self.resolve(id, outer, &import.path, import.absolute);
+                let meanings = import.brings(meanings);
                 let glob = import.name.is_none();
                 let path = if glob {
                     format!("{}::*", import.path.join("::"))
@@ -459,7 +473,7 @@ impl Tree {
         path: &str,
         meanings: &[Meaning],
         unknown: Option<String>,
-        import: Option<&facts::Import>,
+        import: Option<&Import>,
     ) {
         let file = self.modules[module].file;
         let reexport = import.is_some_and(|import| import.reexport);

@@ -97,6 +97,17 @@ fn renamed_imports_are_followed() {
 }
 
 #[test]
+fn self_in_braces_brings_the_module_and_not_its_namesake() {
+    let found = arrows(&[
+        ("src/lib.rs", "mod user; mod b;"),
+        ("src/user.rs", "use crate::b::run::{self};\nfn f() {\n    run::g();\n}"),
+        ("src/b/mod.rs", "pub mod run; pub fn run() {}"),
+        ("src/b/run.rs", "pub fn g() {}"),
+    ]);
+    assert_eq!(found, ["user:3 b/run"]);
+}
+
+#[test]
 fn paths_in_code_types_and_macros_count() {
     let found = arrows(&[
         ("src/lib.rs", "mod user; mod b; mod c; mod d;"),

@@ -120,8 +120,13 @@ impl Rooms {
         packages.max_by_key(|package| package.len()).map_or("", String::as_str)
     }
 
+    /// A room by its package: `smc-core/wire`.
+    fn full_name(&self, room: &Room) -> String {
+        format!("{}/{}", self.package_of(room.path()), room.name())
+    }
+
     /// What `word` in the row of `room` names: a path of a room, the last part of one in the same
-    /// package, the last part of one elsewhere, or another package.
+    /// package, the last part of one elsewhere, a package and the last part, or another package.
     pub(crate) fn entry(&self, room: usize, word: &str) -> Result<Entry, String> {
         let at = self.rooms[room].path();
         let own = self.package_of(at);
@@ -131,11 +136,16 @@ impl Rooms {
         let by_path = all(&|one| one.path() == word);
         let near = all(&|one| one.name() == word && self.package_of(one.path()) == own);
         let far = all(&|one| one.name() == word);
-        for found in [by_path, near, far] {
+        let by_package = all(&|one| self.full_name(one) == word);
+        for found in [by_path, near, far, by_package] {
             match found[..] {
                 [] => {}
                 [one] => return Ok(Entry::Room(one)),
-                _ => return Err(format!("row {at}: {word} may be several rooms; write a path")),
+                _ => {
+                    return Err(format!(
+                        "row {at}: {word} may be several rooms; write `package/room`"
+                    ));
+                }
             }
         }
         if word != own && self.packages.iter().any(|package| package == word) {
@@ -154,11 +164,10 @@ impl Rooms {
 
     /// The shortest word by which the row `from` can name the room `to`.
     pub(crate) fn word_for(&self, from: usize, to: usize) -> String {
-        let name = self.rooms[to].name();
-        match self.entry(from, name) {
-            Ok(Entry::Room(room)) if room == to => name.to_owned(),
-            _ => self.rooms[to].path().to_owned(),
-        }
+        let room = &self.rooms[to];
+        let words = [room.name().to_owned(), self.full_name(room), room.path().to_owned()];
+        let is_right = |word: &&String| self.entry(from, word) == Ok(Entry::Room(to));
+        words.iter().find(is_right).unwrap_or(&words[2]).clone()
     }
 
     /// What is wrong between the table and the `uses` (from room, to room) of the code.
