@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::bed::Inner;
+use super::host::Host;
 use super::job::Job;
 use super::machine::{Machine, Vm};
 use super::run::{Output, Run};
@@ -16,15 +16,15 @@ use super::run::{Output, Run};
 pub struct Guest {
     vm: Vm,
     machine: Machine,
-    // Whatever the guest needs of the bed stays as long as the guest.
-    bed: Arc<Inner>,
+    // The daemon, the directory and the logs stay as long as the guest.
+    host: Arc<Host>,
 }
 
 impl Guest {
     #[track_caller]
-    pub(super) fn start(bed: &Arc<Inner>, vm: Vm) -> Guest {
-        let machine = bed.start(&vm);
-        Guest { vm, machine, bed: Arc::clone(bed) }
+    pub(super) fn start(host: &Arc<Host>, vm: Vm) -> Guest {
+        let machine = host.start(&vm);
+        Guest { vm, machine, host: Arc::clone(host) }
     }
 
     /// Waits until it takes commands.
@@ -79,7 +79,7 @@ impl Guest {
 
     /// What it has written to its console.
     pub fn console(&self) -> String {
-        let path = self.bed.logs.path(&format!("{}.console.log", self.vm.name));
+        let path = self.host.logs.path(&format!("{}.console.log", self.vm.name));
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
     }
 
@@ -184,7 +184,7 @@ impl Guest {
     #[track_caller]
     pub fn restart(&mut self) {
         self.kill();
-        self.machine = self.bed.start(&self.vm);
+        self.machine = self.host.start(&self.vm);
         self.wait_ready();
     }
 }

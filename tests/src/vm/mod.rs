@@ -24,6 +24,7 @@ mod channel;
 mod child;
 pub mod control;
 mod guest;
+mod host;
 mod job;
 pub mod leash;
 mod logs;

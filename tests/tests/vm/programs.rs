@@ -1,109 +1,16 @@
 //! Programs of the distribution, as they are, in two guests that find each other by TCP option 254.
 
+mod cases;
 mod large;
 mod sessions;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::Value;
-use smc_tests::vm::unmodified::{self, WEB_ROOT, after, on, serve, smc_d, stat, web_server};
-use smc_tests::vm::{Bed, Guest, Job, Run};
+use smc_tests::vm::unmodified::{WEB_ROOT, after, on, serve, stat, web_server};
+use smc_tests::vm::{Bed, Job};
 
-/// Which ends are put on SMC, server first.
-const COMBINATIONS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
-
-/// Guests with the programs, `devices` of them each; none, aloud, where they are not installed.
-fn guests(bed: &Bed, devices: usize) -> Option<[Guest; 2]> {
-    let guests = unmodified::guests(bed, devices);
-    if guests.is_none() {
-        assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "no programs to be run");
-        eprintln!("SKIPPED, nothing was tested: `cargo xtask vm` found no programs to be run");
-    }
-    guests
-}
-
-/// Runs a client's command and gives its output.
-type Client<'a> = dyn Fn(&str) -> String + 'a;
-
-/// A server and what measures it.
-struct Case<'a> {
-    name: &'a str,
-    /// Its command line, with `PORT` for the port.
-    server: &'a str,
-    /// A client's figure. It gets the port, and what runs a command line at the client's end.
-    measure: &'a dyn Fn(u16, &Client<'_>) -> f64,
-    kind: Kind,
-}
-
-/// How a server comes to SMC.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Its processes outlive their connections.
-    Lasting,
-    /// It has a process per session.
-    Sessions,
-    /// What it is written in makes system calls itself, and it stays on TCP.
-    OwnSystemCalls,
-}
-
-/// Runs each in all combinations; prints the table's lines. A large program is slow where it is run for
-/// the first time, because the emulator has to translate it: `warm` runs it once for nothing.
-fn table(guests: [&Guest; 2], cases: &[Case<'_>], warm: bool) {
-    let mut port = 6000;
-    for case in cases {
-        if warm {
-            port += 1;
-            figure(guests, case, [false, false], port);
-        }
-        let figures = COMBINATIONS.map(|on_smc| {
-            port += 1;
-            figure(guests, case, on_smc, port)
-        });
-        let [both, server, client, none] = figures;
-        println!(
-            "{:24} SMC {both:12.1}  TCP {none:12.1}  ratio {:5.2}   only server {:5.2}, only client {:5.2}",
-            case.name,
-            both / none,
-            server / none,
-            client / none
-        );
-    }
-}
-
-/// What the client says, after `smc stat` has said what carried it.
-fn figure(
-    [a, b]: [&Guest; 2],
-    case: &Case<'_>,
-    [on_server, on_client]: [bool; 2],
-    port: u16,
-) -> f64 {
-    let run = |smc, program: &str| match case.kind {
-        // A program that stays on TCP would be an error otherwise.
-        Kind::OwnSystemCalls if smc => format!("smc run {program}"),
-        _ => on(smc, program),
-    };
-    let job = serve(a, &run(on_server, case.server), port);
-    let both = on_server && on_client;
-    // Sessions have to be looked at while they last.
-    let seen = (both && case.kind == Kind::Sessions).then(|| {
-        let look = r#"until smc stat --json 2>/dev/null | grep -q '"SMC-D v2'; do sleep 0.1; done"#;
-        a.spawn(Run::from(look).within(Duration::from_secs(300)))
-    });
-    let figure = (case.measure)(port, &|program| b.ok(run(on_client, program)));
-    let name = case.name;
-    match (seen, case.kind) {
-        (Some(seen), _) => assert_eq!(seen.wait_within(Duration::from_secs(2)).code(), 0, "{name}"),
-        (None, Kind::Sessions) => (),
-        (None, kind) if on_server => {
-            let smc = both && kind == Kind::Lasting;
-            assert_eq!(smc_d(a) > 0, smc, "{name}: {:?}", stat(a));
-        }
-        (None, _) => (),
-    }
-    drop(job);
-    figure
-}
+use cases::{Case, Client, Kind, guests, table};
 
 #[test]
 fn unmodified_programs_meet_in_all_four_combinations() {

@@ -3,7 +3,8 @@
 use smc_tests::vm::Bed;
 use smc_tests::vm::unmodified::{WEB_ROOT, after, web_server};
 
-use super::{Case, Client, Kind, guests, sessions, table};
+use super::cases::{Case, Client, Kind, guests, table};
+use super::sessions;
 
 /// Asks a web server again and again; requests per second.
 fn requests(command: &str, client: &Client<'_>) -> f64 {

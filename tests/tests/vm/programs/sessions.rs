@@ -5,7 +5,7 @@ use std::time::Instant;
 use smc_tests::vm::Guest;
 use smc_tests::vm::unmodified::after;
 
-use super::Client;
+use super::cases::Client;
 
 /// Makes the keys of a server and of its client; the server's command line.
 pub(super) fn ssh_server([a, b]: [&Guest; 2]) -> String {
