@@ -13,6 +13,8 @@ mod names;
 #[cfg(test)]
 mod names_tests;
 mod rooms;
+#[cfg(test)]
+mod rooms_tests;
 mod workspace;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,6 +117,30 @@ fn rooms_use_what_the_table_names_and_nothing_else() {
             "  -> move what {room} needs to a room that it may use, or, if the use is right, add \
              `{word}` to its row in docs/architecture.md"
         ));
+    }
+    refuse(&faults);
+}
+
+/// Rooms that must not use each other, whatever the table says: (room, rooms that it never uses).
+const NEVER: &[(&str, &[&str])] = &[
+    ("guest-driver/src/smcr", &["guest-driver/src/ism", "guest-driver/src/smcd"]),
+    ("guest-driver/src/smcd", &["guest-driver/src/verbs", "guest-driver/src/smcr"]),
+    ("guest-driver/src/verbs", &["guest-driver/src/ism"]),
+    ("guest-driver/src/conn", &["guest-driver/src/handshake"]),
+    ("guest-driver/src/handshake", &["guest-driver/src/conn"]),
+];
+
+#[test]
+fn smc_d_and_smc_r_do_not_know_each_other_and_what_waits_knows_neither() {
+    let rooms = &workspace().rooms;
+    let mut faults = Vec::new();
+    for ((from, to), arrows) in uses(rooms) {
+        let [from, to] = [from, to].map(|room| rooms.rooms[room].path());
+        let never = NEVER.iter().any(|(room, never)| *room == from && never.contains(&to));
+        let reactor = "guest-driver/src/reactor";
+        if never || (from == reactor && to != "guest-driver/src/sys") {
+            faults.extend(arrows.iter().map(|arrow| format!("{}: never", text_of(arrow))));
+        }
     }
     refuse(&faults);
 }
