@@ -1,4 +1,4 @@
-//! What `smc run` tells the library, by environment variables.
+//! The settings that `smc run` passes to the library in environment variables.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,43 +14,43 @@ const DEVICES: &str = "SMC_RUN_DEVICES";
 const EIDS: &str = "SMC_RUN_EIDS";
 /// Which connections to make over SMC: rules separated by commas, see [`Rule`].
 const CONNECT: &str = "SMC_RUN_CONNECT";
-/// Which ports accept SMC clients: rules separated by commas; their addresses are the clients'.
+/// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the clients'.
 const ACCEPT: &str = "SMC_RUN_ACCEPT";
-/// How peers are found that speak SMC: `off` (if absent), `auto` or `required`.
+/// Whether TCP option 254 finds peers that speak SMC: `off` (the default), `auto` or `required`.
 const RENDEZVOUS: &str = "SMC_RUN_RENDEZVOUS";
-/// The rendezvous that was passed on, if there is one.
+/// The descriptors of the rendezvous that `smc run` attached, if it could.
 const OPTION: &str = "SMC_RUN_OPTION";
-/// Why there is none.
+/// Why `smc run` could not attach the rendezvous.
 const NO_OPTION: &str = "SMC_RUN_NO_OPTION";
 /// A policy file.
 const POLICY: &str = "SMC_RUN_POLICY";
-/// A directory for a file per process that tells what became of its connections.
+/// A directory in which each process writes a file about its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
-/// A directory for a socket per process at which others may ask what it has.
+/// A directory in which each process opens a socket that answers questions about its connections.
 const STATISTICS: &str = "SMC_RUN_STATISTICS";
 /// Bytes of receive buffer.
 const BUFFER: &str = "SMC_RUN_BUFFER";
-/// Microseconds of spinning.
+/// Microseconds for which a wait spins before it sleeps.
 const SPIN: &str = "SMC_RUN_SPIN_US";
-/// Milliseconds that a client may stay silent before it is taken for one without SMC.
+/// Milliseconds after which a server takes a client that sends nothing for one without SMC.
 const DETECT: &str = "SMC_RUN_DETECT_MS";
 
 /// The settings of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
-    /// Where to look for a free device.
+    /// Sockets of devices, or directories of them.
     pub(crate) devices: Vec<PathBuf>,
     /// User EIDs.
     pub(crate) eids: Vec<Eid>,
-    /// Servers to which connections are made over SMC.
+    /// Servers to which the program connects over SMC.
     pub(crate) connect: Vec<Rule>,
-    /// Clients, and own ports, that may be on SMC.
+    /// Clients, and ports of this process, that may be on SMC.
     pub(crate) accept: Vec<Rule>,
-    /// How peers are found.
+    /// How TCP option 254 is used.
     pub(crate) rendezvous: Mode,
-    /// The rendezvous that was passed on.
+    /// The descriptors of the rendezvous that `smc run` attached.
     pub(crate) option: Option<String>,
-    /// Why there is none.
+    /// Why `smc run` could not attach the rendezvous.
     pub(crate) no_option: Option<String>,
     /// Which connections may be on SMC at all.
     pub(crate) policy: Policy,
@@ -60,7 +60,7 @@ pub(crate) struct Config {
     pub(crate) statistics: Option<PathBuf>,
     /// Bytes of receive buffer.
     pub(crate) buffer: usize,
-    /// How long to spin.
+    /// How long a wait spins before it sleeps.
     pub(crate) spin: Duration,
     /// How long a server waits for the first bytes of a client.
     pub(crate) detect: Duration,
@@ -154,8 +154,8 @@ fn rules(name: &str) -> Vec<Rule> {
     text.split(',').filter(|rule| !rule.is_empty()).filter_map(Rule::parse).collect()
 }
 
-/// The rules for this program. Of a file that cannot be read any more, none lets anything through:
-/// `smc run` has read it, so it was meant to say something.
+/// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc run`
+/// has read the file before, so the user meant it to hold.
 fn policy(path: &std::ffi::OsStr) -> Policy {
     let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
     match std::env::current_exe() {
@@ -169,7 +169,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 impl Config {
-    /// Reads the environment. `None`: nobody asked for SMC.
+    /// Reads the environment. `None`: `smc run` did not start this program.
     pub(crate) fn from_environment() -> Option<Config> {
         let devices = std::env::var_os(DEVICES)?;
         let eids = std::env::var(EIDS).unwrap_or_default();
@@ -207,7 +207,7 @@ impl Config {
             && self.policy.accept(client, port) == Verdict::Smc
     }
 
-    /// Whether it matters to servers who the client is.
+    /// Whether a server needs the client's address to decide.
     pub(crate) fn looks_at_clients(&self) -> bool {
         self.policy.looks_at_clients() || !self.accept.iter().all(Rule::is_everyone)
     }

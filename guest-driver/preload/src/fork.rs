@@ -1,8 +1,7 @@
-//! Processes that fork.
+//! Which process of a program that forks this one is.
 //!
-//! The generation counts the forks that lie between the program's start and this process. What was
-//! made in an earlier one (sessions, SMC connections) belongs to an ancestor: it is neither used nor
-//! closed here.
+//! The generation counts the forks between the program's start and this process. Sessions and SMC
+//! connections of an earlier generation belong to an ancestor. This process neither uses nor closes them.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -12,25 +11,25 @@ use crate::sys::raw;
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Forks since the program's start.
+/// Number of forks between the program's start and this process.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Takes note of the process at the program's start.
+/// Stores the process id at the program's start.
 pub(crate) fn init() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
-/// Runs in the child of a fork.
+/// Begins a new generation; runs in the child of a fork.
 pub(crate) fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
-/// Whether this process shares its memory with the one that the entries are about: a child of vfork
-/// must leave them alone.
+/// Whether this process is a child of vfork, which shares the memory of its parent. It must not change the
+/// table, whose entries are about the parent's descriptors.
 pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
     known != 0 && known != raw::getpid()

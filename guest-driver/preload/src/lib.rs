@@ -1,14 +1,26 @@
 //! The sockets of an unmodified program, on SMC.
 //!
-//! `smc run` has the dynamic linker load this library before libc, so that the functions of libc that
-//! work on sockets are the ones exported here. A descriptor stays the TCP socket that it is: names,
-//! options and everything that is not known here are the kernel's. Beside it, in a table indexed by
-//! descriptor, stands how far the connection is on its way to SMC; once it is there, bytes and
-//! readiness come from shared memory.
+//! The dynamic linker loads this library before libc, because `smc run` sets `LD_PRELOAD`. The library
+//! exports libc's functions that work on sockets, so a program calls these functions instead of libc's.
+//! A descriptor stays the TCP socket that it is, and the kernel goes on to provide its names and options.
+//! Beside it the library keeps the state of the connection, in a table indexed by descriptor. Once SMC
+//! carries the connection, bytes and readiness come from shared memory.
 //!
-//! What the exported functions may do is little: the program may be in the middle of a fork, in a
-//! signal handler, before `main` or after the end of its thread. A descriptor that is not ours costs
-//! one load. `hooks` has the exported functions; all that is `unsafe` is in `hooks` and `sys`.
+//! The exported functions may do little. A program may call them in the middle of a fork, in a signal
+//! handler, before `main` or after the end of its thread. A descriptor that the library does not know
+//! costs one load.
+//!
+//! The rooms, from the ground up; each uses only those before it:
+//!
+//! - `sys`: system calls, the table, and memory of the program;
+//! - `config`, `status`, `fork`: settings, the report of what happened, and the process's identity;
+//! - `socket`: what the library knows of a descriptor;
+//! - `selection`: whether SMC or TCP carries a connection, and the handshake;
+//! - `io`: the calls that read, write and wait;
+//! - `relay`: connections that a child of a fork inherits (it uses `socket` and `sys` only);
+//! - `hooks`: the exported functions.
+//!
+//! Only `sys` and `hooks` have `unsafe` code.
 #![warn(missing_docs)]
 
 mod config;

@@ -1,15 +1,17 @@
-//! SMC connections that a child inherits.
+//! SMC connections that a child of a fork inherits.
 //!
-//! A connection belongs to the process that has its session. What another process does with it goes
-//! through a pair of Unix sockets and a thread of the owner's, which moves the bytes. Before a fork,
-//! each SMC connection gets a pair; in the child, the descriptors of the connection become one end of
-//! it, which the kernel lets it use like any socket. Most children never do (they save a database, or
-//! execute a program), so nothing is moved until a child asks for it, by a byte in a pipe. From then on
-//! the owner's descriptors are that same end, too: processes that take turns on a connection find
-//! all its bytes in one place, whoever reads them.
+//! The process that opened the session of a connection owns the connection. Another process uses it through
+//! a pair of Unix sockets, and a thread of the owner moves the bytes between the pair and the connection.
+//! Before a fork the owner makes a pair for each SMC connection. In the child one end of the pair replaces
+//! the descriptors of the connection, so the child can use it like any socket.
 //!
-//! The connection ends with its owner. Programs that fork first and use connections then, as most
-//! servers do, have the child's own session instead (see `selection`).
+//! Most children never use the connection: they save a database, or execute a program. So the owner moves
+//! nothing until the child asks for it, by a byte in a pipe (`socket/owner_pipe.rs`). From then on the same
+//! end of the pair replaces the owner's descriptors as well. Processes that take turns on a connection thus
+//! find all its bytes in one place.
+//!
+//! The connection ends with its owner. Most servers fork first and use the connection in the child only;
+//! there the child does the handshake in a session of its own (see `selection`).
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -24,36 +26,36 @@ use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::socket::{owner_pipe, registrations};
 use crate::sys::{STACK, lock, owned, raw};
 
-/// Connections that one fork hands on at most. A program with more keeps them to itself: calls in the
-/// child fail.
+/// Number of connections that a child inherits at most. In a program with more, the child's calls on the
+/// others fail.
 const MAX_CONNECTIONS: usize = 64;
-/// Descriptors of ours begin here if the limit allows.
+/// Lowest number of the library's own descriptors, if the limit of the process allows.
 const HIGH_FDS: c_int = 700;
 
-/// A connection that a child may ask for.
+/// A connection that the child may ask for.
 struct Offer {
     descriptor: DescriptorRef,
-    /// The program's descriptors of it.
+    /// The program's descriptors of the connection.
     fds: Vec<c_int>,
-    /// Ours, and the one that becomes the program's.
+    /// The owner's end of the pair, and the end that replaces the program's descriptors.
     near: OwnedFd,
     far: OwnedFd,
-    /// All descriptors are closed when a program is executed.
+    /// Whether the kernel closes all the descriptors when the child executes a program.
     cloexec: bool,
 }
 
-/// What one fork hands on.
+/// The connections that one fork offers to its child.
 struct Offers {
     list: Vec<Offer>,
-    /// The child asks here; ends when it executes a program or exits.
+    /// The pipe at which the child asks. It ends when the child executes a program or exits.
     ask: (OwnedFd, OwnedFd),
-    /// Ends when it exits.
+    /// A pipe that ends when the child exits.
     life: (OwnedFd, OwnedFd),
 }
 
-/// Made before a fork, taken by both sides after it.
+/// The offers between the fork's first and last handler. Parent and child each take their copy.
 static PREPARED: Mutex<Option<Offers>> = Mutex::new(None);
-/// The same descriptor with a high number.
+/// Moves a descriptor to a high number, out of the program's way.
 fn high(fd: OwnedFd) -> OwnedFd {
     match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_FDS) {
         Ok(moved) => owned(moved as c_int),
@@ -74,7 +76,7 @@ fn offer(descriptor: &DescriptorRef, fd: c_int) -> Option<Offer> {
     Some(Offer { descriptor: descriptor.clone(), fds: vec![fd], near, far, cloexec: true })
 }
 
-/// Before a fork.
+/// Prepares the offers, before a fork.
 pub(crate) fn prepare() {
     let mut list: Vec<Offer> = Vec::new();
     for fd in 0..=DESCRIPTORS.highest() {
@@ -97,20 +99,20 @@ pub(crate) fn prepare() {
         return;
     }
     if let (Some(ask), Some(life)) = (pipe(), pipe()) {
-        // Inherited by programs that the child executes.
+        // A program that the child executes keeps this end open.
         let _ = raw::fcntl(life.1.as_raw_fd(), libc::F_SETFD, 0);
         *lock(&PREPARED) = Some(Offers { list, ask, life });
     }
 }
 
-/// After a fork, in the child: descriptors become ends of pairs.
+/// Replaces the descriptors by ends of the pairs, after a fork, in the child.
 pub(crate) fn in_child() {
     let Some(offers) = lock(&PREPARED).take() else { return };
     for offer in &offers.list {
         for &fd in &offer.fds {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int;
-            // Names and options are those of the TCP connection.
+            // The TCP socket goes on to provide names and options.
             let tcp_fd = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS);
             if let Some(socket) = offer.descriptor.stream() {
                 socket.set_relayed(tcp_fd.map_or(-1, |fd| fd as c_int));
@@ -124,18 +126,18 @@ pub(crate) fn in_child() {
     owner_pipe::set(ask.1);
     drop(ask.0);
     drop(life.0);
-    // Open as long as this process lives.
+    // This end stays open as long as the process lives.
     std::mem::forget(life.1);
     drop(list);
 }
 
-/// After a fork, in the owner: a thread waits for the child to ask.
+/// Starts a thread that waits for the child to ask, after a fork, in the owner.
 pub(crate) fn in_parent() {
     let Some(Offers { list, ask, life }) = lock(&PREPARED).take() else { return };
     drop((ask.1, life.1));
     let (ask, life) = (ask.0, life.0);
     raw::without_signals(|| {
-        // Without a thread the child's calls end with an end of data.
+        // If there can be no thread, the child's calls return an end of data.
         let _ = std::thread::Builder::new()
             .name("smc-relay".into())
             .stack_size(STACK)
@@ -152,7 +154,7 @@ fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
             Err(_) => break false,
         }
     };
-    // It has executed a program that may use what it inherited, or it is gone.
+    // The pipe has ended: the child has exited, or has executed a program that may use the connections.
     let mut alive = [PollFd::new(life, PollFlags::IN)];
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let gone = !asked && rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0);
@@ -163,7 +165,7 @@ fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
     }
 }
 
-/// Moves the owner's descriptors to the pair, and the connection to a thread.
+/// Replaces the owner's descriptors by the pair, and starts the thread that forwards the bytes.
 fn start(offer: Offer) {
     let Offer { descriptor, fds, near, far, .. } = offer;
     let Some(socket) = descriptor.stream() else { return };
@@ -193,12 +195,11 @@ fn start(offer: Offer) {
         });
 }
 
-/// Bytes that are moved at a time.
+/// Bytes that a thread forwards at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Carries bytes both ways until both have ended. Each direction has a thread, because one that blocks
-/// in the kernel for what it carries makes one system call for it; the processor is for those whose
-/// bytes these are.
+/// Forwards bytes both ways until both have ended. Each direction has a thread. A thread that blocks in the
+/// kernel makes one system call per chunk, which leaves the processor to the program.
 fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     let (descriptor, inner) = (descriptor.clone(), near.try_clone());
     let made = inner.and_then(|inner| {
@@ -212,11 +213,11 @@ fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     if made.is_ok() {
         forward_to_peer(stream, near);
     }
-    // Whoever waits for the peer waits in vain now; who has closed already is not disturbed.
+    // Threads that wait for the peer would wait for ever now. A peer that has closed already does not notice.
     let _ = stream.shutdown(std::net::Shutdown::Both);
 }
 
-/// From the program to the peer.
+/// Forwards from the program to the peer.
 fn forward_to_peer(stream: &SmcStream, near: &OwnedFd) {
     use rustix::net::{RecvFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
@@ -227,7 +228,7 @@ fn forward_to_peer(stream: &SmcStream, near: &OwnedFd) {
             Ok(_) | Err(_) => break,
         };
         if send_all(stream, bytes.get(..n).unwrap_or_default()).is_err() {
-            // Writers are to hear of it.
+            // The program's writes fail from now on.
             let _ = rustix::net::shutdown(near, Shutdown::Read);
             break;
         }
@@ -248,7 +249,7 @@ fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// From the peer to the program.
+/// Forwards from the peer to the program.
 fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
     use rustix::net::{SendFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
@@ -266,7 +267,7 @@ fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
             match rustix::net::send(near, rest, SendFlags::NOSIGNAL) {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(rustix::io::Errno::INTR) => {}
-                // Nobody reads any more.
+                // The program has closed its end.
                 Err(_) => return,
             }
         }
@@ -274,7 +275,7 @@ fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
     let _ = rustix::net::shutdown(near, Shutdown::Write);
 }
 
-/// Waits for a change since `seen`.
+/// Waits until the stream has changed since `seen`.
 fn wait(stream: &SmcStream, seen: Seen, write: bool) -> std::io::Result<()> {
     match stream.wait_for_news(seen, write, None) {
         Err(error) if !would_block(&error) => Err(error),
@@ -286,7 +287,7 @@ fn would_block(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
 }
 
-/// Waits until nothing goes either way any more.
+/// Waits until both directions of the pair are shut down.
 fn await_hang_up(near: &OwnedFd) {
     let mut fds = [PollFd::new(near, PollFlags::empty())];
     while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}

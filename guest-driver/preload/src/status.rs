@@ -1,5 +1,5 @@
-//! What became of the connections of this process: a line per event in a file of its own, if
-//! `smc run --status` asked for it.
+//! The report of what became of the connections of this process. It has a line per event, in a file per
+//! process, if the user gave `smc run --status`.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,7 +20,7 @@ fn write_line(text: &str) {
     let path = dir.join(format!("{}.jsonl", std::process::id()));
     let file = File::options().create(true).append(true).open(path);
     if let Ok(mut file) = file {
-        // A report that cannot be written is no reason to disturb the program.
+        // The program goes on without a report that cannot be written.
         let _ = file.write_all(format!("{text}\n").as_bytes());
     }
 }
@@ -44,7 +44,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// The session has a device.
+/// Reports that the session has opened a device.
 pub(crate) fn device_opened(device: &Path) {
     write_line(&format!(
         "{{\"event\":\"session\",\"device\":{}}}",
@@ -52,39 +52,39 @@ pub(crate) fn device_opened(device: &Path) {
     ));
 }
 
-/// The session has none, because this process will probably be over soon.
+/// Reports that the session does without a device, because this process will probably exit soon.
 pub(crate) fn device_skipped() {
-    write_no_device("processes of this server are over soon");
+    write_no_device("processes of this server exit soon");
 }
 
 fn write_no_device(why: &str) {
     write_line(&format!("{{\"event\":\"no_device\",\"why\":{}}}", quoted(why)));
 }
 
-/// The session has none.
+/// Reports that no device could be opened, once on standard error as well.
 pub(crate) fn no_device(why: &str) {
     write_no_device(why);
     if !REPORTED.swap(true, Ordering::Relaxed) {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.file_name().unwrap_or_default().to_string_lossy();
         print_error(&format!(
-            "smc run: {program} ({}) stays on TCP: {why}; it looks again about every second. Each process \
-             needs a virtio-ism device of its own: \"smc devices\" shows those in use, \"smc doctor\" what \
-             is missing\n",
+            "smc run: {program} ({}) stays on TCP: {why}; it tries again about every second. Each process \
+             needs a virtio-ism device of its own: \"smc devices\" lists the devices in use, \
+             \"smc doctor\" shows what is missing\n",
             std::process::id()
         ));
     }
 }
 
-/// Standard error as it was when the program began.
+/// Device and inode of standard error when the program began.
 static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
-/// It was said that there is no device; children that are forked do not repeat it.
+/// Whether standard error has the message that there is no device. Forked children do not repeat it.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Notes what standard error is.
+/// Stores which file standard error is.
 pub(crate) fn init() {
     let fd = borrowed(2);
-    // Where a connection takes its place, text would be data.
+    // If standard error is a connection, its peer would take the text for data.
     let domain = rustix::net::sockopt::socket_domain(fd);
     let inet = [rustix::net::AddressFamily::INET, rustix::net::AddressFamily::INET6];
     if let Ok(stat) = rustix::fs::fstat(fd)
@@ -94,7 +94,7 @@ pub(crate) fn init() {
     }
 }
 
-/// Writes to standard error, unless the program has put something else in its place or nobody takes it.
+/// Writes to standard error, unless the program has replaced it or the write would block.
 fn print_error(text: &str) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let fd = borrowed(2);
@@ -107,14 +107,14 @@ fn print_error(text: &str) {
     if list[0].revents() != PollFlags::OUT {
         return;
     }
-    // A reader that goes in this moment means SIGPIPE: it ends with a thread in which it is blocked.
+    // If the reader closes just now, the write raises SIGPIPE. It stays pending in a thread that blocks it.
     std::thread::scope(|scope| {
         let write = || crate::sys::raw::write(2, text.as_bytes());
         let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, write);
     });
 }
 
-/// A connection was decided.
+/// Reports what carries a connection.
 pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
     if config::get().is_none_or(|config| config.status.is_none()) {
         return;
@@ -133,24 +133,24 @@ pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
     ));
 }
 
-/// TCP option 254 is required and cannot be had.
+/// Reports that TCP option 254 is required but not available.
 pub(crate) fn no_option() {
     let why = config::get().and_then(|config| config.no_option.as_deref());
-    let why = why.unwrap_or("nobody passed it on");
+    let why = why.unwrap_or("smc run did not pass it on");
     write_line(&format!("{{\"event\":\"no_option\",\"why\":{}}}", quoted(why)));
 }
 
-/// A client did not propose SMC.
+/// Reports that an accepted connection stays on TCP, because the client did not propose SMC.
 pub(crate) fn server_stays_on_tcp(socket: impl AsFd) {
     connection_decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
 }
 
-/// A client does not propose SMC.
+/// Reports that a connection that the program made stays on TCP.
 pub(crate) fn client_stays_on_tcp(socket: impl AsFd, why: Fallback) {
     connection_decided(socket, "client", &Facts::Tcp(why));
 }
 
-/// A handshake broke its connection.
+/// Reports that a handshake failed and took the connection with it.
 pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
     write_line(&format!(
         "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",

@@ -1,4 +1,4 @@
-//! Bytes in and out.
+//! Hooks of the calls that read and write.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -12,7 +12,7 @@ use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, Sys};
 use crate::sys::user_memory::{self, libc_result};
 
-/// Reads, if the descriptor is an SMC connection's. `None`: the kernel's affair.
+/// Reads, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
 fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys> {
     let descriptor = DESCRIPTORS.get(fd)?;
@@ -23,7 +23,7 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
     }
 }
 
-/// Writes, if the descriptor is an SMC connection's. `None`: the kernel's affair.
+/// Writes, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
     let descriptor = DESCRIPTORS.get(fd)?;
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn recvfrom(
         let room = unsafe { user_memory::read_buffer(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
             if !addr.is_null() && !len.is_null() {
-                // TCP does not say whom bytes are from.
+                // TCP returns no address.
                 // SAFETY: the program's length.
                 unsafe { *len = 0 };
             }
@@ -167,7 +167,7 @@ unsafe extern "C" fn sendto(
           addr: *const sockaddr, len: socklen_t) -> ssize_t)
 }
 
-/// What `recvmsg` does on a descriptor of ours.
+/// `recvmsg` on a known descriptor.
 ///
 /// # Safety
 /// `message` leads to a valid header.
@@ -187,7 +187,7 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> 
     Some(result)
 }
 
-/// What `sendmsg` does on a descriptor of ours.
+/// `sendmsg` on a known descriptor.
 ///
 /// # Safety
 /// `message` leads to a valid header.
@@ -213,16 +213,16 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
         (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
     if result >= 0 {
         // SAFETY: the kernel has filled the header in.
-        unsafe { forget_received(message) };
+        unsafe { remove_stale_received(message) };
     }
     result
 }
 
-/// Descriptors that arrived by SCM_RIGHTS are nothing of ours.
+/// Removes stale entries of descriptors that the program received by SCM_RIGHTS.
 ///
 /// # Safety
 /// `message` leads to a header that the kernel filled in.
-unsafe fn forget_received(message: *const msghdr) {
+unsafe fn remove_stale_received(message: *const msghdr) {
     // SAFETY: the caller's promise, as for all that follows.
     let Some(header) = (unsafe { message.as_ref() }) else { return };
     if header.msg_control.is_null() || header.msg_controllen == 0 {
@@ -278,7 +278,7 @@ unsafe extern "C" fn recvmmsg(
             if message.msg_len == 0 || i + 1 == n as usize {
                 return i as c_int + 1;
             }
-            // Bytes of a stream: what is here is enough.
+            // A stream has no message boundaries, so the call need not wait for more bytes.
             flags |= libc::MSG_DONTWAIT;
         }
     }
@@ -308,7 +308,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
           -> c_int)
 }
 
-/// `sendfile` into a connection of ours.
+/// `sendfile` into an SMC connection. `None`: the kernel carries out the call.
 ///
 /// # Safety
 /// `offset` is null or leads to an offset.

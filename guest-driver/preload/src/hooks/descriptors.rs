@@ -1,4 +1,4 @@
-//! Descriptors as such.
+//! Hooks of the calls that make, duplicate and close descriptors.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
@@ -37,7 +37,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     }) as c_int
 }
 
-/// Closes a range, without what this library keeps open.
+/// Closes a range, without the descriptors of the rendezvous.
 fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
     let parts = option::ranges_without_reserved(first, last).into_iter();
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::Sys::and)
@@ -68,7 +68,7 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return libc_result(raw::dup3(old, new, flags)) as c_int;
     }
-    // A descriptor that is not open changes nothing.
+    // If `old` is not open, the call fails, and `new` stays as it is.
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return libc_result(Err(error)) as c_int;
     }
@@ -129,7 +129,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
         return match answer {
             Ok(_) if argument.is_null() => libc_result(Err(Errno(libc::EFAULT))) as c_int,
             Ok(number) => {
-                // SAFETY: these requests have a number for an argument.
+                // SAFETY: the argument of these requests is the address of a number.
                 unsafe { *argument = number };
                 0
             }
@@ -147,7 +147,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
     result
 }
 
-/// Ends the program without its exit handlers; connections end properly all the same.
+/// Ends the program without its exit handlers. The hook closes the connections first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _exit(status: c_int) -> ! {
     close_connections();
@@ -162,7 +162,7 @@ unsafe extern "C" fn _Exit(status: c_int) -> ! {
     unsafe { _exit(status) }
 }
 
-/// A new descriptor: an entry under its number would be a leftover.
+/// Defines hooks of calls that make a descriptor: they remove a stale entry of its number.
 macro_rules! makes {
     ($($name:ident($($arg:ident : $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]

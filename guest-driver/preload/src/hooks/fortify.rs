@@ -1,4 +1,4 @@
-//! The names under which fortified programs call, and those that libc itself exports besides.
+//! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of libc.
 
 use std::ffi::{c_int, c_ulong, c_void};
 
@@ -10,10 +10,10 @@ unsafe extern "C" {
     fn __chk_fail() -> !;
 }
 
-/// Ends the program if it asks for more than it has room for, as the function it calls does.
+/// Ends the program if it asks for more bytes than its buffer has, as libc does.
 fn check(asked: usize, room: usize) {
     if asked > room {
-        // SAFETY: libc's way to report an overflow; does not return.
+        // SAFETY: libc reports the overflow and does not return.
         unsafe { __chk_fail() }
     }
 }
@@ -78,7 +78,7 @@ unsafe extern "C" fn __ppoll_chk(
     unsafe { readiness::ppoll(fds, n, timeout, mask) }
 }
 
-/// A second name of a function, with the same arguments.
+/// Defines a further name of a function, with the same arguments.
 macro_rules! also {
     ($($name:ident = $room:ident::$other:ident($($arg:ident : $type:ty),*) -> $result:ty;)*) => {
         $(#[unsafe(no_mangle)]

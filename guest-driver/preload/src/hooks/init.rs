@@ -1,4 +1,4 @@
-//! The library's beginning and end.
+//! The functions that run when the library is loaded, when the process forks, and when it exits.
 
 use super::libc_symbols;
 use crate::config::Config;
@@ -7,9 +7,9 @@ use crate::socket::descriptors;
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
 
-/// Memory of the library's own. The program's heap stays as it would be without the library: where it
-/// ends decides how often some programs ask the kernel for memory and give it back, and an allocator
-/// of the program's that opens files or maps memory may call what is hooked here.
+/// The library's own heap, so that the program's heap stays as it would be without the library. The end of the
+/// heap decides how often some programs ask the kernel for memory and return it. And the program's allocator
+/// may open files or map memory, which would call the hooks.
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
@@ -27,15 +27,16 @@ static END: extern "C" fn() = end;
 extern "C" fn begin() {
     libc_symbols::find_all();
     fork::init();
-    // SAFETY: its lock, the only thing that this is about, is held by nobody yet. Registered before the
-    // functions below, which may allocate: it takes the lock after them, and gives it back before.
+    // The allocator registers its handlers before those below, which may allocate. So before a fork it takes
+    // its lock after them, and after the fork it releases the lock before them.
+    // SAFETY: no thread holds the allocator's lock yet.
     unsafe { dlmalloc::enable_alloc_after_fork() };
-    // SAFETY: the function lives as long as the program: the library is never unloaded.
+    // SAFETY: the functions stay valid, because the library is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
         let _ = raw::write(fd, b"loaded");
         let _ = raw::close(fd);
-        // SAFETY: no other thread runs yet.
+        // SAFETY: no other thread runs while the program is being loaded.
         unsafe { std::env::remove_var(PROOF) };
     }
     if let Some(config) = Config::from_environment() {
@@ -59,7 +60,7 @@ unsafe extern "C" fn in_child() {
     relay::in_child();
 }
 
-/// The program ends: connections close as the kernel would close them.
+/// Closes all connections when the program ends, as the kernel would.
 pub(super) fn close_connections() {
     if fork::shares_memory() {
         return;

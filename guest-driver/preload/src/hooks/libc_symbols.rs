@@ -1,10 +1,10 @@
-//! The functions that libc exports under the names that are taken here. They are looked up once, when
-//! the library is loaded: a look-up may allocate, and an allocator may call what is hooked.
+//! libc's functions, whose names this library takes. The library looks them up once, when it is loaded: a
+//! look-up may allocate, and an allocator may call a hook.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// One function of libc.
+/// A function of libc.
 pub(super) struct Symbol {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -17,7 +17,7 @@ impl Symbol {
 
     /// Looks the function up.
     pub(super) fn find(&self) {
-        // SAFETY: a name that ends with zero.
+        // SAFETY: the name ends with a zero byte.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Release);
     }
@@ -45,7 +45,7 @@ macro_rules! functions {
             };)*
         }
 
-        /// Looks all of them up.
+        /// Looks all functions up.
         pub(super) fn find_all() {
             $(symbols::$name.find();)*
         }
@@ -59,13 +59,13 @@ functions! {
     epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd timerfd_create memfd_create
 }
 
-/// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function, or the kernel as long as
-/// that is not known.
+/// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run it makes the
+/// system call instead; `number` is -1 if there is none.
 macro_rules! call_libc {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;
         if number < 0 && $crate::hooks::libc_symbols::symbols::$name.get().is_none() {
-            // Called before this library's beginning, and the kernel has no such call.
+            // The program called before `init` ran, and the kernel has no such call.
             $crate::hooks::libc_symbols::symbols::$name.find();
         }
         let known = $crate::hooks::libc_symbols::symbols::$name.get();

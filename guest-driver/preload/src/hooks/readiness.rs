@@ -1,4 +1,4 @@
-//! poll, select and epoll.
+//! Hooks of poll, select and epoll.
 
 use std::ffi::{c_int, c_ulong};
 use std::time::Duration;
@@ -75,11 +75,11 @@ unsafe fn words<'a>(set: *mut fd_set, n: c_int) -> Option<&'a mut [u64]> {
     if set.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise; the kernel too works on whole words.
+    // SAFETY: the caller's promise; the kernel works on whole words, too.
     Some(unsafe { std::slice::from_raw_parts_mut(set.cast(), words) })
 }
 
-/// `select` if one of ours is in it.
+/// `select`, if the library knows a descriptor in the sets.
 ///
 /// # Safety
 /// The sets are null or have room for `n` descriptors.
@@ -115,7 +115,8 @@ unsafe extern "C" fn select(
     if let Some(result) = unsafe { select_here(n, [read, write, except], time, None) } {
         if let Some(time) = time {
             let left = time.saturating_sub(begun.elapsed());
-            // SAFETY: the program's time; `select` of Linux leaves what is left.
+            // Linux stores the time that is left.
+            // SAFETY: the program's time.
             unsafe {
                 (*timeout).tv_sec = left.as_secs() as i64;
                 (*timeout).tv_usec = left.subsec_micros().into();
@@ -180,7 +181,7 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 return libc_result(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
                     as c_int;
             }
-            // A set in a set: the outer one cannot look into it.
+            // A set in a set: the kernel polls the inner one.
             None => registrations::hand_to_kernel(fd),
         }
     }
@@ -188,7 +189,7 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
           event: *mut epoll_event) -> c_int)
 }
 
-/// Waits, if the set has connections of ours. `None`: the kernel's affair.
+/// Waits for a known set. `None`: the kernel carries out the call.
 ///
 /// # Safety
 /// `list` leads to room for `max` events.

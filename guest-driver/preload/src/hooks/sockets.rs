@@ -1,4 +1,4 @@
-//! Sockets as they come to be, and their options.
+//! Hooks of the calls that make and connect sockets, and of their options.
 
 use std::ffi::{c_int, c_void};
 
@@ -86,23 +86,23 @@ unsafe extern "C" fn accept4(
     new
 }
 
-/// The descriptor that has the names, and the options of TCP and IP: of a relayed connection it is
-/// another one.
-fn named(fd: c_int) -> c_int {
+/// The descriptor of the TCP socket, which provides names and options. If another process carries the
+/// connection, it is not `fd`.
+fn tcp_fd_of(fd: c_int) -> c_int {
     let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.tcp_fd()).unwrap_or(fd)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let fd = named(fd);
+    let fd = tcp_fd_of(fd);
     call_libc!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let fd = named(fd);
+    let fd = tcp_fd_of(fd);
     call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
 }
@@ -129,7 +129,7 @@ unsafe extern "C" fn getsockopt(
         }
         return 0;
     }
-    let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
+    let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
     call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
           value: *mut c_void, len: *mut socklen_t) -> c_int)
 }
@@ -147,7 +147,7 @@ unsafe extern "C" fn setsockopt(
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
-    let fd = if level == libc::SOL_SOCKET { fd } else { named(fd) };
+    let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
     let result = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);
     if result == 0
@@ -169,7 +169,7 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     call_libc!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
 }
 
-/// `syscall` reaches the kernel around all other hooks; what of it matters is sent back to them.
+/// `syscall` bypasses all other hooks, so this hook calls them for the numbers that matter.
 ///
 /// # Safety
 /// As the system call.
@@ -185,7 +185,7 @@ unsafe extern "C" fn syscall(
 ) -> i64 {
     if config::get().is_some() {
         match number {
-            // Its own calls could not be seen: programs fall back to epoll.
+            // The library could not see the calls that io_uring makes. Without it, programs use epoll.
             libc::SYS_io_uring_setup => return libc_result(Err(Errno(libc::ENOSYS))) as i64,
             libc::SYS_accept4 => {
                 // SAFETY: the program's arguments.

@@ -1,4 +1,4 @@
-//! Calls that ask for or change how a connection is: shutdown, ioctl, fcntl, and socket options.
+//! `shutdown`, `ioctl`, `fcntl` and socket options.
 
 use std::ffi::c_int;
 use std::net::Shutdown;
@@ -10,7 +10,7 @@ use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno, Sys};
 
-/// `shutdown` on an entry. `None`: the kernel's affair.
+/// `shutdown` on a known descriptor. `None`: the kernel carries out the call.
 pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<Sys> {
     let socket = descriptor.stream()?;
     socket.note_write();
@@ -27,14 +27,14 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
     Some(stream.shutdown(how).map(|()| 0).map_err(Errno::from))
 }
 
-/// `fcntl(F_SETFL)` or `ioctl(FIONBIO)` took place.
+/// Stores whether the socket is non-blocking, after `fcntl(F_SETFL)` or `ioctl(FIONBIO)`.
 pub(crate) fn update_nonblocking(fd: c_int, socket: &Socket) {
     if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
         socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
     }
 }
 
-/// Numbers that `ioctl` asks for, on an SMC connection. `None`: the kernel's affair.
+/// The number that `ioctl` asks for, on an SMC connection. `None`: the kernel carries out the call.
 pub(crate) fn ioctl(
     fd: c_int,
     descriptor: &DescriptorRef,
@@ -61,10 +61,10 @@ pub(crate) fn ioctl(
     }))
 }
 
-/// Whether the reader stands at the urgent mark.
+/// Request of `ioctl`: whether the next byte to read is at the urgent mark.
 pub(crate) const SIOCATMARK: u64 = 0x8905;
 
-/// `getsockopt` answers of our own: a number.
+/// The number that `getsockopt` returns on an SMC connection. `None`: the kernel carries out the call.
 pub(crate) fn get_option(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -90,7 +90,7 @@ pub(crate) fn get_option(
     }
 }
 
-/// An option was set on the TCP socket: what concerns the SMC connection follows.
+/// Makes the SMC connection follow an option that was set on the TCP socket.
 pub(crate) fn follow_option(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
     if level != libc::SOL_SOCKET {
         return;
@@ -114,7 +114,7 @@ pub(crate) fn follow_option(fd: c_int, socket: &Socket, level: c_int, name: c_in
     }
 }
 
-/// Whether an option cannot be had on an SMC connection; the program then does without.
+/// Whether an SMC connection does not support an option. `setsockopt` then fails.
 pub(crate) fn refuses_option(socket: &Socket, level: c_int, name: c_int) -> bool {
     socket.state() == State::Smc
         && match level {

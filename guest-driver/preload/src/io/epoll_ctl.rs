@@ -9,7 +9,7 @@ use crate::socket::stream::{Registration, Socket, State, Target};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw::{self, Errno, Sys};
 
-/// `epoll_ctl` on a socket of ours.
+/// `epoll_ctl` on a known socket.
 pub(crate) fn control(
     set: c_int,
     op: c_int,
@@ -22,7 +22,7 @@ pub(crate) fn control(
         socket.note_write();
     }
     if op == libc::EPOLL_CTL_ADD && socket.state() != State::Unconnected {
-        // Most are decided here and now.
+        // Usually the handshake is complete within the short wait.
         let verdict = resolve(descriptor, fd, Wait::Short);
         if matches!(verdict, Selected::Tcp | Selected::Broken) {
             return raw::epoll_ctl(set, op, fd, events, data);

@@ -1,4 +1,4 @@
-//! What a program does with a connection: reads, writes and waits for readiness.
+//! The calls that read, write, wait for readiness, and ask for or change options.
 
 pub(crate) mod control;
 pub(crate) mod epoll_ctl;

@@ -1,4 +1,4 @@
-//! poll, ppoll, select and pselect with SMC connections among the descriptors.
+//! `poll`, `ppoll`, `select` and `pselect` with SMC connections among the descriptors.
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
@@ -17,12 +17,12 @@ use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::{left_of, lock, timespec};
 
-/// Sleepers that nobody uses.
+/// Sleepers that no call uses.
 static IDLE_SLEEPERS: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
-/// At most so many are kept.
+/// Number of unused sleepers that the library keeps at most.
 const MAX_IDLE: usize = 16;
 
-/// One of the descriptors, if it is ours.
+/// An SMC connection among the descriptors, and its place in the program's list.
 struct Polled {
     at: usize,
     descriptor: DescriptorRef,
@@ -35,7 +35,7 @@ impl Polled {
     }
 }
 
-/// Whether any of the descriptors needs this module.
+/// Whether the library knows one of the descriptors.
 pub(crate) fn has_known(fds: &[libc::pollfd]) -> bool {
     fds.iter().any(|fd| DESCRIPTORS.has(fd.fd))
 }
@@ -48,8 +48,8 @@ pub(crate) fn poll(
 ) -> Sys {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
-        // Again at every turn: an undecided connection may be decided by now.
-        // What shows that a connection is decided stays open as long as its socket is known.
+        // At every turn, because a handshake may be complete by now. The references in `_undecided` keep the
+        // decision descriptors open that `native` refers to.
         let (mut polled, mut native, _undecided) = sort(fds);
         if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
@@ -71,8 +71,9 @@ fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<Si
     raw::ppoll(fds, time.as_ref(), mask)
 }
 
-/// The connections that are looked up, and what is left for the kernel: descriptors that are not for
-/// it are negative there. Third, the sockets for which another descriptor is there.
+/// Divides the descriptors. First come the connections that the library polls. Second comes the list for the
+/// kernel, in which those are negative. Third come the undecided sockets, whose decision descriptors are in
+/// the kernel's list.
 fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
     let (mut polled, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
@@ -92,7 +93,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         match resolve(&descriptor, fd.fd, Wait::Short) {
             Selected::Tcp | Selected::Broken => {}
             Selected::NotYet => {
-                // Not ready for anything; readable when it is time to look again.
+                // It is not ready for anything. The descriptor is readable when the handshake is complete.
                 native.fd = socket.decision_fd().unwrap_or(-1);
                 native.events = libc::POLLIN;
                 undecided.push(descriptor);
@@ -107,16 +108,16 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
     (polled, native, undecided)
 }
 
-/// What a connection shows, of what was asked.
+/// The events of a connection, of those that the program asked for.
 fn revents_of(stream: &SmcStream, events: i16) -> i16 {
     let look = stream.look(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
-    // poll and epoll have the same numbers for what both know.
+    // poll and epoll encode the events that both know in the same way.
     (epoll_events(look) & asked) as i16
 }
 
-/// Looks the connections up, asks the kernel about the rest, and sleeps if there is nothing. `None`:
-/// look again.
+/// Polls the connections, asks the kernel about the rest, and sleeps if there are no events. `None`: the caller
+/// must poll again.
 fn poll_once(
     fds: &mut [libc::pollfd],
     polled: &mut [Polled],
@@ -170,7 +171,7 @@ fn poll_once(
     if armed && !changed() {
         let stream = polled.first().and_then(Polled::stream);
         let left = left_of(end).unwrap_or(Duration::MAX);
-        // Signals are let in only while it sleeps: one that was there before ends the sleep at once.
+        // The mask lets signals in only during the sleep. A signal that is pending ends the sleep at once.
         let outer = sleeper.outer.as_fd();
         woken = sleeper.watch.sleep_with_mask(mask, stream, count, left, outer);
         sleeper.watch.slept(begun.elapsed());
@@ -191,7 +192,7 @@ fn poll_once(
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
 }
 
-/// Copies the kernel's answers; how many descriptors are ready. `None`: only such as say "look again".
+/// Copies the kernel's answers. Returns how many descriptors are ready; `None`: only decision descriptors.
 fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -> Option<usize> {
     let mut n = 0;
     for (at, (fd, native)) in fds.iter_mut().zip(native).enumerate() {
@@ -219,21 +220,21 @@ fn release_sleeper(sleeper: Sleeper) {
     }
 }
 
-/// A set of `select`, as words of 64 descriptors.
+/// A set of `select`, in words of 64 descriptors.
 pub(crate) type Words<'a> = Option<&'a mut [u64]>;
 
 fn is_in(set: &Words<'_>, fd: usize) -> bool {
     set.as_ref().is_some_and(|set| set.get(fd / 64).is_some_and(|word| word >> (fd % 64) & 1 != 0))
 }
 
-/// `pselect`, carried out as `ppoll`. `None`: nothing of ours is in it.
+/// `pselect`, carried out as `ppoll`. `None`: the library knows none of the descriptors.
 pub(crate) fn select<'a>(
     n: usize,
     (read, write, except): (&mut Words<'a>, &mut Words<'a>, &mut Words<'a>),
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<Sys> {
-    // Most calls of most programs end here.
+    // Most calls of most programs return here.
     let is_asked = |fd: usize| is_in(read, fd) || is_in(write, fd) || is_in(except, fd);
     if !(0..n).any(|fd| DESCRIPTORS.has(fd as c_int) && is_asked(fd)) {
         return None;

@@ -1,4 +1,4 @@
-//! Bytes in and out.
+//! Calls that read and write.
 
 use std::ffi::c_int;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -13,17 +13,17 @@ use crate::socket::stream::Socket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, Sys};
 
-/// Who carries out a call.
+/// What carries out a call that reads or writes.
 pub(crate) enum Dispatch<'a> {
     /// The kernel, on the TCP socket.
     Kernel,
     /// The SMC connection.
     Smc(&'a Socket, &'a SmcStream),
-    /// Nobody.
+    /// Nothing: the call fails.
     Fail(Errno),
 }
 
-/// Finds out who carries out a call that reads or writes.
+/// What carries out a call that reads. `dont_wait`: the call must not wait for the handshake.
 #[inline]
 pub(crate) fn dispatch_read(
     descriptor: &DescriptorRef,
@@ -37,7 +37,7 @@ pub(crate) fn dispatch_read(
     undecided(descriptor, socket, fd, dont_wait)
 }
 
-/// As [`way`], for a call that writes.
+/// As [`dispatch_read`], for a call that writes.
 #[inline]
 pub(crate) fn dispatch_write(
     descriptor: &DescriptorRef,
@@ -69,19 +69,19 @@ fn undecided<'a>(
         },
         Selected::Smc => match socket.smc() {
             Some(stream) => Dispatch::Smc(socket, stream),
-            // A parent's connection.
+            // The connection belongs to an ancestor.
             None => Dispatch::Fail(Errno(libc::ECONNABORTED)),
         },
     }
 }
 
-/// What a wait that was interrupted returns, if anything.
+/// The error that a call returns whose wait a signal interrupted; `None`: the call goes on.
 fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
-    // A call with a time limit is never begun again (signal(7)).
+    // The kernel never restarts a call with a time limit (signal(7)).
     (deadline.is_some() || raw::signals_interrupt()).then_some(Errno(libc::EINTR))
 }
 
-/// Waits for a change since `seen`; an error is what the call returns.
+/// Waits until the stream has changed since `seen`. The call returns the error, if there is one.
 fn wait(
     stream: &SmcStream,
     seen: guest_driver::Seen,
@@ -98,7 +98,7 @@ fn wait(
     }
 }
 
-/// Reads into the buffers as the flags of `recv` say.
+/// Reads into the buffers, with the flags of `recv`.
 pub(crate) fn recv(
     (socket, stream): (&Socket, &SmcStream),
     bufs: &mut [IoSliceMut<'_>],
@@ -156,7 +156,7 @@ pub(crate) fn recv(
     }
 }
 
-/// Reads behind the first `done` bytes of the buffers.
+/// Reads into the buffers, behind their first `done` bytes.
 fn read_rest(
     stream: &SmcStream,
     bufs: &mut [IoSliceMut<'_>],
@@ -172,7 +172,7 @@ fn read_rest(
     Ok(0)
 }
 
-/// MSG_TRUNC: TCP throws bytes away.
+/// MSG_TRUNC: reads bytes and discards them, as TCP does.
 fn discard((socket, stream): (&Socket, &SmcStream), wanted: usize, flags: c_int) -> Sys {
     let mut sink = [0u8; 4096];
     let n = wanted.min(sink.len());
@@ -195,7 +195,7 @@ fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) ->
     }))
 }
 
-/// Writes the buffers as the flags of `send` say.
+/// Writes the buffers, with the flags of `send`.
 pub(crate) fn send(
     (socket, stream): (&Socket, &SmcStream),
     bufs: &[IoSlice<'_>],
@@ -250,7 +250,7 @@ fn send_all((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags
     }
 }
 
-/// Writes behind the first `done` bytes of the buffers.
+/// Writes the buffers, without their first `done` bytes.
 fn write_rest(stream: &SmcStream, bufs: &[IoSlice<'_>], mut done: usize) -> std::io::Result<usize> {
     for buf in bufs {
         if done >= buf.len() {
@@ -262,7 +262,7 @@ fn write_rest(stream: &SmcStream, bufs: &[IoSlice<'_>], mut done: usize) -> std:
     Ok(0)
 }
 
-/// All bytes but the last as usual, and that one as urgent.
+/// Writes all bytes but the last as usual, and the last one as urgent.
 fn send_urgent((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags: c_int) -> Sys {
     let all: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
     let Some((urgent, before)) = all.split_last() else { return Ok(0) };
@@ -291,10 +291,10 @@ fn send_urgent((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], fl
     }
 }
 
-/// Bytes that one turn of `sendfile` or `splice` moves.
+/// Bytes that `sendfile` or `splice` copies at a time.
 const TURN: usize = 64 << 10;
 
-/// `sendfile` into an SMC connection: read and written in turns.
+/// `sendfile` into an SMC connection: reads and writes by turns.
 pub(crate) fn sendfile(
     to: (&Socket, &SmcStream),
     file: c_int,
@@ -306,7 +306,7 @@ pub(crate) fn sendfile(
     while done < count {
         let room = (count - done).min(buf.len());
         let piece = buf.get_mut(..room).unwrap_or_default();
-        // What the connection does not take must not be taken from the file either.
+        // The file position must not pass bytes that the connection does not take.
         let at = match &offset {
             Some(offset) => **offset,
             None => crate::sys::position(file)?,
@@ -362,7 +362,7 @@ pub(crate) fn splice_in(
     }
     let mut buf = vec![0u8; TURN.min(len)];
     let n = raw::read(pipe, &mut buf)?;
-    // The bytes have left the pipe, so all of them must go, even if that takes a while.
+    // The pipe no longer has the bytes, so the call must send all of them, even if that takes long.
     let piece = buf.get(..n).unwrap_or_default();
     let mut done = 0;
     while done < n {

@@ -1,31 +1,31 @@
-//! Whether to try once more what has failed several times in a row.
+//! A circuit breaker: it skips attempts at something that has failed several times in a row.
 //!
-//! All of it is a guess about what is worthwhile. Nothing depends on it being right, so its words are
-//! independent of each other.
+//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the words of a
+//! breaker are independent of each other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// So many failures in a row, and the next attempts are skipped.
+/// Number of failures in a row after which the breaker skips attempts.
 const FAILURE_THRESHOLD: u64 = 4;
-/// Of so many that would be skipped, one is made.
+/// Of this many attempts that the breaker would skip, it allows one.
 const PROBE_INTERVAL: u64 = 64;
-/// What was learned holds for so long.
+/// How long after the last failure the breaker allows attempts again.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What came of the last attempts at something.
+/// The results of the last attempts at something.
 #[derive(Debug)]
 pub(crate) struct CircuitBreaker {
     /// Failures in a row.
     failures: AtomicU64,
-    /// Attempts that were skipped, or would have been.
+    /// Attempts since the threshold, those that were allowed as a probe included.
     skipped: AtomicU64,
-    /// When the last failure was, microseconds of some clock.
+    /// Time of the last failure, microseconds of the caller's clock.
     last: AtomicU64,
 }
 
 impl CircuitBreaker {
-    /// For statics.
+    /// A breaker without failures.
     pub(crate) const fn new() -> CircuitBreaker {
         CircuitBreaker {
             failures: AtomicU64::new(0),
@@ -34,7 +34,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether an attempt is worthwhile.
+    /// Whether the caller should make an attempt at the time `now`.
     pub(crate) fn allows(&self, now: u64) -> bool {
         if self.failures.load(Ordering::Relaxed) < FAILURE_THRESHOLD {
             return true;
@@ -47,13 +47,13 @@ impl CircuitBreaker {
         self.skipped.fetch_add(1, Ordering::Relaxed) % PROBE_INTERVAL == PROBE_INTERVAL - 1
     }
 
-    /// An attempt has failed.
+    /// Records that an attempt failed at the time `now`.
     pub(crate) fn failed(&self, now: u64) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.last.store(now, Ordering::Relaxed);
     }
 
-    /// An attempt was worthwhile.
+    /// Records that an attempt succeeded.
     pub(crate) fn succeeded(&self) {
         self.failures.store(0, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn after_several_failures_the_next_attempts_are_spared_but_for_trials() {
+    fn after_several_failures_attempts_are_skipped_but_for_probes() {
         let breaker = after_failures();
         let allowed = (0..2 * PROBE_INTERVAL).filter(|_| breaker.allows(10)).count();
         assert_eq!(allowed, 2);

@@ -1,8 +1,8 @@
 //! Servers that decline SMC again and again because they have no device left.
 //!
-//! A server that forks for each client, and whose processes are over soon, declines nearly all
-//! (`short_lived`); one with more processes than devices declines some for ever. A message to and fro for each
-//! connection would be for nothing, so after several in a row a client does without for a while.
+//! A server that forks a short-lived process for each client declines nearly all (`short_lived`). A server with
+//! more processes than devices always declines some. Each Decline costs the client a round trip. So after
+//! several in a row the client stops proposing to that server for a while.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::raw;
 
-/// What is known of one server.
+/// The answers of one server.
 struct Entry {
-    /// A number for its address that is not 0.
+    /// A hash of its address, never 0. An entry with 0 is unused.
     address_hash: AtomicU64,
     breaker: CircuitBreaker,
 }
 
-/// Few servers decline at the same time. Two that share a place forget each other, without harm; and there
-/// is no lock that a forked child could find taken.
+/// A table without chains, because few servers decline at the same time. Two servers that share an entry
+/// overwrite each other, without harm. There is no lock that a forked child could find held.
 static ENTRIES: [Entry; 64] =
     [const { Entry { address_hash: AtomicU64::new(0), breaker: CircuitBreaker::new() } }; 64];
 
-/// Its place, and its number.
+/// The entry that a server uses, and the hash of its address.
 fn entry(server: &SocketAddr) -> (&'static Entry, u64) {
     let mut hasher = DefaultHasher::new();
     server.hash(&mut hasher);
@@ -32,14 +32,14 @@ fn entry(server: &SocketAddr) -> (&'static Entry, u64) {
     (&ENTRIES[place], address_hash)
 }
 
-/// Whether a Proposal to a server is probably for nothing.
+/// Whether the server would probably decline a Proposal.
 pub(crate) fn is_skipped(server: &SocketAddr) -> bool {
     let (entry, address_hash) = entry(server);
     entry.address_hash.load(Ordering::Relaxed) == address_hash
         && !entry.breaker.allows(raw::monotonic_micros())
 }
 
-/// A server has declined for want of a device.
+/// Records that a server declined because it has no device.
 pub(crate) fn declined(server: &SocketAddr) {
     let (entry, address_hash) = entry(server);
     if entry.address_hash.swap(address_hash, Ordering::Relaxed) != address_hash {
@@ -48,7 +48,7 @@ pub(crate) fn declined(server: &SocketAddr) {
     entry.breaker.failed(raw::monotonic_micros());
 }
 
-/// A server has accepted.
+/// Records that a server accepted.
 pub(crate) fn accepted(server: &SocketAddr) {
     let (entry, address_hash) = entry(server);
     if entry.address_hash.load(Ordering::Relaxed) == address_hash {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_spared_after_several_and_others_are_not() {
+    fn a_server_is_skipped_after_several_and_others_are_not() {
         let [one, other] = ["192.0.2.1:5", "192.0.2.1:6"].map(|text| text.parse().unwrap());
         for _ in 0..4 {
             assert!(!is_skipped(&one));

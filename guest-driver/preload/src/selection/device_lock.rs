@@ -1,32 +1,35 @@
-//! Who has a device: a device serves one process, and which are taken is told by locks on files beside
-//! their sockets (`NAME.sock.claim`).
+//! Exclusive use of a device. A device serves one process, and that process holds a lock on a file beside the
+//! device's socket (`NAME.sock.claim`).
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Attempts to lock a file that others remove meanwhile.
+/// Attempts to lock the file while other processes remove it.
 const ATTEMPTS: usize = 16;
 
-/// A device of ours: the lock ends with the process, however that ends.
+/// A device that this process has locked. The lock ends with the process, however that ends.
 #[derive(Debug)]
 pub(crate) struct DeviceLock {
     file: File,
     path: PathBuf,
 }
 
-/// Why a device cannot be claimed.
+/// Why a process cannot lock a device.
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// Another process has it.
+    /// Another process holds the lock.
     Taken,
-    /// The file can neither be opened nor made.
+    /// The file can neither be opened nor created.
     File(PathBuf, Error),
 }
 
 impl DeviceLock {
-    /// Claims the device of this socket.
+    /// Locks the device of this socket.
+    ///
+    /// # Errors
+    /// See [`LockError`].
     pub(crate) fn acquire(socket: &Path) -> Result<DeviceLock, LockError> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".claim");
@@ -34,7 +37,7 @@ impl DeviceLock {
         for _ in 0..ATTEMPTS {
             let file = match open(&path, socket) {
                 Ok(file) => file,
-                // Removed or made meanwhile.
+                // Another process removed or created it meanwhile.
                 Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists) => continue,
                 Err(error) => return Err(LockError::File(path, error)),
             };
@@ -47,7 +50,7 @@ impl DeviceLock {
         Err(LockError::Taken)
     }
 
-    /// Whether the file that is locked is the one that others would find.
+    /// Whether the locked file is the one that other processes would find.
     fn is_current(&self) -> bool {
         let (Ok(ours), Ok(found)) = (self.file.metadata(), std::fs::metadata(&self.path)) else {
             return false;
@@ -55,7 +58,7 @@ impl DeviceLock {
         (ours.dev(), ours.ino()) == (found.dev(), found.ino())
     }
 
-    /// Removes the file. A process that is killed leaves it to the next one that has the device.
+    /// Removes the file. If this process is killed instead, the next owner of the device reuses the file.
     pub(crate) fn remove(&self) {
         if self.is_current() {
             let _ = std::fs::remove_file(&self.path);
@@ -63,8 +66,8 @@ impl DeviceLock {
     }
 }
 
-/// Opens the file, made if need be. To lock it, it is enough to read it: one that another user has left
-/// will do. Nothing is opened that only looks like it, for others may write into the directory.
+/// Opens the file, and creates it if there is none. The right to read suffices for the lock, so a file that
+/// another user has left will do. Other users may write into the directory, so the call follows no link.
 fn open(path: &Path, socket: &Path) -> Result<File, Error> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -72,8 +75,8 @@ fn open(path: &Path, socket: &Path) -> Result<File, Error> {
         opened => return opened,
     }
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    // Whoever may use the device (to connect takes the right to write) may see that it is free again
-    // when this process has been killed, whatever its umask is.
+    // A user who may connect to the device (which takes the right to write) must be able to lock the file after
+    // this process was killed, whatever its umask is.
     if let Ok(socket) = socket.metadata() {
         let _ = std::os::unix::fs::fchown(&file, None, Some(socket.gid()));
         let may_use = socket.mode() & 0o022;
@@ -89,19 +92,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_has_one_owner_and_a_claim_that_was_removed_counts_no_more() {
+    fn a_device_has_one_owner_and_a_removed_lock_file_has_no_effect() {
         let name = format!("smc-claim-{}.sock", std::process::id());
         let socket = std::env::temp_dir().join(name);
         let first = DeviceLock::acquire(&socket).unwrap();
         assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::Taken)));
         first.remove();
         let second = DeviceLock::acquire(&socket).unwrap();
-        // The first one is about to end, and must not take away what is not its own.
+        // The first owner is about to end, and must not remove the file of the second.
         first.remove();
         assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::Taken)));
         let path = second.path.clone();
         drop(first);
-        // Killed.
+        // As if the owner was killed.
         drop(second);
         assert!(path.exists());
         let third = DeviceLock::acquire(&socket).unwrap();
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_use_the_device_may_lock_what_a_killed_owner_left() {
+    fn a_user_of_the_device_may_lock_the_file_of_a_killed_owner() {
         let dir = std::env::temp_dir().join(format!("smc-claims-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         for (mode, expected) in [(0o600, 0o600), (0o660, 0o640), (0o666, 0o644), (0o777, 0o644)] {
@@ -121,7 +124,7 @@ mod tests {
             assert_eq!(left.mode() & 0o777, expected, "{mode:o}");
             assert_eq!(left.gid(), socket.metadata().unwrap().gid());
             drop(lock);
-            // The right to write it is not needed.
+            // The next owner need not have the right to write.
             let mut later = DeviceLock::acquire(&socket).unwrap();
             assert!(later.file.write(b"!").is_err());
         }
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_a_claim_is_not_followed() {
+    fn a_link_in_place_of_a_lock_file_is_not_followed() {
         let dir = std::env::temp_dir().join(format!("smc-claim-link-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let (socket, elsewhere) = (dir.join("a.sock"), dir.join("elsewhere"));

@@ -1,4 +1,4 @@
-//! Sockets as they come to be: socket, connect, accept; and their options.
+//! How the library learns of sockets: `socket`, `connect`, `listen` and `accept`.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +15,8 @@ use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
 
-/// How long `connect` of a blocking socket waits for the server's program. If that takes longer the
-/// connection stays undecided: TCP would have accepted it as well.
+/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the connection
+/// stays undecided: TCP's `connect` does not wait for the server's program either.
 const CONNECT: Duration = Duration::from_millis(50);
 
 /// Whether sockets of this kind can be on SMC.
@@ -27,7 +27,7 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         && (protocol == 0 || protocol == libc::IPPROTO_TCP)
 }
 
-/// A socket was made.
+/// Makes the entry of a new socket, if it may be on SMC.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::shares_memory() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
@@ -38,7 +38,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     }
 }
 
-/// A socket listens now: it is the kernel's.
+/// Removes the entry of a socket that listens: the kernel carries out all its calls.
 pub(crate) fn listening(fd: c_int) {
     if !fork::shares_memory() {
         drop(DESCRIPTORS.remove(fd));
@@ -49,7 +49,7 @@ pub(crate) fn listening(fd: c_int) {
     }
 }
 
-/// `connect` on a socket of ours. `native` makes the system call.
+/// `connect` on a known socket. `native` calls libc's function.
 pub(crate) fn connect(
     fd: c_int,
     descriptor: &DescriptorRef,
@@ -76,13 +76,13 @@ pub(crate) fn connect(
         let result = native();
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
         if fast || !failed {
-            // Decided: TCP. After a failure the program may try another address.
+            // TCP carries it. After a failure the program may try another address, so the entry stays.
             DESCRIPTORS.remove_if(fd, descriptor);
         }
         return result;
     };
     if request.listed {
-        // A server that looks for a Proposal does not look for long, and opening a device takes a while.
+        // The server waits for a Proposal only for a short time, and opening a device takes long.
         let _ = session::current();
     }
     *lock(&socket.request) = Some(request);
@@ -111,7 +111,7 @@ pub(crate) fn connect(
             resolve::start(descriptor, fd);
             result
         }
-        // Interrupted: it goes on, and the program polls for its end.
+        // Interrupted: the kernel goes on connecting, and the program polls for the result.
         Err(Errno(libc::EINTR)) => {
             mark_undecided(descriptor, socket);
             resolve::start(descriptor, fd);
@@ -121,12 +121,13 @@ pub(crate) fn connect(
     }
 }
 
+/// Moves a socket that is connecting to [`State::Undecided`].
 fn mark_undecided(descriptor: &DescriptorRef, socket: &Socket) {
     registrations::follow(descriptor, socket, State::Undecided);
     socket.advance(State::Unconnected, State::Undecided);
 }
 
-/// Waits for the verdict, but not long.
+/// Begins the handshake, and waits for it for a short time if the socket is blocking.
 fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
     resolve::start(descriptor, fd);
     if socket.state() == State::Deciding && !socket.is_nonblocking() {
@@ -134,13 +135,13 @@ fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
     }
 }
 
-/// A connection was accepted.
+/// Makes the entry of an accepted connection, if it may be on SMC.
 pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     let Some(config) = config::get() else { return };
     if config.accept.is_empty() || fork::shares_memory() {
         return;
     }
-    // Sockets of other families have no such addresses.
+    // Only IPv4 and IPv6 sockets have such an address.
     let Some(local) = local_address(fd) else { return };
     let client: Option<IpAddr> = if !config.looks_at_clients() {
         Some(local.ip())
@@ -161,8 +162,8 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     }
 }
 
-/// Finds connections that the program had before this library was in it: a server that executes a
-/// program for each client leaves the handshake to that program.
+/// Finds connections that the process had before the library was loaded. A server that executes a program for
+/// each client leaves the handshake to that program.
 pub(crate) fn inherit() {
     let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
     let fds: Vec<c_int> =
@@ -173,7 +174,7 @@ pub(crate) fn inherit() {
             continue;
         }
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
-            // Best effort: one that listens already takes a recent kernel, and rights.
+            // This may fail: on a listening socket it takes a recent kernel, and rights.
             option::listen(fd);
             continue;
         }

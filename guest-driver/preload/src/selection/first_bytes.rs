@@ -1,4 +1,4 @@
-//! The first bytes of a client: SMC or not.
+//! The first bytes of a client, which tell whether it speaks SMC.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -10,24 +10,25 @@ use crate::socket::stream::Socket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::wait_readable;
 
-/// A client that says nothing for so long has nothing to do with SMC, even if its server only listens.
+/// A server takes a client that sends nothing for this long for one without SMC, even if the server's program
+/// only reads.
 pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is looked whether the program is to speak first, or has closed the connection.
+/// How often the wait checks whether the program wants to write first, or has closed the connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a client said first.
+/// What a client has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstBytes {
-    /// Nothing, or not enough to know.
+    /// Nothing, or too little to tell.
     Incomplete,
-    /// A message of SMC.
+    /// The beginning of a CLC message.
     Smc,
     /// Something else.
     Other,
 }
 
-/// Looks at a client's first bytes without taking them. An ordinary client costs no more than that:
-/// no device is opened for it.
+/// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens no device
+/// for it.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
     use rustix::net::RecvFlags;
     let mut bytes = [0u8; 8];
@@ -42,9 +43,9 @@ pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
     }
 }
 
-/// Waits for a client's first bytes. One that stays silent is taken for one without SMC: after a short
-/// while if the program is to speak first, else not before `limit`. For a Proposal that comes later would
-/// be data of the program.
+/// Waits for a client's first bytes. If the program wants to write first, the wait ends after the socket's
+/// detection timeout. Otherwise it ends after `limit`, or the detection timeout if that is longer. A Proposal
+/// that comes after the wait would reach the program as data, so the wait is long where it can be.
 pub(crate) fn await_first_bytes(
     descriptor: &DescriptorRef,
     socket: &Socket,

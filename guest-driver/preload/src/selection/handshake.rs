@@ -19,10 +19,11 @@ use crate::status;
 use crate::sys::raw::{self, Errno};
 use crate::sys::{STACK, borrowed, lock, wait_readable};
 
-/// Descriptors of ours begin here if the limit allows, out of the way of the program's.
+/// Lowest numbers for the library's own descriptors, out of the program's way. The first one that the limit
+/// of the process allows holds.
 const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
 
-/// A second descriptor of the TCP connection, out of the program's way.
+/// Makes a second descriptor of the TCP connection, out of the program's way.
 fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     let tried =
         HIGH_FDS.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
@@ -33,9 +34,10 @@ fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
+/// Begins the handshake. The caller has moved the socket to [`State::Deciding`].
 pub(crate) fn start(descriptor: &DescriptorRef, socket: &Socket, fd: c_int, wait: Wait) {
     let Ok(tcp) = duplicate(fd) else {
-        // Without descriptors there is no SMC; a client's Proposal could not even be declined.
+        // Without a descriptor the library could not even decline a client's Proposal.
         return complete(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
     };
     let tcp = TcpStream::from(tcp);
@@ -56,7 +58,7 @@ pub(crate) fn start(descriptor: &DescriptorRef, socket: &Socket, fd: c_int, wait
             let first_bytes = await_first_bytes(descriptor, socket, &tcp, limit);
             serve(descriptor, fd, tcp, first_bytes, true);
         }
-        // The client's message may be there already, or come at any moment.
+        // Peek first: often the client's message is there already.
         Wait::Short => match peek(&tcp) {
             FirstBytes::Incomplete => spawn(descriptor, fd, move |descriptor, fd| {
                 let Some(socket) = descriptor.stream() else { return };
@@ -78,7 +80,7 @@ fn is_connected(tcp: &TcpStream) -> bool {
         && !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// The server's half, after the client's first bytes.
+/// Does the server's half, after the client's first bytes.
 fn serve(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -104,7 +106,7 @@ fn serve(
     }
 }
 
-/// Goes on in a thread of its own.
+/// Goes on with a handshake in a thread of its own.
 fn spawn(
     descriptor: &DescriptorRef,
     fd: c_int,
@@ -120,7 +122,7 @@ fn spawn(
     }
 }
 
-/// The client's half; waits for TCP first if need be.
+/// Does the client's half. If TCP is still connecting, waits for that first.
 fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
     use rustix::event::{PollFd, PollFlags};
     loop {
@@ -128,7 +130,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
         match rustix::event::poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => continue,
             Ok(_) if !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
-            // The kernel has the error, and tells it to the program.
+            // The kernel reports the error to the program.
             _ => return complete_with_tcp(descriptor, fd),
         }
     }
@@ -148,13 +150,13 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
     complete(descriptor, fd, session.propose(tcp, proposal));
 }
 
-/// Whether the server is this very process: it would have to accept while it connects.
+/// Whether the server is this process. The thread that connects could then not accept.
 fn connects_to_itself(tcp: &TcpStream) -> bool {
     let (Ok(local), Ok(peer)) = (tcp.local_addr(), tcp.peer_addr()) else { return true };
     local.ip() == peer.ip() && listening_ports::listens_on(peer.port())
 }
 
-/// Waits for the client's messages.
+/// Waits for the client's messages until the handshake is complete.
 fn finish_incoming(incoming: &mut Greeting) -> io::Result<SmcStream> {
     if let Some(stream) = incoming.advance_soon()? {
         return Ok(stream);
@@ -168,6 +170,7 @@ fn finish_incoming(incoming: &mut Greeting) -> io::Result<SmcStream> {
     }
 }
 
+/// Completes the handshake: TCP carries the connection.
 fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
     let Some(socket) = descriptor.stream() else { return };
     if socket.role() == Role::Client && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
@@ -178,7 +181,7 @@ fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
     DESCRIPTORS.remove_if(fd, descriptor);
 }
 
-/// Notes how a server has answered a Proposal.
+/// Records how a server has answered a Proposal.
 fn record_answer(socket: impl AsFd, facts: &Facts) {
     let server = rustix::net::getpeername(socket).ok().flatten();
     let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
@@ -193,6 +196,7 @@ fn record_answer(socket: impl AsFd, facts: &Facts) {
     }
 }
 
+/// Completes the handshake with its result.
 fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = descriptor.stream() else { return };
     let role = match socket.role() {
@@ -210,7 +214,7 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 drop(stream);
                 return complete_with_tcp(descriptor, fd);
             }
-            // Waiting is this library's affair.
+            // The library waits by itself; see `io/transfer.rs`.
             let _ = stream.set_nonblocking(true);
             socket.set_timeouts(
                 Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
@@ -236,9 +240,9 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
     }
 }
 
-/// Whether acknowledgements wait for something to ride on, also the last one of the three-way handshake:
-/// the Proposal follows at once. On TCP they must not, or a server that is to speak first would hear of
-/// its client a good while later.
-pub(crate) fn delay_acks(fd: c_int, lazily: bool) {
-    let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !lazily);
+/// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the last
+/// acknowledgement of the three-way handshake. A connection that stays on TCP must not delay it: a server
+/// whose program writes first would learn of its client much later.
+pub(crate) fn delay_acks(fd: c_int, delay: bool) {
+    let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !delay);
 }

@@ -1,5 +1,5 @@
-//! The ports on which this process listens. A connection to one of them would have to be accepted by
-//! the process that connects.
+//! The ports on which this process listens. A thread that connects to one of them must not wait for a
+//! handshake: the same thread may have to accept the connection.
 
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ pub(crate) fn listens_on(port: u16) -> bool {
     lock(&LISTENING).contains(&port)
 }
 
-/// Notes that this process listens on a port.
+/// Stores that this process listens on a port.
 pub(crate) fn add(port: u16) {
     let mut ports = lock(&LISTENING);
     if !ports.contains(&port) {

@@ -1,10 +1,10 @@
-//! SMC or TCP: who finds out, and when.
+//! The choice between SMC and TCP for one connection, and the handshake that makes it.
 //!
-//! A connection that was accepted, or that a program is making, is *undecided* until a call needs to
-//! know. So a server that forks for each client leaves the handshake to the child, which opens a
-//! session of its own; and a program that accepts from an event loop finds the client's message
-//! waiting, so that the handshake is over in a moment. What takes longer goes on in a thread of its
-//! own, and the program is told when it is over.
+//! A connection that the program accepts or makes is *undecided* until a call needs to know what carries it.
+//! So a server that forks for each client leaves the handshake to the child, which opens a session of its
+//! own. A program that accepts from an event loop usually finds the client's message waiting, and the
+//! handshake takes one short call. A handshake that takes longer goes on in a thread of its own, and wakes
+//! the program's calls when it is complete.
 
 mod circuit_breaker;
 mod declined_servers;
@@ -23,19 +23,19 @@ pub(crate) mod short_lived;
 pub(crate) enum Selected {
     /// SMC.
     Smc,
-    /// TCP, or it is not connected: the kernel knows.
+    /// TCP, or the socket is not connected. The kernel carries out all calls.
     Tcp,
-    /// Nothing any more.
+    /// Nothing: the handshake failed and took the connection with it.
     Broken,
-    /// It is not known yet.
+    /// The handshake is not complete.
     NotYet,
 }
 
-/// How long a call may wait for a verdict.
+/// How long a call may wait for the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// As long as it takes.
+    /// Until it is complete.
     Block,
-    /// So long that a peer that is awake can answer.
+    /// About as long as a running peer needs to answer.
     Short,
 }

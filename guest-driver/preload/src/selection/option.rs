@@ -1,7 +1,7 @@
-//! TCP option 254: which connections ask for SMC by it, and what came of that.
+//! TCP option 254: which connections ask for SMC by it, and how their peers answer.
 //!
-//! `smc run` attaches the rendezvous and passes it on, so that the program needs no rights. Its
-//! descriptors are reserved out of the program's way, also from calls that close all descriptors.
+//! `smc run` attaches the rendezvous and passes its descriptors on, so that the program needs no rights. The
+//! hooks protect these descriptors from calls of the program that close all descriptors.
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
@@ -21,19 +21,19 @@ use crate::sys::{borrowed, local_address};
 use crate::{config, status};
 
 static PEER_DISCOVERY: OnceLock<Meeting> = OnceLock::new();
-/// Numbers of its descriptors, ascending; those that were passed on among them.
+/// Descriptors of the rendezvous, ascending; those that `smc run` passed on are among them.
 static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reception {
-    /// Looks at the client's first bytes, for so long.
+    /// Waits for the client's first bytes for this long.
     Peek(std::time::Duration),
-    /// Nothing: it is plain TCP.
+    /// Leaves it to TCP.
     Tcp,
 }
 
-/// Takes over what `smc run` passed on; once.
+/// Takes over the rendezvous that `smc run` passed on; once.
 pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
@@ -51,13 +51,13 @@ pub(crate) fn init() {
     let _ = PEER_DISCOVERY.set(discovery);
 }
 
-/// Whether a descriptor is one of the rendezvous', which the program does not know of.
+/// Whether a descriptor belongs to the rendezvous. The program does not know such descriptors.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {
     RESERVED.get().is_some_and(|reserved| reserved.binary_search(&fd).is_ok())
 }
 
-/// The parts of a range of descriptors that lie between those of the rendezvous.
+/// The parts of a range of descriptors that contain none of the rendezvous.
 pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
     between(RESERVED.get().map_or(&[], Vec::as_slice), first, last)
 }
@@ -77,21 +77,21 @@ fn between(reserved: &[c_int], first: c_int, last: c_int) -> Vec<(c_int, c_int)>
     parts
 }
 
-/// Whether any connection that the program makes may be on SMC.
+/// Whether a connection that the program makes may be on SMC at all.
 pub(crate) fn may_connect() -> bool {
     let attached =
         || PEER_DISCOVERY.get().is_some_and(|discovery| discovery.rendezvous().is_some());
     config::get().is_some_and(|config| !config.connect.is_empty() || attached())
 }
 
-/// Has a socket ask for SMC that is about to connect. `None`: it is to be plain TCP.
+/// Makes a socket ask for SMC before it connects. `None`: the connection stays on TCP.
 pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
     let (config, discovery) = (config::get()?, PEER_DISCOVERY.get()?);
     if config.policy.connect(to) == Verdict::Tcp {
         return None;
     }
     if listening_ports::listens_on(to.port()) && is_here(to) {
-        // It would have to accept while it connects.
+        // The thread that connects may have to accept as well, and could not wait for itself.
         return None;
     }
     let in_list = config.connects(*to);
@@ -101,7 +101,7 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
         (Mode::Auto, Some(_)) => (in_list, true),
         (Mode::Auto, None) | (Mode::Off, _) => (in_list, false),
     };
-    // Nobody is asked for what is not there.
+    // Without a device there is no use in asking.
     if !listed && (!asks || session::lacks_device()) {
         return None;
     }
@@ -111,10 +111,10 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
     Some(SmcRequest { asked: Some(discovery.before_connect(borrowed(fd), to)), listed })
 }
 
-/// Whether an address is one of this machine.
+/// Whether an address belongs to this machine.
 fn is_here(to: &SocketAddr) -> bool {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    // Nothing is sent: the kernel chooses the address that it would send from.
+    // `connect` sends nothing here. The kernel only chooses the source address.
     let chosen = UdpSocket::bind(any).and_then(|socket| {
         socket.connect(to)?;
         socket.local_addr()
@@ -122,7 +122,7 @@ fn is_here(to: &SocketAddr) -> bool {
     chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
 }
 
-/// What a client does now that its socket is connected. An error is why it stays on TCP.
+/// What a client does once its socket is connected. An error says why it stays on TCP.
 pub(crate) fn connected(request: SmcRequest, socket: impl AsFd) -> Result<Proposal, Fallback> {
     let unasked = Proposal { awaited: false };
     let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
@@ -138,7 +138,7 @@ pub(crate) fn connected(request: SmcRequest, socket: impl AsFd) -> Result<Propos
     }
 }
 
-/// Has a bound socket answer clients, before it listens if that can be had.
+/// Makes a bound socket answer clients that ask. The hook calls this before `listen`.
 pub(crate) fn listen(fd: c_int) {
     let (Some(config), Some(discovery)) = (config::get(), PEER_DISCOVERY.get()) else { return };
     if config.accept.is_empty() || discovery.rendezvous().is_none() {
@@ -150,7 +150,7 @@ pub(crate) fn listen(fd: c_int) {
     }
 }
 
-/// What to do with a connection that was accepted.
+/// What a server does with a connection that it has just accepted.
 pub(crate) fn accepted(tcp: impl AsFd) -> Reception {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
     match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
@@ -165,7 +165,7 @@ mod tests {
     use super::between;
 
     #[test]
-    fn closing_all_descriptors_goes_around_those_that_are_kept() {
+    fn closing_all_descriptors_leaves_out_the_reserved_ones() {
         assert_eq!(between(&[], 3, 9), [(3, 9)]);
         assert_eq!(between(&[5, 6, 8], 3, 9), [(3, 4), (7, 7), (9, 9)]);
         assert_eq!(between(&[3, 9], 3, 9), [(4, 8)]);

@@ -10,12 +10,12 @@ use crate::socket::stream::State;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
 
-/// How long a moment is.
+/// How long [`Wait::Short`] waits.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
-/// How often a thread that waits for a verdict looks by itself.
+/// How often a waiting thread looks at the state without being woken.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds out what carries a connection.
+/// Returns what carries a connection, and does the handshake if no thread has begun it.
 pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Selected {
     let Some(socket) = descriptor.stream() else { return Selected::Tcp };
     let mut waited = false;
@@ -45,7 +45,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
     }
 }
 
-/// Begins the handshake, if nobody has, and does not wait.
+/// Begins the handshake if no thread has, without waiting for it.
 pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(socket) = descriptor.stream()
         && socket.advance(State::Undecided, State::Deciding)

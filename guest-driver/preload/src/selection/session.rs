@@ -1,6 +1,4 @@
-//! The SMC session of this process: its device, opened when it is first needed.
-//!
-//! A session is a stack in threads of this process.
+//! The SMC session of this process: an SMC stack on a device that the first handshake opens.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -16,28 +14,28 @@ use crate::selection::short_lived;
 use crate::sys::{self, STACK, leaked, raw};
 use crate::{config, fork, status};
 
-/// A client's message to be sent.
+/// How a client proposes SMC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proposal {
-    /// The server waits for it: a Decline, if there is nothing to propose.
+    /// The server waits for a message. If there is nothing to propose, the client must send a Decline.
     pub(crate) awaited: bool,
 }
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// A session that was opened by a process of some generation.
+/// A session, and the generation of the process that opened it (see `fork`).
 pub(crate) struct ProcessSession {
     generation: u32,
     stack: Arc<Stack>,
     has_device: bool,
-    /// The claim on the device, if it takes one.
+    /// The lock on the device, if it is one that takes a lock.
     lock: Option<DeviceLock>,
     tried: Mutex<Instant>,
 }
 
 impl ProcessSession {
-    /// Proposes SMC on a connected TCP stream; waits for the answer.
+    /// Proposes SMC on a connected TCP stream, and waits for the answer.
     pub(crate) fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream> {
         match proposal.awaited {
             true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
@@ -45,12 +43,12 @@ impl ProcessSession {
         }
     }
 
-    /// Begins the server's half on an accepted stream.
+    /// Begins the server's half of the handshake on an accepted stream.
     pub(crate) fn incoming(&self, tcp: TcpStream) -> Greeting {
         Greeting::new(&self.stack, tcp)
     }
 
-    /// Whether a device was looked for a moment ago.
+    /// Whether the last attempt to open a device is less than [`RETRY`] ago.
     fn is_fresh(&self) -> bool {
         self.tried().elapsed() < RETRY
     }
@@ -60,11 +58,11 @@ impl ProcessSession {
     }
 }
 
-/// A device that could not be had is asked for again after so long.
+/// Pause between two attempts to open a device.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The session of this process, opened if need be. Without a device, a session where everything
-/// becomes TCP, and which declines what clients propose.
+/// The session of this process; the first call opens it. Without a device the session leaves all connections
+/// to TCP and declines Proposals. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     let _one_at_a_time = sys::lock(&OPENING);
@@ -90,15 +88,15 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
 }
 
 fn publish(opened: ProcessSession) -> &'static ProcessSession {
-    // Sessions live as long as the process: connections refer to them, and one of a parent must
-    // not be touched.
+    // A session lives as long as the process, because connections refer to it. Nor may a child drop the
+    // session of its parent.
     let opened: &'static ProcessSession = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
     opened
 }
 
-/// [`current`] for a client that proposes SMC to this process: one that will probably be over soon does
-/// without a device.
+/// [`current`] for a client that proposes SMC to this process. A process that will probably exit soon gets a
+/// session without a device.
 pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     {
@@ -112,14 +110,14 @@ pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     current()
 }
 
-/// Whether a device was looked for a moment ago and none was free.
+/// Whether the last attempt to open a device failed less than [`RETRY`] ago.
 pub(crate) fn lacks_device() -> bool {
     raw_current().is_some_and(|open| {
         open.generation == fork::generation() && !open.has_device && open.is_fresh()
     })
 }
 
-/// Runs something in a thread whose stack is large enough; those of the program may be small.
+/// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be small.
 fn with_large_stack<T: Send>(f: impl Fn() -> T + Sync) -> T {
     if raw::is_first_thread_with(STACK as u64) {
         return f();
@@ -135,15 +133,15 @@ fn raw_current() -> Option<&'static ProcessSession> {
     leaked(CURRENT.load(Ordering::Acquire))
 }
 
-/// Descriptors that must be left for a device to be opened: it takes about twenty, and a program that can
-/// make no further connection would be better off without it.
+/// Number of free descriptors that the library requires before it opens a device. A device takes about twenty,
+/// and the program needs some for further connections.
 const FREE_FDS: usize = 36;
 
-/// Whether this process may have so many descriptors more.
+/// Whether this process may open that many more descriptors.
 fn has_free_fds(descriptors: usize) -> bool {
     use rustix::event::{EventfdFlags, eventfd};
     let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
-    // Not by the limit and what is open now: numbers count, and looking at all of them may take long.
+    // The limit is on numbers, not on how many are open, and looking at all numbers may take long. So try.
     let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, 0))
         .map_while(Result::ok)
         .take(descriptors.saturating_sub(1))
@@ -151,7 +149,7 @@ fn has_free_fds(descriptors: usize) -> bool {
     others.len() + 1 == descriptors
 }
 
-/// A session on the first device that is free; or why there is none.
+/// Opens a session on the first free device. An error says why there is none.
 fn open(config: &Config) -> Result<ProcessSession, String> {
     if !has_free_fds(FREE_FDS) {
         return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
@@ -194,8 +192,8 @@ fn open(config: &Config) -> Result<ProcessSession, String> {
     })
 }
 
-/// A session where everything becomes TCP. It is kept for as long as there is no device. `with_statistics`: by
-/// `smc stat`, which takes a thread.
+/// Opens a session without a device, which leaves all connections to TCP. `with_statistics`: whether `smc stat`
+/// shows the process, which takes a thread.
 fn without_device(config: &Config, with_statistics: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
     apply_settings(&mut stack, config);
@@ -206,14 +204,14 @@ fn without_device(config: &Config, with_statistics: bool) -> ProcessSession {
     }
     let stack = match Stack::open(stack) {
         Ok(stack) => stack,
-        // Without devices there is nothing that could fail but the source of random numbers.
+        // Without a device only the source of random numbers can fail.
         Err(_) => std::process::abort(),
     };
     let tried = Mutex::new(Instant::now());
     ProcessSession { generation: fork::generation(), stack, has_device: false, lock: None, tried }
 }
 
-/// The program ends: what it leaves in directories goes.
+/// Removes the lock file of the device, when the program ends.
 pub(crate) fn shutdown() {
     if let Some(open) = raw_current()
         && open.generation == fork::generation()
@@ -230,11 +228,11 @@ fn apply_settings(stack: &mut StackConfig, config: &Config) {
     stack.recv_buffer = config.buffer;
     stack.spin = config.spin;
     stack.detect_timeout = config.detect;
-    // A server's program may take its time before it looks at a connection that TCP accepted.
+    // The kernel accepts connections that the server's program may look at much later.
     stack.clc_timeout = Duration::from_secs(30);
 }
 
-/// The devices, those of directories in the order of their names.
+/// The devices; those in a directory in the order of their names.
 fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
     let mut sockets = Vec::new();
     for path in wanted {
@@ -245,7 +243,7 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
                 .flatten()
                 .map(|entry| entry.path())
                 .filter(|path| {
-                    // Those of processes lie beside those of devices.
+                    // Sockets of the management interface and of processes lie beside those of devices.
                     let is_device =
                         |stem: &str| stem != "management" && !stem.starts_with("process-");
                     path.extension().is_some_and(|e| e == "sock")
@@ -261,7 +259,7 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
     sockets
 }
 
-/// Claims a device, if there is anything to lock: a PCI device, or a daemon that comes later, has nothing.
+/// Locks a device if its socket exists. A PCI device has none, nor has a daemon that starts later.
 fn lock_device(socket: &Path) -> Result<Option<DeviceLock>, LockError> {
     socket.exists().then(|| DeviceLock::acquire(socket)).transpose()
 }

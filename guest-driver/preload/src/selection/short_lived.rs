@@ -1,13 +1,13 @@
-//! Processes that are over soon.
+//! A circuit breaker for short-lived processes.
 //!
-//! A process needs a device for SMC, and opening one takes longer than many a process lives that a
-//! server forks for a single client. So the processes of one server tell each other how long they lived
-//! after they had taken a device, in a page of memory that forked processes share. When several in a row were
-//! over at once, the next ones decline SMC and are on TCP, but for one now and then that tries; when one
-//! lives on, or none came for a while, they take devices again.
+//! A process needs a device for SMC. If a server forks for a single client, opening the device often takes
+//! longer than the child lives. So each child records how long it lived after it opened a device, in a page of
+//! memory that forked processes share. When several children in a row exited at once, the next ones decline
+//! SMC and stay on TCP; now and then one tries. When a child lives on, or none came for a while, children open
+//! devices again.
 //!
-//! All of it is a guess about what is worthwhile. Nothing depends on it being right, so the words of the
-//! page are independent of each other, and processes that are killed may be missing in them.
+//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the words of the
+//! page are independent of each other, and a killed process may be missing in them.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::fork;
 use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::{leaked, raw};
 
-/// A process that has lived for so long was worth a device.
+/// A process that lives for this long is worth a device.
 const WORTHWHILE: Duration = Duration::from_millis(100);
 
-/// The page that the processes of one server share. A process that was over soon counts as a failure.
+/// The page that the processes of one server share. A process that exits soon counts as a failure.
 static BREAKER: AtomicPtr<CircuitBreaker> = AtomicPtr::new(std::ptr::null_mut());
-/// When this process started, of which generation: what [`record_exit`] is about.
+/// When this process asked for a device (microseconds), and its generation; for [`record_exit`].
 static STARTED: AtomicU64 = AtomicU64::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -29,21 +29,21 @@ fn breaker() -> Option<&'static CircuitBreaker> {
     leaked(BREAKER.load(Ordering::Acquire))
 }
 
-/// A server begins: its children will share what they learn.
+/// Makes the shared page, when a server listens. Its children inherit the page.
 pub(crate) fn share_with_children() {
     if breaker().is_none()
         && let Some(page) = raw::shared_page()
     {
         let new = page.cast::<CircuitBreaker>();
         let none = std::ptr::null_mut();
-        // A page that another thread was faster with is small enough to be left.
+        // If another thread was faster, this page stays unused. It is small enough.
         let _ = BREAKER.compare_exchange(none, new, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Whether this process should take a device for a client; asked when it has none.
+/// Whether this process, which has no device, should open one for a client.
 pub(crate) fn is_worth_a_device() -> bool {
-    // The server itself lives long.
+    // The server itself lives long, so the breaker is for its children.
     let Some(breaker) = breaker().filter(|_| fork::generation() > 0) else { return true };
     let now = raw::monotonic_micros();
     STARTED.store(now, Ordering::Relaxed);
@@ -51,7 +51,7 @@ pub(crate) fn is_worth_a_device() -> bool {
     breaker.allows(now)
 }
 
-/// This process ends.
+/// Records how long this process lived, when it exits.
 pub(crate) fn record_exit() {
     let started = STARTED.swap(0, Ordering::Relaxed);
     if started != 0

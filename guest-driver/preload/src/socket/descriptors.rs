@@ -1,4 +1,4 @@
-//! Descriptors as such: what close, dup and their like do to the table.
+//! What `close`, `dup` and their like do to the table.
 
 use std::ffi::c_int;
 use std::net::Shutdown;
@@ -8,7 +8,7 @@ use crate::socket::registrations;
 use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::{config, fork};
 
-/// A descriptor is about to be closed.
+/// Removes the entry of a descriptor that is about to be closed, and closes the connection with the last one.
 pub(crate) fn close(fd: c_int) {
     if !DESCRIPTORS.has(fd) || fork::shares_memory() {
         return;
@@ -20,8 +20,8 @@ pub(crate) fn close(fd: c_int) {
     match &*descriptor {
         Descriptor::Stream(socket) => {
             registrations::close(socket);
-            // A call of another thread still refers to it, and the process may end before that does:
-            // the peer has to hear of the end all the same.
+            // A call of another thread still refers to the connection, and the process may exit before the call
+            // returns. The shutdown informs the peer in any case.
             if descriptor.is_in_use()
                 && let Some(stream) = socket.smc()
             {
@@ -32,7 +32,7 @@ pub(crate) fn close(fd: c_int) {
     }
 }
 
-/// Descriptors of a range are about to be closed.
+/// Does what [`close`] does for a range of descriptors.
 pub(crate) fn close_range(first: c_int, last: c_int) {
     let last = last.min(DESCRIPTORS.highest());
     if first >= 0 && !fork::shares_memory() {
@@ -40,7 +40,7 @@ pub(crate) fn close_range(first: c_int, last: c_int) {
     }
 }
 
-/// `new` is now what `old` is.
+/// Gives `new` the entry of `old`, of which it is a duplicate.
 pub(crate) fn duplicate(old: c_int, new: c_int) {
     if old == new || fork::shares_memory() {
         return;
@@ -50,7 +50,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
     }
 }
 
-/// A new descriptor that is nothing of ours: an entry would be a leftover.
+/// Removes a stale entry of a descriptor that is new.
 #[inline]
 pub(crate) fn remove_stale(fd: c_int) {
     if DESCRIPTORS.has(fd) {
@@ -58,14 +58,14 @@ pub(crate) fn remove_stale(fd: c_int) {
     }
 }
 
-/// An epoll set was made.
+/// Makes the entry of a new epoll set.
 pub(crate) fn add_epoll_set(fd: c_int) {
     if config::get().is_some() && !fork::shares_memory() {
         DESCRIPTORS.install(fd, Descriptor::Set(EpollSet::new()));
     }
 }
 
-/// The program ends: connections close as the kernel would close them.
+/// Closes all connections, when the program ends.
 pub(crate) fn close_all() {
     for fd in 0..=DESCRIPTORS.highest() {
         if DESCRIPTORS.get(fd).is_some_and(|descriptor| descriptor.stream().is_some()) {

@@ -1,4 +1,5 @@
-//! What is known of one descriptor: a TCP socket on its way to SMC or there, or an epoll set.
+//! What the library knows of a descriptor: the state of a TCP or SMC connection, or an epoll set, and where
+//! the connection is registered in epoll sets.
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_set;

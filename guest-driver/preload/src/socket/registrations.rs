@@ -1,5 +1,5 @@
-//! Registrations of sockets in epoll sets, and how they move as a socket goes on its way: from the
-//! TCP socket to nothing while it is undecided, and to the SMC connection or back.
+//! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set contains the
+//! TCP socket at first, nothing during the handshake, and the SMC connection or the TCP socket after it.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -9,7 +9,7 @@ use crate::socket::stream::{Registration, Socket, State, Target};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw;
 
-/// Puts a registration where the state of its socket wants it.
+/// Enters a registration in the set as the state of its socket requires.
 pub(crate) fn insert(
     descriptor: &DescriptorRef,
     socket: &Socket,
@@ -53,7 +53,7 @@ fn insert_readiness_fd(set: c_int, socket: &Socket, registration: &Registration)
     Target::ReadinessFd(readiness_fd)
 }
 
-/// Takes a registration from where it is.
+/// Removes a registration from where it is in the set.
 pub(crate) fn remove(registration: &Registration) {
     match registration.target {
         Target::Nothing => {}
@@ -73,7 +73,8 @@ pub(crate) fn remove(registration: &Registration) {
     }
 }
 
-/// The socket goes on in another state: its registrations follow.
+/// Makes the registrations follow the socket into another state. For [`State::Smc`] it also stores the state;
+/// the caller stores any other.
 pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) {
     if state == State::Tcp && socket.registrations().is_empty() {
         return;
@@ -82,14 +83,15 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) 
     for registration in registrations.iter_mut() {
         remove(registration);
         registration.target = Target::Nothing;
-        // `smc()` asks for the state, which is told last: the stream is there already.
+        // For SMC the loop below enters them: `Socket::smc` returns the stream only in that state.
         registration.target = match state {
             State::Smc => Target::Nothing,
             other => insert(descriptor, socket, registration, other),
         };
     }
     if state == State::Smc {
-        // Told before they are looked up, and under the lock, so that no call comes in between.
+        // The state must be `Smc` before `insert` asks for the stream. The lock on the registrations keeps
+        // `epoll_ctl` out in between.
         socket.complete(State::Smc);
         for registration in registrations.iter_mut() {
             registration.target = insert(descriptor, socket, registration, State::Smc);
@@ -97,7 +99,7 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) 
     }
 }
 
-/// The connection's registrations leave the sets, for [`attach_to_kernel`].
+/// Removes the connection's registrations from the sets; [`attach_to_kernel`] follows.
 pub(crate) fn detach(socket: &Socket) {
     for registration in socket.registrations().iter_mut() {
         remove(registration);
@@ -105,7 +107,7 @@ pub(crate) fn detach(socket: &Socket) {
     }
 }
 
-/// The registrations of `old` are from now on those of the descriptors as the kernel knows them.
+/// Enters the registrations of `old` for `fd` into the kernel's sets.
 pub(crate) fn attach_to_kernel(old: &Socket, fd: c_int) {
     for r in registrations_of(old, fd) {
         let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
@@ -117,7 +119,7 @@ fn registrations_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
     socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
 }
 
-/// The last descriptor is being closed: the kernel forgets registrations then, and so do we.
+/// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes its own.
 pub(crate) fn close(socket: &Socket) {
     let registrations = std::mem::take(&mut *socket.registrations());
     for registration in registrations.iter().filter(|r| r.target != Target::Native) {
@@ -125,7 +127,8 @@ pub(crate) fn close(socket: &Socket) {
     }
 }
 
-/// A set is used where only the kernel can look into it: the kernel's set has everything from now on.
+/// Moves all connections of a set into the kernel's set, because the program uses the set in a way that only
+/// the kernel can carry out.
 pub(crate) fn hand_to_kernel(fd: c_int) {
     let Some(found) = epoll_set_of(fd) else { return };
     let Some(set) = found.set() else { return };

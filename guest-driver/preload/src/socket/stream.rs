@@ -1,4 +1,4 @@
-//! What is known of a stream socket: a TCP socket on its way to SMC or there.
+//! The state of a stream socket.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -12,23 +12,23 @@ use guest_driver::rendezvous::Asked;
 use crate::fork;
 use crate::sys::{lock, raw};
 
-/// Where a socket stands on its way.
+/// What carries a socket's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum State {
-    /// Not connected: all calls are the kernel's.
+    /// The socket is not connected. The kernel carries out all calls.
     Unconnected = 0,
-    /// Connected (or being connected) by TCP, and nobody has begun the handshake.
+    /// TCP has connected it or is connecting it, and no thread has begun the handshake.
     Undecided = 1,
-    /// A thread is at the handshake.
+    /// A thread does the handshake.
     Deciding = 2,
-    /// SMC carries it.
+    /// SMC.
     Smc = 3,
-    /// TCP carries it: all calls are the kernel's.
+    /// TCP. The kernel carries out all calls.
     Tcp = 4,
-    /// The handshake broke it.
+    /// Nothing: the handshake failed and took the connection with it.
     Broken = 5,
-    /// Another process carries it, see `relay.rs`: the descriptor is a Unix socket.
+    /// Another process; the descriptor is a Unix socket. See `relay.rs`.
     Relayed = 6,
 }
 
@@ -41,12 +41,13 @@ pub(crate) enum Role {
     Client,
 }
 
-/// How a client finds out whether its server speaks SMC.
+/// How a client asks its server for SMC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SmcRequest {
-    /// `None`: it is not tried, for that has failed several times in a row.
+    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the client does
+    /// not ask.
     pub(crate) asked: Option<Asked>,
-    /// The server is one of those that are known to.
+    /// The settings list the server as one that speaks SMC.
     pub(crate) listed: bool,
 }
 
@@ -55,26 +56,26 @@ pub(crate) struct SmcRequest {
 pub(crate) struct Registration {
     /// The set's descriptor.
     pub(crate) set: c_int,
-    /// The descriptor that the application named.
+    /// The descriptor that the program named.
     pub(crate) fd: c_int,
-    /// The application's mask.
+    /// The program's mask.
     pub(crate) events: u32,
-    /// The application's data.
+    /// The program's data.
     pub(crate) data: u64,
-    /// What the kernel's set holds for it.
+    /// What the kernel's set contains for it.
     pub(crate) target: Target,
 }
 
-/// What stands for a socket in the kernel's epoll set.
+/// What the kernel's epoll set contains for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// The socket itself.
     Native,
-    /// Nothing yet: the connection is being decided.
+    /// Nothing yet: the handshake is not complete.
     Nothing,
-    /// The readiness object of the SMC connection.
+    /// The readiness descriptor of the SMC connection.
     ReadinessFd(c_int),
-    /// Nothing: the set looks the connection up itself.
+    /// Nothing: the library polls the connection for the set.
     Polled,
 }
 
@@ -82,7 +83,7 @@ pub(crate) enum Target {
 #[derive(Debug)]
 pub(crate) struct Socket {
     state: AtomicU32,
-    /// Which end; a client is made by `socket`, a server by `accept`.
+    /// Whether `accept` made it. Otherwise `socket` did, and it is a client.
     server: AtomicBool,
     stream: OnceLock<SmcStream>,
     /// The generation of the process (see `fork`) that the stream belongs to.
@@ -90,28 +91,28 @@ pub(crate) struct Socket {
     nonblocking: AtomicBool,
     read_timeout: AtomicU64,
     write_timeout: AtomicU64,
-    /// The error of a broken handshake, told once.
+    /// The error of a failed handshake. A call of the program takes it.
     error: AtomicI32,
-    /// Relayed: the TCP socket, for names and options; -1: none.
+    /// For [`State::Relayed`]: the TCP socket, which provides names and options; -1: none.
     tcp_fd: AtomicI32,
-    /// Relayed: the owner was asked.
+    /// For [`State::Relayed`]: whether the owner was asked to carry the connection.
     owner_requested: AtomicBool,
-    /// The last write did not fit: an edge is due when there is room.
+    /// The last write did not fit, so an edge-triggered set must report when there is room.
     pub(crate) write_blocked: AtomicBool,
-    /// A server: milliseconds that the client may stay silent.
+    /// For a server: how long it waits for the client's first bytes, milliseconds.
     detect_timeout: AtomicU32,
-    /// The program is to say something.
+    /// Whether the program has called to write, or waits until it can.
     wants_to_write: AtomicBool,
-    /// A client: how it finds out whether its server speaks SMC.
+    /// For a client: how it asks its server for SMC.
     pub(crate) request: Mutex<Option<SmcRequest>>,
     /// Registrations in epoll sets.
     pub(crate) registrations: Mutex<Vec<Registration>>,
-    /// Becomes readable when the connection is decided; for callers of poll.
+    /// A pipe that becomes readable when the handshake is complete, for callers of poll.
     decision: OnceLock<(OwnedFd, OwnedFd)>,
 }
 
 impl Socket {
-    /// A socket in some state.
+    /// A socket in a state of the caller's choice.
     pub(crate) fn new(state: State, role: Role, nonblocking: bool) -> Socket {
         Socket {
             state: AtomicU32::new(state as u32),
@@ -133,7 +134,7 @@ impl Socket {
         }
     }
 
-    /// Where it stands.
+    /// What carries the connection.
     #[inline]
     pub(crate) fn state(&self) -> State {
         match self.state.load(Ordering::Acquire) {
@@ -147,14 +148,14 @@ impl Socket {
         }
     }
 
-    /// Goes from one state to the next. `false`: somebody else was faster.
+    /// Moves from one state to the next. `false`: another thread was faster.
     pub(crate) fn advance(&self, from: State, to: State) -> bool {
         self.state
             .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Tells the outcome of the handshake, and wakes who waits for it.
+    /// Stores the result of the handshake, and wakes the threads that wait for it.
     pub(crate) fn complete(&self, state: State) {
         self.state.store(state as u32, Ordering::Release);
         let _ = rustix::thread::futex::wake(
@@ -167,19 +168,19 @@ impl Socket {
         }
     }
 
-    /// Sleeps until the connection is decided, or for `timeout`.
+    /// Sleeps until the handshake is complete, but not longer than `timeout`.
     pub(crate) fn await_decision(&self, timeout: Duration) {
         let timeout = rustix::thread::futex::Timespec {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
         let flags = rustix::thread::futex::Flags::PRIVATE;
-        // Every outcome means: look again.
+        // The caller looks at the state again, whatever ended the sleep.
         let _ =
             rustix::thread::futex::wait(&self.state, flags, State::Deciding as u32, Some(&timeout));
     }
 
-    /// A descriptor that becomes readable when the connection is decided.
+    /// A descriptor that becomes readable when the handshake is complete.
     pub(crate) fn decision_fd(&self) -> Option<c_int> {
         use std::os::fd::AsRawFd;
         if self.decision.get().is_none() {
@@ -195,7 +196,7 @@ impl Socket {
         fd
     }
 
-    /// How long the client may stay silent before it is taken for one without SMC.
+    /// How long a server waits for the client's first bytes before it takes it for one without SMC.
     pub(crate) fn detect_timeout(&self) -> Duration {
         Duration::from_millis(self.detect_timeout.load(Ordering::Relaxed).into())
     }
@@ -206,17 +207,17 @@ impl Socket {
         self.detect_timeout.store(millis, Ordering::Relaxed);
     }
 
-    /// Whether the program wants to say something, or waits until it can.
+    /// Whether the program has called to write, or waits until it can.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.wants_to_write.load(Ordering::Relaxed)
     }
 
-    /// The program wants to say something.
+    /// Stores that the program wants to write.
     pub(crate) fn note_write(&self) {
         self.wants_to_write.store(true, Ordering::Relaxed);
     }
 
-    /// Which end it is.
+    /// Which end of the connection it is.
     pub(crate) fn role(&self) -> Role {
         if self.server.load(Ordering::Relaxed) { Role::Server } else { Role::Client }
     }
@@ -227,33 +228,33 @@ impl Socket {
         (self.state() == State::Smc && !self.is_inherited()).then(|| self.stream.get()).flatten()
     }
 
-    /// Whether the connection belongs to the process that forked this one.
+    /// Whether the connection belongs to an ancestor of this process.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Takes the SMC connection over; [`Socket::complete`] follows.
+    /// Stores the SMC connection. The caller then calls [`Socket::complete`].
     pub(crate) fn set_stream(&self, stream: SmcStream) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
-            // Decided twice cannot be; closing it tells the peer.
+            // Only one thread does the handshake, so this cannot be. Closing the stream informs the peer.
             drop(stream);
         }
     }
 
-    /// Whether calls return EAGAIN instead of waiting.
+    /// Whether calls return EAGAIN instead of waiting (O_NONBLOCK).
     #[inline]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// O_NONBLOCK was set or taken away.
+    /// Stores whether O_NONBLOCK is set.
     pub(crate) fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
     }
 
-    /// SO_RCVTIMEO, SO_SNDTIMEO, microseconds.
+    /// Stores SO_RCVTIMEO and SO_SNDTIMEO, microseconds; 0: none. `None` leaves a value as it is.
     pub(crate) fn set_timeouts(&self, read: Option<u64>, write: Option<u64>) {
         if let Some(read) = read {
             self.read_timeout.store(read, Ordering::Relaxed);
@@ -263,7 +264,7 @@ impl Socket {
         }
     }
 
-    /// How long a call may wait.
+    /// How long a call may wait; `None`: for ever.
     pub(crate) fn timeout(&self, write: bool) -> Option<Duration> {
         let word = if write { &self.write_timeout } else { &self.read_timeout };
         match word.load(Ordering::Relaxed) {
@@ -272,17 +273,17 @@ impl Socket {
         }
     }
 
-    /// The error of a broken handshake; told once.
+    /// Takes the error of a failed handshake; 0: there is none, or a call has taken it.
     pub(crate) fn take_error(&self) -> c_int {
         self.error.swap(0, Ordering::Relaxed)
     }
 
-    /// Notes the error of a broken handshake.
+    /// Stores the error of a failed handshake.
     pub(crate) fn set_error(&self, error: c_int) {
         self.error.store(error, Ordering::Relaxed);
     }
 
-    /// From now on the connection goes through another process; `names` is the TCP socket.
+    /// Stores that another process carries the connection. `tcp_fd`: the TCP socket, which this takes over.
     pub(crate) fn set_relayed(&self, tcp_fd: c_int) {
         let old = self.tcp_fd.swap(tcp_fd, Ordering::Relaxed);
         if old >= 0 {
@@ -291,7 +292,7 @@ impl Socket {
         self.state.store(State::Relayed as u32, Ordering::Release);
     }
 
-    /// Whether the owner has yet to be asked for the connection.
+    /// Whether the owner must still be asked to carry the connection. Only the first call returns `true`.
     pub(crate) fn request_owner_once(&self) -> bool {
         !self.owner_requested.swap(true, Ordering::Relaxed)
     }
@@ -316,7 +317,7 @@ impl Drop for Socket {
         }
         let foreign = self.is_inherited();
         if foreign && let Some(stream) = self.stream.take() {
-            // It is the parent's: closing it here would close it there.
+            // The connection is the parent's. Dropping it here would close it there.
             std::mem::forget(stream);
         }
     }

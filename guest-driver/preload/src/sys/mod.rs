@@ -1,5 +1,5 @@
-//! System calls, the table of descriptors, and memory that the program handed over. All that is `unsafe`
-//! in this library is here and in `hooks`.
+//! System calls, the type of the table of descriptors, and memory of the program. Only this room and `hooks`
+//! have `unsafe` code.
 
 pub(crate) mod raw;
 pub(crate) mod table;
@@ -18,22 +18,22 @@ use raw::{Errno, Sys};
 /// optimisation its queues go through many large frames.
 pub(crate) const STACK: usize = 8 << 20;
 
-/// What a pointer leads to that was leaked and is never freed.
+/// The target of a pointer to leaked memory, which is never freed.
 pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
-    // SAFETY: only called with null or what `Box::leak` gave.
+    // SAFETY: all callers pass null, a pointer from `Box::leak`, or a mapping that is never removed.
     unsafe { pointer.as_ref() }
 }
 
-/// Owns a descriptor that was just made.
+/// Takes ownership of a new descriptor.
 pub(crate) fn owned(fd: c_int) -> OwnedFd {
-    // SAFETY: the caller has it from the kernel and gives it away.
+    // SAFETY: the caller has the descriptor from the kernel, and passes its ownership on.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A descriptor of the program for the time of a call. If the program closes it meanwhile, the call
-/// fails or works on another, as it would without this library.
+/// Borrows a descriptor of the program for a call. If the program closes it meanwhile, the call fails or works
+/// on another file, as it would without this library.
 pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
-    // SAFETY: -1 is the one value that is not allowed; no memory depends on any other.
+    // SAFETY: the value is not -1, the only invalid one, and no memory depends on the descriptor.
     unsafe { BorrowedFd::borrow_raw(if fd < 0 { c_int::MAX } else { fd }) }
 }
 
@@ -102,9 +102,9 @@ pub(crate) fn epoll_wait(
         Some(_) => {
             let time = time.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
             let args = [set as usize, list, out.len(), time, mask, 8];
-            // SAFETY: list, time and mask live until the call returns.
+            // SAFETY: list, time and mask are valid until the call returns.
             match unsafe { raw::call(libc::SYS_epoll_pwait2, args) } {
-                // An old kernel, or a sandbox that does not know the call.
+                // The kernel or a sandbox does not know the call.
                 Err(Errno(libc::ENOSYS | libc::EPERM)) => {}
                 result => return result,
             }
@@ -112,6 +112,6 @@ pub(crate) fn epoll_wait(
         }
     };
     let args = [set as usize, list, out.len(), millis as usize, mask, 8];
-    // SAFETY: list and mask live until the call returns.
+    // SAFETY: list and mask are valid until the call returns.
     unsafe { raw::call(libc::SYS_epoll_pwait, args) }
 }

@@ -1,4 +1,4 @@
-//! System calls without libc, whose functions are the ones this library stands in for.
+//! System calls without libc, because this library replaces libc's functions.
 
 use std::ffi::c_int;
 
@@ -36,10 +36,10 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
-/// Calls the kernel. Arguments that are addresses must be what the call expects.
+/// Makes a system call.
 ///
 /// # Safety
-/// As the system call.
+/// Arguments that are addresses must be valid for what the system call does.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
@@ -54,10 +54,10 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
     done(result)
 }
 
-/// Calls the kernel. Arguments that are addresses must be what the call expects.
+/// Makes a system call.
 ///
 /// # Safety
-/// As the system call.
+/// Arguments that are addresses must be valid for what the system call does.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
@@ -79,7 +79,7 @@ fn done(result: isize) -> Sys {
     }
 }
 
-/// A call whose arguments are numbers only.
+/// Defines a system call whose arguments are numbers only.
 macro_rules! numbers {
     ($(#[$doc:meta])* $name:ident = $number:ident ($($arg:ident),*)) => {
         $(#[$doc])*
@@ -112,15 +112,15 @@ numbers!(
     /// `epoll_create1`.
     epoll_create1 = SYS_epoll_create1(flags));
 
-/// Process id, never the cached one of a parent.
+/// The process id. Unlike a cached id, it is right in the child of a fork.
 pub(crate) fn getpid() -> c_int {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as c_int)
 }
 
-/// Sends SIGPIPE to the calling thread, as a write into a closed connection does.
+/// Sends SIGPIPE to the calling thread, as a write on a closed connection does.
 pub(crate) fn raise_sigpipe() {
-    // SAFETY: numbers only; to the calling thread itself.
+    // SAFETY: the arguments are numbers; the signal goes to the calling thread.
     unsafe {
         let thread = call(libc::SYS_gettid, [0; 6]).unwrap_or(0);
         let _ =
@@ -132,7 +132,7 @@ pub(crate) fn raise_sigpipe() {
 pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> Sys {
     let event = libc::epoll_event { events, u64: data };
     let event = std::ptr::addr_of!(event) as usize;
-    // SAFETY: the event lives until the call returns.
+    // SAFETY: the event is valid until the call returns.
     unsafe { call(libc::SYS_epoll_ctl, [set as usize, op as usize, fd as usize, event, 0, 0]) }
 }
 
@@ -142,78 +142,79 @@ pub(crate) fn ppoll(
     timeout: Option<&libc::timespec>,
     mask: Option<SignalMask>,
 ) -> Sys {
-    // The kernel writes the time that is left.
+    // The kernel writes the time that is left into its copy.
     let mut left = timeout.copied();
     let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
     let list = fds.as_mut_ptr() as usize;
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);
-    // SAFETY: list, time and mask are ours.
+    // SAFETY: list, time and mask are valid until the call returns.
     unsafe { call(libc::SYS_ppoll, [list, fds.len(), time, mask, 8, 0]) }
 }
 
-/// `read` into our own memory.
+/// `read` into memory of the library.
 pub(crate) fn read(fd: c_int, buf: &mut [u8]) -> Sys {
     let at = buf.as_mut_ptr() as usize;
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_read, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
-/// `pread` into our own memory.
+/// `pread` into memory of the library.
 pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Sys {
     let at = buf.as_mut_ptr() as usize;
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_pread64, [fd as usize, at, buf.len(), offset as usize, 0, 0]) }
 }
 
-/// `write` from our own memory.
+/// `write` from memory of the library.
 pub(crate) fn write(fd: c_int, buf: &[u8]) -> Sys {
     let at = buf.as_ptr() as usize;
-    // SAFETY: the buffer is ours and as long as said.
+    // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
-/// A page of zeros that this process shares with those that it forks; never given back.
+/// Maps a page of zeros that this process shares with the processes that it forks. The page is never unmapped.
 pub(crate) fn shared_page() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
-    // SAFETY: the kernel chooses a place where nothing is.
+    // SAFETY: the kernel chooses an unused address.
     unsafe { call(libc::SYS_mmap, args) }.ok().map(|at| at as *mut u8)
 }
 
 /// Microseconds since the machine's start.
 pub(crate) fn monotonic_micros() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it lives until the call returns. libc's function, for it costs no system call.
+    // libc's function, because it needs no system call.
+    // SAFETY: `now` is valid until the call returns.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     (now.tv_sec as u64).saturating_mul(1_000_000) + now.tv_nsec as u64 / 1000
 }
 
-/// Whether the calling thread is the program's first, whose stack may grow to so many bytes.
+/// Whether the calling thread is the program's first, and its stack may grow to `room` bytes.
 pub(crate) fn is_first_thread_with(room: u64) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
     rustix::thread::gettid() == rustix::process::getpid()
         && limit.current.is_none_or(|limit| limit >= room)
 }
 
-/// `getsockopt` of a number.
+/// `getsockopt` of an option that is a number.
 pub(crate) fn socket_option(fd: c_int, level: c_int, name: c_int) -> Result<c_int, Errno> {
     let mut value: c_int = 0;
     let mut len: libc::socklen_t = 4;
     let (at, room) = (std::ptr::from_mut(&mut value), std::ptr::from_mut(&mut len));
     let args = [fd as usize, level as usize, name as usize, at as usize, room as usize, 0];
-    // SAFETY: both live until the call returns.
+    // SAFETY: both are valid until the call returns.
     unsafe { call(libc::SYS_getsockopt, args) }.map(|_| value)
 }
 
-/// The read or write timeout of a socket, microseconds; zero: none.
+/// The read or write timeout of a socket, microseconds; 0: none.
 pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = std::mem::size_of::<libc::timeval>() as libc::socklen_t;
     let (at, room) = (std::ptr::from_mut(&mut value), std::ptr::from_mut(&mut len));
     let args =
         [fd as usize, libc::SOL_SOCKET as usize, name as usize, at as usize, room as usize, 0];
-    // SAFETY: both live until the call returns.
+    // SAFETY: both are valid until the call returns.
     match unsafe { call(libc::SYS_getsockopt, args) } {
         Ok(_) => (value.tv_sec as u64).saturating_mul(1_000_000) + value.tv_usec as u64,
         Err(_) => 0,
@@ -226,31 +227,31 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     let mut len = std::mem::size_of_val(&info) as libc::socklen_t;
     let (at, room) = (info.as_mut_ptr() as usize, std::ptr::from_mut(&mut len) as usize);
     let args = [fd as usize, libc::IPPROTO_TCP as usize, libc::TCP_INFO as usize, at, room, 0];
-    // SAFETY: both live until the call returns, and the kernel writes no more than there is room.
+    // SAFETY: both are valid until the call returns, and the kernel writes no more than `len` bytes.
     unsafe { call(libc::SYS_getsockopt, args) }.ok()?;
     // tcpi_bytes_acked and tcpi_bytes_received; the SYN may count as one.
     let (acked, received) = (info.get(15)?, info.get(16)?);
     (len >= 136).then_some(*acked > 1 || *received > 0)
 }
 
-/// Breaks a TCP connection by RST and leaves an unconnected socket.
+/// Resets a TCP connection (RST). The socket is unconnected after that.
 pub(crate) fn disconnect(fd: c_int) {
     // SAFETY: an all-zero address is of family AF_UNSPEC.
     let nowhere: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     let at = std::ptr::addr_of!(nowhere) as usize;
     let len = std::mem::size_of_val(&nowhere);
-    // SAFETY: the address lives until the call returns.
+    // SAFETY: the address is valid until the call returns.
     let _ = unsafe { call(libc::SYS_connect, [fd as usize, at, len, 0, 0, 0]) };
 }
 
-/// Blocks the program's signals in the calling thread while `f` runs: threads that are made inherit
-/// that.
+/// Blocks the program's signals in the calling thread while `f` runs. Threads that `f` starts inherit the
+/// blocked signals.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    // Not libc's own two: setuid must reach all threads.
+    // The two signals of libc stay unblocked: setuid must reach all threads.
     let all: u64 = !(0b11 << 31);
     let mut old = 0u64;
     let (new, before) = (std::ptr::addr_of!(all) as usize, std::ptr::addr_of_mut!(old) as usize);
-    // SAFETY: both words live until the call returns.
+    // SAFETY: both words are valid until the call returns.
     let blocked = unsafe {
         call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, before, 8, 0, 0])
     };
@@ -264,17 +265,17 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether a handler is installed that does not ask for interrupted calls to be begun again.
+/// Whether the program has a signal handler without SA_RESTART.
 pub(crate) fn signals_interrupt() -> bool {
-    // Those of faults interrupt nothing, and libc has handlers of its own.
+    // Signals of faults interrupt no call, and two signals are libc's own.
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
     let others =
         |signal: &usize| !faults.contains(&(*signal as c_int)) && !(32..34).contains(signal);
     for signal in (1..=64usize).filter(others) {
-        // The kernel's own struct: handler, flags, restorer, mask.
+        // The kernel's struct: handler, flags, restorer, mask.
         let mut action = [0usize; 4];
         let at = action.as_mut_ptr() as usize;
-        // SAFETY: room for the kernel's struct, which is four words.
+        // SAFETY: there is room for the kernel's struct of four words.
         let asked = unsafe { call(libc::SYS_rt_sigaction, [signal, 0, at, 8, 0, 0]) };
         let handled = action[0] != libc::SIG_DFL && action[0] != libc::SIG_IGN;
         if asked.is_ok() && handled && action[1] & libc::SA_RESTART as usize == 0 {

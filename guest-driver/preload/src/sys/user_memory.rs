@@ -1,5 +1,5 @@
-//! Memory that the program handed over. The kernel would check addresses; here a wrong one is a
-//! fault of the program's, as in any function of libc that touches memory itself.
+//! Memory that the program passes to a call. The kernel would check the addresses. Here a wrong address faults,
+//! as in any function of libc that touches memory itself.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -10,7 +10,7 @@ use guest_driver::SignalMask;
 
 use super::raw::{Errno, Sys};
 
-/// Room to read into.
+/// A buffer of the program to read into.
 ///
 /// # Safety
 /// `buf` must lead to `len` writable bytes.
@@ -22,7 +22,7 @@ pub(crate) unsafe fn read_buffer<'a>(buf: *mut c_void, len: usize) -> &'a mut [u
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), len.min(isize::MAX as usize)) }
 }
 
-/// Bytes to write.
+/// A buffer of the program to write from.
 ///
 /// # Safety
 /// `buf` must lead to `len` readable bytes.
@@ -34,7 +34,7 @@ pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> &'a [u8
     unsafe { std::slice::from_raw_parts(buf.cast(), len.min(isize::MAX as usize)) }
 }
 
-/// Rooms to read into.
+/// A list of buffers of the program to read into; EINVAL if it is too long.
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of writable memory.
@@ -48,11 +48,11 @@ pub(crate) unsafe fn read_buffers<'a>(
     if iov.is_null() || n == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The list is only read.
+    // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The library only reads the list.
     Ok(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) })
 }
 
-/// Bytes to write, in pieces.
+/// A list of buffers of the program to write from; EINVAL if it is too long.
 ///
 /// # Safety
 /// `iov` must lead to `n` descriptions of readable memory.
@@ -70,7 +70,7 @@ pub(crate) unsafe fn write_buffers<'a>(
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), n) })
 }
 
-/// An internet address.
+/// An IPv4 or IPv6 address; `None`: it is of another family, or too short.
 ///
 /// # Safety
 /// `addr` must lead to `len` bytes.
@@ -114,11 +114,11 @@ pub(crate) fn millis(timeout: c_int) -> Option<Duration> {
 
 /// Sets `errno`.
 pub(crate) fn set_errno(error: c_int) {
-    // SAFETY: the address of this thread's errno, always valid.
+    // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() = error };
 }
 
-/// A result as libc returns it.
+/// Converts a result to what libc's functions return, and sets `errno`.
 pub(crate) fn libc_result(result: Sys) -> isize {
     match result {
         Ok(value) => value as isize,
@@ -129,7 +129,7 @@ pub(crate) fn libc_result(result: Sys) -> isize {
     }
 }
 
-/// A signal mask, of which the kernel knows the first 64 signals; `None`: none is given.
+/// A signal mask; the kernel knows the first 64 signals. `None`: the program passed none.
 ///
 /// # Safety
 /// `mask` must be null or lead to one.
