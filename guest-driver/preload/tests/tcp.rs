@@ -1,4 +1,4 @@
-//! Connections that stay on TCP: nobody waits for that, and processes that are over soon do not open devices.
+//! Connections that stay on TCP: nobody waits for that, and short-lived processes do not open devices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -118,7 +118,7 @@ fn a_server_with_a_short_lived_child_per_client_stops_opening_devices_for_them()
             let (smc, tcp) = fabric.decided();
             assert_eq!(smc + tcp, 2 * CLIENTS);
             // How many depends on how fast this machine is just now.
-            assert!(smc > 0 && fabric.said("over soon") > 0, "{smc} {tcp}");
+            assert!(smc > 0 && fabric.said("exit soon") > 0, "{smc} {tcp}");
             // The client has noticed, and does not ask each time.
             assert!(fabric.said("several times in a row") > 0, "{smc} {tcp}");
         },
