@@ -225,7 +225,7 @@ fn a_device_that_is_full_leaves_tcp() {
     meet(test, &mut set(program(&fabric)), &mut set(program(&fabric)));
     let (smc, tcp) = fabric.decided();
     assert_eq!((smc, tcp), (6, 14), "{:?}", fabric.broken());
-    assert_eq!(fabric.claims(), Vec::<String>::new(), "both programs have ended");
+    assert_eq!(fabric.lock_files(), Vec::<String>::new(), "both programs have ended");
 }
 
 /// A server that looks at first bytes does not look for long: a Proposal that came later would be data.

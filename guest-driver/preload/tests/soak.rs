@@ -240,5 +240,5 @@ fn nothing_grows() {
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
     // Of clients that were killed; the next process to have the device takes it over.
-    assert!(fabric.claims().len() <= DEVICES, "{:?}", fabric.claims());
+    assert!(fabric.lock_files().len() <= DEVICES, "{:?}", fabric.lock_files());
 }

@@ -1,5 +1,5 @@
 //! Exclusive use of a device. A device serves one process, and that process holds a lock on a file beside the
-//! device's socket (`NAME.sock.claim`).
+//! device's socket (`NAME.sock.lock`).
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind};
@@ -32,7 +32,7 @@ impl DeviceLock {
     /// See [`LockError`].
     pub(crate) fn acquire(socket: &Path) -> Result<DeviceLock, LockError> {
         let mut path = socket.as_os_str().to_owned();
-        path.push(".claim");
+        path.push(".lock");
         let path = PathBuf::from(path);
         for _ in 0..ATTEMPTS {
             let file = match open(&path, socket) {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_device_has_one_owner_and_a_removed_lock_file_has_no_effect() {
-        let name = format!("smc-claim-{}.sock", std::process::id());
+        let name = format!("smc-lock-{}.sock", std::process::id());
         let socket = std::env::temp_dir().join(name);
         let first = DeviceLock::acquire(&socket).unwrap();
         assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::Taken)));
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_user_of_the_device_may_lock_the_file_of_a_killed_owner() {
-        let dir = std::env::temp_dir().join(format!("smc-claims-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("smc-locks-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         for (mode, expected) in [(0o600, 0o600), (0o660, 0o640), (0o666, 0o644), (0o777, 0o644)] {
             let socket = dir.join(format!("{mode:o}.sock"));
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn a_link_in_place_of_a_lock_file_is_not_followed() {
-        let dir = std::env::temp_dir().join(format!("smc-claim-link-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("smc-lock-link-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let (socket, elsewhere) = (dir.join("a.sock"), dir.join("elsewhere"));
-        std::os::unix::fs::symlink(&elsewhere, dir.join("a.sock.claim")).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, dir.join("a.sock.lock")).unwrap();
         assert!(matches!(DeviceLock::acquire(&socket), Err(LockError::File(..))));
         assert!(!elsewhere.exists());
         std::fs::remove_dir_all(&dir).unwrap();

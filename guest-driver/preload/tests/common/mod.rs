@@ -121,11 +121,11 @@ impl Fabric {
         self.dir.join("devices")
     }
 
-    /// Claims of devices by processes that are gone.
-    pub fn claims(&self) -> Vec<String> {
+    /// Lock files that processes have left beside the devices.
+    pub fn lock_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.join("devices")).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.ends_with(".claim")).collect()
+        names.filter(|name| name.ends_with(".lock")).collect()
     }
 
     /// How often programs said a word.
