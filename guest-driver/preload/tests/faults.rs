@@ -40,14 +40,14 @@ fn program(fabric: &Fabric) -> Command {
 
 /// A server and a client, both with the library.
 fn meet(test: &str, server: &mut Command, client: &mut Command) {
-    meet_within(common::PATIENCE, test, server, client);
+    meet_within(common::TIMEOUT, test, server, client);
 }
 
-fn meet_within(patience: Duration, test: &str, server: &mut Command, client: &mut Command) {
+fn meet_within(timeout: Duration, test: &str, server: &mut Command, client: &mut Command) {
     let port = free_port();
-    let server = role(server, test, "server", port).within(patience);
+    let server = role(server, test, "server", port).within(timeout);
     await_listener(port);
-    let client = role(client, test, "client", port).within(patience);
+    let client = role(client, test, "client", port).within(timeout);
     client.finish_beside(&[&server]);
     server.finish();
 }
@@ -466,9 +466,9 @@ fn a_thousand_connections() {
     };
     let begun = Instant::now();
     // Handshakes and threads of a server, one after the other, take their time on a busy machine.
-    let patience = 6 * common::PATIENCE;
+    let timeout = 6 * common::TIMEOUT;
     let test = "a_thousand_connections";
-    meet_within(patience, test, &mut set(program(&fabric)), &mut set(program(&fabric)));
+    meet_within(timeout, test, &mut set(program(&fabric)), &mut set(program(&fabric)));
     println!("{:?}: {:?}", fabric.decided(), begun.elapsed());
     let (smc, tcp) = fabric.decided();
     assert_eq!(smc + tcp, 2000, "{:?}", fabric.broken());

@@ -121,7 +121,7 @@ fn killed_clients_leave_nothing_behind() {
     // One timer is made at the first need.
     let is_clean = || held() == before && open() <= open_before + 1;
     let begun = Instant::now();
-    while !is_clean() && begun.elapsed() < common::PATIENCE {
+    while !is_clean() && begun.elapsed() < common::TIMEOUT {
         thread::sleep(Duration::from_millis(50));
     }
     let devices = fabric.open_devices();

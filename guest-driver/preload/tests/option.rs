@@ -258,8 +258,8 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
             for first in ["client", "server"] {
                 // A server that answered the option waits for a Proposal before it speaks.
                 let waits = synack && first == "server";
-                let patience = guest_driver::rendezvous::PROPOSAL_PATIENCE;
-                takes_less_than(SOON + if waits { patience } else { Duration::ZERO }, || {
+                let timeout = guest_driver::rendezvous::PROPOSAL_PATIENCE;
+                takes_less_than(SOON + if waits { timeout } else { Duration::ZERO }, || {
                     let (fabric, passed) = (Fabric::new(2), Passed::new());
                     let server = passed.program(&fabric, "required");
                     let client = passed.program(&fabric, "required");

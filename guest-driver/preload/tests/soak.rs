@@ -141,7 +141,7 @@ fn nothing_grows() {
     println!("seed {seed}");
     let mut dice = Dice(seed);
 
-    let fabric = Fabric::away();
+    let fabric = Fabric::without_daemon();
     let management = fabric.file("management");
     let mut command = Command::new(std::env::current_exe().unwrap());
     let daemon = role(command.env("SOAK_MANAGEMENT", &management), "nothing_grows", "daemon", 0);

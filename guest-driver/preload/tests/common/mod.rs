@@ -16,7 +16,7 @@ use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 
 /// A program that takes longer hangs.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Devices, and a directory for what the programs say of themselves.
 pub struct Fabric {
@@ -33,14 +33,14 @@ impl Fabric {
 
     /// A fabric with quotas of its own.
     pub fn with(devices: usize, tune: impl FnOnce(&mut Quotas)) -> Fabric {
-        let mut fabric = Fabric::away();
+        let mut fabric = Fabric::without_daemon();
         tune(&mut fabric.quotas);
         fabric.start_daemon(devices);
         fabric
     }
 
-    /// The directories only; somebody else has the daemon.
-    pub fn away() -> Fabric {
+    /// The directories only; the caller starts a daemon later, or another process has it.
+    pub fn without_daemon() -> Fabric {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
@@ -196,7 +196,7 @@ pub fn free_port() -> u16 {
 pub fn eventually(mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {
-        assert!(begun.elapsed() < PATIENCE, "it never was so");
+        assert!(begun.elapsed() < TIMEOUT, "it never was so");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -206,7 +206,7 @@ pub fn eventually(mut so: impl FnMut() -> bool) {
 pub fn await_listener(port: u16) {
     let wanted = format!("{port:04X}");
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIMEOUT {
         for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
             let text = std::fs::read_to_string(table).unwrap_or_default();
             let found = text.lines().any(|line| {
@@ -227,7 +227,7 @@ pub fn await_listener(port: u16) {
 pub struct Running {
     name: String,
     child: Child,
-    patience: Duration,
+    timeout: Duration,
     out: Said,
     err: Said,
 }
@@ -269,18 +269,18 @@ impl Running {
         // Not waited for: a program may leave others behind that keep the pipes open.
         let out = Said::collect(child.stdout.take().unwrap());
         let err = Said::collect(child.stderr.take().unwrap());
-        Running { name, child, patience: PATIENCE, out, err }
+        Running { name, child, timeout: TIMEOUT, out, err }
     }
 
     /// It may take longer than others.
-    pub fn within(mut self, patience: Duration) -> Running {
-        self.patience = patience;
+    pub fn within(mut self, timeout: Duration) -> Running {
+        self.timeout = timeout;
         self
     }
 
     /// How long it may take.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Its process id.
@@ -310,7 +310,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            if begun.elapsed() > self.patience {
+            if begun.elapsed() > self.timeout {
                 let mut where_they_are = stacks(self.pid());
                 for other in others {
                     where_they_are += &format!("\n{}:\n{}", other.name, stacks(other.pid()));
@@ -343,7 +343,7 @@ impl Running {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
-            if begun.elapsed() > self.patience {
+            if begun.elapsed() > self.timeout {
                 let stacks = stacks(self.child.id());
                 let _ = self.child.kill();
                 panic!("{} does not end:\n{stacks}\n{}", self.name, self.said());

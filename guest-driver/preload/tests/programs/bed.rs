@@ -196,7 +196,7 @@ impl Bed<'_> {
         let wanted = format!(":{port:04X}");
         let pid = server.pid();
         let begun = Instant::now();
-        while begun.elapsed() < server.patience() {
+        while begun.elapsed() < server.timeout() {
             // As its own network namespace has it.
             for table in ["tcp", "tcp6"] {
                 let path = format!("/proc/{pid}/net/{table}");
@@ -217,7 +217,7 @@ impl Bed<'_> {
     }
 
     /// What `smc stat` says of connections, once it shows one that is SMC-D.
-    pub fn await_smc_d(&self, user: &str, patience: Duration) -> Result<(), String> {
+    pub fn await_smc_d(&self, user: &str, timeout: Duration) -> Result<(), String> {
         let begun = Instant::now();
         loop {
             let mut stat = Command::new(self.net.tools.join("smc"));
@@ -227,7 +227,7 @@ impl Bed<'_> {
             if text.contains("\"SMC-D v2") {
                 return Ok(());
             }
-            if begun.elapsed() > patience {
+            if begun.elapsed() > timeout {
                 let errors = String::from_utf8_lossy(&output.stderr);
                 return Err(format!("smc stat shows no connection over SMC-D: {text}{errors}"));
             }

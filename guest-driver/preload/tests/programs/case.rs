@@ -84,10 +84,10 @@ impl Case<'_> {
         let tell = with.server && !program.has_rights();
         let program = (self.client)(&place);
         let mut client = bed.command(Client, &program, with.client, tell);
-        let patience = Duration::from_secs(30 + 4 * u64::from(seconds()));
-        let client = Running::start(&mut client).within(patience);
+        let timeout = Duration::from_secs(30 + 4 * u64::from(seconds()));
+        let client = Running::start(&mut client).within(timeout);
         let seen = match self.seen_by.filter(|_| with == BOTH) {
-            Some(user) => bed.await_smc_d(user, patience / 2),
+            Some(user) => bed.await_smc_d(user, timeout / 2),
             None => Ok(()),
         };
         let text = client.finish_beside(&[&server]);
