@@ -363,7 +363,7 @@ fn the_core_has_no_io_clock_or_thread_and_the_room_device_does_not_know_virtio()
             };
             if let Some(path) = rule.paths.iter().find(is_below) {
                 faults.push(format!(
-                    "{file}:{}: {path} does not belong into {}",
+                    "{file}:{}: {path} does not belong in {}",
                     used.line, rule.dir
                 ));
             }
