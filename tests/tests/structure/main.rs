@@ -362,10 +362,8 @@ fn the_core_has_no_io_clock_or_thread_and_the_room_device_does_not_know_virtio()
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
             };
             if let Some(path) = rule.paths.iter().find(is_below) {
-                faults.push(format!(
-                    "{file}:{}: {path} does not belong in {}",
-                    used.line, rule.dir
-                ));
+                faults
+                    .push(format!("{file}:{}: {path} does not belong in {}", used.line, rule.dir));
             }
         }
     }
