@@ -14,7 +14,8 @@ const DEVICES: &str = "SMC_RUN_DEVICES";
 const EIDS: &str = "SMC_RUN_EIDS";
 /// Which connections to make over SMC: rules separated by commas, see [`Rule`].
 const CONNECT: &str = "SMC_RUN_CONNECT";
-/// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the clients'.
+/// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the
+/// clients'.
 const ACCEPT: &str = "SMC_RUN_ACCEPT";
 /// Whether TCP option 254 finds peers that speak SMC: `off` (the default), `auto` or `required`.
 const RENDEZVOUS: &str = "SMC_RUN_RENDEZVOUS";
@@ -154,8 +155,8 @@ fn rules(name: &str) -> Vec<Rule> {
     text.split(',').filter(|rule| !rule.is_empty()).filter_map(Rule::parse).collect()
 }
 
-/// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc run`
-/// has read the file before, so the user meant it to hold.
+/// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc
+/// run` has read the file before, so the user meant it to hold.
 fn policy(path: &std::ffi::OsStr) -> Policy {
     let policy = Policy::load(std::path::Path::new(path)).unwrap_or_else(|_| Policy::none());
     match std::env::current_exe() {

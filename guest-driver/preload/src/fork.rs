@@ -1,7 +1,8 @@
 //! Which process of a program that forks this one is.
 //!
 //! The generation counts the forks between the program's start and this process. Sessions and SMC
-//! connections of an earlier generation belong to an ancestor. This process neither uses nor closes them.
+//! connections of an earlier generation belong to an ancestor. This process neither uses nor closes
+//! them.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -28,8 +29,8 @@ pub(crate) fn in_child() {
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
-/// Whether this process is a child of vfork, which shares the memory of its parent. It must not change the
-/// table, whose entries are about the parent's descriptors.
+/// Whether this process is a child of vfork, which shares the memory of its parent. It must not
+/// change the table, whose entries are about the parent's descriptors.
 pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
     known != 0 && known != raw::getpid()

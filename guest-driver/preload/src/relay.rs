@@ -1,17 +1,18 @@
 //! SMC connections that a child of a fork inherits.
 //!
-//! The process that opened the session of a connection owns the connection. Another process uses it through
-//! a pair of Unix sockets, and a thread of the owner moves the bytes between the pair and the connection.
-//! Before a fork the owner makes a pair for each SMC connection. In the child one end of the pair replaces
-//! the descriptors of the connection, so the child can use it like any socket.
+//! The process that opened the session of a connection owns the connection. Another process uses it
+//! through a pair of Unix sockets, and a thread of the owner moves the bytes between the pair and
+//! the connection. Before a fork the owner makes a pair for each SMC connection. In the child one
+//! end of the pair replaces the descriptors of the connection, so the child can use it like any
+//! socket.
 //!
-//! Most children never use the connection: they save a database, or execute a program. So the owner moves
-//! nothing until the child asks for it, by a byte in a pipe (`socket/owner_pipe.rs`). From then on the same
-//! end of the pair replaces the owner's descriptors as well. Processes that take turns on a connection thus
-//! find all its bytes in one place.
+//! Most children never use the connection: they save a database, or execute a program. So the owner
+//! moves nothing until the child asks for it, by a byte in a pipe (`socket/owner_pipe.rs`). From
+//! then on the same end of the pair replaces the owner's descriptors as well. Processes that take
+//! turns on a connection thus find all its bytes in one place.
 //!
-//! The connection ends with its owner. Most servers fork first and use the connection in the child only;
-//! there the child does the handshake in a session of its own (see `selection`).
+//! The connection ends with its owner. Most servers fork first and use the connection in the child
+//! only; there the child does the handshake in a session of its own (see `selection`).
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -26,8 +27,8 @@ use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::socket::{owner_pipe, registrations};
 use crate::sys::{STACK, lock, owned, raw};
 
-/// Number of connections that a child inherits at most. In a program with more, the child's calls on the
-/// others fail.
+/// Number of connections that a child inherits at most. In a program with more, the child's calls
+/// on the others fail.
 const MAX_CONNECTIONS: usize = 64;
 /// Lowest number of the library's own descriptors, if the limit of the process allows.
 const HIGH_FDS: c_int = 700;
@@ -154,7 +155,8 @@ fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
             Err(_) => break false,
         }
     };
-    // The pipe has ended: the child has exited, or has executed a program that may use the connections.
+    // The pipe has ended: the child has exited, or has executed a program that may use the
+    // connections.
     let mut alive = [PollFd::new(life, PollFlags::IN)];
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let gone = !asked && rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0);
@@ -198,8 +200,8 @@ fn start(offer: Offer) {
 /// Bytes that a thread forwards at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Forwards bytes both ways until both have ended. Each direction has a thread. A thread that blocks in the
-/// kernel makes one system call per chunk, which leaves the processor to the program.
+/// Forwards bytes both ways until both have ended. Each direction has a thread. A thread that
+/// blocks in the kernel makes one system call per chunk, which leaves the processor to the program.
 fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     let (descriptor, inner) = (descriptor.clone(), near.try_clone());
     let made = inner.and_then(|inner| {
@@ -213,7 +215,8 @@ fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     if made.is_ok() {
         forward_to_peer(stream, near);
     }
-    // Threads that wait for the peer would wait for ever now. A peer that has closed already does not notice.
+    // Threads that wait for the peer would wait for ever now. A peer that has closed already does
+    // not notice.
     let _ = stream.shutdown(std::net::Shutdown::Both);
 }
 

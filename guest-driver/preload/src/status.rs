@@ -1,5 +1,5 @@
-//! The report of what became of the connections of this process. It has a line per event, in a file per
-//! process, if the user gave `smc run --status`.
+//! The report of what became of the connections of this process. It has a line per event, in a file
+//! per process, if the user gave `smc run --status`.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -68,8 +68,8 @@ pub(crate) fn no_device(why: &str) {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.file_name().unwrap_or_default().to_string_lossy();
         print_error(&format!(
-            "smc run: {program} ({}) stays on TCP: {why}; it tries again about every second. Each process \
-             needs a virtio-ism device of its own: \"smc devices\" lists the devices in use, \
+            "smc run: {program} ({}) stays on TCP: {why}; it tries again about every second. Each \
+             process needs a virtio-ism device of its own: \"smc devices\" lists the devices in use, \
              \"smc doctor\" shows what is missing\n",
             std::process::id()
         ));
@@ -78,7 +78,8 @@ pub(crate) fn no_device(why: &str) {
 
 /// Device and inode of standard error when the program began.
 static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
-/// Whether standard error has the message that there is no device. Forked children do not repeat it.
+/// Whether standard error has the message that there is no device. Forked children do not repeat
+/// it.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Stores which file standard error is.
@@ -107,7 +108,8 @@ fn print_error(text: &str) {
     if list[0].revents() != PollFlags::OUT {
         return;
     }
-    // If the reader closes just now, the write raises SIGPIPE. It stays pending in a thread that blocks it.
+    // If the reader closes just now, the write raises SIGPIPE. It stays pending in a thread that
+    // blocks it.
     std::thread::scope(|scope| {
         let write = || crate::sys::raw::write(2, text.as_bytes());
         let _ = std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, write);

@@ -252,7 +252,8 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
             return libc_result(result);
         }
     }
-    call_libc!(sendmsg, libc::SYS_sendmsg, (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+    call_libc!(sendmsg, libc::SYS_sendmsg,
+        (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]
@@ -282,8 +283,8 @@ unsafe extern "C" fn recvmmsg(
             flags |= libc::MSG_DONTWAIT;
         }
     }
-    call_libc!(recvmmsg, libc::SYS_recvmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int,
-          timeout: *mut timespec) -> c_int)
+    call_libc!(recvmmsg, libc::SYS_recvmmsg,
+        (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -304,8 +305,8 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
             }
         }
     }
-    call_libc!(sendmmsg, libc::SYS_sendmmsg, (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int)
-          -> c_int)
+    call_libc!(sendmmsg, libc::SYS_sendmmsg,
+        (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)
 }
 
 /// `sendfile` into an SMC connection. `None`: the kernel carries out the call.
@@ -333,8 +334,8 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, n: s
             return libc_result(result);
         }
     }
-    call_libc!(sendfile, libc::SYS_sendfile, (to: c_int, from: c_int, offset: *mut off64_t, n: size_t)
-          -> ssize_t)
+    call_libc!(sendfile, libc::SYS_sendfile,
+        (to: c_int, from: c_int, offset: *mut off64_t, n: size_t) -> ssize_t)
 }
 
 #[unsafe(no_mangle)]

@@ -122,8 +122,8 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
-    let ours = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    if let Some(descriptor) = &ours
+    let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    if let Some(descriptor) = &known
         && let Some(answer) = control::ioctl(fd, descriptor, request)
     {
         return match answer {
@@ -136,11 +136,11 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) ->
             Err(error) => libc_result(Err(error)) as c_int,
         };
     }
-    let result = call_libc!(ioctl, libc::SYS_ioctl, (fd: c_int, request: c_ulong, argument: *mut c_int)
-                       -> c_int);
+    let result = call_libc!(ioctl, libc::SYS_ioctl,
+        (fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int);
     if result >= 0
         && request == libc::FIONBIO
-        && let Some(socket) = ours.as_ref().and_then(|descriptor| descriptor.stream())
+        && let Some(socket) = known.as_ref().and_then(|descriptor| descriptor.stream())
     {
         control::update_nonblocking(fd, socket);
     }

@@ -1,4 +1,5 @@
-//! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of libc.
+//! Further names of the hooks: those that programs built with _FORTIFY_SOURCE call, and aliases of
+//! libc.
 
 use std::ffi::{c_int, c_ulong, c_void};
 

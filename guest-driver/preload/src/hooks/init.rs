@@ -7,9 +7,9 @@ use crate::socket::descriptors;
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
 
-/// The library's own heap, so that the program's heap stays as it would be without the library. The end of the
-/// heap decides how often some programs ask the kernel for memory and return it. And the program's allocator
-/// may open files or map memory, which would call the hooks.
+/// The library's own heap, so that the program's heap stays as it would be without the library. The
+/// end of the heap decides how often some programs ask the kernel for memory and return it. And the
+/// program's allocator may open files or map memory, which would call the hooks.
 #[global_allocator]
 static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
@@ -27,8 +27,8 @@ static END: extern "C" fn() = end;
 extern "C" fn begin() {
     libc_symbols::find_all();
     fork::init();
-    // The allocator registers its handlers before those below, which may allocate. So before a fork it takes
-    // its lock after them, and after the fork it releases the lock before them.
+    // The allocator registers its handlers before those below, which may allocate. So before a fork
+    // it takes its lock after them, and after the fork it releases the lock before them.
     // SAFETY: no thread holds the allocator's lock yet.
     unsafe { dlmalloc::enable_alloc_after_fork() };
     // SAFETY: the functions stay valid, because the library is never unloaded.

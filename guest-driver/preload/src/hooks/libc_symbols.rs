@@ -1,5 +1,5 @@
-//! libc's functions, whose names this library takes. The library looks them up once, when it is loaded: a
-//! look-up may allocate, and an allocator may call a hook.
+//! libc's functions, whose names this library takes. The library looks them up once, when it is
+//! loaded: a look-up may allocate, and an allocator may call a hook.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -53,14 +53,15 @@ macro_rules! functions {
 }
 
 functions! {
-    socket connect accept accept4 listen shutdown close dup dup2 dup3 fcntl ioctl
-    getsockname getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send sendto sendmsg
-    sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1 epoll_ctl epoll_wait
-    epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd timerfd_create memfd_create
+    socket connect accept accept4 listen shutdown close dup dup2 dup3 fcntl ioctl getsockname
+    getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send
+    sendto sendmsg sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1
+    epoll_ctl epoll_wait epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd
+    timerfd_create memfd_create
 }
 
-/// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run it makes the
-/// system call instead; `number` is -1 if there is none.
+/// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run
+/// it makes the system call instead; `number` is -1 if there is none.
 macro_rules! call_libc {
     ($name:ident, $number:expr, ($($arg:ident : $type:ty),*) -> $result:ty) => {{
         let number: i64 = $number;
@@ -84,7 +85,8 @@ macro_rules! call_libc {
                 let given = [$($arg as usize),*];
                 all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
                 // SAFETY: the program's arguments, unchanged.
-                $crate::sys::user_memory::libc_result(unsafe { $crate::sys::raw::call(number, all) }) as $result
+                let result = unsafe { $crate::sys::raw::call(number, all) };
+                $crate::sys::user_memory::libc_result(result) as $result
             }
         }
     }};

@@ -1,5 +1,6 @@
-//! The exported functions. Each looks the descriptor up. If the library does not know it, the function calls
-//! libc's function. Otherwise it turns the program's pointers into slices, and the rooms below do the work.
+//! The exported functions. Each looks the descriptor up. If the library does not know it, the
+//! function calls libc's function. Otherwise it turns the program's pointers into slices, and the
+//! rooms below do the work.
 
 mod bytes;
 mod descriptors;

@@ -46,7 +46,8 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         let native = || native_connect(fd, addr, len);
         return libc_result(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
     }
-    call_libc!(connect, libc::SYS_connect, (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
+    call_libc!(connect, libc::SYS_connect,
+        (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -86,8 +87,8 @@ unsafe extern "C" fn accept4(
     new
 }
 
-/// The descriptor of the TCP socket, which provides names and options. If another process carries the
-/// connection, it is not `fd`.
+/// The descriptor of the TCP socket, which provides names and options. If another process carries
+/// the connection, it is not `fd`.
 fn tcp_fd_of(fd: c_int) -> c_int {
     let descriptor = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.tcp_fd()).unwrap_or(fd)
@@ -142,8 +143,8 @@ unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let ours = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
-    let socket = ours.as_ref().and_then(|descriptor| descriptor.stream());
+    let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
+    let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
@@ -185,7 +186,8 @@ unsafe extern "C" fn syscall(
 ) -> i64 {
     if config::get().is_some() {
         match number {
-            // The library could not see the calls that io_uring makes. Without it, programs use epoll.
+            // The library could not see the calls that io_uring makes. Without it, programs use
+            // epoll.
             libc::SYS_io_uring_setup => return libc_result(Err(Errno(libc::ENOSYS))) as i64,
             libc::SYS_accept4 => {
                 // SAFETY: the program's arguments.

@@ -64,7 +64,8 @@ pub(crate) fn ioctl(
 /// Request of `ioctl`: whether the next byte to read is at the urgent mark.
 pub(crate) const SIOCATMARK: u64 = 0x8905;
 
-/// The number that `getsockopt` returns on an SMC connection. `None`: the kernel carries out the call.
+/// The number that `getsockopt` returns on an SMC connection. `None`: the kernel carries out the
+/// call.
 pub(crate) fn get_option(
     descriptor: &DescriptorRef,
     fd: c_int,

@@ -1,7 +1,8 @@
 //! `epoll_wait` on a set that has SMC connections in it.
 //!
-//! The library polls the SMC connections of the set in shared memory, and asks the kernel for everything
-//! else. A thread that finds nothing sleeps in the kernel, with the program's signal mask if it gave one.
+//! The library polls the SMC connections of the set in shared memory, and asks the kernel for
+//! everything else. A thread that finds nothing sleeps in the kernel, with the program's signal
+//! mask if it gave one.
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
@@ -127,8 +128,8 @@ fn wait_alone(
     }
 }
 
-/// Sleeps until a connection or the kernel's set may have events. `count`: the sleeper's count of wake-ups
-/// before the last poll.
+/// Sleeps until a connection or the kernel's set may have events. `count`: the sleeper's count of
+/// wake-ups before the last poll.
 fn sleep(
     set: &EpollSet,
     sleeper: &Sleeper,

@@ -48,8 +48,8 @@ pub(crate) fn poll(
 ) -> Sys {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
-        // At every turn, because a handshake may be complete by now. The references in `_undecided` keep the
-        // decision descriptors open that `native` refers to.
+        // At every turn, because a handshake may be complete by now. The references in `_undecided`
+        // keep the decision descriptors open that `native` refers to.
         let (mut polled, mut native, _undecided) = sort(fds);
         if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
@@ -71,9 +71,9 @@ fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<Si
     raw::ppoll(fds, time.as_ref(), mask)
 }
 
-/// Divides the descriptors. First come the connections that the library polls. Second comes the list for the
-/// kernel, in which those are negative. Third come the undecided sockets, whose decision descriptors are in
-/// the kernel's list.
+/// Divides the descriptors. First come the connections that the library polls. Second comes the
+/// list for the kernel, in which those are negative. Third come the undecided sockets, whose
+/// decision descriptors are in the kernel's list.
 fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
     let (mut polled, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
@@ -93,7 +93,8 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         match resolve(&descriptor, fd.fd, Wait::Short) {
             Selected::Tcp | Selected::Broken => {}
             Selected::NotYet => {
-                // It is not ready for anything. The descriptor is readable when the handshake is complete.
+                // It is not ready for anything. The descriptor is readable when the handshake is
+                // complete.
                 native.fd = socket.decision_fd().unwrap_or(-1);
                 native.events = libc::POLLIN;
                 undecided.push(descriptor);
@@ -116,8 +117,8 @@ fn revents_of(stream: &SmcStream, events: i16) -> i16 {
     (epoll_events(look) & asked) as i16
 }
 
-/// Polls the connections, asks the kernel about the rest, and sleeps if there are no events. `None`: the caller
-/// must poll again.
+/// Polls the connections, asks the kernel about the rest, and sleeps if there are no events.
+/// `None`: the caller must poll again.
 fn poll_once(
     fds: &mut [libc::pollfd],
     polled: &mut [Polled],
@@ -171,7 +172,8 @@ fn poll_once(
     if armed && !changed() {
         let stream = polled.first().and_then(Polled::stream);
         let left = left_of(end).unwrap_or(Duration::MAX);
-        // The mask lets signals in only during the sleep. A signal that is pending ends the sleep at once.
+        // The mask lets signals in only during the sleep. A signal that is pending ends the sleep
+        // at once.
         let outer = sleeper.outer.as_fd();
         woken = sleeper.watch.sleep_with_mask(mask, stream, count, left, outer);
         sleeper.watch.slept(begun.elapsed());
@@ -192,7 +194,8 @@ fn poll_once(
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
 }
 
-/// Copies the kernel's answers. Returns how many descriptors are ready; `None`: only decision descriptors.
+/// Copies the kernel's answers. Returns how many descriptors are ready; `None`: only decision
+/// descriptors.
 fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -> Option<usize> {
     let mut n = 0;
     for (at, (fd, native)) in fds.iter_mut().zip(native).enumerate() {

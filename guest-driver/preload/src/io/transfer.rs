@@ -334,7 +334,8 @@ pub(crate) fn sendfile(
     Ok(done)
 }
 
-/// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the connection.
+/// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the
+/// connection.
 pub(crate) fn splice_out(
     (socket, stream): (&Socket, &SmcStream),
     pipe: c_int,

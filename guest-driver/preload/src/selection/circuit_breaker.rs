@@ -1,7 +1,7 @@
 //! A circuit breaker: it skips attempts at something that has failed several times in a row.
 //!
-//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the words of a
-//! breaker are independent of each other.
+//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the
+//! words of a breaker are independent of each other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Servers that decline SMC again and again because they have no device left.
 //!
-//! A server that forks a short-lived process for each client declines nearly all (`short_lived`). A server with
-//! more processes than devices always declines some. Each Decline costs the client a round trip. So after
-//! several in a row the client stops proposing to that server for a while.
+//! A server that forks a short-lived process for each client declines nearly all (`short_lived`). A
+//! server with more processes than devices always declines some. Each Decline costs the client a
+//! round trip. So after several in a row the client stops proposing to that server for a while.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -18,8 +18,8 @@ struct Entry {
     breaker: CircuitBreaker,
 }
 
-/// A table without chains, because few servers decline at the same time. Two servers that share an entry
-/// overwrite each other, without harm. There is no lock that a forked child could find held.
+/// A table without chains, because few servers decline at the same time. Two servers that share an
+/// entry overwrite each other, without harm. There is no lock that a forked child could find held.
 static ENTRIES: [Entry; 64] =
     [const { Entry { address_hash: AtomicU64::new(0), breaker: CircuitBreaker::new() } }; 64];
 

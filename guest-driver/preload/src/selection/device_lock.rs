@@ -1,5 +1,5 @@
-//! Exclusive use of a device. A device serves one process, and that process holds a lock on a file beside the
-//! device's socket (`NAME.sock.lock`).
+//! Exclusive use of a device. A device serves one process, and that process holds a lock on a file
+//! beside the device's socket (`NAME.sock.lock`).
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind};
@@ -58,7 +58,8 @@ impl DeviceLock {
         (ours.dev(), ours.ino()) == (found.dev(), found.ino())
     }
 
-    /// Removes the file. If this process is killed instead, the next owner of the device reuses the file.
+    /// Removes the file. If this process is killed instead, the next owner of the device reuses the
+    /// file.
     pub(crate) fn remove(&self) {
         if self.is_current() {
             let _ = std::fs::remove_file(&self.path);
@@ -66,8 +67,9 @@ impl DeviceLock {
     }
 }
 
-/// Opens the file, and creates it if there is none. The right to read suffices for the lock, so a file that
-/// another user has left will do. Other users may write into the directory, so the call follows no link.
+/// Opens the file, and creates it if there is none. The right to read suffices for the lock, so a
+/// file that another user has left will do. Other users may write into the directory, so the call
+/// follows no link.
 fn open(path: &Path, socket: &Path) -> Result<File, Error> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -75,8 +77,8 @@ fn open(path: &Path, socket: &Path) -> Result<File, Error> {
         opened => return opened,
     }
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    // A user who may connect to the device (which takes the right to write) must be able to lock the file after
-    // this process was killed, whatever its umask is.
+    // A user who may connect to the device (which takes the right to write) must be able to lock
+    // the file after this process was killed, whatever its umask is.
     if let Ok(socket) = socket.metadata() {
         let _ = std::os::unix::fs::fchown(&file, None, Some(socket.gid()));
         let may_use = socket.mode() & 0o022;

@@ -15,8 +15,8 @@ use crate::sys::raw::{self, Errno, Sys};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
 
-/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the connection
-/// stays undecided: TCP's `connect` does not wait for the server's program either.
+/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
+/// connection stays undecided: TCP's `connect` does not wait for the server's program either.
 const CONNECT: Duration = Duration::from_millis(50);
 
 /// Whether sockets of this kind can be on SMC.
@@ -76,7 +76,8 @@ pub(crate) fn connect(
         let result = native();
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
         if fast || !failed {
-            // TCP carries it. After a failure the program may try another address, so the entry stays.
+            // TCP carries it. After a failure the program may try another address, so the entry
+            // stays.
             DESCRIPTORS.remove_if(fd, descriptor);
         }
         return result;
@@ -162,8 +163,8 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     }
 }
 
-/// Finds connections that the process had before the library was loaded. A server that executes a program for
-/// each client leaves the handshake to that program.
+/// Finds connections that the process had before the library was loaded. A server that executes a
+/// program for each client leaves the handshake to that program.
 pub(crate) fn inherit() {
     let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
     let fds: Vec<c_int> =

@@ -10,10 +10,11 @@ use crate::socket::stream::Socket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::wait_readable;
 
-/// A server takes a client that sends nothing for this long for one without SMC, even if the server's program
-/// only reads.
+/// A server takes a client that sends nothing for this long for one without SMC, even if the
+/// server's program only reads.
 pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the wait checks whether the program wants to write first, or has closed the connection.
+/// How often the wait checks whether the program wants to write first, or has closed the
+/// connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a client has sent.
@@ -27,8 +28,8 @@ pub(crate) enum FirstBytes {
     Other,
 }
 
-/// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens no device
-/// for it.
+/// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens
+/// no device for it.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
     use rustix::net::RecvFlags;
     let mut bytes = [0u8; 8];
@@ -43,9 +44,10 @@ pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
     }
 }
 
-/// Waits for a client's first bytes. If the program wants to write first, the wait ends after the socket's
-/// detection timeout. Otherwise it ends after `limit`, or the detection timeout if that is longer. A Proposal
-/// that comes after the wait would reach the program as data, so the wait is long where it can be.
+/// Waits for a client's first bytes. If the program wants to write first, the wait ends after the
+/// socket's detection timeout. Otherwise it ends after `limit`, or the detection timeout if that is
+/// longer. A Proposal that comes after the wait would reach the program as data, so the wait is
+/// long where it can be.
 pub(crate) fn await_first_bytes(
     descriptor: &DescriptorRef,
     socket: &Socket,

@@ -19,8 +19,8 @@ use crate::status;
 use crate::sys::raw::{self, Errno};
 use crate::sys::{STACK, borrowed, lock, wait_readable};
 
-/// Lowest numbers for the library's own descriptors, out of the program's way. The first one that the limit
-/// of the process allows holds.
+/// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
+/// the limit of the process allows holds.
 const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
 
 /// Makes a second descriptor of the TCP connection, out of the program's way.
@@ -240,9 +240,9 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
     }
 }
 
-/// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the last
-/// acknowledgement of the three-way handshake. A connection that stays on TCP must not delay it: a server
-/// whose program writes first would learn of its client much later.
+/// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the
+/// last acknowledgement of the three-way handshake. A connection that stays on TCP must not delay
+/// it: a server whose program writes first would learn of its client much later.
 pub(crate) fn delay_acks(fd: c_int, delay: bool) {
     let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !delay);
 }

@@ -1,5 +1,5 @@
-//! The ports on which this process listens. A thread that connects to one of them must not wait for a
-//! handshake: the same thread may have to accept the connection.
+//! The ports on which this process listens. A thread that connects to one of them must not wait for
+//! a handshake: the same thread may have to accept the connection.
 
 use std::sync::Mutex;
 

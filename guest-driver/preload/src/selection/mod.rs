@@ -1,10 +1,10 @@
 //! The choice between SMC and TCP for one connection, and the handshake that makes it.
 //!
-//! A connection that the program accepts or makes is *undecided* until a call needs to know what carries it.
-//! So a server that forks for each client leaves the handshake to the child, which opens a session of its
-//! own. A program that accepts from an event loop usually finds the client's message waiting, and the
-//! handshake takes one short call. A handshake that takes longer goes on in a thread of its own, and wakes
-//! the program's calls when it is complete.
+//! A connection that the program accepts or makes is *undecided* until a call needs to know what
+//! carries it. So a server that forks for each client leaves the handshake to the child, which
+//! opens a session of its own. A program that accepts from an event loop usually finds the client's
+//! message waiting, and the handshake takes one short call. A handshake that takes longer goes on
+//! in a thread of its own, and wakes the program's calls when it is complete.
 
 mod circuit_breaker;
 mod declined_servers;

@@ -1,7 +1,8 @@
 //! TCP option 254: which connections ask for SMC by it, and how their peers answer.
 //!
-//! `smc run` attaches the rendezvous and passes its descriptors on, so that the program needs no rights. The
-//! hooks protect these descriptors from calls of the program that close all descriptors.
+//! `smc run` attaches the rendezvous and passes its descriptors on, so that the program needs no
+//! rights. The hooks protect these descriptors from calls of the program that close all
+//! descriptors.
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};

@@ -17,7 +17,8 @@ use crate::{config, fork, status};
 /// How a client proposes SMC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proposal {
-    /// The server waits for a message. If there is nothing to propose, the client must send a Decline.
+    /// The server waits for a message. If there is nothing to propose, the client must send a
+    /// Decline.
     pub(crate) awaited: bool,
 }
 
@@ -61,8 +62,8 @@ impl ProcessSession {
 /// Pause between two attempts to open a device.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The session of this process; the first call opens it. Without a device the session leaves all connections
-/// to TCP and declines Proposals. `None`: the library does nothing in this process.
+/// The session of this process; the first call opens it. Without a device the session leaves all
+/// connections to TCP and declines Proposals. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     let _one_at_a_time = sys::lock(&OPENING);
@@ -88,15 +89,15 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
 }
 
 fn publish(opened: ProcessSession) -> &'static ProcessSession {
-    // A session lives as long as the process, because connections refer to it. Nor may a child drop the
-    // session of its parent.
+    // A session lives as long as the process, because connections refer to it. Nor may a child drop
+    // the session of its parent.
     let opened: &'static ProcessSession = Box::leak(Box::new(opened));
     CURRENT.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
     opened
 }
 
-/// [`current`] for a client that proposes SMC to this process. A process that will probably exit soon gets a
-/// session without a device.
+/// [`current`] for a client that proposes SMC to this process. A process that will probably exit
+/// soon gets a session without a device.
 pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     {
@@ -117,7 +118,8 @@ pub(crate) fn lacks_device() -> bool {
     })
 }
 
-/// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be small.
+/// Runs `f` in a thread with a large stack, because the stacks of the program's threads may be
+/// small.
 fn with_large_stack<T: Send>(f: impl Fn() -> T + Sync) -> T {
     if raw::is_first_thread_with(STACK as u64) {
         return f();
@@ -133,15 +135,16 @@ fn raw_current() -> Option<&'static ProcessSession> {
     leaked(CURRENT.load(Ordering::Acquire))
 }
 
-/// Number of free descriptors that the library requires before it opens a device. A device takes about twenty,
-/// and the program needs some for further connections.
+/// Number of free descriptors that the library requires before it opens a device. A device takes
+/// about twenty, and the program needs some for further connections.
 const FREE_FDS: usize = 36;
 
 /// Whether this process may open that many more descriptors.
 fn has_free_fds(descriptors: usize) -> bool {
     use rustix::event::{EventfdFlags, eventfd};
     let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
-    // The limit is on numbers, not on how many are open, and looking at all numbers may take long. So try.
+    // The limit is on numbers, not on how many are open, and looking at all numbers may take long.
+    // So try.
     let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, 0))
         .map_while(Result::ok)
         .take(descriptors.saturating_sub(1))
@@ -192,8 +195,8 @@ fn open(config: &Config) -> Result<ProcessSession, String> {
     })
 }
 
-/// Opens a session without a device, which leaves all connections to TCP. `with_statistics`: whether `smc stat`
-/// shows the process, which takes a thread.
+/// Opens a session without a device, which leaves all connections to TCP. `with_statistics`:
+/// whether `smc stat` shows the process, which takes a thread.
 fn without_device(config: &Config, with_statistics: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
     apply_settings(&mut stack, config);
@@ -243,7 +246,8 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
                 .flatten()
                 .map(|entry| entry.path())
                 .filter(|path| {
-                    // Sockets of the management interface and of processes lie beside those of devices.
+                    // Sockets of the management interface and of processes lie beside those of
+                    // devices.
                     let is_device =
                         |stem: &str| stem != "management" && !stem.starts_with("process-");
                     path.extension().is_some_and(|e| e == "sock")

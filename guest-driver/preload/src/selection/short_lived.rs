@@ -1,13 +1,13 @@
 //! A circuit breaker for short-lived processes.
 //!
-//! A process needs a device for SMC. If a server forks for a single client, opening the device often takes
-//! longer than the child lives. So each child records how long it lived after it opened a device, in a page of
-//! memory that forked processes share. When several children in a row exited at once, the next ones decline
-//! SMC and stay on TCP; now and then one tries. When a child lives on, or none came for a while, children open
-//! devices again.
+//! A process needs a device for SMC. If a server forks for a single client, opening the device
+//! often takes longer than the child lives. So each child records how long it lived after it opened
+//! a device, in a page of memory that forked processes share. When several children in a row exited
+//! at once, the next ones decline SMC and stay on TCP; now and then one tries. When a child lives
+//! on, or none came for a while, children open devices again.
 //!
-//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the words of the
-//! page are independent of each other, and a killed process may be missing in them.
+//! All of it is a guess about what is worthwhile, and nothing depends on it being right. So the
+//! words of the page are independent of each other, and a killed process may be missing in them.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

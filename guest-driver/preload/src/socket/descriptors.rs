@@ -8,7 +8,8 @@ use crate::socket::registrations;
 use crate::socket::table::{DESCRIPTORS, Descriptor};
 use crate::{config, fork};
 
-/// Removes the entry of a descriptor that is about to be closed, and closes the connection with the last one.
+/// Removes the entry of a descriptor that is about to be closed, and closes the connection with the
+/// last one.
 pub(crate) fn close(fd: c_int) {
     if !DESCRIPTORS.has(fd) || fork::shares_memory() {
         return;
@@ -20,8 +21,8 @@ pub(crate) fn close(fd: c_int) {
     match &*descriptor {
         Descriptor::Stream(socket) => {
             registrations::close(socket);
-            // A call of another thread still refers to the connection, and the process may exit before the call
-            // returns. The shutdown informs the peer in any case.
+            // A call of another thread still refers to the connection, and the process may exit
+            // before the call returns. The shutdown informs the peer in any case.
             if descriptor.is_in_use()
                 && let Some(stream) = socket.smc()
             {

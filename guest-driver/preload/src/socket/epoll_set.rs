@@ -1,9 +1,9 @@
 //! An epoll set of the program that has SMC connections in it.
 //!
-//! The library polls the SMC connections of a set in shared memory, and leaves all other descriptors to
-//! the kernel's set; see `io/epoll_wait.rs`. If the program uses a set in a way that only the kernel can
-//! carry out (it polls the set itself), the SMC connections move into the kernel's set by their readiness
-//! descriptors, for good.
+//! The library polls the SMC connections of a set in shared memory, and leaves all other
+//! descriptors to the kernel's set; see `io/epoll_wait.rs`. If the program uses a set in a way that
+//! only the kernel can carry out (it polls the set itself), the SMC connections move into the
+//! kernel's set by their readiness descriptors, for good.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -204,8 +204,8 @@ impl EpollSet {
         true
     }
 
-    /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes part of
-    /// the kernel's set.
+    /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes
+    /// part of the kernel's set.
     fn interrupt_kernel_waits(&self, set: c_int, sleeper: &Sleeper) {
         let bell = sleeper.watch.bell();
         let _ = raw::epoll_ctl(
@@ -223,7 +223,8 @@ impl EpollSet {
         std::ptr::from_ref(self) as u64
     }
 
-    /// Removes the sleeper's eventfd from what the kernel reported. Returns how many events are left.
+    /// Removes the sleeper's eventfd from what the kernel reported. Returns how many events are
+    /// left.
     pub(crate) fn remove_mark(
         &self,
         set: c_int,
@@ -271,8 +272,8 @@ impl EpollSet {
         Some(member.events)
     }
 
-    /// Leaves everything to the kernel's set from now on. Returns the connections that must move there;
-    /// `None`: they have moved already.
+    /// Leaves everything to the kernel's set from now on. Returns the connections that must move
+    /// there; `None`: they have moved already.
     pub(crate) fn make_native(&self) -> Option<Vec<(c_int, DescriptorRef)>> {
         if self.native.swap(true, Ordering::SeqCst) {
             return None;
@@ -291,8 +292,8 @@ impl EpollSet {
         self.polled.load(Ordering::SeqCst) > 0
     }
 
-    /// Runs `wait`, which waits for the kernel's set, unless there are connections that the library polls.
-    /// If one comes meanwhile, [`EpollSet::add`] ends the wait.
+    /// Runs `wait`, which waits for the kernel's set, unless there are connections that the library
+    /// polls. If one comes meanwhile, [`EpollSet::add`] ends the wait.
     pub(crate) fn without_members<T: Default, E>(
         &self,
         wait: impl FnOnce() -> Result<T, E>,
@@ -327,8 +328,8 @@ impl EpollSet {
 }
 
 impl Members {
-    /// Polls every connection once, beginning behind the one whose events came last. Returns how many
-    /// events were written to `out`.
+    /// Polls every connection once, beginning behind the one whose events came last. Returns how
+    /// many events were written to `out`.
     pub(crate) fn poll(&mut self, out: &mut [libc::epoll_event]) -> usize {
         let n = self.list.len();
         let start = if self.first < n { self.first } else { 0 };

@@ -1,5 +1,5 @@
-//! What the library knows of a descriptor: the state of a TCP or SMC connection, or an epoll set, and where
-//! the connection is registered in epoll sets.
+//! What the library knows of a descriptor: the state of a TCP or SMC connection, or an epoll set,
+//! and where the connection is registered in epoll sets.
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_set;

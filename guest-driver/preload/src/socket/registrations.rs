@@ -1,5 +1,6 @@
-//! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set contains the
-//! TCP socket at first, nothing during the handshake, and the SMC connection or the TCP socket after it.
+//! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set
+//! contains the TCP socket at first, nothing during the handshake, and the SMC connection or the
+//! TCP socket after it.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -73,8 +74,8 @@ pub(crate) fn remove(registration: &Registration) {
     }
 }
 
-/// Makes the registrations follow the socket into another state. For [`State::Smc`] it also stores the state;
-/// the caller stores any other.
+/// Makes the registrations follow the socket into another state. For [`State::Smc`] it also stores
+/// the state; the caller stores any other.
 pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) {
     if state == State::Tcp && socket.registrations().is_empty() {
         return;
@@ -90,8 +91,8 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) 
         };
     }
     if state == State::Smc {
-        // The state must be `Smc` before `insert` asks for the stream. The lock on the registrations keeps
-        // `epoll_ctl` out in between.
+        // The state must be `Smc` before `insert` asks for the stream. The lock on the
+        // registrations keeps `epoll_ctl` out in between.
         socket.complete(State::Smc);
         for registration in registrations.iter_mut() {
             registration.target = insert(descriptor, socket, registration, State::Smc);
@@ -119,7 +120,8 @@ fn registrations_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
     socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
 }
 
-/// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes its own.
+/// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes
+/// its own.
 pub(crate) fn close(socket: &Socket) {
     let registrations = std::mem::take(&mut *socket.registrations());
     for registration in registrations.iter().filter(|r| r.target != Target::Native) {
@@ -127,8 +129,8 @@ pub(crate) fn close(socket: &Socket) {
     }
 }
 
-/// Moves all connections of a set into the kernel's set, because the program uses the set in a way that only
-/// the kernel can carry out.
+/// Moves all connections of a set into the kernel's set, because the program uses the set in a way
+/// that only the kernel can carry out.
 pub(crate) fn hand_to_kernel(fd: c_int) {
     let Some(found) = epoll_set_of(fd) else { return };
     let Some(set) = found.set() else { return };

@@ -1,4 +1,5 @@
-//! What a thread sleeps on that waits for SMC connections and for descriptors of the kernel at once.
+//! What a thread sleeps on that waits for SMC connections and for descriptors of the kernel at
+//! once.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};

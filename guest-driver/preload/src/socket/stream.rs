@@ -44,8 +44,8 @@ pub(crate) enum Role {
 /// How a client asks its server for SMC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SmcRequest {
-    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the client does
-    /// not ask.
+    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the
+    /// client does not ask.
     pub(crate) asked: Option<Asked>,
     /// The settings list the server as one that speaks SMC.
     pub(crate) listed: bool,
@@ -238,7 +238,8 @@ impl Socket {
     pub(crate) fn set_stream(&self, stream: SmcStream) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
-            // Only one thread does the handshake, so this cannot be. Closing the stream informs the peer.
+            // Only one thread does the handshake, so this cannot be. Closing the stream informs the
+            // peer.
             drop(stream);
         }
     }
@@ -283,7 +284,8 @@ impl Socket {
         self.error.store(error, Ordering::Relaxed);
     }
 
-    /// Stores that another process carries the connection. `tcp_fd`: the TCP socket, which this takes over.
+    /// Stores that another process carries the connection. `tcp_fd`: the TCP socket, which this
+    /// takes over.
     pub(crate) fn set_relayed(&self, tcp_fd: c_int) {
         let old = self.tcp_fd.swap(tcp_fd, Ordering::Relaxed);
         if old >= 0 {
@@ -292,7 +294,8 @@ impl Socket {
         self.state.store(State::Relayed as u32, Ordering::Release);
     }
 
-    /// Whether the owner must still be asked to carry the connection. Only the first call returns `true`.
+    /// Whether the owner must still be asked to carry the connection. Only the first call returns
+    /// `true`.
     pub(crate) fn request_owner_once(&self) -> bool {
         !self.owner_requested.swap(true, Ordering::Relaxed)
     }

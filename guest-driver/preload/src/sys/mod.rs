@@ -1,5 +1,5 @@
-//! System calls, the type of the table of descriptors, and memory of the program. Only this room and `hooks`
-//! have `unsafe` code.
+//! System calls, the type of the table of descriptors, and memory of the program. Only this room
+//! and `hooks` have `unsafe` code.
 
 pub(crate) mod raw;
 pub(crate) mod table;
@@ -20,7 +20,8 @@ pub(crate) const STACK: usize = 8 << 20;
 
 /// The target of a pointer to leaked memory, which is never freed.
 pub(crate) fn leaked<T>(pointer: *mut T) -> Option<&'static T> {
-    // SAFETY: all callers pass null, a pointer from `Box::leak`, or a mapping that is never removed.
+    // SAFETY: all callers pass null, a pointer from `Box::leak`, or a mapping that is never
+    // removed.
     unsafe { pointer.as_ref() }
 }
 
@@ -30,8 +31,8 @@ pub(crate) fn owned(fd: c_int) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Borrows a descriptor of the program for a call. If the program closes it meanwhile, the call fails or works
-/// on another file, as it would without this library.
+/// Borrows a descriptor of the program for a call. If the program closes it meanwhile, the call
+/// fails or works on another file, as it would without this library.
 pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: the value is not -1, the only invalid one, and no memory depends on the descriptor.
     unsafe { BorrowedFd::borrow_raw(if fd < 0 { c_int::MAX } else { fd }) }

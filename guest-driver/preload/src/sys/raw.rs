@@ -172,7 +172,8 @@ pub(crate) fn write(fd: c_int, buf: &[u8]) -> Sys {
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
-/// Maps a page of zeros that this process shares with the processes that it forks. The page is never unmapped.
+/// Maps a page of zeros that this process shares with the processes that it forks. The page is
+/// never unmapped.
 pub(crate) fn shared_page() -> Option<*mut u8> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -227,7 +228,8 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     let mut len = std::mem::size_of_val(&info) as libc::socklen_t;
     let (at, room) = (info.as_mut_ptr() as usize, std::ptr::from_mut(&mut len) as usize);
     let args = [fd as usize, libc::IPPROTO_TCP as usize, libc::TCP_INFO as usize, at, room, 0];
-    // SAFETY: both are valid until the call returns, and the kernel writes no more than `len` bytes.
+    // SAFETY: both are valid until the call returns, and the kernel writes no more than `len`
+    // bytes.
     unsafe { call(libc::SYS_getsockopt, args) }.ok()?;
     // tcpi_bytes_acked and tcpi_bytes_received; the SYN may count as one.
     let (acked, received) = (info.get(15)?, info.get(16)?);
@@ -244,8 +246,8 @@ pub(crate) fn disconnect(fd: c_int) {
     let _ = unsafe { call(libc::SYS_connect, [fd as usize, at, len, 0, 0, 0]) };
 }
 
-/// Blocks the program's signals in the calling thread while `f` runs. Threads that `f` starts inherit the
-/// blocked signals.
+/// Blocks the program's signals in the calling thread while `f` runs. Threads that `f` starts
+/// inherit the blocked signals.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     // The two signals of libc stay unblocked: setuid must reach all threads.
     let all: u64 = !(0b11 << 31);

@@ -1,8 +1,8 @@
 //! A table indexed by descriptor, and the memory of what it holds.
 //!
-//! A descriptor without an entry costs one load. The table never frees the memory of a value, it only
-//! uses it again. So a thread may look at an entry that another thread is just closing: the count of
-//! references says whether the value is still there.
+//! A descriptor without an entry costs one load. The table never frees the memory of a value, it
+//! only uses it again. So a thread may look at an entry that another thread is just closing: the
+//! count of references says whether the value is still there.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -178,8 +178,8 @@ impl<T> Table<T> {
             };
             NonNull::from(Box::leak(Box::new(slot)))
         });
-        // SAFETY: the slot comes from the list of free ones or is new, so nobody else touches its value
-        // until the count of references rises.
+        // SAFETY: the slot comes from the list of free ones or is new, so nobody else touches its
+        // value until the count of references rises.
         unsafe {
             *slot.as_ref().value.get() = Some(value);
             slot.as_ref().handles.store(1, Ordering::Relaxed);

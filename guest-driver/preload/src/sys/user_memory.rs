@@ -1,5 +1,5 @@
-//! Memory that the program passes to a call. The kernel would check the addresses. Here a wrong address faults,
-//! as in any function of libc that touches memory itself.
+//! Memory that the program passes to a call. The kernel would check the addresses. Here a wrong
+//! address faults, as in any function of libc that touches memory itself.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -48,7 +48,8 @@ pub(crate) unsafe fn read_buffers<'a>(
     if iov.is_null() || n == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The library only reads the list.
+    // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The library only reads
+    // the list.
     Ok(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) })
 }
 
