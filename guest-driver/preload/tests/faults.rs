@@ -1,5 +1,5 @@
-//! What unmodified programs see when something goes wrong below them: correct data or an ordinary error,
-//! and soon. Every program is under a hang watch.
+//! Faults below unmodified programs. A program must see correct data or an ordinary error, and
+//! soon. A time limit finds programs that hang.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fabric, Running, await_listener, free_port, my_role, role};
 
-/// Bytes that show where they belong.
+/// Bytes whose values show their position.
 fn pattern(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
 }
@@ -24,7 +24,7 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Runs the role of this process, if it is one of the programs.
+/// Runs the role of this process, if it is one of the test's programs.
 fn is_program(server: fn(TcpListener), client: fn(u16)) -> bool {
     let Some((role, port)) = my_role() else { return false };
     match &*role {
@@ -38,7 +38,7 @@ fn program(fabric: &Fabric) -> Command {
     fabric.smc(std::env::current_exe().unwrap())
 }
 
-/// A server and a client, both with the library.
+/// Runs a server and a client, both with the library.
 fn meet(test: &str, server: &mut Command, client: &mut Command) {
     meet_within(common::TIMEOUT, test, server, client);
 }
@@ -52,7 +52,7 @@ fn meet_within(timeout: Duration, test: &str, server: &mut Command, client: &mut
     server.finish();
 }
 
-/// Sends back what comes, on so many connections (`CONNECTIONS`), each in a thread of its own.
+/// Echoes on `CONNECTIONS` connections, each in a thread of its own.
 fn echo(listener: TcpListener) {
     thread::scope(|scope| {
         for _ in 0..number("CONNECTIONS", 1) {
@@ -71,7 +71,7 @@ fn echo(listener: TcpListener) {
     });
 }
 
-/// Sends so many bytes and takes them back; they are right, or there is an error.
+/// Sends bytes and reads them back. They are right, or there is an error.
 fn round_trip(stream: TcpStream, n: usize) -> std::io::Result<()> {
     let data = pattern(n);
     let mut back = vec![0; n];
@@ -111,7 +111,7 @@ fn without_a_daemon_connections_are_tcp_and_with_one_later_they_are_smc() {
     fn twice(port: u16) {
         one_round_trip(port);
         println!("once");
-        // A device is asked for again after a second.
+        // The library tries to open a device again after a second.
         thread::sleep(Duration::from_millis(1500));
         one_round_trip(port);
     }
@@ -141,7 +141,7 @@ fn a_daemon_that_dies_in_mid_transfer_ends_connections_and_new_ones_work() {
         let block = pattern(251 * 256);
         let (mut reader, mut writer) = (&stream, &stream);
         let (written, read) = thread::scope(|scope| {
-            // Until the daemon ends it.
+            // Until the daemon closes the connection.
             let written = scope.spawn(|| {
                 loop {
                     if let Err(error) = writer.write_all(&block) {
@@ -183,7 +183,7 @@ fn a_daemon_that_dies_in_mid_transfer_ends_connections_and_new_ones_work() {
     server.finish();
 }
 
-/// So many connections at once; what is no SMC any more is TCP.
+/// Makes many connections at once. Those for which SMC has no resources stay on TCP.
 fn crowd(port: u16) {
     let all = number("CONNECTIONS", 1);
     let bytes = number("BYTES", 1000);
@@ -228,7 +228,8 @@ fn a_device_that_is_full_leaves_tcp() {
     assert_eq!(fabric.lock_files(), Vec::<String>::new(), "both programs have ended");
 }
 
-/// A server that looks at first bytes does not look for long: a Proposal that came later would be data.
+/// A server waits for first bytes only for a short time. The program would read a later Proposal as
+/// data.
 #[test]
 fn a_device_that_takes_long_to_open_does_not_make_the_proposal_late() {
     if is_program(echo, one_round_trip) {
@@ -250,7 +251,7 @@ fn a_device_that_takes_long_to_open_does_not_make_the_proposal_late() {
     assert_eq!(fabric.decided(), (2, 0), "{:?}", fabric.broken());
 }
 
-/// Passes on what comes for a port, but says nothing for a while.
+/// Forwards the bytes for a port, after a delay.
 fn delay(to: u16, by: Duration) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -269,7 +270,8 @@ fn delay(to: u16, by: Duration) -> u16 {
     port
 }
 
-/// A busy client, a lost packet: as long as the server's program only listens, there is time.
+/// A Proposal may be late, because of a busy client or a lost packet. While the server's program
+/// only reads, the library waits for it.
 #[test]
 fn a_proposal_that_comes_late_is_not_taken_for_data() {
     if is_program(echo, one_round_trip) {
@@ -288,9 +290,9 @@ fn a_proposal_that_comes_late_is_not_taken_for_data() {
 
 #[test]
 fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
-    fn greet(listener: TcpListener) {
+    fn serve(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        // As soon as it can, as servers do that wait for events.
+        // Accepts as soon as it can, like servers that wait for events.
         if std::env::var_os("POLLS").is_some() {
             stream.set_nonblocking(true).unwrap();
             assert_eq!(c::poll(&stream, libc::POLLOUT, 9000).unwrap(), libc::POLLOUT);
@@ -303,7 +305,7 @@ fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
         stream.read_exact(&mut [0; 3]).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
-    if is_program(greet, listen) {
+    if is_program(serve, listen) {
         return;
     }
     let test = "a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens";
@@ -319,7 +321,7 @@ fn a_server_that_speaks_first_is_not_held_up_by_a_client_that_listens() {
 
 #[test]
 fn more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once() {
-    /// With a file of its own in the place of standard error, as daemons have it.
+    /// Replaces standard error by a file, like a daemon.
     fn server(listener: TcpListener) {
         if let Some(path) = std::env::var_os("ERRORS") {
             c::replace(2, &path);
@@ -345,7 +347,7 @@ fn more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once() {
         await_listener(port);
         let said = role(program(&fabric).env("CONNECTIONS", "3"), test, "client", port).finish();
         assert!(!said.contains("stays on TCP"), "{said}");
-        // The client has the device; the server has none to accept with.
+        // The client has the only device, so the server must decline.
         assert_eq!(fabric.decided(), (0, 6), "{:?}", fabric.broken());
         assert!(fabric.said("no_device") > 0);
         let notice = "stays on TCP: the device is taken by another process";
@@ -377,8 +379,8 @@ fn enterprise_ids_that_do_not_match_leave_tcp() {
 
 #[test]
 fn a_fork_during_the_handshake_harms_neither_side() {
-    /// Forks while the connections are being decided; a child that does nothing, and one that uses
-    /// what it inherited.
+    /// Forks during the handshakes: a child that does nothing, and a child that uses the
+    /// connections.
     fn forking(port: u16) {
         for round in 0..number("CONNECTIONS", 1) {
             let stream = c::connect_nonblocking(port);
@@ -421,7 +423,7 @@ fn few_descriptors_mean_tcp_or_an_ordinary_error() {
         assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
         println!("{} connections", streams.len());
         drop(streams);
-        // Handshakes that are under way still have descriptors, and each connection begins one.
+        // Each connection begins a handshake, and a handshake has descriptors until it is complete.
         common::eventually(|| std::fs::File::open("/dev/null").is_ok());
         let mut stream = None;
         common::eventually(|| {
@@ -429,7 +431,7 @@ fn few_descriptors_mean_tcp_or_an_ordinary_error() {
             stream.is_some()
         });
         round_trip(stream.unwrap(), number("BYTES", 100_000)).unwrap();
-        // The server counts.
+        // The report of the server counts.
         for _ in 0..number("CONNECTIONS", 1) {
             match TcpStream::connect(("127.0.0.1", port)) {
                 Ok(_) => {}
@@ -441,7 +443,8 @@ fn few_descriptors_mean_tcp_or_an_ordinary_error() {
         return;
     }
     let test = "few_descriptors_mean_tcp_or_an_ordinary_error";
-    // Some leave no room for a device, some would for it and for nothing else.
+    // Some limits leave too few descriptors for a device, some leave enough for it and for nothing
+    // else.
     for limit in ["16", "20", "22", "24", "26", "28", "36", "64", "150"] {
         let fabric = Fabric::new(2);
         let port = free_port();
@@ -465,7 +468,8 @@ fn a_thousand_connections() {
         command
     };
     let begun = Instant::now();
-    // Handshakes and threads of a server, one after the other, take their time on a busy machine.
+    // A server's handshakes and threads run one after the other, which takes long on a busy
+    // machine.
     let timeout = 6 * common::TIMEOUT;
     let test = "a_thousand_connections";
     meet_within(timeout, test, &mut set(program(&fabric)), &mut set(program(&fabric)));
@@ -475,7 +479,7 @@ fn a_thousand_connections() {
     assert!(smc >= 2 * 100, "{smc} ends on SMC, {tcp} on TCP");
 }
 
-/// A program that is killed in mid-transfer is an end or a reset for the other one.
+/// If a program is killed in mid-transfer, its peer sees an end of data or a reset.
 #[test]
 fn a_program_that_is_killed_ends_its_connections() {
     fn victim(listener: TcpListener) {
@@ -503,7 +507,7 @@ fn a_program_that_is_killed_ends_its_connections() {
     client.finish();
 }
 
-/// A peer that is killed says nothing, so that its end has to be noticed apart from what it said.
+/// A killed peer sends no close. Its end must be noticed in another way.
 #[test]
 fn an_epoll_set_tells_once_of_a_peer_that_was_killed_and_sleeps_then() {
     const ENDED: i32 = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP;
@@ -521,11 +525,11 @@ fn an_epoll_set_tells_once_of_a_peer_that_was_killed_and_sleeps_then() {
         });
         println!("kill it");
         for (set, stream) in [&edge, &level] {
-            let told = set.wait(10_000);
-            assert!(matches!(told[..], [(1, shown)] if shown & ENDED != 0), "{told:?}");
+            let reported = set.wait(10_000);
+            assert!(matches!(reported[..], [(1, shown)] if shown & ENDED != 0), "{reported:?}");
             assert!(!matches!((&*stream).read(&mut [0]), Ok(1..)));
         }
-        // Used up, and told already.
+        // The one-shot is used up, and the edge was reported.
         for (set, _) in [&once, &edge] {
             let before = c::processor_time();
             assert_eq!(set.wait(400), []);

@@ -1,5 +1,5 @@
-//! Unmodified programs on TCP sockets, each with and without the library at either end: whatever they
-//! do must come out the same.
+//! Unmodified programs on TCP sockets, with and without the library at either end. What a program
+//! does must have the same result in all cases.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use common::{Fabric, await_listener, free_port, my_role, pattern, role};
 
-/// A server and a client of some connections, in all four combinations.
+/// Runs a server and a client, with and without the library at either end: in all four
+/// combinations.
 fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), client: fn(u16)) {
     if let Some((role, port)) = my_role() {
         match &*role {
@@ -29,15 +30,15 @@ fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), 
         let this = std::env::current_exe().unwrap();
         let mut command = fabric.on(server_smc, &this);
         if client_smc {
-            // A server that speaks first does so after 200 ms, and a busy machine may take longer to
-            // bring the Proposal, which would be data then.
+            // A server whose program writes first waits 200 ms for a Proposal. A busy machine may
+            // take longer to deliver it, and the program would then read it as data.
             command.env("SMC_RUN_DETECT_MS", "10000");
         }
         let server = role(&mut command, test, "server", port);
         await_listener(port);
         let mut command = fabric.on(client_smc, &this);
         if !server_smc {
-            // Which servers speak SMC is a matter of configuration.
+            // The settings say which servers speak SMC.
             command.env("SMC_RUN_CONNECT", "");
         }
         role(&mut command, test, "client", port).finish();
@@ -45,7 +46,7 @@ fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), 
         let (smc, tcp) = fabric.decided();
         match (server_smc, client_smc) {
             (true, true) => assert_eq!((smc, tcp), (2 * connections, 0), "{:?}", fabric.broken()),
-            // A program that is executed for a client that spoke already knows at once.
+            // A program that is executed for a client finds the client's first bytes there already.
             (true, false) => assert!(smc == 0 && tcp <= connections, "{smc} {tcp}"),
             _ => assert_eq!((smc, tcp), (0, 0)),
         }
@@ -120,7 +121,7 @@ fn flags_of_recv_and_what_ioctl_knows() {
 }
 
 #[test]
-fn a_connect_that_does_not_wait_is_told_by_poll() {
+fn poll_reports_a_nonblocking_connect() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
         let mut buf = [0; 5];
@@ -152,20 +153,20 @@ fn a_connect_that_does_not_wait_is_told_by_poll() {
             assert_eq!(shown, 0, "{wait}");
         }
         assert!(!c::select(&stream, 20).unwrap());
-        // Nobody listens there.
+        // No process listens there.
         let refused = c::connect_nonblocking(common::free_port());
         let shown = c::poll(&refused, libc::POLLOUT, 5000).unwrap();
         assert!(shown & (libc::POLLERR | libc::POLLHUP) != 0, "{shown:x}");
         let error = refused.take_error().unwrap().unwrap();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
-    in_all_combinations("a_connect_that_does_not_wait_is_told_by_poll", 1, server, client);
+    in_all_combinations("poll_reports_a_nonblocking_connect", 1, server, client);
 }
 
 const IN: i32 = libc::EPOLLIN;
 
 #[test]
-fn epoll_tells_levels_edges_and_one_shots() {
+fn epoll_reports_levels_edges_and_one_shots() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
         let mut go = [0];
@@ -176,7 +177,7 @@ fn epoll_tells_levels_edges_and_one_shots() {
     fn client(port: u16) {
         let mut stream = connect(port);
         stream.set_nonblocking(true).unwrap();
-        // As long as a busy server has not answered the handshake, a write would have to wait.
+        // Until a busy server has answered the handshake, a write would have to wait.
         assert_eq!(c::poll(&stream, libc::POLLOUT, 10_000).unwrap(), libc::POLLOUT);
         let ask = |what: &[u8]| (&stream).write_all(what).unwrap();
         let take = |n: usize| assert_eq!((&stream).read(&mut vec![0; n]).unwrap(), n);
@@ -215,7 +216,7 @@ fn epoll_tells_levels_edges_and_one_shots() {
         assert_eq!(once.wait(5000), [(5, IN)]);
         take(3);
 
-        // A set in a set is the kernel's affair.
+        // The kernel polls a set in a set.
         let (inner, outer) = (c::Epoll::new(), c::Epoll::new());
         inner.add(&stream, IN, 6);
         outer.add(&inner, IN, 7);
@@ -226,11 +227,11 @@ fn epoll_tells_levels_edges_and_one_shots() {
         take(3);
         stream.flush().unwrap();
     }
-    in_all_combinations("epoll_tells_levels_edges_and_one_shots", 1, server, client);
+    in_all_combinations("epoll_reports_levels_edges_and_one_shots", 1, server, client);
 }
 
 #[test]
-fn a_set_serves_many_connections_and_tells_their_ends() {
+fn a_set_serves_many_connections_and_reports_their_ends() {
     const N: usize = 100;
     fn server(listener: TcpListener) {
         listener.set_nonblocking(true).unwrap();
@@ -284,7 +285,7 @@ fn a_set_serves_many_connections_and_tells_their_ends() {
             }
         }
     }
-    in_all_combinations("a_set_serves_many_connections_and_tells_their_ends", N, server, client);
+    in_all_combinations("a_set_serves_many_connections_and_reports_their_ends", N, server, client);
 }
 
 /// `Read` and `Write` on a shared stream.
@@ -343,7 +344,7 @@ fn time_limits_and_signals_end_a_wait() {
         assert!(begun.elapsed() >= Duration::from_millis(55));
         stream.set_read_timeout(None).unwrap();
         c::alarm_in(50, false);
-        // The next byte comes only later.
+        // The server sends the next byte later.
         let n = c::recv(&stream, &mut buf, 0);
         assert_eq!(n.unwrap_err().kind(), ErrorKind::Interrupted);
         c::alarm_in(50, true);
@@ -482,7 +483,7 @@ fn a_child_serves_a_client_that_its_parent_accepted() {
         let children: Vec<_> = (0..2)
             .map(|_| {
                 let (mut stream, _) = listener.accept().unwrap();
-                // The parent's descriptor is closed at once.
+                // The parent closes its descriptor at once.
                 c::fork(move || {
                     let mut buf = [0; 4];
                     stream.read_exact(&mut buf).unwrap();
@@ -515,7 +516,7 @@ fn processes_take_turns_on_a_connection() {
             stream.write_all(&buf).unwrap();
         };
         echo(&mut stream, 4);
-        // One that never uses it changes nothing.
+        // A child that never uses the connection changes nothing.
         c::wait(c::fork(|| {}));
         echo(&mut stream, 5);
         for turn in 0..2 {
@@ -551,7 +552,7 @@ fn a_program_that_is_executed_has_the_connection_as_its_standard_input() {
         let mut cat = Command::new("cat");
         cat.stdin(input).stdout(OwnedFd::from(stream)).stderr(Stdio::inherit());
         let mut child = cat.spawn().unwrap();
-        // It has this process's copies.
+        // The child has copies of this process's descriptors.
         drop(cat);
         assert!(child.wait().unwrap().success());
     }

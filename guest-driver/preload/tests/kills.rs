@@ -1,6 +1,6 @@
-//! Clients that are killed at any moment of connecting and talking leave nothing behind: no mapping and no
-//! descriptor of the server's, nothing on the devices. `SMC_KILLS=2000 cargo test --release -p
-//! smc-preload --test kills` for longer than the suite does.
+//! Clients that are killed at any moment of connecting and talking. They must leave nothing behind:
+//! no mapping and no descriptor in the server, nothing on the devices. `SMC_KILLS=2000 cargo test
+//! --release -p smc-preload --test kills` runs longer than the suite does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use common::{Fabric, await_listener, free_port, my_role, role};
 use held::Held;
 
-/// Clients at a time: each has a device, the server another.
+/// Number of clients at a time. Each has a device, and the server has another.
 const LANES: usize = 7;
-/// Connections that a client makes at a time.
+/// Number of connections that a client makes at a time.
 const AT_ONCE: usize = 3;
-/// What a client says when it has talked for the first time.
+/// What a client prints after its first exchange.
 const TALKING: &str = "talking";
 
-/// Sends back what comes.
+/// Echoes.
 fn serve(listener: TcpListener) {
     for mut stream in listener.incoming().map_while(Result::ok) {
         thread::spawn(move || {
@@ -47,7 +47,7 @@ fn talk(port: u16) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Connects and talks, again and again; says so when it does.
+/// Connects and exchanges bytes, again and again, and prints a line after the first exchange.
 fn talk_for_ever(port: u16) -> ! {
     talk(port).unwrap();
     println!("{TALKING}");
@@ -86,9 +86,9 @@ fn killed_clients_leave_nothing_behind() {
         let Held { descriptors, mappings, threads, .. } = Held::by(server.pid());
         (descriptors, mappings, threads)
     };
-    // Of this process: of the daemon, and of the pipes to programs.
+    // Descriptors of this process: those of the daemon, and the pipes to programs.
     let open = || Held::by(std::process::id()).descriptors;
-    // Threads that served come to their ends, and slabs go.
+    // The server's threads end, and the daemon releases slabs.
     thread::sleep(Duration::from_millis(500));
     let (before, open_before) = (held(), open());
     let done = AtomicUsize::new(0);
@@ -104,21 +104,22 @@ fn killed_clients_leave_nothing_behind() {
                     }
                     let mut client = role(&mut program(), TEST, "client", port);
                     moment = (moment * 37 + 11) % 101;
-                    // Some while they open their device, however slow the machine is, others later.
+                    // Some are killed while they open their device, however slow the machine is,
+                    // others later.
                     if n % 2 == 0 {
                         common::eventually(|| {
                             client.said().contains(TALKING) || client.has_ended()
                         });
                     }
                     thread::sleep(Duration::from_millis(moment));
-                    // Dropped: killed.
+                    // Dropping kills the client.
                     drop(client);
                 }
             });
         }
     });
     common::eventually(alone);
-    // One timer is made at the first need.
+    // The server makes one timer when it first needs it.
     let is_clean = || held() == before && open() <= open_before + 1;
     let begun = Instant::now();
     while !is_clean() && begun.elapsed() < common::TIMEOUT {

@@ -1,5 +1,5 @@
-//! Unmodified programs that find each other by TCP option 254, with nothing configured. Needs what the
-//! option needs (root); elsewhere these tests are skipped aloud, and fail where `CI=true`.
+//! Unmodified programs that find each other by TCP option 254, without settings. The option needs
+//! root. Without it these tests print that they are skipped, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]
@@ -22,7 +22,7 @@ use wire::{Fate, HERE, THERE, Wire};
 
 const PORT: u16 = 6000;
 
-/// The rendezvous that the programs inherit, as `smc run` passes it on.
+/// The rendezvous that the programs inherit, in the way in which `smc run` passes it on.
 struct Passed {
     text: PassedOn,
     policy: Option<std::path::PathBuf>,
@@ -43,14 +43,14 @@ impl Passed {
         Passed { text, policy: Some(file) }
     }
 
-    /// A program that has the library and is told of no peer.
+    /// A program with the library, whose settings list no peer.
     fn program(&self, fabric: &Fabric, mode: &str) -> Command {
         let mut command = fabric.smc(std::env::current_exe().unwrap());
         command
             .env("SMC_RUN_CONNECT", "")
             .env("SMC_RUN_RENDEZVOUS", mode)
             .env("SMC_RUN_OPTION", self.text.to_string())
-            // Whoever waits for this is noticed.
+            // The time limits below find a program that waits for this.
             .env("SMC_RUN_DETECT_MS", "8000");
         if let Some(policy) = &self.policy {
             command.env("SMC_RUN_POLICY", policy);
@@ -63,7 +63,7 @@ fn plain() -> Command {
     Command::new(std::env::current_exe().unwrap())
 }
 
-/// Runs a server and a client; how long the client took from connect to the end of data.
+/// Runs a server and a client. Returns how long the client took from connect to the end of data.
 fn meet(test: &str, mut server: Command, mut client: Command, first: &str) -> Duration {
     let server = role(server.env("FIRST", first), test, "server", PORT);
     await_listener(PORT);
@@ -73,8 +73,8 @@ fn meet(test: &str, mut server: Command, mut client: Command, first: &str) -> Du
     Duration::from_millis(millis.and_then(|text| text.parse().ok()).expect(&said))
 }
 
-/// One of the programs. Who speaks first matters: a server that waits for a client's first bytes finds
-/// out soon, one that is to speak first does not.
+/// One of the programs. It matters which end writes first. A server that reads first soon has the
+/// client's first bytes; a server that writes first does not.
 fn is_program() -> bool {
     let Some((role, port)) = my_role() else { return false };
     let server_first = std::env::var("FIRST").unwrap() == "server";
@@ -86,7 +86,7 @@ fn is_program() -> bool {
     };
     if role == "server" {
         if std::env::var_os("CLOSES_ALL").is_some() {
-            // As daemons do that do not know what they inherited.
+            // Like daemons that close all inherited descriptors.
             c::close_from(3);
             (3..2000).for_each(c::close);
         }
@@ -127,11 +127,11 @@ fn is_program() -> bool {
     true
 }
 
-/// What waits for nothing takes less.
+/// A program that waits for nothing takes less time.
 const SOON: Duration = Duration::from_secs(4);
 
-/// Demands that something takes less than a time, once in three times: who waits does so each time, and a
-/// machine with much to do does not.
+/// Requires that `f` takes less than a time in one of three runs. A program that waits does so in
+/// every run; a busy machine is late only in some.
 #[track_caller]
 fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
     let mut all = Vec::new();
@@ -214,8 +214,8 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     });
 }
 
-/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that does
-/// not come.
+/// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that
+/// does not come.
 #[test]
 fn a_plain_server_that_speaks_first_is_heard_at_once() {
     if is_program() {
@@ -233,7 +233,7 @@ fn a_plain_server_that_speaks_first_is_heard_at_once() {
                 }
                 meet(test, plain(), client, "server")
             };
-            // Acknowledgements wait for 200 ms if they may; a machine with much to do makes some late.
+            // A delayed acknowledgement takes 200 ms. A busy machine is late only in some runs.
             let fastest = (0..5).map(once).min().unwrap();
             assert!(fastest < Duration::from_millis(150), "waits: {waits}, {fastest:?}");
         }
@@ -256,7 +256,8 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
             });
             let test = "an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first";
             for first in ["client", "server"] {
-                // A server that answered the option waits for a Proposal before it speaks.
+                // A server that answered the option waits for a Proposal before its program may
+                // write.
                 let waits = synack && first == "server";
                 let timeout = guest_driver::rendezvous::PROPOSAL_PATIENCE;
                 takes_less_than(SOON + if waits { timeout } else { Duration::ZERO }, || {

@@ -1,6 +1,7 @@
-//! Redis and nginx under a mixed load with clients that are killed, for as long as one likes: whatever
-//! programs and daemon hold must not grow. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
-//! --test soak -- --ignored --nocapture`; a line for each sixtieth of that, at most one per minute.
+//! Redis and nginx under a mixed load with clients that are killed. The resources of the programs
+//! and of the daemon must not grow. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
+//! --test soak -- --ignored --nocapture` runs it for that long, and prints 60 lines, but at most
+//! one per minute.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -20,10 +21,10 @@ use vhost_device_ism::config::PortSpec;
 use vhost_device_ism::management::Client;
 use vhost_device_ism::{Config, Daemon};
 
-/// Devices of the fabric: servers have some, and clients in turn the others.
+/// Devices of the fabric. Servers have some, and clients take the others in turn.
 const DEVICES: usize = 8;
 
-/// Everybody who is looked at, over time.
+/// The processes that the test observes, over time.
 #[derive(Default)]
 struct Record {
     servers: Vec<(&'static str, u32)>,
@@ -33,12 +34,12 @@ struct Record {
 }
 
 impl Record {
-    /// Something that was counted at every moment.
+    /// One resource, counted at every moment.
     fn series(&self, of: impl Fn(usize) -> f64) -> Vec<(f64, f64)> {
         self.moments.iter().enumerate().map(|(at, moment)| (*moment, of(at))).collect()
     }
 
-    /// What grows, in words; empty: nothing.
+    /// A description of what grows; empty: nothing.
     fn grown(&self) -> String {
         let mut text = String::new();
         let mut check = |name: &str, allowed: f64, series: &[(f64, f64)]| {
@@ -62,7 +63,7 @@ impl Record {
     }
 }
 
-/// Numbers that look random and are the same for the same seed.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -104,14 +105,14 @@ fn nginx(dir: &Path, port: u16) -> Vec<String> {
     vec!["-c".into(), format!("{here}/conf")]
 }
 
-/// Ends a client in the middle of whatever it does.
+/// Kills a client in the middle of what it does.
 fn abort(mut child: Child, after: Duration) {
     std::thread::sleep(after);
     let _ = child.kill();
     let _ = child.wait();
 }
 
-/// The daemon, in a process of its own: what it holds is looked at.
+/// Runs the daemon in a process of its own, so that the test can count its resources.
 fn run_daemon() -> ! {
     let management = PathBuf::from(std::env::var_os("SOAK_MANAGEMENT").unwrap());
     let dir = management.parent().unwrap().join("devices");
@@ -179,14 +180,14 @@ fn nothing_grows() {
         }
         command
     };
-    // Beside other load, and with less of a right to run, this takes its time.
+    // Beside other load and at a lower priority this takes long.
     let done = |command: &mut Command| {
         Running::start(command).within(Duration::from_secs(240)).finish();
     };
     let started = Instant::now();
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
     let (mut rounds, mut aborts, mut next) = (0u64, 0u64, lines);
-    // By then everything has been used.
+    // By then every part has been used once.
     let warm = (length / 3).min(Duration::from_secs(180));
     let mut record = Record { servers: servers.clone(), ..Record::default() };
     while started.elapsed() < length {
@@ -209,7 +210,7 @@ fn nothing_grows() {
             continue;
         }
         next = started.elapsed() + lines;
-        // Clients are gone; what they left behind is to go, too.
+        // The clients have ended. What they left behind must be released.
         eventually(|| devices().0 < servers.len());
         std::thread::sleep(Duration::from_millis(300));
         let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
@@ -232,13 +233,14 @@ fn nothing_grows() {
     for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
         println!("{name} {pid}:\n{}", held::kinds(*pid));
     }
-    // First of all, so that nothing is left running.
+    // First, so that no process stays behind.
     web.stop();
     redis.stop();
     assert!(grown.is_empty(), "{grown}(seed {seed})");
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
     println!("{rounds} rounds, {aborts} aborts; {smc} ends on SMC, {tcp} on TCP");
-    // Of clients that were killed; the next process to have the device takes it over.
+    // Killed clients leave their lock files. The next process that locks the device takes the file
+    // over.
     assert!(fabric.lock_files().len() <= DEVICES, "{:?}", fabric.lock_files());
 }

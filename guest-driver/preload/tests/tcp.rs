@@ -1,4 +1,5 @@
-//! Connections that stay on TCP: nobody waits for that, and short-lived processes do not open devices.
+//! Connections that stay on TCP. No call waits because of that, and short-lived processes do not
+//! open devices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -43,10 +44,10 @@ fn on_smc(fabric: &Fabric) -> Command {
     fabric.smc(std::env::current_exe().unwrap())
 }
 
-/// A server that declines after a while is heard by who sleeps in `poll` for the connection, although
-/// nothing of the handshake is left by the time that thread runs.
+/// A server declines after a while. A thread that sleeps in `poll` for the connection wakes at
+/// once, although the handshake has left nothing to poll by the time the thread runs.
 #[test]
-fn who_polls_for_a_connection_hears_of_a_late_decline_at_once() {
+fn poll_returns_at_once_on_a_late_decline() {
     const PAUSE: Duration = Duration::from_millis(30);
     const TIMES: usize = 8;
     fn server(listener: TcpListener) {
@@ -67,12 +68,13 @@ fn who_polls_for_a_connection_hears_of_a_late_decline_at_once() {
             (&stream).read_exact(&mut [0; 5]).unwrap();
             took
         };
-        // A machine with much to do may make some of them late. A sleep that misses it lasts a second.
+        // A busy machine may make some of them late. A sleep that misses the Decline lasts a
+        // second.
         let mut took: Vec<_> = (0..TIMES).map(wait).collect();
         took.sort();
         assert!(took[TIMES / 2] < PAUSE + Duration::from_millis(500), "{took:?}");
     }
-    let test = "who_polls_for_a_connection_hears_of_a_late_decline_at_once";
+    let test = "poll_returns_at_once_on_a_late_decline";
     let commands = |fabric: &Fabric| {
         let [mut server, mut client] = [on_smc(fabric), on_smc(fabric)];
         server.env("SMC_RUN_EIDS", "ONE");
@@ -117,9 +119,9 @@ fn a_server_with_a_short_lived_child_per_client_stops_opening_devices_for_them()
             assert_eq!(fabric.broken(), Vec::<String>::new());
             let (smc, tcp) = fabric.decided();
             assert_eq!(smc + tcp, 2 * CLIENTS);
-            // How many depends on how fast this machine is just now.
+            // How many depends on how fast the machine is just now.
             assert!(smc > 0 && fabric.said("exit soon") > 0, "{smc} {tcp}");
-            // The client has noticed, and does not ask each time.
+            // The client has learned from the answers, and does not ask each time.
             assert!(fabric.said("several times in a row") > 0, "{smc} {tcp}");
         },
     );

@@ -19,7 +19,7 @@ pub fn send(fd: &impl AsRawFd, buf: &[u8], flags: i32) -> Result<usize> {
     done(unsafe { libc::send(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len(), flags) })
 }
 
-/// `sendmsg` of two pieces.
+/// `sendmsg` of two buffers.
 pub fn sendmsg(fd: &impl AsRawFd, pieces: [&[u8]; 2]) -> Result<usize> {
     let mut iov = pieces.map(|piece| libc::iovec {
         iov_base: piece.as_ptr().cast_mut().cast(),
@@ -30,7 +30,7 @@ pub fn sendmsg(fd: &impl AsRawFd, pieces: [&[u8]; 2]) -> Result<usize> {
     done(unsafe { libc::sendmsg(fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) })
 }
 
-/// `recvmsg` into two rooms.
+/// `recvmsg` into two buffers.
 pub fn recvmsg(fd: &impl AsRawFd, rooms: [&mut [u8]; 2], flags: i32) -> Result<usize> {
     let mut iov =
         rooms.map(|room| libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() });
@@ -79,23 +79,23 @@ pub fn close_from(first: RawFd) {
     unsafe { libc::close_range(first as u32, u32::MAX, 0) };
 }
 
-/// Closes a number, whatever it is.
+/// Closes a descriptor by its number.
 pub fn close(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
-/// Puts a new file in the place of a descriptor.
+/// Replaces a descriptor by a new file.
 pub fn replace(fd: RawFd, path: &std::ffi::OsStr) {
     let file = std::fs::File::create(path).unwrap();
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
 }
 
-/// A non-blocking connect, begun.
+/// Begins a non-blocking connect.
 pub fn connect_nonblocking(port: u16) -> std::net::TcpStream {
     connect_nonblocking_to(std::net::Ipv4Addr::LOCALHOST, port)
 }
 
-/// As [`connect_nonblocking`], to a machine.
+/// As [`connect_nonblocking`], to another machine.
 pub fn connect_nonblocking_to(host: std::net::Ipv4Addr, port: u16) -> std::net::TcpStream {
     use std::os::fd::FromRawFd;
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -169,14 +169,14 @@ pub fn fork(f: impl FnOnce()) -> i32 {
     }
 }
 
-/// Waits for a child, which must have ended well.
+/// Waits for a child, which must succeed.
 pub fn wait(child: i32) {
     let mut status = 0;
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child failed");
 }
 
-/// SIGALRM goes to a handler that does nothing, with or without SA_RESTART, after so long.
+/// Sends SIGALRM after a time, to a handler that does nothing, with or without SA_RESTART.
 pub fn alarm_in(millis: i64, restart: bool) {
     extern "C" fn nothing(_: i32) {}
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -187,7 +187,7 @@ pub fn alarm_in(millis: i64, restart: bool) {
     let timer = libc::itimerspec { it_interval: never, it_value: time };
     unsafe {
         libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
-        // The thread that runs the test, and not the one that waits for it, is to be interrupted.
+        // The signal must interrupt the thread that runs the test, not the one that waits for it.
         let this = libc::syscall(libc::SYS_gettid) as i32;
         let mut event: libc::sigevent = std::mem::zeroed();
         (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_THREAD_ID, libc::SIGALRM);
@@ -198,7 +198,7 @@ pub fn alarm_in(millis: i64, restart: bool) {
     }
 }
 
-/// What this thread has used of a processor.
+/// The processor time that this thread has used.
 pub fn processor_time() -> std::time::Duration {
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);

@@ -1,4 +1,4 @@
-//! What a process holds, as its kernel tells.
+//! The resources that a process holds, as the kernel lists them.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub descriptors: usize,
@@ -18,7 +18,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Now.
+    /// Counts them now.
     pub fn by(pid: u32) -> Held {
         let entries = |dir| fs::read_dir(format!("/proc/{pid}/{dir}")).map_or(0, Iterator::count);
         let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -41,7 +41,7 @@ impl fmt::Display for Held {
     }
 }
 
-/// What the descriptors of a process are, and how many of each: says what it is that grows.
+/// The kinds of a process's descriptors, and the number of each. They show what grows.
 pub fn kinds(pid: u32) -> String {
     let mut kinds = BTreeMap::<String, usize>::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -53,7 +53,7 @@ pub fn kinds(pid: u32) -> String {
     kinds.iter().map(|(kind, n)| format!("    {n:4} {kind}\n")).collect()
 }
 
-/// The mappings of shared memory: which one grows.
+/// The mappings of shared memory. They show which one grows.
 pub fn mappings(pid: u32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains("memfd:")).map(|line| format!("{line}\n")).collect()

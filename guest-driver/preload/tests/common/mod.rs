@@ -1,4 +1,4 @@
-//! A fabric, and programs that run on it with and without the library, under a hang watch.
+//! A fabric, and programs that run on it with and without the library, under a time limit.
 #![allow(unreachable_pub, reason = "each test is a crate of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 #![allow(dead_code, reason = "not every test uses all of it")]
@@ -15,10 +15,10 @@ use vhost_device_ism::device::DeviceInfo;
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
 
-/// A program that takes longer hangs.
+/// The test takes a program that runs longer for one that hangs.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Devices, and a directory for what the programs say of themselves.
+/// Devices, and a directory for the programs' reports.
 pub struct Fabric {
     dir: PathBuf,
     daemon: Option<Daemon>,
@@ -26,7 +26,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// A fabric with so many devices.
+    /// A fabric with a number of devices.
     pub fn new(devices: usize) -> Fabric {
         Fabric::with(devices, |_| {})
     }
@@ -45,7 +45,8 @@ impl Fabric {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("smc-preload-{}-{n}", std::process::id()));
         std::fs::create_dir_all(dir.join("devices")).unwrap();
-        // Each process makes a file there. On a disk that costs more than what some are measured for.
+        // Each process makes a file there. On a disk that would take longer than what some tests
+        // measure.
         let status = in_memory(&dir);
         std::fs::create_dir_all(&status).unwrap();
         if status != dir.join("status") {
@@ -54,7 +55,7 @@ impl Fabric {
         Fabric { dir, daemon: None, quotas: Quotas::default() }
     }
 
-    /// Starts the daemon, with so many devices.
+    /// Starts the daemon with a number of devices.
     pub fn start_daemon(&mut self, devices: usize) {
         let chid = Chid(0xff00);
         let port = |n| {
@@ -98,8 +99,8 @@ impl Fabric {
         if smc { self.smc(program) } else { Command::new(program.as_ref()) }
     }
 
-    /// Connections so far that were decided for SMC, and for TCP; each end that has the library
-    /// counts.
+    /// Number of connections so far that SMC carries, and that TCP carries. Each end with the
+    /// library counts.
     pub fn decided(&self) -> (usize, usize) {
         let mut all = (0, 0);
         for entry in std::fs::read_dir(self.dir.join("status")).unwrap().flatten() {
@@ -110,7 +111,7 @@ impl Fabric {
         all
     }
 
-    /// What the daemon says of each device that a program has open; nothing of others.
+    /// The daemon's information on each device that a program has open.
     pub fn open_devices(&self) -> Vec<DeviceInfo> {
         let daemon = self.daemon.iter();
         daemon.flat_map(Daemon::list).filter_map(|port| port.device).collect()
@@ -128,7 +129,7 @@ impl Fabric {
         names.filter(|name| name.ends_with(".lock")).collect()
     }
 
-    /// How often programs said a word.
+    /// How often a word is in the programs' reports.
     pub fn said(&self, word: &str) -> usize {
         let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
         files
@@ -136,7 +137,7 @@ impl Fabric {
             .sum()
     }
 
-    /// What programs said of broken handshakes.
+    /// The programs' reports of failed handshakes.
     pub fn broken(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.dir.join("status")).unwrap().flatten();
         let text = files.map(|entry| std::fs::read_to_string(entry.path()).unwrap());
@@ -146,7 +147,7 @@ impl Fabric {
     }
 }
 
-/// Where the `status` of a fabric's directory really is.
+/// The target of the link `status` in a fabric's directory.
 fn in_memory(dir: &Path) -> PathBuf {
     let memory = Path::new("/dev/shm");
     match dir.file_name() {
@@ -158,7 +159,7 @@ fn in_memory(dir: &Path) -> PathBuf {
 impl Drop for Fabric {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What the programs said is worth more than a tidy directory.
+            // Keep the reports of a test that failed.
             eprintln!("{} is left; broken: {:?}", self.dir.display(), self.broken());
             return;
         }
@@ -186,23 +187,23 @@ pub fn library() -> PathBuf {
     built.clone()
 }
 
-/// A port that nobody listens on.
+/// A port on which no process listens.
 pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(mut so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !so() {
-        assert!(begun.elapsed() < TIMEOUT, "it never was so");
+        assert!(begun.elapsed() < TIMEOUT, "the condition never held");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Waits until somebody listens on the port. Looked up where the kernel lists it, because a
-/// connection would be one too many for some servers.
+/// Waits until a process listens on the port. The kernel's list tells, because some servers fail on
+/// one more connection.
 pub fn await_listener(port: u16) {
     let wanted = format!("{port:04X}");
     let begun = Instant::now();
@@ -220,10 +221,10 @@ pub fn await_listener(port: u16) {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("nobody listens on port {port}");
+    panic!("no process listens on port {port}");
 }
 
-/// A program that ends with its value.
+/// A running program. Dropping the value kills it.
 pub struct Running {
     name: String,
     child: Child,
@@ -232,12 +233,12 @@ pub struct Running {
     err: Said,
 }
 
-/// What a program has said so far.
+/// The output of a program so far.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    /// Collects what comes, so that the program never waits for room.
+    /// Collects the output, so that the program never waits for a full pipe.
     fn collect(mut from: impl Read + Send + 'static) -> Said {
         let said = Said::default();
         let all = said.0.clone();
@@ -256,7 +257,7 @@ impl Said {
 }
 
 impl Running {
-    /// Starts it; its output is collected.
+    /// Starts a program and collects its output.
     pub fn start(command: &mut Command) -> Running {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let name = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
@@ -266,19 +267,20 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
-        // Not waited for: a program may leave others behind that keep the pipes open.
+        // The test does not wait for these threads: a program may leave processes that keep the
+        // pipes open.
         let out = Said::collect(child.stdout.take().unwrap());
         let err = Said::collect(child.stderr.take().unwrap());
         Running { name, child, timeout: TIMEOUT, out, err }
     }
 
-    /// It may take longer than others.
+    /// Sets another time limit.
     pub fn within(mut self, timeout: Duration) -> Running {
         self.timeout = timeout;
         self
     }
 
-    /// How long it may take.
+    /// The time limit.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -293,17 +295,17 @@ impl Running {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// What it has said so far, errors last.
+    /// Its output so far, standard error last.
     pub fn said(&self) -> String {
         format!("{}\n{}", self.out.text(), self.err.text())
     }
 
-    /// Waits for its end; its output. One that hangs shows where.
+    /// Waits for its end and returns its output. If it hangs, the test prints where.
     pub fn finish(self) -> String {
         self.finish_beside(&[])
     }
 
-    /// [`Running::finish`] of a program that may hang because of others.
+    /// [`Running::finish`] for a program that may hang because of other programs.
     pub fn finish_beside(mut self, others: &[&Running]) -> String {
         let begun = Instant::now();
         let status = loop {
@@ -320,16 +322,16 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        // What it said last may still be in the pipe.
+        // Its last output may still be in the pipe.
         let text = self.settled_output();
         assert!(status.success(), "{}: {status}\n{text}\n{}", self.name, self.err.text());
         text
     }
 
-    /// The output of a program that has ended, when no more comes.
+    /// The complete output of a program that has ended.
     fn settled_output(&self) -> String {
         let mut text = self.out.text();
-        // A reference besides this one is the reader's.
+        // The other reference is the reader's.
         let begun = Instant::now();
         while Arc::strong_count(&self.out.0) > 1 && begun.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(Duration::from_millis(1));
@@ -338,7 +340,7 @@ impl Running {
         text
     }
 
-    /// Asks it to end, and waits for that.
+    /// Asks it to end, and waits for its end.
     pub fn stop(mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
@@ -360,7 +362,7 @@ impl Drop for Running {
     }
 }
 
-/// Where the threads of a process are, and those of its descendants.
+/// Where in the kernel the threads of a process and of its descendants are.
 fn stacks(pid: u32) -> String {
     let gdb = Command::new("gdb")
         .args(["-p", &pid.to_string(), "-batch", "-ex", "thread apply all bt 12"])
@@ -380,7 +382,7 @@ fn stacks(pid: u32) -> String {
     text
 }
 
-/// Runs one of the test's own programs: this very executable, with the role in its environment.
+/// Runs one of the test's programs: this executable, with the role in its environment.
 pub fn role(command: &mut Command, test: &str, role: &str, port: u16) -> Running {
     command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]);
     command.env("PRELOAD_TEST_ROLE", role).env("PRELOAD_TEST_PORT", port.to_string());
@@ -393,7 +395,7 @@ pub fn my_role() -> Option<(String, u16)> {
     Some((role, std::env::var("PRELOAD_TEST_PORT").unwrap().parse().unwrap()))
 }
 
-/// Bytes that show where they belong.
+/// Bytes whose values show their position.
 pub fn pattern(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i / 251 + i * 7) as u8).collect()
 }

@@ -1,8 +1,8 @@
-//! Whether something grows: the slope of what was counted at many moments, not the difference of two.
+//! Whether a resource grows: the slope of counts at many moments, not the difference of two.
 
-/// By how much a series of (moment, count) grows from its first moment to its last: the median of the
-/// slopes between all pairs (Theil and Sen), times the time. What comes and goes, or comes once in the
-/// middle of it, does not count; what comes again and again does.
+/// By how much a series of (moment, count) grows from its first moment to its last: the median of
+/// the slopes between all pairs (Theil and Sen), times the time. A change that reverts, or a single
+/// step in the middle, does not count. Repeated steps do.
 pub(crate) fn growth(series: &[(f64, f64)]) -> f64 {
     let (Some(first), Some(last)) = (series.first(), series.last()) else { return 0.0 };
     let mut slopes: Vec<f64> = Vec::new();

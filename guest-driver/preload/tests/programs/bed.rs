@@ -1,5 +1,5 @@
-//! Two places to run programs in (network namespaces that are joined by a wire), and what stands
-//! between them: a fabric with devices, `smc run` and `smc stat`.
+//! A test bed: two network namespaces that a wire joins, a fabric with devices, `smc run` and `smc
+//! stat`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Fabric, Running, library};
 
-/// Devices of a bed: as many processes can have SMC at a time.
+/// Number of devices of a bed. As many processes can use SMC at a time.
 const DEVICES: usize = 24;
 
 /// Where a program runs.
@@ -20,7 +20,7 @@ pub enum Side {
     Client,
 }
 
-/// Two network namespaces, or none: then both ends are on this host's loopback.
+/// Two network namespaces, or none. Without them both ends use the loopback interface.
 pub struct Net {
     name: Option<String>,
     /// `smc` and the library.
@@ -87,7 +87,7 @@ fn ip(line: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// What a case needs to know of where it runs.
+/// The environment that a case runs in.
 pub struct Place {
     pub address: &'static str,
     pub port: u16,
@@ -103,30 +103,30 @@ pub struct Program {
 }
 
 impl Program {
-    /// Of a line of words without spaces in them.
+    /// A program from a line of words that contain no spaces.
     pub fn new(line: impl AsRef<str>) -> Program {
         let words = line.as_ref().split_whitespace().map(str::to_owned).collect();
         Program { words, user: None }
     }
 
-    /// With more arguments at the end, whatever is in them.
+    /// Adds arguments, which may contain spaces.
     pub fn and(mut self, words: &[&str]) -> Program {
         self.words.extend(words.iter().map(|&word| word.to_owned()));
         self
     }
 
-    /// Whether it has the rights that TCP option 254 takes.
+    /// Whether it has the rights that TCP option 254 needs.
     pub fn has_rights(&self) -> bool {
         is_root() && self.user.is_none()
     }
 
-    /// Run by this user, where this is root.
+    /// Runs it as this user, if the test runs as root.
     pub fn user(self, user: &'static str) -> Program {
         Program { user: Some(user), ..self }
     }
 }
 
-/// A fabric between the two places.
+/// A fabric between the two ends.
 pub struct Bed<'a> {
     net: &'a Net,
     fabric: Fabric,
@@ -154,8 +154,9 @@ impl Bed<'_> {
         Place { address: self.net.address(), port, dir: self.dir.clone() }
     }
 
-    /// The program at one of the sides. On SMC, it may have to be told that all servers are.
-    pub fn command(&self, side: Side, program: &Program, smc: bool, tell: bool) -> Command {
+    /// The program at one of the sides. `list_servers`: its settings list all servers as ones that
+    /// speak SMC.
+    pub fn command(&self, side: Side, program: &Program, smc: bool, list_servers: bool) -> Command {
         let mut words: Vec<String> = Vec::new();
         if let Some(name) = self.net.namespace(side) {
             words.extend(["nsenter".into(), format!("--net=/run/netns/{name}")]);
@@ -169,7 +170,7 @@ impl Bed<'_> {
             let at = |part: &str| self.dir.join(part).display().to_string();
             words.extend([self.net.tools.join("smc").display().to_string(), "run".into()]);
             words.extend(["--device".into(), at("devices"), "--status".into(), at("status")]);
-            if tell {
+            if list_servers {
                 words.extend(["--peer".into(), "*".into()]);
             }
         }
@@ -177,12 +178,12 @@ impl Bed<'_> {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(&self.dir);
         command.env("XDG_RUNTIME_DIR", self.runtime(user.unwrap_or("root")));
-        // What counts is what the test says, and not the user's settings.
+        // The test's settings hold, not the user's.
         command.env_remove("LD_PRELOAD").env("HOME", &self.dir).env("LC_ALL", "C");
         command
     }
 
-    /// A directory for the sockets at which the processes of a user tell what they have.
+    /// A directory for the statistics sockets of a user's processes.
     fn runtime(&self, user: &str) -> PathBuf {
         let dir = self.dir.join(format!("run-{user}"));
         if std::fs::create_dir(&dir).is_ok() && is_root() {
@@ -197,7 +198,7 @@ impl Bed<'_> {
         let pid = server.pid();
         let begun = Instant::now();
         while begun.elapsed() < server.timeout() {
-            // As its own network namespace has it.
+            // In the network namespace of the server.
             for table in ["tcp", "tcp6"] {
                 let path = format!("/proc/{pid}/net/{table}");
                 let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -216,7 +217,7 @@ impl Bed<'_> {
         panic!("nobody listens on port {port}: {}", server.said());
     }
 
-    /// What `smc stat` says of connections, once it shows one that is SMC-D.
+    /// Waits until `smc stat` shows a connection over SMC-D.
     pub fn await_smc_d(&self, user: &str, timeout: Duration) -> Result<(), String> {
         let begun = Instant::now();
         loop {
@@ -235,18 +236,18 @@ impl Bed<'_> {
         }
     }
 
-    /// Ends of connections that were decided for SMC, and for TCP.
+    /// Number of ends of connections that SMC carries, and that TCP carries.
     pub fn decided(&self) -> (usize, usize) {
         self.fabric.decided()
     }
 
-    /// What programs said of broken handshakes.
+    /// The programs' reports of failed handshakes.
     pub fn broken(&self) -> Vec<String> {
         self.fabric.broken()
     }
 }
 
-/// Whether other users, and namespaces, can be had.
+/// Whether the test may use other users and namespaces.
 pub fn is_root() -> bool {
     static ROOT: OnceLock<bool> = OnceLock::new();
     *ROOT.get_or_init(|| {
@@ -280,8 +281,8 @@ fn tools() -> PathBuf {
     dir
 }
 
-/// Whether the programs are here. If not, that is said, and where everything has to be here it is
-/// an error.
+/// Whether the programs are installed. If not, the test prints it, and fails where all programs
+/// must be.
 pub fn are_installed(case: &str, programs: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let mut missing = programs.iter().filter(|program| {

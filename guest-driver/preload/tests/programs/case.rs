@@ -13,17 +13,17 @@ pub struct Case<'a> {
     pub needs: &'a [&'a str],
     pub server: &'a dyn Fn(&Place) -> Program,
     pub client: &'a dyn Fn(&Place) -> Program,
-    /// The figure of merit in what the client said; panics if the client is not content.
+    /// The figure of merit in the client's output. Panics if the client reports an error.
     pub figure: &'a dyn Fn(&str) -> f64,
-    /// Connections last long enough to be seen by `smc stat` run by this user.
+    /// The user whose `smc stat` shows the connections, if they last long enough.
     pub seen_by: Option<&'static str>,
-    /// The library can put it on SMC.
+    /// Whether the library can put it on SMC.
     pub can_be_smc: bool,
-    /// On SMC it has to be so many times as good as on TCP.
+    /// How many times as good as on TCP it must be on SMC.
     pub wanted: f64,
 }
 
-/// Seconds that a client is to take; short unless it is to be measured.
+/// Seconds that a client runs; few unless the test measures.
 pub fn seconds() -> u32 {
     number("SMC_PROGRAMS_SECONDS", 1)
 }
@@ -32,7 +32,7 @@ fn number(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Who has the library.
+/// Which ends have the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct With {
     server: bool,
@@ -43,8 +43,8 @@ const BOTH: With = With { server: true, client: true };
 const NEITHER: With = With { server: false, client: false };
 
 impl Case<'_> {
-    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS`, they take turns so many times, and
-    /// a line of a table says how they compare.
+    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS` they take turns that many times, and
+    /// a line of a table compares them.
     pub fn run(&self, net: &Net) {
         if !are_installed(self.name, self.needs) {
             return;
@@ -80,10 +80,10 @@ impl Case<'_> {
         let program = (self.server)(&place);
         let mut server = Running::start(&mut bed.command(Server, &program, with.server, false));
         bed.await_listener(place.port, &mut server);
-        // Both ends find each other by TCP option 254 where they may.
-        let tell = with.server && !program.has_rights();
+        // The ends find each other by TCP option 254 if they have the rights.
+        let list_servers = with.server && !program.has_rights();
         let program = (self.client)(&place);
-        let mut client = bed.command(Client, &program, with.client, tell);
+        let mut client = bed.command(Client, &program, with.client, list_servers);
         let timeout = Duration::from_secs(30 + 4 * u64::from(seconds()));
         let client = Running::start(&mut client).within(timeout);
         let seen = match self.seen_by.filter(|_| with == BOTH) {

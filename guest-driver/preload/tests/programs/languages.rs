@@ -59,8 +59,8 @@ fn java() {
     let _ = std::fs::remove_dir_all(dir);
 }
 
-/// Programs in Go make system calls themselves, whether libc is in them or not: `smc run` says so and
-/// leaves them on TCP, where they work.
+/// Programs in Go make system calls themselves, even those that contain libc. `smc run` prints that
+/// and leaves them on TCP, where they work.
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
 fn go_stays_on_tcp() {

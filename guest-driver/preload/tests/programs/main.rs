@@ -1,5 +1,6 @@
-//! Programs of the distribution, each end with and without `smc run`, in two network namespaces: they
-//! must work in all four combinations, on SMC where both ends have it, and `smc stat` must say so.
+//! Programs of the distribution, each end with and without `smc run`, in two network namespaces:
+//! they must work in all four combinations, on SMC where both ends have it, and `smc stat` must say
+//! so.
 //!
 //! `tests/programs.sh` installs them and runs this. With `SMC_PROGRAMS_ROUNDS=N` SMC and TCP take
 //! turns N times and a line per program says how they compare; `SMC_PROGRAMS_SECONDS` is how long
@@ -21,7 +22,7 @@ use case::{Case, after, seconds};
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
 fn redis() {
     let net = Net::new();
-    // As often as can be: a child takes a picture of the memory, connections included.
+    // As often as possible: a forked child saves the memory, and inherits the connections.
     let saving = "--save 1 1";
     for (name, what, pipeline, save, wanted) in [
         ("redis GET", "GET", 1, "", 1.35),
@@ -125,7 +126,7 @@ fn nginx_and_curl() {
     fetch("nginx, curl 40 MB", &["nginx", "curl"], &nginx, "http");
 }
 
-/// TLS is above the socket, whatever that is (SEC-5).
+/// TLS runs above the socket, on SMC as on TCP (SEC-5).
 // Shows: SEC-5.
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]

@@ -27,7 +27,7 @@ fn ssh_copies_a_file() {
         );
         std::fs::write(dir.join("sshd.conf"), text).unwrap();
         if bed::is_root() {
-            // Where it puts those that have yet to prove who they are.
+            // The directory for processes before authentication.
             let _ = std::fs::create_dir_all("/run/sshd");
         }
         Program::new(format!("{SSHD} -D -e -f {here}/sshd.conf"))
@@ -79,7 +79,7 @@ fn postgresql() {
     let server = |place: &Place| {
         let Place { address, port, dir } = place;
         let data = dir.join("data");
-        // The server refuses to be root.
+        // The server refuses to run as root.
         let mut init = Command::new(&initdb);
         if bed::is_root() {
             init = Command::new("setpriv");
@@ -103,7 +103,7 @@ fn postgresql() {
         let client = |place: &Place| {
             let Place { address, port, dir } = place;
             let there = format!("-h {address} -p {port} -U postgres postgres");
-            // The first connections take as long as a process and a device each.
+            // Each of the first connections takes a process and a device.
             let time = seconds() + 2;
             let text = format!(
                 "set -e\nuntil {is_ready} -q -h {address} -p {port}; do sleep 0.05; done\n\
@@ -122,7 +122,8 @@ fn postgresql() {
                 assert_eq!(after(text, "number of failed transactions:"), 0.0, "{text}");
                 after(text, "tps =")
             },
-            // With a connection for each request, looking for one takes longer than it lasts.
+            // With a connection for each request, looking for one takes longer than the connection
+            // lasts.
             seen_by: (!options.contains("-C")).then_some("root"),
             can_be_smc: true,
             wanted,
