@@ -12,7 +12,7 @@ use smc_core::wire::ids::Eid;
 const DEVICES: &str = "SMC_RUN_DEVICES";
 /// EIDs, separated by commas.
 const EIDS: &str = "SMC_RUN_EIDS";
-/// Which connections to make over SMC: rules separated by commas, see [`Rule`].
+/// Which connections to make over SMC: rules separated by commas, see [`PeerRule`].
 const CONNECT: &str = "SMC_RUN_CONNECT";
 /// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the
 /// clients'.
@@ -38,15 +38,15 @@ const DETECT: &str = "SMC_RUN_DETECT_MS";
 
 /// The settings of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Config {
+pub(crate) struct RunConfig {
     /// Sockets of devices, or directories of them.
     pub(crate) devices: Vec<PathBuf>,
     /// User EIDs.
     pub(crate) eids: Vec<Eid>,
     /// Servers to which the program connects over SMC.
-    pub(crate) connect: Vec<Rule>,
+    pub(crate) connect: Vec<PeerRule>,
     /// Clients, and ports of this process, that may be on SMC.
-    pub(crate) accept: Vec<Rule>,
+    pub(crate) accept: Vec<PeerRule>,
     /// How TCP option 254 is used.
     pub(crate) rendezvous: Mode,
     /// The descriptors of the rendezvous that `smc run` attached.
@@ -67,30 +67,30 @@ pub(crate) struct Config {
     pub(crate) detect: Duration,
 }
 
-static CONFIG: OnceLock<Config> = OnceLock::new();
+static CONFIG: OnceLock<RunConfig> = OnceLock::new();
 
 /// Stores the settings of this process; once.
-pub(crate) fn set(config: Config) {
+pub(crate) fn set(config: RunConfig) {
     let _ = CONFIG.set(config);
 }
 
 /// The settings of this process; `None`: the library does nothing.
 #[inline]
-pub(crate) fn get() -> Option<&'static Config> {
+pub(crate) fn get() -> Option<&'static RunConfig> {
     CONFIG.get()
 }
 
 /// A peer filter: `ADDRESS[/BITS][:PORT[-PORT]]`, where the address may be `*`, and an IPv6 address
 /// has brackets if a port follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct PeerRule {
     address: Option<(IpAddr, u8)>,
     ports: (u16, u16),
 }
 
-impl Rule {
+impl PeerRule {
     /// Reads one rule.
-    pub(crate) fn parse(text: &str) -> Option<Rule> {
+    pub(crate) fn parse(text: &str) -> Option<PeerRule> {
         let (host, ports) = match text.rfind(':') {
             Some(at) if text.starts_with('[') || text.find(':') == Some(at) => {
                 (text.get(..at)?, Some(text.get(at + 1..)?))
@@ -116,7 +116,7 @@ impl Rule {
                 Some((ip, bits))
             }
         };
-        Some(Rule { address, ports })
+        Some(PeerRule { address, ports })
     }
 
     /// Whether the rule is about all clients.
@@ -150,9 +150,9 @@ fn within(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
     }
 }
 
-fn rules(name: &str) -> Vec<Rule> {
+fn rules(name: &str) -> Vec<PeerRule> {
     let text = std::env::var(name).unwrap_or_default();
-    text.split(',').filter(|rule| !rule.is_empty()).filter_map(Rule::parse).collect()
+    text.split(',').filter(|rule| !rule.is_empty()).filter_map(PeerRule::parse).collect()
 }
 
 /// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc
@@ -169,12 +169,12 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-impl Config {
+impl RunConfig {
     /// Reads the environment. `None`: `smc run` did not start this program.
-    pub(crate) fn from_environment() -> Option<Config> {
+    pub(crate) fn from_environment() -> Option<RunConfig> {
         let devices = std::env::var_os(DEVICES)?;
         let eids = std::env::var(EIDS).unwrap_or_default();
-        Some(Config {
+        Some(RunConfig {
             devices: std::env::split_paths(&devices)
                 .filter(|p| !p.as_os_str().is_empty())
                 .collect(),
@@ -210,7 +210,7 @@ impl Config {
 
     /// Whether a server needs the client's address to decide.
     pub(crate) fn looks_at_clients(&self) -> bool {
-        self.policy.looks_at_clients() || !self.accept.iter().all(Rule::is_everyone)
+        self.policy.looks_at_clients() || !self.accept.iter().all(PeerRule::is_everyone)
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
 
     fn matches(rule: &str, addr: &str) -> bool {
         let addr: SocketAddr = addr.parse().unwrap();
-        Rule::parse(rule).unwrap().matches(addr.ip(), addr.port())
+        PeerRule::parse(rule).unwrap().matches(addr.ip(), addr.port())
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn nonsense_is_no_rule() {
         for bad in ["10.0.0.0/33", "host:80", "*:x", "*:1-", "*:70000"] {
-            assert_eq!(Rule::parse(bad), None, "{bad}");
+            assert_eq!(PeerRule::parse(bad), None, "{bad}");
         }
     }
 }

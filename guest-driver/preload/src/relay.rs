@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use guest_driver::{Seen, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::socket::stream::{Socket, State};
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::socket::{owner_pipe, registrations};
 use crate::sys::{STACK, lock, owned, raw};
@@ -34,7 +34,7 @@ const MAX_CONNECTIONS: usize = 64;
 const HIGH_FDS: c_int = 700;
 
 /// A connection that the child may ask for.
-struct Offer {
+struct RelayOffer {
     descriptor: DescriptorRef,
     /// The program's descriptors of the connection.
     fds: Vec<c_int>,
@@ -46,8 +46,8 @@ struct Offer {
 }
 
 /// The connections that one fork offers to its child.
-struct Offers {
-    list: Vec<Offer>,
+struct RelayOffers {
+    list: Vec<RelayOffer>,
     /// The pipe at which the child asks. It ends when the child executes a program or exits.
     ask: (OwnedFd, OwnedFd),
     /// A pipe that ends when the child exits.
@@ -55,7 +55,7 @@ struct Offers {
 }
 
 /// The offers between the fork's first and last handler. Parent and child each take their copy.
-static PREPARED: Mutex<Option<Offers>> = Mutex::new(None);
+static PREPARED: Mutex<Option<RelayOffers>> = Mutex::new(None);
 /// Moves a descriptor to a high number, out of the program's way.
 fn high(fd: OwnedFd) -> OwnedFd {
     match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_FDS) {
@@ -69,20 +69,20 @@ fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     Some((high(reader), high(writer)))
 }
 
-fn offer(descriptor: &DescriptorRef, fd: c_int) -> Option<Offer> {
+fn offer(descriptor: &DescriptorRef, fd: c_int) -> Option<RelayOffer> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
     let (near, far) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
     let (near, far) = (high(near), high(far));
-    Some(Offer { descriptor: descriptor.clone(), fds: vec![fd], near, far, cloexec: true })
+    Some(RelayOffer { descriptor: descriptor.clone(), fds: vec![fd], near, far, cloexec: true })
 }
 
 /// Prepares the offers, before a fork.
 pub(crate) fn prepare() {
-    let mut list: Vec<Offer> = Vec::new();
+    let mut list: Vec<RelayOffer> = Vec::new();
     for fd in 0..=DESCRIPTORS.highest() {
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        if descriptor.stream().and_then(Socket::smc).is_none() {
+        if descriptor.stream().and_then(StreamSocket::smc).is_none() {
             continue;
         }
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags != 0);
@@ -93,7 +93,7 @@ pub(crate) fn prepare() {
         } else if list.len() < MAX_CONNECTIONS
             && let Some(offer) = offer(&descriptor, fd)
         {
-            list.push(Offer { cloexec, ..offer });
+            list.push(RelayOffer { cloexec, ..offer });
         }
     }
     if list.is_empty() {
@@ -102,7 +102,7 @@ pub(crate) fn prepare() {
     if let (Some(ask), Some(life)) = (pipe(), pipe()) {
         // A program that the child executes keeps this end open.
         let _ = raw::fcntl(life.1.as_raw_fd(), libc::F_SETFD, 0);
-        *lock(&PREPARED) = Some(Offers { list, ask, life });
+        *lock(&PREPARED) = Some(RelayOffers { list, ask, life });
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn in_child() {
             let _ = raw::fcntl(fd, libc::F_SETFL, flags);
         }
     }
-    let Offers { list, ask, life } = offers;
+    let RelayOffers { list, ask, life } = offers;
     owner_pipe::set(ask.1);
     drop(ask.0);
     drop(life.0);
@@ -134,7 +134,7 @@ pub(crate) fn in_child() {
 
 /// Starts a thread that waits for the child to ask, after a fork, in the owner.
 pub(crate) fn in_parent() {
-    let Some(Offers { list, ask, life }) = lock(&PREPARED).take() else { return };
+    let Some(RelayOffers { list, ask, life }) = lock(&PREPARED).take() else { return };
     drop((ask.1, life.1));
     let (ask, life) = (ask.0, life.0);
     raw::without_signals(|| {
@@ -146,7 +146,7 @@ pub(crate) fn in_parent() {
     });
 }
 
-fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
+fn await_child(list: Vec<RelayOffer>, ask: &OwnedFd, life: &OwnedFd) {
     let mut word = [0u8; 1];
     let asked = loop {
         match rustix::io::read(ask, &mut word) {
@@ -168,8 +168,8 @@ fn await_child(list: Vec<Offer>, ask: &OwnedFd, life: &OwnedFd) {
 }
 
 /// Replaces the owner's descriptors by the pair, and starts the thread that forwards the bytes.
-fn start(offer: Offer) {
-    let Offer { descriptor, fds, near, far, .. } = offer;
+fn start(offer: RelayOffer) {
+    let RelayOffer { descriptor, fds, near, far, .. } = offer;
     let Some(socket) = descriptor.stream() else { return };
     for fd in
         fds.into_iter().filter(|fd| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(&descriptor)))
@@ -182,7 +182,7 @@ fn start(offer: Offer) {
         let _ = raw::dup3(far.as_raw_fd(), fd, flag);
         let _ = raw::fcntl(fd, libc::F_SETFL, flags);
         drop(DESCRIPTORS.remove(fd));
-        let relayed = Socket::new(State::Relayed, socket.role(), false);
+        let relayed = StreamSocket::new(SocketState::Relayed, socket.role(), false);
         relayed.set_relayed(tcp_fd);
         relayed.request_owner_once();
         drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
@@ -191,7 +191,7 @@ fn start(offer: Offer) {
     drop(far);
     let _ =
         std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
-            if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
+            if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
                 forward(&descriptor, stream, &near);
             }
         });
@@ -207,7 +207,7 @@ fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
     let made = inner.and_then(|inner| {
         let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
         thread.spawn(move || {
-            if let Some(stream) = descriptor.stream().and_then(Socket::smc) {
+            if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
                 forward_to_program(stream, &inner);
             }
         })

@@ -9,12 +9,12 @@ use crate::hooks::libc_symbols::call_libc;
 use crate::io::transfer::{self, Dispatch};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{Errno, Sys};
+use crate::sys::raw::{Errno, SysResult};
 use crate::sys::user_memory::{self, libc_result};
 
 /// Reads, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
-fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys> {
+fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
     match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
         Dispatch::Kernel => None,
@@ -25,7 +25,7 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
 
 /// Writes, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
-fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<Sys> {
+fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
     match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
         Dispatch::Kernel => None,
@@ -171,7 +171,7 @@ unsafe extern "C" fn sendto(
 ///
 /// # Safety
 /// `message` leads to a valid header.
-unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> {
+unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_mut() }?;
     // SAFETY: the program's list.
@@ -191,7 +191,7 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<Sys> 
 ///
 /// # Safety
 /// `message` leads to a valid header.
-unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sys> {
+unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
     let header = unsafe { message.as_ref() }?;
     // SAFETY: the program's list.
@@ -313,7 +313,12 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
 ///
 /// # Safety
 /// `offset` is null or leads to an offset.
-unsafe fn sendfile_here(to: c_int, from: c_int, offset: *mut off64_t, n: usize) -> Option<Sys> {
+unsafe fn sendfile_here(
+    to: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    n: usize,
+) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(to)?;
     Some(match transfer::dispatch_write(&descriptor, to, false) {
         Dispatch::Kernel => return None,

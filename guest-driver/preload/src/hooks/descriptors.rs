@@ -38,9 +38,9 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 }
 
 /// Closes a range, without the descriptors of the rendezvous.
-fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::Sys {
+fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
     let parts = option::ranges_without_reserved(first, last).into_iter();
-    parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::Sys::and)
+    parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::SysResult::and)
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The functions that run when the library is loaded, when the process forks, and when it exits.
 
 use super::libc_symbols;
-use crate::config::Config;
+use crate::config::RunConfig;
 use crate::selection::{establish, option, session, short_lived};
 use crate::socket::descriptors;
 use crate::sys::raw;
@@ -39,11 +39,11 @@ extern "C" fn begin() {
         // SAFETY: no other thread runs while the program is being loaded.
         unsafe { std::env::remove_var(PROOF) };
     }
-    if let Some(config) = Config::from_environment() {
+    if let Some(config) = RunConfig::from_environment() {
         config::set(config);
         status::init();
         option::init();
-        establish::inherit();
+        establish::add_inherited();
     }
 }
 

@@ -12,7 +12,7 @@ use crate::hooks::libc_symbols::call_libc;
 use crate::io::{epoll_ctl, epoll_wait};
 use crate::socket::table::DESCRIPTORS;
 use crate::socket::{descriptors, registrations};
-use crate::sys::raw::Sys;
+use crate::sys::raw::SysResult;
 use crate::sys::user_memory::{self, libc_result};
 
 /// The program's list.
@@ -88,7 +88,7 @@ unsafe fn select_here(
     [read, write, except]: [*mut fd_set; 3],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Option<Sys> {
+) -> Option<SysResult> {
     config::get()?;
     // SAFETY: the caller's promise.
     let (mut read, mut write, mut except) =
@@ -199,7 +199,7 @@ unsafe fn wait_here(
     max: c_int,
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Option<Sys> {
+) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(set)?;
     let room = usize::try_from(max).ok().filter(|room| *room > 0 && !list.is_null())?;
     // SAFETY: the caller's promise.

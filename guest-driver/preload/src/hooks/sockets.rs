@@ -10,7 +10,7 @@ use crate::io::control;
 use crate::selection::{establish, option};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::user_memory::{self, libc_result};
 
 #[unsafe(no_mangle)]
@@ -19,13 +19,13 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
                    -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);
-        establish::made(fd, domain, kind, protocol);
+        establish::add_socket(fd, domain, kind, protocol);
     }
     fd
 }
 
 /// libc's or the kernel's `connect`.
-fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Sys {
+fn native_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> SysResult {
     let result = call_libc!(connect, libc::SYS_connect,
         (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int);
     if result == 0 { Ok(0) } else { Err(last_error()) }
@@ -52,10 +52,10 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    option::listen(fd);
+    option::before_listen(fd);
     let result = call_libc!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && config::get().is_some() {
-        establish::listening(fd);
+        establish::remove_listener(fd);
     }
     result
 }
@@ -66,7 +66,7 @@ unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t)
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
-        establish::accepted(new, false);
+        establish::add_accepted(new, false);
     }
     new
 }
@@ -82,7 +82,7 @@ unsafe extern "C" fn accept4(
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
-        establish::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+        establish::add_accepted(new, flags & libc::SOCK_NONBLOCK != 0);
     }
     new
 }

@@ -5,13 +5,13 @@ use std::net::Shutdown;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::stream::{Socket, State};
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// `shutdown` on a known descriptor. `None`: the kernel carries out the call.
-pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<Sys> {
+pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<SysResult> {
     let socket = descriptor.stream()?;
     socket.note_write();
     if resolve(descriptor, fd, Wait::Block) != Selected::Smc {
@@ -28,7 +28,7 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
 }
 
 /// Stores whether the socket is non-blocking, after `fcntl(F_SETFL)` or `ioctl(FIONBIO)`.
-pub(crate) fn update_nonblocking(fd: c_int, socket: &Socket) {
+pub(crate) fn update_nonblocking(fd: c_int, socket: &StreamSocket) {
     if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
         socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);
     }
@@ -45,7 +45,7 @@ pub(crate) fn ioctl(
     if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK) {
         return None;
     }
-    if matches!(socket.state(), State::Undecided | State::Deciding) {
+    if matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
         match resolve(descriptor, fd, Wait::Short) {
             Selected::Smc => {}
             Selected::NotYet => return Some(Ok(0)),
@@ -77,22 +77,24 @@ pub(crate) fn get_option(
         return None;
     }
     match socket.state() {
-        State::Undecided | State::Deciding => match resolve(descriptor, fd, Wait::Short) {
-            Selected::NotYet | Selected::Smc => Some(0),
-            Selected::Broken => Some(socket.take_error()),
-            Selected::Tcp => None,
-        },
-        State::Smc => {
+        SocketState::Undecided | SocketState::Deciding => {
+            match resolve(descriptor, fd, Wait::Short) {
+                Selected::NotYet | Selected::Smc => Some(0),
+                Selected::Broken => Some(socket.take_error()),
+                Selected::Tcp => None,
+            }
+        }
+        SocketState::Smc => {
             let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
             Some(error.map_or(0, |error| Errno::from(error).0))
         }
-        State::Broken => Some(socket.take_error()).filter(|error| *error != 0),
-        State::Unconnected | State::Tcp | State::Relayed => None,
+        SocketState::Broken => Some(socket.take_error()).filter(|error| *error != 0),
+        SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
     }
 }
 
 /// Makes the SMC connection follow an option that was set on the TCP socket.
-pub(crate) fn follow_option(fd: c_int, socket: &Socket, level: c_int, name: c_int) {
+pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name: c_int) {
     if level != libc::SOL_SOCKET {
         return;
     }
@@ -116,8 +118,8 @@ pub(crate) fn follow_option(fd: c_int, socket: &Socket, level: c_int, name: c_in
 }
 
 /// Whether an SMC connection does not support an option. `setsockopt` then fails.
-pub(crate) fn refuses_option(socket: &Socket, level: c_int, name: c_int) -> bool {
-    socket.state() == State::Smc
+pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -> bool {
+    socket.state() == SocketState::Smc
         && match level {
             libc::IPPROTO_TCP => {
                 matches!(

@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
 use crate::socket::registrations::{insert, remove};
-use crate::socket::stream::{Registration, Socket, State, Target};
+use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// `epoll_ctl` on a known socket.
 pub(crate) fn control(
@@ -15,13 +15,13 @@ pub(crate) fn control(
     op: c_int,
     fd: c_int,
     descriptor: &DescriptorRef,
-    socket: &Socket,
+    socket: &StreamSocket,
     (events, data): (u32, u64),
-) -> Sys {
+) -> SysResult {
     if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
         socket.note_write();
     }
-    if op == libc::EPOLL_CTL_ADD && socket.state() != State::Unconnected {
+    if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected {
         // Usually the handshake is complete within the short wait.
         let verdict = resolve(descriptor, fd, Wait::Short);
         if matches!(verdict, Selected::Tcp | Selected::Broken) {
@@ -33,10 +33,10 @@ pub(crate) fn control(
     let state = socket.state();
     match (op, at) {
         (libc::EPOLL_CTL_ADD, None) => {
-            let mut new = Registration { set, fd, events, data, target: Target::Nothing };
-            if matches!(state, State::Unconnected | State::Tcp | State::Broken) {
+            let mut new = Registration { set, fd, events, data, target: EpollTarget::Nothing };
+            if matches!(state, SocketState::Unconnected | SocketState::Tcp | SocketState::Broken) {
                 raw::epoll_ctl(set, op, fd, events, data)?;
-                new.target = Target::Native;
+                new.target = EpollTarget::Native;
             } else {
                 new.target = insert(descriptor, socket, &new, state);
             }
@@ -49,12 +49,12 @@ pub(crate) fn control(
             let Some(known) = registrations.get_mut(at) else { return Err(Errno(libc::ENOENT)) };
             (known.events, known.data) = (events, data);
             match known.target {
-                Target::Nothing => Ok(0),
-                Target::Native => raw::epoll_ctl(set, op, fd, events, data),
-                Target::ReadinessFd(readiness_fd) => {
+                EpollTarget::Nothing => Ok(0),
+                EpollTarget::Native => raw::epoll_ctl(set, op, fd, events, data),
+                EpollTarget::ReadinessFd(readiness_fd) => {
                     raw::epoll_ctl(set, op, readiness_fd, events, data)
                 }
-                Target::Polled => {
+                EpollTarget::Polled => {
                     if let Some(found) = epoll_set_of(set)
                         && let Some(set) = found.set()
                     {

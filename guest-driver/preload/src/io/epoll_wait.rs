@@ -12,8 +12,8 @@ use guest_driver::{SignalMask, Woken};
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::Socket;
-use crate::sys::raw::{Errno, Sys};
+use crate::socket::stream::StreamSocket;
+use crate::sys::raw::{Errno, SysResult};
 use crate::sys::{epoll_wait, left_of};
 
 /// How often a thread looks whether it may poll the connections itself, while another thread does.
@@ -26,7 +26,7 @@ pub(crate) fn wait(
     out: &mut [libc::epoll_event],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Option<Sys> {
+) -> Option<SysResult> {
     if set.is_native() || out.is_empty() {
         return None;
     }
@@ -44,7 +44,7 @@ fn wait_in_kernel(
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     loop {
         let found = set.without_members(|| epoll_wait(fd, out, left_of(end), mask))?;
         let n = set.remove_mark(fd, out, found);
@@ -64,7 +64,7 @@ fn wait_here(
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     while !set.start_polling() {
         let turn = left_of(end).map_or(TURN, |left| left.min(TURN));
         let n = epoll_wait(fd, out, Some(turn), mask)?;
@@ -84,7 +84,7 @@ fn wait_alone(
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     let sleeper = set.sleeper(fd)?;
     loop {
         let count = sleeper.watch.count();
@@ -146,7 +146,8 @@ fn sleep(
     // A reference of its own keeps the stream while the lock is not held.
     let any = members.first_descriptor();
     drop(members);
-    let stream = any.as_ref().and_then(|descriptor| descriptor.stream()).and_then(Socket::smc);
+    let stream =
+        any.as_ref().and_then(|descriptor| descriptor.stream()).and_then(StreamSocket::smc);
     let timeout = left.unwrap_or(Duration::MAX);
     let woken = sleeper.watch.sleep_with_mask(mask, stream, count, timeout, sleeper.outer.as_fd());
     sleeper.watch.clear_bell();

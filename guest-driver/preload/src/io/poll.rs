@@ -12,9 +12,9 @@ use crate::selection::{Selected, Wait};
 use crate::socket::epoll_set::epoll_events;
 use crate::socket::registrations::hand_to_kernel;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::Socket;
+use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{left_of, lock, timespec};
 
 /// Sleepers that no call uses.
@@ -31,7 +31,7 @@ struct Polled {
 
 impl Polled {
     fn stream(&self) -> Option<&SmcStream> {
-        self.descriptor.stream().and_then(Socket::smc)
+        self.descriptor.stream().and_then(StreamSocket::smc)
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn poll(
     fds: &mut [libc::pollfd],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         // At every turn, because a handshake may be complete by now. The references in `_undecided`
@@ -66,7 +66,11 @@ pub(crate) fn poll(
     }
 }
 
-fn raw_poll(fds: &mut [libc::pollfd], timeout: Option<Duration>, mask: Option<SignalMask>) -> Sys {
+fn raw_poll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: Option<SignalMask>,
+) -> SysResult {
     let time = timeout.map(timespec);
     raw::ppoll(fds, time.as_ref(), mask)
 }
@@ -224,19 +228,19 @@ fn release_sleeper(sleeper: Sleeper) {
 }
 
 /// A set of `select`, in words of 64 descriptors.
-pub(crate) type Words<'a> = Option<&'a mut [u64]>;
+pub(crate) type SelectWords<'a> = Option<&'a mut [u64]>;
 
-fn is_in(set: &Words<'_>, fd: usize) -> bool {
+fn is_in(set: &SelectWords<'_>, fd: usize) -> bool {
     set.as_ref().is_some_and(|set| set.get(fd / 64).is_some_and(|word| word >> (fd % 64) & 1 != 0))
 }
 
 /// `pselect`, carried out as `ppoll`. `None`: the library knows none of the descriptors.
 pub(crate) fn select<'a>(
     n: usize,
-    (read, write, except): (&mut Words<'a>, &mut Words<'a>, &mut Words<'a>),
+    (read, write, except): (&mut SelectWords<'a>, &mut SelectWords<'a>, &mut SelectWords<'a>),
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Option<Sys> {
+) -> Option<SysResult> {
     // Most calls of most programs return here.
     let is_asked = |fd: usize| is_in(read, fd) || is_in(write, fd) || is_in(except, fd);
     if !(0..n).any(|fd| DESCRIPTORS.has(fd as c_int) && is_asked(fd)) {

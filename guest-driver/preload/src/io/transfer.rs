@@ -9,16 +9,16 @@ use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::stream::Socket;
+use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// What carries out a call that reads or writes.
 pub(crate) enum Dispatch<'a> {
     /// The kernel, on the TCP socket.
     Kernel,
     /// The SMC connection.
-    Smc(&'a Socket, &'a SmcStream),
+    Smc(&'a StreamSocket, &'a SmcStream),
     /// Nothing: the call fails.
     Fail(Errno),
 }
@@ -55,7 +55,7 @@ pub(crate) fn dispatch_write(
 #[cold]
 fn undecided<'a>(
     descriptor: &'a DescriptorRef,
-    socket: &'a Socket,
+    socket: &'a StreamSocket,
     fd: c_int,
     dont_wait: bool,
 ) -> Dispatch<'a> {
@@ -100,10 +100,10 @@ fn wait(
 
 /// Reads into the buffers, with the flags of `recv`.
 pub(crate) fn recv(
-    (socket, stream): (&Socket, &SmcStream),
+    (socket, stream): (&StreamSocket, &SmcStream),
     bufs: &mut [IoSliceMut<'_>],
     flags: c_int,
-) -> Sys {
+) -> SysResult {
     if flags & libc::MSG_OOB != 0 {
         return recv_urgent(stream, bufs, flags);
     }
@@ -173,14 +173,18 @@ fn read_rest(
 }
 
 /// MSG_TRUNC: reads bytes and discards them, as TCP does.
-fn discard((socket, stream): (&Socket, &SmcStream), wanted: usize, flags: c_int) -> Sys {
+fn discard(
+    (socket, stream): (&StreamSocket, &SmcStream),
+    wanted: usize,
+    flags: c_int,
+) -> SysResult {
     let mut sink = [0u8; 4096];
     let n = wanted.min(sink.len());
     let sink = sink.get_mut(..n).unwrap_or_default();
     recv((socket, stream), &mut [IoSliceMut::new(sink)], flags & !libc::MSG_TRUNC)
 }
 
-fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Sys {
+fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> SysResult {
     let byte = match flags & libc::MSG_PEEK {
         0 => stream.recv_urgent(),
         _ => stream.has_urgent().and_then(|there| match there {
@@ -197,10 +201,10 @@ fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) ->
 
 /// Writes the buffers, with the flags of `send`.
 pub(crate) fn send(
-    (socket, stream): (&Socket, &SmcStream),
+    (socket, stream): (&StreamSocket, &SmcStream),
     bufs: &[IoSlice<'_>],
     flags: c_int,
-) -> Sys {
+) -> SysResult {
     let sent = if flags & libc::MSG_OOB != 0 {
         send_urgent((socket, stream), bufs, flags)
     } else {
@@ -212,7 +216,11 @@ pub(crate) fn send(
     sent
 }
 
-fn send_all((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags: c_int) -> Sys {
+fn send_all(
+    (socket, stream): (&StreamSocket, &SmcStream),
+    bufs: &[IoSlice<'_>],
+    flags: c_int,
+) -> SysResult {
     let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
     let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
     let mut deadline = None;
@@ -263,7 +271,11 @@ fn write_rest(stream: &SmcStream, bufs: &[IoSlice<'_>], mut done: usize) -> std:
 }
 
 /// Writes all bytes but the last as usual, and the last one as urgent.
-fn send_urgent((socket, stream): (&Socket, &SmcStream), bufs: &[IoSlice<'_>], flags: c_int) -> Sys {
+fn send_urgent(
+    (socket, stream): (&StreamSocket, &SmcStream),
+    bufs: &[IoSlice<'_>],
+    flags: c_int,
+) -> SysResult {
     let all: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
     let Some((urgent, before)) = all.split_last() else { return Ok(0) };
     if !before.is_empty() {
@@ -296,11 +308,11 @@ const TURN: usize = 64 << 10;
 
 /// `sendfile` into an SMC connection: reads and writes by turns.
 pub(crate) fn sendfile(
-    to: (&Socket, &SmcStream),
+    to: (&StreamSocket, &SmcStream),
     file: c_int,
     mut offset: Option<&mut i64>,
     count: usize,
-) -> Sys {
+) -> SysResult {
     let mut buf = vec![0u8; TURN.min(count)];
     let mut done = 0usize;
     while done < count {
@@ -337,11 +349,11 @@ pub(crate) fn sendfile(
 /// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the
 /// connection.
 pub(crate) fn splice_out(
-    (socket, stream): (&Socket, &SmcStream),
+    (socket, stream): (&StreamSocket, &SmcStream),
     pipe: c_int,
     len: usize,
     dont_wait: bool,
-) -> Sys {
+) -> SysResult {
     let mut buf = vec![0u8; TURN.min(len)];
     let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     let n = recv((socket, stream), &mut [IoSliceMut::new(&mut buf)], flags)?;
@@ -352,11 +364,11 @@ pub(crate) fn splice_out(
 
 /// `splice` from a pipe into an SMC connection.
 pub(crate) fn splice_in(
-    to: (&Socket, &SmcStream),
+    to: (&StreamSocket, &SmcStream),
     pipe: c_int,
     len: usize,
     dont_wait: bool,
-) -> Sys {
+) -> SysResult {
     if !to.1.look(false).writable && (dont_wait || to.0.is_nonblocking()) {
         to.0.write_blocked.store(true, Ordering::Relaxed);
         return Err(Errno(libc::EAGAIN));

@@ -12,7 +12,7 @@ use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::raw;
 
 /// The answers of one server.
-struct Entry {
+struct ServerEntry {
     /// A hash of its address, never 0. An entry with 0 is unused.
     address_hash: AtomicU64,
     breaker: CircuitBreaker,
@@ -20,11 +20,11 @@ struct Entry {
 
 /// A table without chains, because few servers decline at the same time. Two servers that share an
 /// entry overwrite each other, without harm. There is no lock that a forked child could find held.
-static ENTRIES: [Entry; 64] =
-    [const { Entry { address_hash: AtomicU64::new(0), breaker: CircuitBreaker::new() } }; 64];
+static ENTRIES: [ServerEntry; 64] =
+    [const { ServerEntry { address_hash: AtomicU64::new(0), breaker: CircuitBreaker::new() } }; 64];
 
 /// The entry that a server uses, and the hash of its address.
-fn entry(server: &SocketAddr) -> (&'static Entry, u64) {
+fn entry(server: &SocketAddr) -> (&'static ServerEntry, u64) {
     let mut hasher = DefaultHasher::new();
     server.hash(&mut hasher);
     let address_hash = hasher.finish() | 1;

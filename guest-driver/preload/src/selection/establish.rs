@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::selection::first_bytes::{FirstBytes, peek};
 use crate::selection::handshake::delay_acks;
-use crate::selection::option::Reception;
+use crate::selection::option::AcceptAction;
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
 use crate::socket::registrations;
-use crate::socket::stream::{Role, Socket, State};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
 
@@ -28,18 +28,22 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 }
 
 /// Makes the entry of a new socket, if it may be on SMC.
-pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+pub(crate) fn add_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     if option::may_connect() && is_tcp(domain, kind, protocol) && !fork::shares_memory() {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         DESCRIPTORS.install(
             fd,
-            Descriptor::Stream(Socket::new(State::Unconnected, Role::Client, nonblocking)),
+            Descriptor::Stream(StreamSocket::new(
+                SocketState::Unconnected,
+                SocketRole::Client,
+                nonblocking,
+            )),
         );
     }
 }
 
 /// Removes the entry of a socket that listens: the kernel carries out all its calls.
-pub(crate) fn listening(fd: c_int) {
+pub(crate) fn remove_listener(fd: c_int) {
     if !fork::shares_memory() {
         drop(DESCRIPTORS.remove(fd));
     }
@@ -53,16 +57,16 @@ pub(crate) fn listening(fd: c_int) {
 pub(crate) fn connect(
     fd: c_int,
     descriptor: &DescriptorRef,
-    socket: &Socket,
+    socket: &StreamSocket,
     to: Option<SocketAddr>,
-    native: impl FnOnce() -> Sys,
-) -> Sys {
-    if socket.state() != State::Unconnected {
+    native: impl FnOnce() -> SysResult,
+) -> SysResult {
+    if socket.state() != SocketState::Unconnected {
         return match socket.state() {
-            State::Undecided | State::Deciding if socket.is_nonblocking() => {
+            SocketState::Undecided | SocketState::Deciding if socket.is_nonblocking() => {
                 Err(Errno(libc::EALREADY))
             }
-            State::Broken => match socket.take_error() {
+            SocketState::Broken => match socket.take_error() {
                 0 => native(),
                 error => Err(Errno(error)),
             },
@@ -91,7 +95,7 @@ pub(crate) fn connect(
     let result = native();
     match result {
         Ok(_) => {
-            if let Err(why) = option::connected(request, borrowed(fd)) {
+            if let Err(why) = option::after_connect(request, borrowed(fd)) {
                 delay_acks(fd, false);
                 status::client_stays_on_tcp(borrowed(fd), why);
                 DESCRIPTORS.remove_if(fd, descriptor);
@@ -100,7 +104,7 @@ pub(crate) fn connect(
             mark_undecided(descriptor, socket);
             start_and_wait(descriptor, fd, socket);
             match socket.state() {
-                State::Broken => match socket.take_error() {
+                SocketState::Broken => match socket.take_error() {
                     0 => Ok(0),
                     error => Err(Errno(error)),
                 },
@@ -122,22 +126,22 @@ pub(crate) fn connect(
     }
 }
 
-/// Moves a socket that is connecting to [`State::Undecided`].
-fn mark_undecided(descriptor: &DescriptorRef, socket: &Socket) {
-    registrations::follow(descriptor, socket, State::Undecided);
-    socket.advance(State::Unconnected, State::Undecided);
+/// Moves a socket that is connecting to [`SocketState::Undecided`].
+fn mark_undecided(descriptor: &DescriptorRef, socket: &StreamSocket) {
+    registrations::follow(descriptor, socket, SocketState::Undecided);
+    socket.advance(SocketState::Unconnected, SocketState::Undecided);
 }
 
 /// Begins the handshake, and waits for it for a short time if the socket is blocking.
-fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &Socket) {
+fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &StreamSocket) {
     resolve::start(descriptor, fd);
-    if socket.state() == State::Deciding && !socket.is_nonblocking() {
+    if socket.state() == SocketState::Deciding && !socket.is_nonblocking() {
         socket.await_decision(CONNECT);
     }
 }
 
 /// Makes the entry of an accepted connection, if it may be on SMC.
-pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
+pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
     let Some(config) = config::get() else { return };
     if config.accept.is_empty() || fork::shares_memory() {
         return;
@@ -153,10 +157,10 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
     if !client.is_some_and(|client| config.accepts(client, local.port())) {
         return;
     }
-    match option::accepted(borrowed(fd)) {
-        Reception::Tcp => status::server_stays_on_tcp(borrowed(fd)),
-        Reception::Peek(timeout) => {
-            let socket = Socket::new(State::Undecided, Role::Server, nonblocking);
+    match option::after_accept(borrowed(fd)) {
+        AcceptAction::Tcp => status::server_stays_on_tcp(borrowed(fd)),
+        AcceptAction::Peek(timeout) => {
+            let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
             socket.set_detect_timeout(timeout);
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }
@@ -165,7 +169,7 @@ pub(crate) fn accepted(fd: c_int, nonblocking: bool) {
 
 /// Finds connections that the process had before the library was loaded. A server that executes a
 /// program for each client leaves the handshake to that program.
-pub(crate) fn inherit() {
+pub(crate) fn add_inherited() {
     let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
     let fds: Vec<c_int> =
         fds.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -176,7 +180,7 @@ pub(crate) fn inherit() {
         }
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
             // This may fail: on a listening socket it takes a recent kernel, and rights.
-            option::listen(fd);
+            option::before_listen(fd);
             continue;
         }
         // Standard input and output may be the same connection.
@@ -192,7 +196,7 @@ pub(crate) fn inherit() {
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
         if first == FirstBytes::Smc || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
-            accepted(fd, flags & libc::O_NONBLOCK != 0);
+            add_accepted(fd, flags & libc::O_NONBLOCK != 0);
         }
     }
 }

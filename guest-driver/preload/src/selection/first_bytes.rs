@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_core::wire::clc::{Guess, looks_like_opening};
 
-use crate::socket::stream::Socket;
+use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 use crate::sys::wait_readable;
 
@@ -50,7 +50,7 @@ pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
 /// long where it can be.
 pub(crate) fn await_first_bytes(
     descriptor: &DescriptorRef,
-    socket: &Socket,
+    socket: &StreamSocket,
     tcp: &TcpStream,
     limit: Duration,
 ) -> FirstBytes {

@@ -10,10 +10,10 @@ use guest_driver::{Facts, Fallback, Greeting, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 
 use crate::selection::first_bytes::{FirstBytes, SILENCE_TIMEOUT, await_first_bytes, peek};
-use crate::selection::session::Proposal;
+use crate::selection::session::PlannedProposal;
 use crate::selection::{Wait, declined_servers, listening_ports, option, session};
 use crate::socket::registrations;
-use crate::socket::stream::{Role, Socket, State};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
 use crate::sys::raw::{self, Errno};
@@ -34,17 +34,17 @@ fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
-/// Begins the handshake. The caller has moved the socket to [`State::Deciding`].
-pub(crate) fn start(descriptor: &DescriptorRef, socket: &Socket, fd: c_int, wait: Wait) {
+/// Begins the handshake. The caller has moved the socket to [`SocketState::Deciding`].
+pub(crate) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, wait: Wait) {
     let Ok(tcp) = duplicate(fd) else {
         // Without a descriptor the library could not even decline a client's Proposal.
         return complete(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
     };
     let tcp = TcpStream::from(tcp);
-    if socket.role() == Role::Client {
+    if socket.role() == SocketRole::Client {
         if is_connected(&tcp)
             && let Some(Err(why)) =
-                lock(&socket.request).map(|request| option::connected(request, &tcp))
+                lock(&socket.request).map(|request| option::after_connect(request, &tcp))
         {
             status::client_stays_on_tcp(&tcp, why);
             return complete_with_tcp(descriptor, fd);
@@ -138,13 +138,13 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
         return complete_with_tcp(descriptor, fd);
     }
     let request = descriptor.stream().and_then(|socket| *lock(&socket.request));
-    let proposal = match request.map(|request| option::connected(request, &tcp)) {
+    let proposal = match request.map(|request| option::after_connect(request, &tcp)) {
         Some(Ok(proposal)) => proposal,
         Some(Err(why)) => {
             status::client_stays_on_tcp(&tcp, why);
             return complete_with_tcp(descriptor, fd);
         }
-        None => Proposal { awaited: false },
+        None => PlannedProposal { awaited: false },
     };
     let Some(session) = session::current() else { return complete_with_tcp(descriptor, fd) };
     complete(descriptor, fd, session.propose(tcp, proposal));
@@ -173,11 +173,13 @@ fn finish_incoming(incoming: &mut Greeting) -> io::Result<SmcStream> {
 /// Completes the handshake: TCP carries the connection.
 fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
     let Some(socket) = descriptor.stream() else { return };
-    if socket.role() == Role::Client && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
+    if socket.role() == SocketRole::Client
+        && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
+    {
         delay_acks(fd, false);
     }
-    registrations::follow(descriptor, socket, State::Tcp);
-    socket.complete(State::Tcp);
+    registrations::follow(descriptor, socket, SocketState::Tcp);
+    socket.complete(SocketState::Tcp);
     DESCRIPTORS.remove_if(fd, descriptor);
 }
 
@@ -200,14 +202,14 @@ fn record_answer(socket: impl AsFd, facts: &Facts) {
 fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
     let Some(socket) = descriptor.stream() else { return };
     let role = match socket.role() {
-        Role::Client => "client",
-        Role::Server => "server",
+        SocketRole::Client => "client",
+        SocketRole::Server => "server",
     };
     match result {
         Ok(stream) => {
             let facts = stream.facts();
             status::connection_decided(borrowed(fd), role, &facts);
-            if socket.role() == Role::Client {
+            if socket.role() == SocketRole::Client {
                 record_answer(borrowed(fd), &facts);
             }
             if matches!(facts, Facts::Tcp(_)) {
@@ -225,8 +227,8 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 let _ = stream.set_oob_inline(true);
             }
             socket.set_stream(stream);
-            registrations::follow(descriptor, socket, State::Smc);
-            socket.complete(State::Smc);
+            registrations::follow(descriptor, socket, SocketState::Smc);
+            socket.complete(SocketState::Smc);
         }
         Err(error) => {
             status::connection_failed(role, &error);
@@ -234,8 +236,8 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
                 raw::disconnect(fd);
             }
-            registrations::follow(descriptor, socket, State::Broken);
-            socket.complete(State::Broken);
+            registrations::follow(descriptor, socket, SocketState::Broken);
+            socket.complete(SocketState::Broken);
         }
     }
 }

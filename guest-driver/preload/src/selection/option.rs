@@ -15,7 +15,7 @@ use guest_driver::rendezvous::{
 };
 use smc_core::handshake::FallbackReason;
 
-use crate::selection::session::Proposal;
+use crate::selection::session::PlannedProposal;
 use crate::selection::{declined_servers, listening_ports, session};
 use crate::socket::stream::SmcRequest;
 use crate::sys::{borrowed, local_address};
@@ -27,7 +27,7 @@ static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reception {
+pub(crate) enum AcceptAction {
     /// Waits for the client's first bytes for this long.
     Peek(std::time::Duration),
     /// Leaves it to TCP.
@@ -124,12 +124,15 @@ fn is_here(to: &SocketAddr) -> bool {
 }
 
 /// What a client does once its socket is connected. An error says why it stays on TCP.
-pub(crate) fn connected(request: SmcRequest, socket: impl AsFd) -> Result<Proposal, Fallback> {
-    let unasked = Proposal { awaited: false };
+pub(crate) fn after_connect(
+    request: SmcRequest,
+    socket: impl AsFd,
+) -> Result<PlannedProposal, Fallback> {
+    let unasked = PlannedProposal { awaited: false };
     let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
     let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(unasked) };
     match discovery.connected(socket, asked) {
-        ClientMove::Propose { awaited } => Ok(Proposal { awaited }),
+        ClientMove::Propose { awaited } => Ok(PlannedProposal { awaited }),
         ClientMove::Stay(_) if request.listed => Ok(unasked),
         ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
         ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
@@ -140,7 +143,7 @@ pub(crate) fn connected(request: SmcRequest, socket: impl AsFd) -> Result<Propos
 }
 
 /// Makes a bound socket answer clients that ask. The hook calls this before `listen`.
-pub(crate) fn listen(fd: c_int) {
+pub(crate) fn before_listen(fd: c_int) {
     let (Some(config), Some(discovery)) = (config::get(), PEER_DISCOVERY.get()) else { return };
     if config.accept.is_empty() || discovery.rendezvous().is_none() {
         return;
@@ -152,12 +155,12 @@ pub(crate) fn listen(fd: c_int) {
 }
 
 /// What a server does with a connection that it has just accepted.
-pub(crate) fn accepted(tcp: impl AsFd) -> Reception {
+pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
     match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
-        Some(ServerMove::AwaitProposal) => Reception::Peek(PROPOSAL_PATIENCE),
-        Some(ServerMove::Stay) => Reception::Tcp,
-        Some(ServerMove::Look) | None => Reception::Peek(detect),
+        Some(ServerMove::AwaitProposal) => AcceptAction::Peek(PROPOSAL_PATIENCE),
+        Some(ServerMove::Stay) => AcceptAction::Tcp,
+        Some(ServerMove::Look) | None => AcceptAction::Peek(detect),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::selection::handshake;
 use crate::selection::{Selected, Wait};
 use crate::socket::owner_pipe;
-use crate::socket::stream::State;
+use crate::socket::stream::SocketState;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw;
 
@@ -21,19 +21,19 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
     let mut waited = false;
     loop {
         match socket.state() {
-            State::Unconnected | State::Tcp => return Selected::Tcp,
-            State::Relayed => {
+            SocketState::Unconnected | SocketState::Tcp => return Selected::Tcp,
+            SocketState::Relayed => {
                 owner_pipe::request(socket);
                 return Selected::Tcp;
             }
-            State::Smc => return Selected::Smc,
-            State::Broken => return Selected::Broken,
-            State::Undecided => {
-                if socket.advance(State::Undecided, State::Deciding) {
+            SocketState::Smc => return Selected::Smc,
+            SocketState::Broken => return Selected::Broken,
+            SocketState::Undecided => {
+                if socket.advance(SocketState::Undecided, SocketState::Deciding) {
                     raw::without_signals(|| handshake::start(descriptor, socket, fd, wait));
                 }
             }
-            State::Deciding => match wait {
+            SocketState::Deciding => match wait {
                 Wait::Block => socket.await_decision(RECHECK_INTERVAL),
                 Wait::Short if waited => return Selected::NotYet,
                 Wait::Short => {
@@ -48,7 +48,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
 /// Begins the handshake if no thread has, without waiting for it.
 pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int) {
     if let Some(socket) = descriptor.stream()
-        && socket.advance(State::Undecided, State::Deciding)
+        && socket.advance(SocketState::Undecided, SocketState::Deciding)
     {
         raw::without_signals(|| handshake::start(descriptor, socket, fd, Wait::Short));
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Config as StackConfig, Greeting, Rnics, SmcStream, Stack, statistics};
 
-use crate::config::Config;
+use crate::config::RunConfig;
 use crate::selection::device_lock::{DeviceLock, LockError};
 use crate::selection::short_lived;
 use crate::sys::{self, STACK, leaked, raw};
@@ -16,7 +16,7 @@ use crate::{config, fork, status};
 
 /// How a client proposes SMC.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Proposal {
+pub(crate) struct PlannedProposal {
     /// The server waits for a message. If there is nothing to propose, the client must send a
     /// Decline.
     pub(crate) awaited: bool,
@@ -37,7 +37,11 @@ pub(crate) struct ProcessSession {
 
 impl ProcessSession {
     /// Proposes SMC on a connected TCP stream, and waits for the answer.
-    pub(crate) fn propose(&self, tcp: TcpStream, proposal: Proposal) -> std::io::Result<SmcStream> {
+    pub(crate) fn propose(
+        &self,
+        tcp: TcpStream,
+        proposal: PlannedProposal,
+    ) -> std::io::Result<SmcStream> {
         match proposal.awaited {
             true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
             false => SmcStream::upgrade(&self.stack, tcp, None),
@@ -153,7 +157,7 @@ fn has_free_fds(descriptors: usize) -> bool {
 }
 
 /// Opens a session on the first free device. An error says why there is none.
-fn open(config: &Config) -> Result<ProcessSession, String> {
+fn open(config: &RunConfig) -> Result<ProcessSession, String> {
     if !has_free_fds(FREE_FDS) {
         return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
     }
@@ -197,7 +201,7 @@ fn open(config: &Config) -> Result<ProcessSession, String> {
 
 /// Opens a session without a device, which leaves all connections to TCP. `with_statistics`:
 /// whether `smc stat` shows the process, which takes a thread.
-fn without_device(config: &Config, with_statistics: bool) -> ProcessSession {
+fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     let mut stack = StackConfig::default();
     apply_settings(&mut stack, config);
     if with_statistics {
@@ -224,7 +228,7 @@ pub(crate) fn shutdown() {
     }
 }
 
-fn apply_settings(stack: &mut StackConfig, config: &Config) {
+fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     if !config.eids.is_empty() {
         stack.eids.clone_from(&config.eids);
     }

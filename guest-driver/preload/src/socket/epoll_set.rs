@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use guest_driver::{Look, Seen, SmcStream};
 
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{Registration, Socket};
+use crate::socket::stream::{Registration, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::lock;
 use crate::sys::raw::{self, Errno};
@@ -35,7 +35,7 @@ const ONCE: u32 = libc::EPOLLONESHOT as u32;
 /// An epoll set.
 #[derive(Debug)]
 pub(crate) struct EpollSet {
-    members: Mutex<Members>,
+    members: Mutex<EpollMembers>,
     /// Number of SMC connections that the library polls.
     polled: AtomicUsize,
     /// The kernel's set has everything.
@@ -49,8 +49,8 @@ pub(crate) struct EpollSet {
 
 /// The SMC connections of a set that the library polls.
 #[derive(Debug, Default)]
-pub(crate) struct Members {
-    list: Vec<Member>,
+pub(crate) struct EpollMembers {
+    list: Vec<EpollMember>,
     /// Where the next poll begins, so that no connection starves.
     first: usize,
     ask_kernel: Option<Instant>,
@@ -59,7 +59,7 @@ pub(crate) struct Members {
 
 /// An SMC connection in a set. The reference keeps it as long as the registration lasts, which ends
 /// with the last descriptor.
-struct Member {
+struct EpollMember {
     fd: c_int,
     descriptor: DescriptorRef,
     events: u32,
@@ -70,14 +70,14 @@ struct Member {
     reported: Option<Seen>,
 }
 
-impl std::fmt::Debug for Member {
+impl std::fmt::Debug for EpollMember {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").field("fd", &self.fd).finish_non_exhaustive()
+        f.debug_struct("EpollMember").field("fd", &self.fd).finish_non_exhaustive()
     }
 }
 
-impl Member {
-    fn stream(&self) -> Option<(&Socket, &SmcStream)> {
+impl EpollMember {
+    fn stream(&self) -> Option<(&StreamSocket, &SmcStream)> {
         let socket = self.descriptor.stream()?;
         Some((socket, socket.smc()?))
     }
@@ -152,7 +152,7 @@ impl EpollSet {
     }
 
     /// The connections that the library polls, locked.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Members> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, EpollMembers> {
         lock(&self.members)
     }
 
@@ -181,13 +181,13 @@ impl EpollSet {
         descriptor: &DescriptorRef,
         registration: &Registration,
     ) -> bool {
-        if self.is_native() || descriptor.stream().is_none_or(Socket::is_inherited) {
+        if self.is_native() || descriptor.stream().is_none_or(StreamSocket::is_inherited) {
             return false;
         }
         let Ok(sleeper) = self.sleeper(set) else { return false };
-        let Some(stream) = descriptor.stream().and_then(Socket::smc) else { return false };
+        let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) else { return false };
         stream.watch(&sleeper.watch);
-        self.lock().list.push(Member {
+        self.lock().list.push(EpollMember {
             fd: registration.fd,
             descriptor: descriptor.clone(),
             events: registration.events,
@@ -327,7 +327,7 @@ impl EpollSet {
     }
 }
 
-impl Members {
+impl EpollMembers {
     /// Polls every connection once, beginning behind the one whose events came last. Returns how
     /// many events were written to `out`.
     pub(crate) fn poll(&mut self, out: &mut [libc::epoll_event]) -> usize {
@@ -352,7 +352,7 @@ impl Members {
 
     /// Whether a connection may have events that the last poll did not report.
     pub(crate) fn have_changed(&self) -> bool {
-        self.list.iter().any(Member::has_changed)
+        self.list.iter().any(EpollMember::has_changed)
     }
 
     /// The connections.

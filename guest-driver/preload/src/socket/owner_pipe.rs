@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use crate::socket::stream::Socket;
+use crate::socket::stream::StreamSocket;
 use crate::sys::{lock, raw};
 
 /// The pipe at which the owner's thread waits; `None` in a process that inherited no connection.
@@ -15,7 +15,7 @@ pub(crate) fn set(pipe: OwnedFd) {
 }
 
 /// Asks the owner to carry the inherited connections. Only the first call for a socket asks.
-pub(crate) fn request(socket: &Socket) {
+pub(crate) fn request(socket: &StreamSocket) {
     if socket.request_owner_once()
         && let Some(pipe) = &*lock(&PIPE)
     {

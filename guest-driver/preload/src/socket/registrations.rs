@@ -6,25 +6,28 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
 use crate::socket::epoll_set::EpollSet;
-use crate::socket::stream::{Registration, Socket, State, Target};
+use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw;
 
 /// Enters a registration in the set as the state of its socket requires.
 pub(crate) fn insert(
     descriptor: &DescriptorRef,
-    socket: &Socket,
+    socket: &StreamSocket,
     registration: &Registration,
-    state: State,
-) -> Target {
+    state: SocketState,
+) -> EpollTarget {
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
-        State::Undecided | State::Deciding => Target::Nothing,
-        State::Unconnected | State::Tcp | State::Broken | State::Relayed => {
+        SocketState::Undecided | SocketState::Deciding => EpollTarget::Nothing,
+        SocketState::Unconnected
+        | SocketState::Tcp
+        | SocketState::Broken
+        | SocketState::Relayed => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
-            Target::Native
+            EpollTarget::Native
         }
-        State::Smc => match epoll_set_of(set).as_ref().and_then(|found| found.set()) {
+        SocketState::Smc => match epoll_set_of(set).as_ref().and_then(|found| found.set()) {
             Some(found) => insert_smc(found, set, descriptor, socket, registration),
             None => insert_readiness_fd(set, socket, registration),
         },
@@ -35,36 +38,40 @@ fn insert_smc(
     found: &EpollSet,
     set: c_int,
     descriptor: &DescriptorRef,
-    socket: &Socket,
+    socket: &StreamSocket,
     registration: &Registration,
-) -> Target {
+) -> EpollTarget {
     match found.add(set, descriptor, registration) {
-        true => Target::Polled,
+        true => EpollTarget::Polled,
         false => insert_readiness_fd(set, socket, registration),
     }
 }
 
-fn insert_readiness_fd(set: c_int, socket: &Socket, registration: &Registration) -> Target {
+fn insert_readiness_fd(
+    set: c_int,
+    socket: &StreamSocket,
+    registration: &Registration,
+) -> EpollTarget {
     let Some(readiness_fd) = socket.smc().and_then(|stream| stream.pollable().ok()) else {
-        return Target::Nothing;
+        return EpollTarget::Nothing;
     };
     let readiness_fd = readiness_fd.as_raw_fd();
     let Registration { events, data, .. } = *registration;
     let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, readiness_fd, events, data);
-    Target::ReadinessFd(readiness_fd)
+    EpollTarget::ReadinessFd(readiness_fd)
 }
 
 /// Removes a registration from where it is in the set.
 pub(crate) fn remove(registration: &Registration) {
     match registration.target {
-        Target::Nothing => {}
-        Target::Native => {
+        EpollTarget::Nothing => {}
+        EpollTarget::Native => {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
         }
-        Target::ReadinessFd(readiness_fd) => {
+        EpollTarget::ReadinessFd(readiness_fd) => {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, readiness_fd, 0, 0);
         }
-        Target::Polled => {
+        EpollTarget::Polled => {
             if let Some(found) = epoll_set_of(registration.set)
                 && let Some(set) = found.set()
             {
@@ -74,57 +81,58 @@ pub(crate) fn remove(registration: &Registration) {
     }
 }
 
-/// Makes the registrations follow the socket into another state. For [`State::Smc`] it also stores
-/// the state; the caller stores any other.
-pub(crate) fn follow(descriptor: &DescriptorRef, socket: &Socket, state: State) {
-    if state == State::Tcp && socket.registrations().is_empty() {
+/// Makes the registrations follow the socket into another state. For [`SocketState::Smc`] it also
+/// stores the state; the caller stores any other.
+pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: SocketState) {
+    if state == SocketState::Tcp && socket.registrations().is_empty() {
         return;
     }
     let mut registrations = socket.registrations();
     for registration in registrations.iter_mut() {
         remove(registration);
-        registration.target = Target::Nothing;
-        // For SMC the loop below enters them: `Socket::smc` returns the stream only in that state.
+        registration.target = EpollTarget::Nothing;
+        // For SMC the loop below enters them: `StreamSocket::smc` returns the stream only in that
+        // state.
         registration.target = match state {
-            State::Smc => Target::Nothing,
+            SocketState::Smc => EpollTarget::Nothing,
             other => insert(descriptor, socket, registration, other),
         };
     }
-    if state == State::Smc {
+    if state == SocketState::Smc {
         // The state must be `Smc` before `insert` asks for the stream. The lock on the
         // registrations keeps `epoll_ctl` out in between.
-        socket.complete(State::Smc);
+        socket.complete(SocketState::Smc);
         for registration in registrations.iter_mut() {
-            registration.target = insert(descriptor, socket, registration, State::Smc);
+            registration.target = insert(descriptor, socket, registration, SocketState::Smc);
         }
     }
 }
 
 /// Removes the connection's registrations from the sets; [`attach_to_kernel`] follows.
-pub(crate) fn detach(socket: &Socket) {
+pub(crate) fn detach(socket: &StreamSocket) {
     for registration in socket.registrations().iter_mut() {
         remove(registration);
-        registration.target = Target::Nothing;
+        registration.target = EpollTarget::Nothing;
     }
 }
 
 /// Enters the registrations of `old` for `fd` into the kernel's sets.
-pub(crate) fn attach_to_kernel(old: &Socket, fd: c_int) {
+pub(crate) fn attach_to_kernel(old: &StreamSocket, fd: c_int) {
     for r in registrations_of(old, fd) {
         let _ = raw::epoll_ctl(r.set, libc::EPOLL_CTL_ADD, r.fd, r.events, r.data);
     }
 }
 
 /// The registrations of one descriptor.
-fn registrations_of(socket: &Socket, fd: c_int) -> Vec<Registration> {
+fn registrations_of(socket: &StreamSocket, fd: c_int) -> Vec<Registration> {
     socket.registrations().iter().filter(|r| r.fd == fd).copied().collect()
 }
 
 /// Removes the registrations of a socket whose last descriptor is being closed. The kernel removes
 /// its own.
-pub(crate) fn close(socket: &Socket) {
+pub(crate) fn close(socket: &StreamSocket) {
     let registrations = std::mem::take(&mut *socket.registrations());
-    for registration in registrations.iter().filter(|r| r.target != Target::Native) {
+    for registration in registrations.iter().filter(|r| r.target != EpollTarget::Native) {
         remove(registration);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use guest_driver::Watch;
 
 use crate::config;
-use crate::sys::raw::{self, Errno, Sys};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// What a thread sleeps on. A thread owns it for the time of a call, or an epoll set owns it.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Sleeper {
     }
 
     /// Makes the sleeper wake when `fd` shows one of `events`.
-    pub(crate) fn add(&self, fd: c_int, events: u32) -> Sys {
+    pub(crate) fn add(&self, fd: c_int, events: u32) -> SysResult {
         raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, 0)
     }
 

@@ -15,7 +15,7 @@ use crate::sys::{lock, raw};
 /// What carries a socket's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum State {
+pub(crate) enum SocketState {
     /// The socket is not connected. The kernel carries out all calls.
     Unconnected = 0,
     /// TCP has connected it or is connecting it, and no thread has begun the handshake.
@@ -34,7 +34,7 @@ pub(crate) enum State {
 
 /// Which end of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum SocketRole {
     /// Accepted.
     Server,
     /// Connected.
@@ -63,12 +63,12 @@ pub(crate) struct Registration {
     /// The program's data.
     pub(crate) data: u64,
     /// What the kernel's set contains for it.
-    pub(crate) target: Target,
+    pub(crate) target: EpollTarget,
 }
 
 /// What the kernel's epoll set contains for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum EpollTarget {
     /// The socket itself.
     Native,
     /// Nothing yet: the handshake is not complete.
@@ -81,7 +81,7 @@ pub(crate) enum Target {
 
 /// A stream socket.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct StreamSocket {
     state: AtomicU32,
     /// Whether `accept` made it. Otherwise `socket` did, and it is a client.
     server: AtomicBool,
@@ -93,9 +93,9 @@ pub(crate) struct Socket {
     write_timeout: AtomicU64,
     /// The error of a failed handshake. A call of the program takes it.
     error: AtomicI32,
-    /// For [`State::Relayed`]: the TCP socket, which provides names and options; -1: none.
+    /// For [`SocketState::Relayed`]: the TCP socket, which provides names and options; -1: none.
     tcp_fd: AtomicI32,
-    /// For [`State::Relayed`]: whether the owner was asked to carry the connection.
+    /// For [`SocketState::Relayed`]: whether the owner was asked to carry the connection.
     owner_requested: AtomicBool,
     /// The last write did not fit, so an edge-triggered set must report when there is room.
     pub(crate) write_blocked: AtomicBool,
@@ -111,12 +111,12 @@ pub(crate) struct Socket {
     decision: OnceLock<(OwnedFd, OwnedFd)>,
 }
 
-impl Socket {
+impl StreamSocket {
     /// A socket in a state of the caller's choice.
-    pub(crate) fn new(state: State, role: Role, nonblocking: bool) -> Socket {
-        Socket {
+    pub(crate) fn new(state: SocketState, role: SocketRole, nonblocking: bool) -> StreamSocket {
+        StreamSocket {
             state: AtomicU32::new(state as u32),
-            server: AtomicBool::new(role == Role::Server),
+            server: AtomicBool::new(role == SocketRole::Server),
             stream: OnceLock::new(),
             generation: AtomicU32::new(fork::generation()),
             nonblocking: AtomicBool::new(nonblocking),
@@ -136,27 +136,27 @@ impl Socket {
 
     /// What carries the connection.
     #[inline]
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> SocketState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Unconnected,
-            1 => State::Undecided,
-            2 => State::Deciding,
-            3 => State::Smc,
-            4 => State::Tcp,
-            6 => State::Relayed,
-            _ => State::Broken,
+            0 => SocketState::Unconnected,
+            1 => SocketState::Undecided,
+            2 => SocketState::Deciding,
+            3 => SocketState::Smc,
+            4 => SocketState::Tcp,
+            6 => SocketState::Relayed,
+            _ => SocketState::Broken,
         }
     }
 
     /// Moves from one state to the next. `false`: another thread was faster.
-    pub(crate) fn advance(&self, from: State, to: State) -> bool {
+    pub(crate) fn advance(&self, from: SocketState, to: SocketState) -> bool {
         self.state
             .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
     /// Stores the result of the handshake, and wakes the threads that wait for it.
-    pub(crate) fn complete(&self, state: State) {
+    pub(crate) fn complete(&self, state: SocketState) {
         self.state.store(state as u32, Ordering::Release);
         let _ = rustix::thread::futex::wake(
             &self.state,
@@ -176,8 +176,12 @@ impl Socket {
         };
         let flags = rustix::thread::futex::Flags::PRIVATE;
         // The caller looks at the state again, whatever ended the sleep.
-        let _ =
-            rustix::thread::futex::wait(&self.state, flags, State::Deciding as u32, Some(&timeout));
+        let _ = rustix::thread::futex::wait(
+            &self.state,
+            flags,
+            SocketState::Deciding as u32,
+            Some(&timeout),
+        );
     }
 
     /// A descriptor that becomes readable when the handshake is complete.
@@ -188,7 +192,7 @@ impl Socket {
             let _ = self.decision.set(rustix::pipe::pipe_with(flags).ok()?);
         }
         let fd = self.decision.get().map(|(reader, _)| reader.as_raw_fd());
-        if !matches!(self.state(), State::Undecided | State::Deciding)
+        if !matches!(self.state(), SocketState::Undecided | SocketState::Deciding)
             && let Some((_, writer)) = self.decision.get()
         {
             let _ = rustix::io::write(writer, &[1]);
@@ -201,7 +205,7 @@ impl Socket {
         Duration::from_millis(self.detect_timeout.load(Ordering::Relaxed).into())
     }
 
-    /// Sets [`Socket::detect_timeout`].
+    /// Sets [`StreamSocket::detect_timeout`].
     pub(crate) fn set_detect_timeout(&self, detect_timeout: Duration) {
         let millis = u32::try_from(detect_timeout.as_millis()).unwrap_or(u32::MAX);
         self.detect_timeout.store(millis, Ordering::Relaxed);
@@ -218,14 +222,16 @@ impl Socket {
     }
 
     /// Which end of the connection it is.
-    pub(crate) fn role(&self) -> Role {
-        if self.server.load(Ordering::Relaxed) { Role::Server } else { Role::Client }
+    pub(crate) fn role(&self) -> SocketRole {
+        if self.server.load(Ordering::Relaxed) { SocketRole::Server } else { SocketRole::Client }
     }
 
     /// The SMC connection, if it is one of this process.
     #[inline]
     pub(crate) fn smc(&self) -> Option<&SmcStream> {
-        (self.state() == State::Smc && !self.is_inherited()).then(|| self.stream.get()).flatten()
+        (self.state() == SocketState::Smc && !self.is_inherited())
+            .then(|| self.stream.get())
+            .flatten()
     }
 
     /// Whether the connection belongs to an ancestor of this process.
@@ -234,7 +240,7 @@ impl Socket {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Stores the SMC connection. The caller then calls [`Socket::complete`].
+    /// Stores the SMC connection. The caller then calls [`StreamSocket::complete`].
     pub(crate) fn set_stream(&self, stream: SmcStream) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
@@ -291,7 +297,7 @@ impl Socket {
         if old >= 0 {
             let _ = raw::close(old);
         }
-        self.state.store(State::Relayed as u32, Ordering::Release);
+        self.state.store(SocketState::Relayed as u32, Ordering::Release);
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns
@@ -303,7 +309,7 @@ impl Socket {
     /// The TCP socket of a relayed connection.
     pub(crate) fn tcp_fd(&self) -> Option<c_int> {
         let fd = self.tcp_fd.load(Ordering::Relaxed);
-        (self.state() == State::Relayed && fd >= 0).then_some(fd)
+        (self.state() == SocketState::Relayed && fd >= 0).then_some(fd)
     }
 
     /// The registrations, locked.
@@ -312,7 +318,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for StreamSocket {
     fn drop(&mut self) {
         let tcp_fd = *self.tcp_fd.get_mut();
         if tcp_fd >= 0 {

@@ -3,28 +3,28 @@
 use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
-use crate::socket::stream::Socket;
-use crate::sys::table::{Table, TableRef};
+use crate::socket::stream::StreamSocket;
+use crate::sys::table::{FdTable, FdTableRef};
 
 /// What the library knows of a descriptor.
 #[derive(Debug)]
 pub(crate) enum Descriptor {
     /// A stream socket.
-    Stream(Socket),
+    Stream(StreamSocket),
     /// An epoll set.
     Set(EpollSet),
 }
 
 /// A counted reference to what the library knows of a descriptor.
-pub(crate) type DescriptorRef = TableRef<Descriptor>;
+pub(crate) type DescriptorRef = FdTableRef<Descriptor>;
 
 /// The descriptors that this library knows.
-pub(crate) static DESCRIPTORS: Table<Descriptor> = Table::new();
+pub(crate) static DESCRIPTORS: FdTable<Descriptor> = FdTable::new();
 
 impl Descriptor {
     /// The stream socket, if it is one.
     #[inline]
-    pub(crate) fn stream(&self) -> Option<&Socket> {
+    pub(crate) fn stream(&self) -> Option<&StreamSocket> {
         match self {
             Descriptor::Stream(socket) => Some(socket),
             Descriptor::Set(_) => None,

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_driver::SignalMask;
-use raw::{Errno, Sys};
+use raw::{Errno, SysResult};
 
 /// Stack of the library's own threads, bytes. The first of them opens the device; without
 /// optimisation its queues go through many large frames.
@@ -93,7 +93,7 @@ pub(crate) fn epoll_wait(
     out: &mut [libc::epoll_event],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     let mut time = timeout.map(timespec);
     let list = out.as_mut_ptr() as usize;
     let mask = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(&mask.0) as usize);

@@ -9,7 +9,7 @@ use guest_driver::SignalMask;
 pub(crate) struct Errno(pub(crate) c_int);
 
 /// What a system call returns.
-pub(crate) type Sys = Result<usize, Errno>;
+pub(crate) type SysResult = Result<usize, Errno>;
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Errno {
@@ -42,7 +42,7 @@ impl From<rustix::io::Errno> for Errno {
 /// Arguments that are addresses must be valid for what the system call does.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
+pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
     let result: isize;
     // SAFETY: the caller's promise; the kernel clobbers rcx and r11 only.
     unsafe {
@@ -60,7 +60,7 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
 /// Arguments that are addresses must be valid for what the system call does.
 #[cfg(target_arch = "aarch64")]
 #[inline]
-pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
+pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> SysResult {
     let result: isize;
     // SAFETY: the caller's promise; the kernel keeps all registers but x0.
     unsafe {
@@ -72,7 +72,7 @@ pub(crate) unsafe fn call(number: i64, a: [usize; 6]) -> Sys {
 }
 
 #[inline]
-fn done(result: isize) -> Sys {
+fn done(result: isize) -> SysResult {
     match result {
         -4095..=-1 => Err(Errno((-result) as c_int)),
         value => Ok(value as usize),
@@ -83,7 +83,7 @@ fn done(result: isize) -> Sys {
 macro_rules! numbers {
     ($(#[$doc:meta])* $name:ident = $number:ident ($($arg:ident),*)) => {
         $(#[$doc])*
-        pub(crate) fn $name($($arg: c_int),*) -> Sys {
+        pub(crate) fn $name($($arg: c_int),*) -> SysResult {
             let mut all = [0usize; 6];
             let given = [$($arg as isize as usize),*];
             all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
@@ -129,7 +129,7 @@ pub(crate) fn raise_sigpipe() {
 }
 
 /// One `epoll_ctl`.
-pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> Sys {
+pub(crate) fn epoll_ctl(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> SysResult {
     let event = libc::epoll_event { events, u64: data };
     let event = std::ptr::addr_of!(event) as usize;
     // SAFETY: the event is valid until the call returns.
@@ -141,7 +141,7 @@ pub(crate) fn ppoll(
     fds: &mut [libc::pollfd],
     timeout: Option<&libc::timespec>,
     mask: Option<SignalMask>,
-) -> Sys {
+) -> SysResult {
     // The kernel writes the time that is left into its copy.
     let mut left = timeout.copied();
     let time = left.as_mut().map_or(0, |time| std::ptr::from_mut(time) as usize);
@@ -152,21 +152,21 @@ pub(crate) fn ppoll(
 }
 
 /// `read` into memory of the library.
-pub(crate) fn read(fd: c_int, buf: &mut [u8]) -> Sys {
+pub(crate) fn read(fd: c_int, buf: &mut [u8]) -> SysResult {
     let at = buf.as_mut_ptr() as usize;
     // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_read, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
 /// `pread` into memory of the library.
-pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Sys {
+pub(crate) fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> SysResult {
     let at = buf.as_mut_ptr() as usize;
     // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_pread64, [fd as usize, at, buf.len(), offset as usize, 0, 0]) }
 }
 
 /// `write` from memory of the library.
-pub(crate) fn write(fd: c_int, buf: &[u8]) -> Sys {
+pub(crate) fn write(fd: c_int, buf: &[u8]) -> SysResult {
     let at = buf.as_ptr() as usize;
     // SAFETY: the slice is valid for its length.
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }

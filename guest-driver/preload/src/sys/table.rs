@@ -17,7 +17,7 @@ use super::lock;
 const MAX_FDS: usize = 1 << 20;
 
 /// A table with at most one value per descriptor; several descriptors may share a value.
-pub(crate) struct Table<T: 'static> {
+pub(crate) struct FdTable<T: 'static> {
     entries: [AtomicPtr<Slot<T>>; MAX_FDS],
     /// Highest descriptor that ever had an entry.
     highest: AtomicI32,
@@ -37,18 +37,18 @@ struct Slot<T: 'static> {
     handles: AtomicU32,
     value: UnsafeCell<Option<T>>,
     /// The table that the slot goes back to.
-    table: &'static Table<T>,
+    table: &'static FdTable<T>,
 }
 
 /// A counted reference to a value of a table.
-pub(crate) struct TableRef<T: 'static>(NonNull<Slot<T>>);
+pub(crate) struct FdTableRef<T: 'static>(NonNull<Slot<T>>);
 
 // SAFETY: a reference is counted; the bounds let other threads use and drop the value.
-unsafe impl<T: Send + Sync> Send for TableRef<T> {}
+unsafe impl<T: Send + Sync> Send for FdTableRef<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Sync for TableRef<T> {}
+unsafe impl<T: Send + Sync> Sync for FdTableRef<T> {}
 
-impl<T> TableRef<T> {
+impl<T> FdTableRef<T> {
     fn slot(&self) -> &Slot<T> {
         // SAFETY: slots are never freed.
         unsafe { self.0.as_ref() }
@@ -65,12 +65,12 @@ impl<T> TableRef<T> {
     }
 
     /// Whether both refer to the same value.
-    pub(crate) fn is(&self, other: &TableRef<T>) -> bool {
+    pub(crate) fn is(&self, other: &FdTableRef<T>) -> bool {
         self.0 == other.0
     }
 }
 
-impl<T> Deref for TableRef<T> {
+impl<T> Deref for FdTableRef<T> {
     type Target = T;
 
     #[inline]
@@ -83,14 +83,14 @@ impl<T> Deref for TableRef<T> {
     }
 }
 
-impl<T> Clone for TableRef<T> {
-    fn clone(&self) -> TableRef<T> {
+impl<T> Clone for FdTableRef<T> {
+    fn clone(&self) -> FdTableRef<T> {
         self.slot().refs.fetch_add(1, Ordering::Relaxed);
-        TableRef(self.0)
+        FdTableRef(self.0)
     }
 }
 
-impl<T> Drop for TableRef<T> {
+impl<T> Drop for FdTableRef<T> {
     #[inline]
     fn drop(&mut self) {
         if self.slot().refs.fetch_sub(1, Ordering::Release) == 1 {
@@ -103,7 +103,7 @@ impl<T> Drop for TableRef<T> {
 /// Drops the value of a slot that has no references left, and gives the slot back to its table.
 #[cold]
 fn release<T>(slot: NonNull<Slot<T>>) {
-    // SAFETY: no references are left, and `Table::get` makes none of a slot that has none.
+    // SAFETY: no references are left, and `FdTable::get` makes none of a slot that has none.
     drop(unsafe { (*slot.as_ref().value.get()).take() });
     // SAFETY: slots are never freed.
     let table = unsafe { slot.as_ref() }.table;
@@ -111,16 +111,16 @@ fn release<T>(slot: NonNull<Slot<T>>) {
 }
 
 /// Makes the reference that a table entry was, once the entry is gone, into one of the caller.
-fn take_reference<T>(slot: *mut Slot<T>) -> Option<TableRef<T>> {
-    let found = NonNull::new(slot).map(TableRef)?;
+fn take_reference<T>(slot: *mut Slot<T>) -> Option<FdTableRef<T>> {
+    let found = NonNull::new(slot).map(FdTableRef)?;
     found.slot().handles.fetch_sub(1, Ordering::AcqRel);
     Some(found)
 }
 
-impl<T> Table<T> {
+impl<T> FdTable<T> {
     /// An empty table, for a static.
-    pub(crate) const fn new() -> Table<T> {
-        Table {
+    pub(crate) const fn new() -> FdTable<T> {
+        FdTable {
             entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
             highest: AtomicI32::new(-1),
             free: Mutex::new(FreeSlots(Vec::new())),
@@ -140,7 +140,7 @@ impl<T> Table<T> {
 
     /// The value of a descriptor.
     #[inline]
-    pub(crate) fn get(&self, fd: c_int) -> Option<TableRef<T>> {
+    pub(crate) fn get(&self, fd: c_int) -> Option<FdTableRef<T>> {
         let entry = self.entry(fd)?;
         loop {
             let slot = NonNull::new(entry.load(Ordering::Acquire))?;
@@ -151,7 +151,7 @@ impl<T> Table<T> {
                 match refs.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed)
                 {
                     Ok(_) => {
-                        let found = TableRef(slot);
+                        let found = FdTableRef(slot);
                         if entry.load(Ordering::Acquire) == slot.as_ptr() {
                             return Some(found);
                         }
@@ -166,7 +166,7 @@ impl<T> Table<T> {
     }
 
     /// Makes the entry of a descriptor. An entry that was there is removed.
-    pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<TableRef<T>> {
+    pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<FdTableRef<T>> {
         let entry = self.entry(fd)?;
         let free = lock(&self.free).0.pop();
         let slot = free.unwrap_or_else(|| {
@@ -188,11 +188,11 @@ impl<T> Table<T> {
         self.highest.fetch_max(fd, Ordering::Relaxed);
         let stale = entry.swap(slot.as_ptr(), Ordering::AcqRel);
         take_reference(stale);
-        Some(TableRef(slot))
+        Some(FdTableRef(slot))
     }
 
     /// Gives one more descriptor the value of `shared`.
-    pub(crate) fn share(&self, shared: &TableRef<T>, fd: c_int) {
+    pub(crate) fn share(&self, shared: &FdTableRef<T>, fd: c_int) {
         let Some(entry) = self.entry(fd) else { return };
         let another = shared.clone();
         self.highest.fetch_max(fd, Ordering::Relaxed);
@@ -204,12 +204,12 @@ impl<T> Table<T> {
     }
 
     /// Removes the entry of a descriptor.
-    pub(crate) fn remove(&self, fd: c_int) -> Option<TableRef<T>> {
+    pub(crate) fn remove(&self, fd: c_int) -> Option<FdTableRef<T>> {
         take_reference(self.entry(fd)?.swap(null_mut(), Ordering::AcqRel))
     }
 
     /// Removes the entry of a descriptor if it leads to this value.
-    pub(crate) fn remove_if(&self, fd: c_int, value: &TableRef<T>) {
+    pub(crate) fn remove_if(&self, fd: c_int, value: &FdTableRef<T>) {
         let Some(entry) = self.entry(fd) else { return };
         let wanted = value.0.as_ptr();
         if entry.compare_exchange(wanted, null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {

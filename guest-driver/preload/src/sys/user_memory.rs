@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use guest_driver::SignalMask;
 
-use super::raw::{Errno, Sys};
+use super::raw::{Errno, SysResult};
 
 /// A buffer of the program to read into.
 ///
@@ -120,7 +120,7 @@ pub(crate) fn set_errno(error: c_int) {
 }
 
 /// Converts a result to what libc's functions return, and sets `errno`.
-pub(crate) fn libc_result(result: Sys) -> isize {
+pub(crate) fn libc_result(result: SysResult) -> isize {
     match result {
         Ok(value) => value as isize,
         Err(Errno(error)) => {
