@@ -38,9 +38,10 @@ struct RelayOffer {
     descriptor: DescriptorRef,
     /// The program's descriptors of the connection.
     fds: Vec<c_int>,
-    /// The owner's end of the pair, and the end that replaces the program's descriptors.
-    near: OwnedFd,
-    far: OwnedFd,
+    /// The end of the pair at which the owner's threads read and write.
+    owner_end: OwnedFd,
+    /// The end that replaces the program's descriptors.
+    program_end: OwnedFd,
     /// Whether the kernel closes all the descriptors when the child executes a program.
     cloexec: bool,
 }
@@ -49,13 +50,14 @@ struct RelayOffer {
 struct RelayOffers {
     list: Vec<RelayOffer>,
     /// The pipe at which the child asks. It ends when the child executes a program or exits.
-    ask: (OwnedFd, OwnedFd),
+    request: (OwnedFd, OwnedFd),
     /// A pipe that ends when the child exits.
-    life: (OwnedFd, OwnedFd),
+    lifetime: (OwnedFd, OwnedFd),
 }
 
 /// The offers between the fork's first and last handler. Parent and child each take their copy.
 static PREPARED: Mutex<Option<RelayOffers>> = Mutex::new(None);
+
 /// Moves a descriptor to a high number, out of the program's way.
 fn high(fd: OwnedFd) -> OwnedFd {
     match raw::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_FDS) {
@@ -72,9 +74,15 @@ fn pipe() -> Option<(OwnedFd, OwnedFd)> {
 fn offer(descriptor: &DescriptorRef, fd: c_int) -> Option<RelayOffer> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
-    let (near, far) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
-    let (near, far) = (high(near), high(far));
-    Some(RelayOffer { descriptor: descriptor.clone(), fds: vec![fd], near, far, cloexec: true })
+    let (owner_end, program_end) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
+    let (owner_end, program_end) = (high(owner_end), high(program_end));
+    Some(RelayOffer {
+        descriptor: descriptor.clone(),
+        fds: vec![fd],
+        owner_end,
+        program_end,
+        cloexec: true,
+    })
 }
 
 /// Prepares the offers, before a fork.
@@ -99,10 +107,10 @@ pub(crate) fn prepare() {
     if list.is_empty() {
         return;
     }
-    if let (Some(ask), Some(life)) = (pipe(), pipe()) {
+    if let (Some(request), Some(lifetime)) = (pipe(), pipe()) {
         // A program that the child executes keeps this end open.
-        let _ = raw::fcntl(life.1.as_raw_fd(), libc::F_SETFD, 0);
-        *lock(&PREPARED) = Some(RelayOffers { list, ask, life });
+        let _ = raw::fcntl(lifetime.1.as_raw_fd(), libc::F_SETFD, 0);
+        *lock(&PREPARED) = Some(RelayOffers { list, request, lifetime });
     }
 }
 
@@ -119,37 +127,37 @@ pub(crate) fn in_child() {
                 socket.set_relayed(tcp_fd.map_or(-1, |fd| fd as c_int));
             }
             let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-            let _ = raw::dup3(offer.far.as_raw_fd(), fd, flag);
+            let _ = raw::dup3(offer.program_end.as_raw_fd(), fd, flag);
             let _ = raw::fcntl(fd, libc::F_SETFL, flags);
         }
     }
-    let RelayOffers { list, ask, life } = offers;
-    owner_pipe::set(ask.1);
-    drop(ask.0);
-    drop(life.0);
+    let RelayOffers { list, request, lifetime } = offers;
+    owner_pipe::set(request.1);
+    drop(request.0);
+    drop(lifetime.0);
     // This end stays open as long as the process lives.
-    std::mem::forget(life.1);
+    std::mem::forget(lifetime.1);
     drop(list);
 }
 
 /// Starts a thread that waits for the child to ask, after a fork, in the owner.
 pub(crate) fn in_parent() {
-    let Some(RelayOffers { list, ask, life }) = lock(&PREPARED).take() else { return };
-    drop((ask.1, life.1));
-    let (ask, life) = (ask.0, life.0);
+    let Some(RelayOffers { list, request, lifetime }) = lock(&PREPARED).take() else { return };
+    drop((request.1, lifetime.1));
+    let (request, lifetime) = (request.0, lifetime.0);
     raw::without_signals(|| {
         // If there can be no thread, the child's calls return an end of data.
         let _ = std::thread::Builder::new()
             .name("smc-relay".into())
             .stack_size(STACK)
-            .spawn(move || await_child(list, &ask, &life));
+            .spawn(move || await_child(list, &request, &lifetime));
     });
 }
 
-fn await_child(list: Vec<RelayOffer>, ask: &OwnedFd, life: &OwnedFd) {
+fn await_child(list: Vec<RelayOffer>, request: &OwnedFd, lifetime: &OwnedFd) {
     let mut word = [0u8; 1];
     let asked = loop {
-        match rustix::io::read(ask, &mut word) {
+        match rustix::io::read(request, &mut word) {
             Ok(n) => break n > 0,
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => break false,
@@ -157,7 +165,7 @@ fn await_child(list: Vec<RelayOffer>, ask: &OwnedFd, life: &OwnedFd) {
     };
     // The pipe has ended: the child has exited, or has executed a program that may use the
     // connections.
-    let mut alive = [PollFd::new(life, PollFlags::IN)];
+    let mut alive = [PollFd::new(lifetime, PollFlags::IN)];
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let gone = !asked && rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0);
     for offer in list {
@@ -169,7 +177,7 @@ fn await_child(list: Vec<RelayOffer>, ask: &OwnedFd, life: &OwnedFd) {
 
 /// Replaces the owner's descriptors by the pair, and starts the thread that forwards the bytes.
 fn start(offer: RelayOffer) {
-    let RelayOffer { descriptor, fds, near, far, .. } = offer;
+    let RelayOffer { descriptor, fds, owner_end, program_end, .. } = offer;
     let Some(socket) = descriptor.stream() else { return };
     for fd in
         fds.into_iter().filter(|fd| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(&descriptor)))
@@ -179,7 +187,7 @@ fn start(offer: RelayOffer) {
         let tcp_fd = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).map_or(-1, |fd| fd as c_int);
         registrations::detach(socket);
         let flag = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-        let _ = raw::dup3(far.as_raw_fd(), fd, flag);
+        let _ = raw::dup3(program_end.as_raw_fd(), fd, flag);
         let _ = raw::fcntl(fd, libc::F_SETFL, flags);
         drop(DESCRIPTORS.remove(fd));
         let relayed = StreamSocket::new(SocketState::Relayed, socket.role(), false);
@@ -188,11 +196,11 @@ fn start(offer: RelayOffer) {
         drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
         registrations::attach_to_kernel(socket, fd);
     }
-    drop(far);
+    drop(program_end);
     let _ =
         std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK).spawn(move || {
             if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
-                forward(&descriptor, stream, &near);
+                forward(&descriptor, stream, &owner_end);
             }
         });
 }
@@ -202,8 +210,8 @@ const CHUNK: usize = 256 << 10;
 
 /// Forwards bytes both ways until both have ended. Each direction has a thread. A thread that
 /// blocks in the kernel makes one system call per chunk, which leaves the processor to the program.
-fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
-    let (descriptor, inner) = (descriptor.clone(), near.try_clone());
+fn forward(descriptor: &DescriptorRef, stream: &SmcStream, owner_end: &OwnedFd) {
+    let (descriptor, inner) = (descriptor.clone(), owner_end.try_clone());
     let made = inner.and_then(|inner| {
         let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
         thread.spawn(move || {
@@ -213,7 +221,7 @@ fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
         })
     });
     if made.is_ok() {
-        forward_to_peer(stream, near);
+        forward_to_peer(stream, owner_end);
     }
     // Threads that wait for the peer would wait for ever now. A peer that has closed already does
     // not notice.
@@ -221,23 +229,23 @@ fn forward(descriptor: &DescriptorRef, stream: &SmcStream, near: &OwnedFd) {
 }
 
 /// Forwards from the program to the peer.
-fn forward_to_peer(stream: &SmcStream, near: &OwnedFd) {
+fn forward_to_peer(stream: &SmcStream, owner_end: &OwnedFd) {
     use rustix::net::{RecvFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
     loop {
-        let n = match rustix::net::recv(near, &mut bytes[..], RecvFlags::empty()) {
+        let n = match rustix::net::recv(owner_end, &mut bytes[..], RecvFlags::empty()) {
             Ok((n @ 1.., _)) => n,
             Err(rustix::io::Errno::INTR) => continue,
             Ok(_) | Err(_) => break,
         };
         if send_all(stream, bytes.get(..n).unwrap_or_default()).is_err() {
             // The program's writes fail from now on.
-            let _ = rustix::net::shutdown(near, Shutdown::Read);
+            let _ = rustix::net::shutdown(owner_end, Shutdown::Read);
             break;
         }
     }
     let _ = stream.shutdown(std::net::Shutdown::Write);
-    await_hang_up(near);
+    await_hang_up(owner_end);
 }
 
 fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
@@ -253,7 +261,7 @@ fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Forwards from the peer to the program.
-fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
+fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
     use rustix::net::{SendFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
     loop {
@@ -267,7 +275,7 @@ fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
             Ok(_) | Err(_) => break,
         };
         while !rest.is_empty() {
-            match rustix::net::send(near, rest, SendFlags::NOSIGNAL) {
+            match rustix::net::send(owner_end, rest, SendFlags::NOSIGNAL) {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(rustix::io::Errno::INTR) => {}
                 // The program has closed its end.
@@ -275,7 +283,7 @@ fn forward_to_program(stream: &SmcStream, near: &OwnedFd) {
             }
         }
     }
-    let _ = rustix::net::shutdown(near, Shutdown::Write);
+    let _ = rustix::net::shutdown(owner_end, Shutdown::Write);
 }
 
 /// Waits until the stream has changed since `seen`.
@@ -291,7 +299,7 @@ fn would_block(error: &std::io::Error) -> bool {
 }
 
 /// Waits until both directions of the pair are shut down.
-fn await_hang_up(near: &OwnedFd) {
-    let mut fds = [PollFd::new(near, PollFlags::empty())];
+fn await_hang_up(owner_end: &OwnedFd) {
+    let mut fds = [PollFd::new(owner_end, PollFlags::empty())];
     while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
 }

@@ -48,7 +48,7 @@ pub(crate) fn ioctl(
     if matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
         match resolve(descriptor, fd, Wait::Short) {
             Selected::Smc => {}
-            Selected::NotYet => return Some(Ok(0)),
+            Selected::Pending => return Some(Ok(0)),
             _ => return None,
         }
     }
@@ -79,8 +79,8 @@ pub(crate) fn get_option(
     match socket.state() {
         SocketState::Undecided | SocketState::Deciding => {
             match resolve(descriptor, fd, Wait::Short) {
-                Selected::NotYet | Selected::Smc => Some(0),
-                Selected::Broken => Some(socket.take_error()),
+                Selected::Pending | Selected::Smc => Some(0),
+                Selected::Failed => Some(socket.take_error()),
                 Selected::Tcp => None,
             }
         }
@@ -88,7 +88,7 @@ pub(crate) fn get_option(
             let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
             Some(error.map_or(0, |error| Errno::from(error).0))
         }
-        SocketState::Broken => Some(socket.take_error()).filter(|error| *error != 0),
+        SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn control(
     if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected {
         // Usually the handshake is complete within the short wait.
         let verdict = resolve(descriptor, fd, Wait::Short);
-        if matches!(verdict, Selected::Tcp | Selected::Broken) {
+        if matches!(verdict, Selected::Tcp | Selected::Failed) {
             return raw::epoll_ctl(set, op, fd, events, data);
         }
     }
@@ -34,7 +34,7 @@ pub(crate) fn control(
     match (op, at) {
         (libc::EPOLL_CTL_ADD, None) => {
             let mut new = Registration { set, fd, events, data, target: EpollTarget::Nothing };
-            if matches!(state, SocketState::Unconnected | SocketState::Tcp | SocketState::Broken) {
+            if matches!(state, SocketState::Unconnected | SocketState::Tcp | SocketState::Failed) {
                 raw::epoll_ctl(set, op, fd, events, data)?;
                 new.target = EpollTarget::Native;
             } else {

@@ -95,8 +95,8 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             socket.note_write();
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
-            Selected::Tcp | Selected::Broken => {}
-            Selected::NotYet => {
+            Selected::Tcp | Selected::Failed => {}
+            Selected::Pending => {
                 // It is not ready for anything. The descriptor is readable when the handshake is
                 // complete.
                 native.fd = socket.decision_fd().unwrap_or(-1);

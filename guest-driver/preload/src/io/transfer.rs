@@ -62,8 +62,8 @@ fn undecided<'a>(
     let patient = !dont_wait && !socket.is_nonblocking();
     match resolve(descriptor, fd, if patient { Wait::Block } else { Wait::Short }) {
         Selected::Tcp => Dispatch::Kernel,
-        Selected::NotYet => Dispatch::Fail(Errno(libc::EAGAIN)),
-        Selected::Broken => match socket.take_error() {
+        Selected::Pending => Dispatch::Fail(Errno(libc::EAGAIN)),
+        Selected::Failed => match socket.take_error() {
             0 => Dispatch::Kernel,
             error => Dispatch::Fail(Errno(error)),
         },

@@ -66,7 +66,7 @@ pub(crate) fn connect(
             SocketState::Undecided | SocketState::Deciding if socket.is_nonblocking() => {
                 Err(Errno(libc::EALREADY))
             }
-            SocketState::Broken => match socket.take_error() {
+            SocketState::Failed => match socket.take_error() {
                 0 => native(),
                 error => Err(Errno(error)),
             },
@@ -104,7 +104,7 @@ pub(crate) fn connect(
             mark_undecided(descriptor, socket);
             start_and_wait(descriptor, fd, socket);
             match socket.state() {
-                SocketState::Broken => match socket.take_error() {
+                SocketState::Failed => match socket.take_error() {
                     0 => Ok(0),
                     error => Err(Errno(error)),
                 },

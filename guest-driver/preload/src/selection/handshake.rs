@@ -236,8 +236,8 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
                 raw::disconnect(fd);
             }
-            registrations::follow(descriptor, socket, SocketState::Broken);
-            socket.complete(SocketState::Broken);
+            registrations::follow(descriptor, socket, SocketState::Failed);
+            socket.complete(SocketState::Failed);
         }
     }
 }

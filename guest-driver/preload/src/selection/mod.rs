@@ -26,9 +26,9 @@ pub(crate) enum Selected {
     /// TCP, or the socket is not connected. The kernel carries out all calls.
     Tcp,
     /// Nothing: the handshake failed and took the connection with it.
-    Broken,
+    Failed,
     /// The handshake is not complete.
-    NotYet,
+    Pending,
 }
 
 /// How long a call may wait for the handshake.

@@ -27,7 +27,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                 return Selected::Tcp;
             }
             SocketState::Smc => return Selected::Smc,
-            SocketState::Broken => return Selected::Broken,
+            SocketState::Failed => return Selected::Failed,
             SocketState::Undecided => {
                 if socket.advance(SocketState::Undecided, SocketState::Deciding) {
                     raw::without_signals(|| handshake::start(descriptor, socket, fd, wait));
@@ -35,7 +35,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             }
             SocketState::Deciding => match wait {
                 Wait::Block => socket.await_decision(RECHECK_INTERVAL),
-                Wait::Short if waited => return Selected::NotYet,
+                Wait::Short if waited => return Selected::Pending,
                 Wait::Short => {
                     waited = true;
                     socket.await_decision(SHORT_WAIT);

@@ -22,7 +22,7 @@ pub(crate) fn insert(
         SocketState::Undecided | SocketState::Deciding => EpollTarget::Nothing,
         SocketState::Unconnected
         | SocketState::Tcp
-        | SocketState::Broken
+        | SocketState::Failed
         | SocketState::Relayed => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
             EpollTarget::Native

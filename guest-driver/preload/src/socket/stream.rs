@@ -27,7 +27,7 @@ pub(crate) enum SocketState {
     /// TCP. The kernel carries out all calls.
     Tcp = 4,
     /// Nothing: the handshake failed and took the connection with it.
-    Broken = 5,
+    Failed = 5,
     /// Another process; the descriptor is a Unix socket. See `relay.rs`.
     Relayed = 6,
 }
@@ -144,7 +144,7 @@ impl StreamSocket {
             3 => SocketState::Smc,
             4 => SocketState::Tcp,
             6 => SocketState::Relayed,
-            _ => SocketState::Broken,
+            _ => SocketState::Failed,
         }
     }
 

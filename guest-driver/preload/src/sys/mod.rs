@@ -39,6 +39,9 @@ pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
 }
 
 /// Locks a mutex. A thread that panicked while it held the lock has left nothing half done.
+///
+/// The library uses the mutex of `std`, which is a word for a futex. `parking_lot` keeps a table of
+/// waiting threads per process, and a fork could copy that table in the middle of a change.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
