@@ -129,7 +129,7 @@ pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
     let peer = text(rustix::net::getpeername(&socket).ok().flatten());
     write_line(&format!(
         "{{\"event\":\"connection\",\"role\":\"{role}\",\"local\":\"{local}\",\"peer\":\"{peer}\",\
-         \"smc\":{},\"facts\":{}}}",
+         \"smc\":{},\"info\":{}}}",
         facts.is_smc(),
         quoted(&facts.to_string())
     ));
