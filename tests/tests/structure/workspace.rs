@@ -56,7 +56,9 @@ const SUITES: &str = "tests";
 
 impl Workspace {
     pub(crate) fn read() -> Result<Self, String> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        // cargo names the sources to look at; a program that is run by hand uses those it was built from.
+        let package = std::env::var_os("CARGO_MANIFEST_DIR");
+        let root = package.map_or(env!("CARGO_MANIFEST_DIR").into(), PathBuf::from).join("..");
         let text = |path: &str| {
             fs::read_to_string(root.join(path)).map_err(|error| format!("{path}: {error}"))
         };
