@@ -250,10 +250,10 @@ fn forward_to_peer(stream: &SmcStream, owner_end: &OwnedFd) {
 
 fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        let seen = stream.seen();
+        let token = stream.seen();
         match stream.send(bytes) {
             Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
-            Err(error) if would_block(&error) => wait(stream, seen, true)?,
+            Err(error) if would_block(&error) => wait(stream, token, true)?,
             Err(error) => return Err(error),
         }
     }
@@ -265,10 +265,10 @@ fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
     use rustix::net::{SendFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
     loop {
-        let seen = stream.seen();
+        let token = stream.seen();
         let mut rest = match (&mut &*stream).read(&mut bytes) {
             Ok(n @ 1..) => bytes.get(..n).unwrap_or_default(),
-            Err(error) if would_block(&error) => match wait(stream, seen, false) {
+            Err(error) if would_block(&error) => match wait(stream, token, false) {
                 Ok(()) => continue,
                 Err(_) => break,
             },
@@ -286,9 +286,9 @@ fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
     let _ = rustix::net::shutdown(owner_end, Shutdown::Write);
 }
 
-/// Waits until the stream has changed since `seen`.
-fn wait(stream: &SmcStream, seen: Seen, write: bool) -> std::io::Result<()> {
-    match stream.wait_for_news(seen, write, None) {
+/// Waits until the stream has changed since `token`.
+fn wait(stream: &SmcStream, token: Seen, write: bool) -> std::io::Result<()> {
+    match stream.wait_for_news(token, write, None) {
         Err(error) if !would_block(&error) => Err(error),
         _ => Ok(()),
     }

@@ -117,7 +117,7 @@ fn print_error(text: &str) {
 }
 
 /// Reports what carries a connection.
-pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
+pub(crate) fn connection_decided(socket: impl AsFd, role: &str, info: &Facts) {
     if config::get().is_none_or(|config| config.status.is_none()) {
         return;
     }
@@ -130,8 +130,8 @@ pub(crate) fn connection_decided(socket: impl AsFd, role: &str, facts: &Facts) {
     write_line(&format!(
         "{{\"event\":\"connection\",\"role\":\"{role}\",\"local\":\"{local}\",\"peer\":\"{peer}\",\
          \"smc\":{},\"info\":{}}}",
-        facts.is_smc(),
-        quoted(&facts.to_string())
+        info.is_smc(),
+        quoted(&info.to_string())
     ));
 }
 

@@ -26,7 +26,7 @@ const MAX_IDLE: usize = 16;
 struct Polled {
     at: usize,
     descriptor: DescriptorRef,
-    seen: Seen,
+    token: Seen,
 }
 
 impl Polled {
@@ -105,7 +105,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             }
             Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
-                polled.push(Polled { at, descriptor, seen: Seen::default() });
+                polled.push(Polled { at, descriptor, token: Seen::default() });
             }
             Selected::Smc => {}
         }
@@ -115,10 +115,10 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
 
 /// The events of a connection, of those that the program asked for.
 fn revents_of(stream: &SmcStream, events: i16) -> i16 {
-    let look = stream.look(events & libc::POLLPRI != 0);
+    let readiness = stream.look(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll encode the events that both know in the same way.
-    (epoll_events(look) & asked) as i16
+    (epoll_events(readiness) & asked) as i16
 }
 
 /// Polls the connections, asks the kernel about the rest, and sleeps if there are no events.
@@ -136,7 +136,7 @@ fn poll_once(
     let count = sleeper.watch.count();
     for one in polled.iter_mut() {
         let Some(stream) = one.stream() else { continue };
-        one.seen = stream.seen();
+        one.token = stream.seen();
     }
     for one in polled.iter() {
         let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) else { continue };
@@ -154,7 +154,7 @@ fn poll_once(
         release_sleeper(sleeper);
         return Ok(None);
     }
-    let changed = || polled.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.seen)));
+    let changed = || polled.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.token)));
     let begun = Instant::now();
     if !polled.is_empty() && sleeper.watch.spin_until(changed) {
         release_sleeper(sleeper);

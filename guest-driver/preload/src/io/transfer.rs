@@ -81,14 +81,14 @@ fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
     (deadline.is_some() || raw::signals_interrupt()).then_some(Errno(libc::EINTR))
 }
 
-/// Waits until the stream has changed since `seen`. The call returns the error, if there is one.
+/// Waits until the stream has changed since `token`. The call returns the error, if there is one.
 fn wait(
     stream: &SmcStream,
-    seen: guest_driver::Seen,
+    token: guest_driver::Seen,
     write: bool,
     deadline: Option<Instant>,
 ) -> Result<(), Errno> {
-    match stream.wait_for_news(seen, write, deadline) {
+    match stream.wait_for_news(token, write, deadline) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Interrupted => match interrupted(deadline) {
             Some(error) => Err(error),
@@ -120,7 +120,7 @@ pub(crate) fn recv(
     let wanted: usize = if all { bufs.iter().map(|buf| buf.len()).sum() } else { 0 };
     let mut done = 0usize;
     loop {
-        let seen = stream.seen();
+        let token = stream.seen();
         let result = if peek {
             match bufs.iter_mut().find(|buf| !buf.is_empty()) {
                 Some(buf) => stream.peek(buf),
@@ -146,7 +146,7 @@ pub(crate) fn recv(
                 if deadline.is_none() {
                     deadline = socket.timeout(false).map(|timeout| Instant::now() + timeout);
                 }
-                if let Err(error) = wait(stream, seen, false, deadline) {
+                if let Err(error) = wait(stream, token, false, deadline) {
                     return if done > 0 { Ok(done) } else { Err(error) };
                 }
             }
@@ -226,7 +226,7 @@ fn send_all(
     let mut deadline = None;
     let mut done = 0usize;
     loop {
-        let seen = stream.seen();
+        let token = stream.seen();
         let result = match done {
             0 => (&mut &*stream).write_vectored(bufs),
             _ => write_rest(stream, bufs, done),
@@ -252,7 +252,7 @@ fn send_all(
         if deadline.is_none() {
             deadline = socket.timeout(true).map(|timeout| Instant::now() + timeout);
         }
-        if let Err(error) = wait(stream, seen, true, deadline) {
+        if let Err(error) = wait(stream, token, true, deadline) {
             return if done > 0 { Ok(done) } else { Err(error) };
         }
     }
@@ -285,7 +285,7 @@ fn send_urgent(
         }
     }
     loop {
-        let seen = stream.seen();
+        let token = stream.seen();
         match stream.send_urgent(*urgent) {
             Ok(()) => return Ok(all.len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -296,7 +296,7 @@ fn send_urgent(
                         Ok(before.len())
                     };
                 }
-                wait(stream, seen, true, None)?;
+                wait(stream, token, true, None)?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -380,11 +380,11 @@ pub(crate) fn splice_in(
     let mut done = 0;
     while done < n {
         let rest = [IoSlice::new(piece.get(done..).unwrap_or_default())];
-        let seen = to.1.seen();
+        let token = to.1.seen();
         match send(to, &rest, libc::MSG_DONTWAIT) {
             Ok(sent) => done += sent,
             Err(Errno(libc::EAGAIN)) => {
-                let _ = to.1.wait_for_news(seen, true, None);
+                let _ = to.1.wait_for_news(token, true, None);
             }
             Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
         }

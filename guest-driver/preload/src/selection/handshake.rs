@@ -184,10 +184,10 @@ fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
 }
 
 /// Records how a server has answered a Proposal.
-fn record_answer(socket: impl AsFd, facts: &Facts) {
+fn record_answer(socket: impl AsFd, info: &Facts) {
     let server = rustix::net::getpeername(socket).ok().flatten();
     let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
-    match facts {
+    match info {
         Facts::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
@@ -207,12 +207,12 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
     };
     match result {
         Ok(stream) => {
-            let facts = stream.facts();
-            status::connection_decided(borrowed(fd), role, &facts);
+            let info = stream.facts();
+            status::connection_decided(borrowed(fd), role, &info);
             if socket.role() == SocketRole::Client {
-                record_answer(borrowed(fd), &facts);
+                record_answer(borrowed(fd), &info);
             }
-            if matches!(facts, Facts::Tcp(_)) {
+            if matches!(info, Facts::Tcp(_)) {
                 drop(stream);
                 return complete_with_tcp(descriptor, fd);
             }

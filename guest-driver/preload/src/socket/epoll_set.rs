@@ -88,53 +88,53 @@ impl EpollMember {
             Some(found) => found,
             None => return 0,
         };
-        if self.idle.is_some_and(|seen| !stream.news_since(seen)) {
+        if self.idle.is_some_and(|token| !stream.news_since(token)) {
             return 0;
         }
-        let seen = stream.seen();
+        let token = stream.seen();
         if self.events & !(EDGE | ONCE) == 0 && self.events & ONCE != 0 {
-            self.idle = Some(seen);
+            self.idle = Some(token);
             return 0;
         }
         let found = epoll_events(stream.look(self.events & PRI != 0)) & (self.events | ALWAYS);
         if found == 0 {
-            self.idle = Some(seen);
+            self.idle = Some(token);
             return 0;
         }
         if self.events & EDGE != 0 {
-            let arrived = self.reported.is_none_or(|reported| !seen.same_for_reader(reported));
+            let arrived = self.reported.is_none_or(|reported| !token.same_for_reader(reported));
             let room = found & OUT != 0 && socket.write_blocked.swap(false, Ordering::Relaxed);
-            self.idle = Some(seen);
+            self.idle = Some(token);
             if !arrived && !room {
                 return 0;
             }
-            self.reported = Some(seen);
+            self.reported = Some(token);
         } else {
             self.idle = None;
         }
         if self.events & ONCE != 0 {
             self.events &= EDGE | ONCE;
-            self.idle = Some(seen);
+            self.idle = Some(token);
         }
         found
     }
 
     fn has_changed(&self) -> bool {
         let Some((_, stream)) = self.stream() else { return false };
-        self.idle.is_none_or(|seen| stream.news_since(seen))
+        self.idle.is_none_or(|token| stream.news_since(token))
     }
 }
 
 /// Readiness as epoll and poll encode it.
-pub(crate) fn epoll_events(look: Look) -> u32 {
+pub(crate) fn epoll_events(readiness: Look) -> u32 {
     let mut events = 0;
     let mut set = |on, event: u32| events |= if on { event } else { 0 };
-    set(look.readable, IN);
-    set(look.writable, OUT);
-    set(look.urgent, PRI);
-    set(look.read_closed, RDHUP);
-    set(look.hang_up, libc::EPOLLHUP as u32);
-    set(look.failed, libc::EPOLLERR as u32);
+    set(readiness.readable, IN);
+    set(readiness.writable, OUT);
+    set(readiness.urgent, PRI);
+    set(readiness.read_closed, RDHUP);
+    set(readiness.hang_up, libc::EPOLLHUP as u32);
+    set(readiness.failed, libc::EPOLLERR as u32);
     events
 }
 
@@ -207,15 +207,15 @@ impl EpollSet {
     /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes
     /// part of the kernel's set.
     fn interrupt_kernel_waits(&self, set: c_int, sleeper: &Sleeper) {
-        let bell = sleeper.watch.bell();
+        let eventfd = sleeper.watch.bell();
         let _ = raw::epoll_ctl(
             set,
             libc::EPOLL_CTL_ADD,
-            bell.as_raw_fd(),
+            eventfd.as_raw_fd(),
             libc::EPOLLIN as u32,
             self.mark(),
         );
-        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
     }
 
     /// The data of the sleeper's eventfd in the kernel's set: an address that no program has.
@@ -238,8 +238,8 @@ impl EpollSet {
                 out.copy_within(at + 1..n, at);
                 n -= 1;
                 if let Some(sleeper) = self.sleeper.get() {
-                    let bell = sleeper.watch.bell().as_raw_fd();
-                    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, bell, 0, 0);
+                    let eventfd = sleeper.watch.bell().as_raw_fd();
+                    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, eventfd, 0, 0);
                     sleeper.watch.clear_bell();
                 }
             } else {
