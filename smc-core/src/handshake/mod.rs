@@ -77,6 +77,7 @@ pub mod negotiate;
 mod outcome;
 mod peer_host;
 mod reader;
+mod rejected_types;
 mod route;
 mod send_decline;
 mod server;

@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::decline::{DeclineReason, FallbackReason};
-use super::negotiate::RejectedTypes;
+use super::rejected_types::RejectedTypes;
 use crate::wire::clc::{Decline, Diagnosis, TypeReasons, Version};
 
 /// What comes after a Decline that this side sends.

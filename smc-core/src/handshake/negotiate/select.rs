@@ -1,12 +1,12 @@
 //! The server's side: which of the offered types can be used, and how.
 
 use super::matches::{Candidate, SmcdMatch, SmcrMatch};
-use super::rejected_types::RejectedTypes;
 use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};
 use super::terms::{Terms, common_terms};
 use crate::handshake::config::{Config, Unpaired};
 use crate::handshake::decline::{DeclineReason, SmcKind};
 use crate::handshake::ism_device::IsmDevice;
+use crate::handshake::rejected_types::RejectedTypes;
 use crate::handshake::route::Route;
 use crate::wire::WireError;
 use crate::wire::clc::{IsmOffer, OfferV2, Proposal};

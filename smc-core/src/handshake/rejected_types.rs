@@ -1,6 +1,6 @@
 //! Why a server does not use types that a Proposal offers.
 
-use crate::handshake::decline::{DeclineReason, SmcKind};
+use super::decline::{DeclineReason, SmcKind};
 use crate::wire::clc::{Diagnosis, TypeReasons};
 
 /// Why offered types are not used; `None` for a type that was not offered or that is possible.
