@@ -4,15 +4,18 @@
 //! - [`parts`]: what a virtual machine is made of, built once and kept.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: other programs, and why they fail.
+//! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
 #![forbid(unsafe_code)]
 
 mod cpio;
 mod image;
 mod parts;
 mod programs;
+mod protocol_map;
 mod tool;
 mod vm;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -29,15 +32,20 @@ enum Chore {
     /// Run the tests that need virtual machines, after building what they need.
     #[command(long_about = vm::LONG_ABOUT, after_long_help = vm::AFTER)]
     Vm(vm::Args),
+    /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
+    ProtocolMap,
 }
 
 fn main() -> ExitCode {
-    let Chore::Vm(args) = Cli::parse().chore;
-    match vm::run(&args) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("xtask: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let done = match Cli::parse().chore {
+        Chore::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
+        Chore::ProtocolMap => protocol_map::write(&root)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| error.to_string()),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("xtask: {error}");
+        ExitCode::FAILURE
+    })
 }
