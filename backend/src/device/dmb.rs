@@ -1,4 +1,6 @@
 //! DMBs and the tokens that name them.
+//!
+//! Rules kept here: EISM-27, RMB-33, SEC-7.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,6 @@
 //! A device as its front end sees it: lives come and go, the window stays.
+//!
+//! Rules kept here: CLOSE-38.
 
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;

@@ -13,6 +13,8 @@
 //!
 //! The connection ends with its owner. Most servers fork first and use the connection in the child
 //! only; there the child does the handshake in a session of its own (see `selection`).
+//!
+//! Rules kept here: SOCK-21.
 
 use std::ffi::c_int;
 use std::io::Read;

@@ -27,6 +27,10 @@
 //! - A FIN on the TCP connection is no event at all: Linux sends it ahead of its D or C (D-16). A
 //!   Linux peer leaves an A without answer in PeerCloseWait, and has no timers of its own: the
 //!   timers here end both, and an own final C or A is always sent.
+//!
+//! Rules kept here: CDC-36, CDC-47, CLOSE-4, CLOSE-6, CLOSE-7, CLOSE-8, CLOSE-9, CLOSE-10,
+//! CLOSE-12, CLOSE-13, CLOSE-14, CLOSE-19, CLOSE-21, CLOSE-22, CLOSE-23, CLOSE-24, CLOSE-26,
+//! CLOSE-27, CLOSE-28, CLOSE-29, CLOSE-30, CLOSE-31, CLOSE-38, CLOSE-42.
 
 use crate::wire::cdc::StateFlags;
 

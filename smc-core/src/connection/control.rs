@@ -1,4 +1,6 @@
 //! Both words of a control block: how to read them, and a connection for who needs no threads.
+//!
+//! Rules kept here: CDC-8, CDC-39, SEC-11.
 
 use super::close::{Actions, Close, Event};
 use super::receiver::{Arrival, Receiver};

@@ -13,6 +13,8 @@
 //!
 //! [`Log`] keeps what this takes; it costs a few stores per message. Completions of the link that
 //! was left may still come in; [`Log::completed`] does not know their numbers and ignores them.
+//!
+//! Rules kept here: LG-35, LG-39.
 
 use super::{CursorError, Ring, Sequence, Span};
 use crate::wire::Cursor;

@@ -14,6 +14,8 @@
 //! comes back by [`Receiver::on_published`] whenever it is convenient: late or in the wrong order
 //! is harmless here. The control words themselves must go out in order, or the peer sees a cursor
 //! that moves back.
+//!
+//! Rules kept here: CDC-10, CDC-14.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use super::urgent::{OobError, UrgentMark, UrgentNews};

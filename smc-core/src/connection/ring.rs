@@ -10,6 +10,8 @@
 //! base are the 4 bytes of the eye catcher; SMC-D counts from the ring, behind the 32 bytes of
 //! the control block; a peer without eye catcher has neither head nor base. Everything above this
 //! file works on [`Position`]s, which start at 0 in all three.
+//!
+//! Rules kept here: RMB-5, RMB-27, CDC-15.
 
 use thiserror::Error;
 

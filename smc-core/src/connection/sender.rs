@@ -30,6 +30,8 @@
 //! byte that came with R. So a sender may [hold back](Sender::holding_back) some bytes of the ring,
 //! of which [`Sender::peer_moved`] lends one, and sets R until a byte is known to be read that was
 //! written afterwards: who says that says it on the new link.
+//!
+//! Rules kept here: CDC-9, CDC-29.
 
 use super::ring::{CursorError, Position, Ring, Span};
 use crate::wire::Cursor;

@@ -1,4 +1,6 @@
 //! The client's side of the handshake: Proposal out, Accept in, Confirm out.
+//!
+//! Rules kept here: CLC-11.
 
 use std::sync::Arc;
 

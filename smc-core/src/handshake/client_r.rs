@@ -1,4 +1,6 @@
 //! The client's answer to an Accept of SMC-R.
+//!
+//! Rules kept here: CLCV2-17, EISM-23.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! What this host brings to a handshake: names, devices, release, and how strict it is.
+//!
+//! Rules kept here: CLCV2-43, CLCV2-91.
 
 use core::time::Duration;
 

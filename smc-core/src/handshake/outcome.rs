@@ -1,4 +1,6 @@
 //! What a handshake ends in, and the parts both roles share.
+//!
+//! Rules kept here: RMB-32.
 
 use super::config::Config;
 use super::decline::{DeclineReason, PeerDecline, SmcKind};

@@ -7,6 +7,8 @@
 //!
 //! A listener that was not told whether its client speaks SMC peeks first; see
 //! [`looks_like_opening`](crate::wire::clc::looks_like_opening).
+//!
+//! Rules kept here: SEC-9.
 
 use super::error::{Awaited, HandshakeError};
 use crate::wire::clc::{HEADER_LEN, Kind, Peek, peek_header};

@@ -1,4 +1,6 @@
 //! What depends on the TCP connection: the interface it uses, and the devices that go with it.
+//!
+//! Rules kept here: EISM-4.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

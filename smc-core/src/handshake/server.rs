@@ -1,4 +1,6 @@
 //! The server's side of the handshake: Proposal in, Accept out, Confirm in.
+//!
+//! Rules kept here: CLC-51, CLCV2-4.
 
 use std::sync::Arc;
 

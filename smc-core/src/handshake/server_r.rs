@@ -1,4 +1,6 @@
 //! The server's wait for a Confirm of SMC-R.
+//!
+//! Rules kept here: CLC-26, CLCV2-56, EISM-23, LG-50.
 
 use std::sync::Arc;
 

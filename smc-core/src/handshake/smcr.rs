@@ -4,6 +4,8 @@
 //! Whether contact is the first is the caller's knowledge, because it keeps the link groups: a
 //! server looks for the client's [`PeerRnic`] before it accepts, a client for the server's
 //! [`PeerLink`] when it is told that the contact is a subsequent one (CLC-20, CLC-33).
+//!
+//! Rules kept here: LG-5, LG-60, LG-62, RMB-2, RMB-12.
 
 use super::config::Config;
 use super::decline::DeclineReason;

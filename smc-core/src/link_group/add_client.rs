@@ -1,4 +1,6 @@
 //! Add Link at the client: it judges, and tells the server of new RNICs.
+//!
+//! Rules kept here: LLC-20, LLC-22, LLC-64, LLCV2-9, LLCV2-20, LLCV2-25.
 
 use super::{Anomaly, Config, LinkGroup, LinkKey, Phase, RemoteEnd};
 use crate::time::Tick;

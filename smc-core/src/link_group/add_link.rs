@@ -1,5 +1,8 @@
 //! Add Link as the server drives it, and what both ends have in common (RFC 7609 sections 3.5.1.6,
 //! 3.5.5.1).
+//!
+//! Rules kept here: CLCV2-74, CLCV2-75, LLC-11, LLC-19, LLC-22, LLC-64, LLC-68, LLC-71, LLCV2-15,
+//! LLCV2-19, LLCV2-23, LG-1, LG-6, LG-19, LG-27.
 
 use super::exchange::Keys;
 use super::link::Wish;

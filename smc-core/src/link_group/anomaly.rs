@@ -1,4 +1,6 @@
 //! Odd messages: each kind has a name and a counter, and none of them is more than that to others.
+//!
+//! Rules kept here: LLC-76, LLCV2-6, LLCV2-42, SEC-16.
 
 use thiserror::Error;
 

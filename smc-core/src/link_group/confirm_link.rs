@@ -1,4 +1,7 @@
 //! Confirm Link, on the first link and on added ones (RFC 7609 section 3.5.1.5).
+//!
+//! Rules kept here: CLCV2-84, LLC-6, LLC-10, LLC-11, LLC-12, LLC-13, LLC-14, LLCV2-11, LLCV2-12,
+//! LLCV2-13, LLCV2-15, LLCV2-39, RMB-6.
 
 use super::{
     Anomaly, AnomalyKind, Cause, Config, EyeCatcher, Generation, LinkEvent, LinkGroup, LinkKey,

@@ -1,4 +1,6 @@
 //! Delete Link, for one link and for all (RFC 7609 sections 3.5.4, 3.5.5.1.3, 3.5.5.1.4).
+//!
+//! Rules kept here: LLC-39, LG-44, CLOSE-34.
 
 use super::exchange::Farewell;
 use super::link::{Asked, Wish};

@@ -1,4 +1,6 @@
 //! What is under way in a group: phases and exchanges.
+//!
+//! Rules kept here: LLC-61, LLCV2-8.
 
 use crate::time::Tick;
 use crate::wire::llc::{LinkRkey, RkeyPair};

@@ -1,4 +1,7 @@
 //! Links that fail, links that go, and the end of a group (RFC 7609 appendix C.7.1).
+//!
+//! Rules kept here: LLC-36, LG-16, LG-31, LG-42, CLOSE-37, SOCK-13, ERR-13, ERR-15, ERR-16,
+//! ERR-19, ERR-22.
 
 use super::link::Wish;
 use super::{

@@ -1,4 +1,6 @@
 //! What the caller tells the group, but for messages, keys and time.
+//!
+//! Rules kept here: LG-29, CLOSE-36.
 
 use core::time::Duration;
 

@@ -1,4 +1,6 @@
 //! What a link group is started with.
+//!
+//! Rules kept here: CLCV2-75, LLCV2-24, LG-12.
 
 use core::time::Duration;
 

@@ -1,4 +1,6 @@
 //! RMBs of the peer: Confirm RKey and Delete RKey as answers.
+//!
+//! Rules kept here: LLC-49, LLC-53, LLC-55, LLCV2-33, LLCV2-35, LLCV2-36, LG-52.
 
 use super::exchange::PeerConfirm;
 use super::{Anomaly, Cause, Config, LinkGroup, LinkKey, Output, PeerRmbId, Region, UseError};

@@ -3,6 +3,8 @@
 //! Nothing is queued. What is wanted lies in the state itself (a link has a wish, an RMB is not
 //! confirmed, a flag says that a link is wanted), and when nothing is under way the most urgent of
 //! it begins. So a peer cannot make the group remember more than its own state.
+//!
+//! Rules kept here: LLCV2-8, LG-43, CLOSE-35.
 
 use super::{Config, LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
 use crate::time::Tick;

@@ -1,4 +1,6 @@
 //! What the caller can ask the group, and how messages leave it.
+//!
+//! Rules kept here: LG-5, ERR-2.
 
 use super::exchange::{Config, RkeyExchange, Stage};
 use super::{Counters, Generation, Link, LinkGroup, LinkKey, Output, Params, Phase, Receipt, Role};

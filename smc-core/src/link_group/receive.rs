@@ -1,4 +1,6 @@
 //! Messages come in: who may send what, and when.
+//!
+//! Rules kept here: LLC-4, LLC-5, LLCV2-38, ERR-42.
 
 use super::{Anomaly, Cause, LinkGroup, LinkKey, LinkState, MOST_ANOMALIES, Phase};
 use crate::time::Tick;

@@ -1,4 +1,6 @@
 //! Own RMBs: Confirm RKey and Delete RKey as requests (RFC 7609 section 3.5.5.2).
+//!
+//! Rules kept here: LLC-50, LLC-52, LLC-53, LLCV2-32, RMB-15, ERR-38.
 
 use super::exchange::RkeyExchange;
 use super::{

@@ -1,4 +1,8 @@
 //! Time passes: one deadline per thing that is awaited (RFC 7609 appendix C.7).
+//!
+//! Rules kept here: LLC-6, LLC-14, LG-58, SOCK-10, SOCK-11, SOCK-12, SOCK-13, ERR-11, ERR-14,
+//! ERR-17, ERR-19, ERR-20, ERR-21, ERR-22, ERR-23, ERR-24, ERR-25, ERR-26, ERR-27, ERR-28, ERR-33,
+//! ERR-34, ERR-42, ERR-47, ERR-48.
 
 use super::link::{Asked, Probe};
 use super::{Cause, Config, LinkEvent, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};

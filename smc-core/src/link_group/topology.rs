@@ -1,4 +1,6 @@
 //! Which links a group has, and which it could have (RFC 7609 section 2.2).
+//!
+//! Rules kept here: LLC-24, LLCV2-16, LLCV2-39, LG-8.
 
 use super::{Add, Config, Link, LinkGroup, LinkKey, LinkState, Rnic, RnicId, Topology};
 use crate::wire::ids::Gid;

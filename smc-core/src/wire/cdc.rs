@@ -15,6 +15,8 @@
 //!  0 FE | 1 reserved |  8 producer word: wrap u16, count u32, 2 reserved
 //!                    | 16 consumer word: wrap u16, count u32, producer flags, state flags | 24 res
 //! ```
+//!
+//! Rules kept here: CDC-38, CDC-46.
 
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

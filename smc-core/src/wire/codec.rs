@@ -1,4 +1,6 @@
 //! Reading and writing fields one after the other; the reader names what is missing and where.
+//!
+//! Rules kept here: SEC-10.
 
 use super::WireError;
 

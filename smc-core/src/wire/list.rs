@@ -1,4 +1,6 @@
 //! A short list with its limit in the type, so that an encoder can never exceed a count field.
+//!
+//! Rules kept here: SEC-10.
 
 use core::fmt;
 use core::ops::Deref;

@@ -1,4 +1,6 @@
 //! What each side of SMC-R checks of the other's answer.
+//!
+//! Rules kept here: CLC-36, CLCV2-87, LG-61.
 
 use super::limits::final_limits;
 use super::matches::SmcrMatch;

@@ -7,6 +7,8 @@
 //!
 //! The structs that await a message, such as [`AwaitAccept`](super::AwaitAccept), put these in
 //! order.
+//!
+//! Rules kept here: CLCV2-50, CLCV2-62.
 
 mod agree;
 mod agree_r;

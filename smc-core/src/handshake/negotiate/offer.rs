@@ -1,4 +1,6 @@
 //! The client's side: what goes into the Proposal.
+//!
+//! Rules kept here: CLC-59, EID-14.
 
 use crate::handshake::config::{Config, Kinds};
 use crate::handshake::decline::{DeclineReason, SmcKind};

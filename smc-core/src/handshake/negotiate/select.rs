@@ -1,4 +1,6 @@
 //! The server's side: which of the offered types can be used, and how.
+//!
+//! Rules kept here: CLCV2-2, CLCV2-4, CLCV2-36, CLCV2-79, CLCV2-80, EID-10, SEC-13, SEC-14.
 
 use super::matches::{Candidate, SmcdMatch, SmcrMatch};
 use super::select_route::{common_ueid, match_smcd_v1, match_smcr_v1, match_smcr_v2};

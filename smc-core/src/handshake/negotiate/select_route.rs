@@ -1,5 +1,7 @@
 //! The server's side of the types that depend on the TCP connection's route: SMC-Dv1, SMC-Rv2 and
 //! SMC-Rv1.
+//!
+//! Rules kept here: CLC-61, EID-14, SEC-13.
 
 use super::limits::negotiate_limits;
 use super::matches::{Candidate, SmcrMatch};

@@ -4,6 +4,8 @@
 //! 0 header | 8 peer id | 16 diagnosis | 20 OS (high nibble), reserved | 24 trailer
 //! 44 bytes:                                     24 reasons Dv2, Dv1, Rv2, Rv1 | 40 trailer
 //! ```
+//!
+//! Rules kept here: CLCV2-77, CLCV2-78.
 
 use core::fmt;
 

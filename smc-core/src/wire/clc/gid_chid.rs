@@ -1,4 +1,6 @@
 //! The GID-CHID array of the SMC-Dv2 extension, raw and as devices (EISM-11 to EISM-14).
+//!
+//! Rules kept here: CLCV2-31.
 
 use crate::wire::WireError;
 use crate::wire::ids::{Chid, Gid, GidV1};

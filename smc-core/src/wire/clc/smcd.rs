@@ -13,6 +13,8 @@
 //!  0 header SMCD | 8 GID | 16 DMB token | 24 DMBE index | 25 size (high nibble) | 26 reserved
 //! 28 link id | 32 CHID | 34 EID | 66 extended GID part 2 | 74 FCE of 36 or 52 bytes, or trailer
 //! ```
+//!
+//! Rules kept here: CLC-62, CLCV2-46, CLCV2-63, RMB-31, RMB-32.
 
 use super::accept_confirm::{FCE_V2_0_LEN, FCE_V2_1_LEN, TYPE_D, size_code};
 use super::header::{self, FLAG_BIT4, Header, TRAILER_LEN};

@@ -14,6 +14,8 @@
 //! ```text
 //! 64 EID | 96 reserved | 104 FCE of 52 bytes | 156 Confirm: n, 3 reserved, n GIDs | trailer
 //! ```
+//!
+//! Rules kept here: CLC-24, CLCV2-46, CLCV2-66, CLCV2-67, RMB-2, ERR-45.
 
 use super::accept_confirm::{FCE_V2_1_LEN, TYPE_R, size_code};
 use super::header::{self, FLAG_BIT4, FLAG_BIT5, Header, TRAILER_LEN};

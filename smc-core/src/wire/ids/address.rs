@@ -1,4 +1,6 @@
 //! Who and where: GIDs, CHIDs, peers, MACs, tokens.
+//!
+//! Rules kept here: LLCV2-16.
 
 use core::fmt;
 

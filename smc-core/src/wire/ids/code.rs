@@ -1,4 +1,6 @@
 //! Coded values: sizes, MTUs, releases, features, 24-bit numbers.
+//!
+//! Rules kept here: RMB-13, RMB-31.
 
 use core::fmt;
 

@@ -11,6 +11,8 @@
 //!
 //! RFC 7609 Fig 32 has no reserved bytes at 10, see [`AddLinkLayout`]. The reason of a refusal is in
 //! the low nibble of byte 2 in version 1 and of byte 3 in version 2 (wire errata A-9).
+//!
+//! Rules kept here: LLC-19, LLCV2-17, LLCV2-18, LLCV2-22.
 
 use super::header::{self, Header, LLC_LEN, REJECTED, REPLY, flag};
 use super::{AddLinkLayout, Dialect, Kind, RejectReason};

@@ -4,6 +4,8 @@
 //! 4 MAC | 10 GID | 26 QPN (3) | 29 link number | 30 link user id | 34 max links
 //! 35 v2: max connections | reserved to 44
 //! ```
+//!
+//! Rules kept here: LLC-12.
 
 use super::header::{self, Header, REPLY, flag};
 use super::{Dialect, Kind};

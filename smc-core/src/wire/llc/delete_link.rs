@@ -3,6 +3,8 @@
 //! ```text
 //! 4 link number, 0 with "all" | 5 reason | 9 reserved
 //! ```
+//!
+//! Rules kept here: LLC-34, LLCV2-31.
 
 use super::header::{self, ALL, Header, ORDERLY, REPLY, flag};
 use super::{Dialect, Kind};

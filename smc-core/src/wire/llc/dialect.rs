@@ -1,4 +1,6 @@
 //! Where Linux and the specifications differ on LLC bytes (wire errata A-2, D-4, D-15).
+//!
+//! Rules kept here: LLCV2-3.
 
 /// Byte order of the length field of version 2, and of the RKey count of its Add Link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

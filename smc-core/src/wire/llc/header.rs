@@ -1,4 +1,6 @@
 //! Type, length and flags.
+//!
+//! Rules kept here: LLC-3, LLCV2-1, LLCV2-3, LLCV2-6.
 
 use super::Dialect;
 use crate::wire::WireError;

@@ -3,6 +3,8 @@
 //! ```text
 //! 4 reserved | 24 GID list, request only | reply: zero to 44
 //! ```
+//!
+//! Rules kept here: LLCV2-25, LLCV2-26, ERR-45.
 
 use super::header::{self, Header, LLC_LEN, REJECTED, REPLY, flag};
 use super::{Dialect, Kind, RejectReason};

@@ -8,6 +8,8 @@
 //! Delete RKey:    4 n | 5 v1: error mask | 6 reserved | 8 n RKeys | zero to 44
 //! its v2 reply:   4 n of the request | 5 not deleted | 6 reserved | 8 up to 8 RKeys | 40 reserved
 //! ```
+//!
+//! Rules kept here: LLCV2-32, LLCV2-33, LLCV2-34, LLCV2-35.
 
 use super::header::{self, Header, LLC_LEN, NEGATIVE, REPLY, RETRY, flag};
 use super::{Dialect, Kind};

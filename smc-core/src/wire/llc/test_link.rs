@@ -3,6 +3,8 @@
 //! ```text
 //! 4 user data (16) | 20 reserved
 //! ```
+//!
+//! Rules kept here: LLCV2-38.
 
 use super::header::{self, Header, REPLY, flag};
 use super::{Dialect, Kind};

@@ -23,6 +23,8 @@
 //!
 //! Parsing takes any offsets that lead to areas in this order without overlap (CLC-14, CLCV2-7);
 //! emitting puts every area directly behind the one before.
+//!
+//! Rules kept here: CLC-12, CLC-13, CLC-59, CLCV2-8, CLCV2-96.
 
 mod emit;
 mod parse;
