@@ -9,6 +9,7 @@ pub mod rendezvous;
 pub mod sys;
 pub mod transport;
 pub mod verbs;
+pub mod virtqueue;
 
 mod adapter;
 pub mod socket;

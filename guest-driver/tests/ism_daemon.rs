@@ -12,6 +12,7 @@ use guest_driver::ism::{
     DeliverError, IsmDevice, IsmError, IsmEvent, OpenOptions, OwnDmb, PeerDmb, Prefer,
 };
 use guest_driver::transport::TransportError;
+use guest_driver::virtqueue::QueueError;
 use vhost_device_ism::config::{FabricConfig, PortSpec};
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::{Chid, Gid, Status, Token};
@@ -346,7 +347,7 @@ fn a_stopped_daemon_is_noticed_at_once() {
     assert!(a.is_gone());
     eventually("b does not notice", || b.is_gone());
     let gone = a.register(b.gid(), LEN, 0);
-    assert!(matches!(gone, Err(IsmError::Transport(TransportError::Gone))));
+    assert!(matches!(gone, Err(IsmError::Queue(QueueError::Gone))));
     assert!(a.wait_events(Duration::ZERO).unwrap(), "the descriptor stays readable");
     // The memory stays: a pair that polls goes on.
     peer.deliver(&[(64, b"x")], [1, 1], false).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use guest_driver::DeviceAddress;
 use guest_driver::ism::{IsmDevice, IsmError, OpenOptions, Prefer};
-use guest_driver::transport::Transport;
+use guest_driver::transport::RunningDevice;
 use smc_core::handshake::{
     Accepted, AwaitAccept, AwaitConfirm, AwaitProposal, Candidate, ClcReader, ClientStep, Config,
     ConfirmStep, Dmbe, Established, IsmDevice as Offered, Selection, ServerStep, Terms, start,
@@ -23,7 +23,7 @@ pub struct Device {
     /// The driver.
     pub ism: Arc<IsmDevice>,
     /// What is below it, for those who look into the whole window.
-    pub transport: Arc<dyn Transport>,
+    pub transport: Arc<RunningDevice>,
 }
 
 impl Device {

@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::transport::Transport;
 use smc_core::wire::ids::DmbToken;
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Token};
@@ -82,7 +81,7 @@ fn scribble(device: &str, seconds: u64, say: fn(&str)) {
             continue;
         };
         opened.fetch_add(1, Ordering::Relaxed);
-        let transport: &dyn Transport = &*device.transport;
+        let transport = &*device.transport;
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             for _ in 0..2 {

@@ -141,7 +141,7 @@ pub(super) fn reason_of(error: &IsmError) -> DeclineReason {
         IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
         IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
         IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
-        IsmError::Transport(crate::transport::TransportError::OutOfMemory { .. }) => {
+        IsmError::Queue(crate::virtqueue::QueueError::OutOfMemory { .. }) => {
             DeclineReason::NoMemory
         }
         _ => DeclineReason::Registration,

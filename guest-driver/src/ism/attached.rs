@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use virtio_ism_abi::{Gid, Token};
 
 use crate::sys::lock;
-use crate::transport::MovePath;
+use crate::virtqueue::MovePath;
 
 /// Tokens that were gone before anybody knew them are remembered, at most so many: more than threads
 /// that wait for an ATTACH.

@@ -8,13 +8,17 @@ use virtio_ism_abi::{Gid, Status};
 
 use crate::sys::OutOfBounds;
 use crate::transport::TransportError;
+use crate::virtqueue::QueueError;
 
 /// Why a call of the driver failed.
 #[derive(Debug, Error)]
 pub enum IsmError {
-    /// The device is unreachable, gone or broken.
+    /// The device cannot be reached or set up, or lacks something that the driver needs.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The device is gone or broken, or its guest memory is used up.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
     /// The device refused a command.
     #[error("{op:?}: {status}")]
     Refused {
@@ -119,5 +123,5 @@ pub enum DeliverError {
     },
     /// The device is gone or broken.
     #[error(transparent)]
-    Transport(#[from] TransportError),
+    Queue(#[from] QueueError),
 }

@@ -25,7 +25,8 @@ use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::sys::{Interest, wait};
-use crate::transport::{Transport, TransportError};
+use crate::transport::{RunningDevice, TransportError};
+use crate::virtqueue::QueueError;
 
 mod attached;
 mod error;
@@ -71,7 +72,7 @@ pub struct PeerFlags {
 
 /// An open ISM device: one GID on one fabric.
 pub struct IsmDevice {
-    transport: Arc<dyn Transport>,
+    running: Arc<RunningDevice>,
     gid: Gid,
     session: u32,
     prefer: Prefer,
@@ -90,24 +91,24 @@ impl IsmDevice {
     /// # Errors
     /// The device cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
     pub fn open(options: OpenOptions) -> Result<Arc<IsmDevice>, IsmError> {
-        let transport = options.address.open(options.move_queues, options.guest_memory)?;
-        Self::open_on(transport, &options)
+        let running = options.address.open(options.move_queues, options.guest_memory)?;
+        Self::open_on(running, &options)
     }
 
-    /// Says HELLO on a transport that is set up.
+    /// Says HELLO to a device that is set up.
     ///
     /// # Errors
     /// The device speaks another revision, does not offer moves (which carry kicks, too), or
     /// refuses HELLO.
     pub fn open_on(
-        transport: Arc<dyn Transport>,
+        running: Arc<RunningDevice>,
         options: &OpenOptions,
     ) -> Result<Arc<IsmDevice>, IsmError> {
-        let config = *transport.config();
+        let config = *running.config();
         if config.revision.get() != REVISION {
             return Err(config_error("revision", config.revision.get().into()));
         }
-        if !transport.features().contains(Features::MOVE) {
+        if !running.features().contains(Features::MOVE) {
             return Err(TransportError::Missing("MOVE").into());
         }
         if config.dmb_min.get() == 0 || config.dmb_max.get() < config.dmb_min.get() {
@@ -116,12 +117,12 @@ impl IsmDevice {
         let max_dmbs = options.max_dmbs.min(config.max_dmbs.get());
         let hello = HelloRequest { abi: REVISION.into(), driver_max_idx: max_dmbs.into() };
         let mut reply = HelloReply::new_zeroed();
-        command(&*transport, Op::Hello, hello.as_bytes(), reply.as_mut_bytes())?;
+        command(&running, Op::Hello, hello.as_bytes(), reply.as_mut_bytes())?;
         if reply.gid == Gid::NONE {
             return Err(IsmError::NoGid);
         }
         Ok(Arc::new(IsmDevice {
-            transport,
+            running,
             gid: reply.gid,
             session: reply.session.get(),
             prefer: options.prefer,
@@ -151,18 +152,18 @@ impl IsmDevice {
 
     /// The device's configuration.
     pub fn config(&self) -> &Config {
-        self.transport.config()
+        self.running.config()
     }
 
     /// The features in use.
     pub fn features(&self) -> Features {
-        self.transport.features()
+        self.running.features()
     }
 
     /// Whether the device is gone or failed: nothing works any more, sleepers were woken.
     #[inline]
     pub fn is_gone(&self) -> bool {
-        self.transport.is_gone()
+        self.running.is_gone()
     }
 
     /// Whether what was read from DMBs before this call was theirs. `false`: the device is gone
@@ -171,7 +172,7 @@ impl IsmDevice {
     pub fn has_memory(&self) -> bool {
         // Orders the reads before the look: memory goes after the device is marked as gone.
         fence(Ordering::Acquire);
-        !self.transport.is_gone() || self.transport.memory_outlives_device()
+        !self.running.is_gone() || self.running.memory_outlives_device()
     }
 
     /// Speed of a copy into the window in bytes per second; none until the first DMB of the
@@ -185,7 +186,7 @@ impl IsmDevice {
     /// # Errors
     /// There is no window, the device has no room in it, or is gone.
     pub fn measure_window(self: &Arc<Self>) -> Result<WindowSpeed, IsmError> {
-        if !self.features().contains(Features::WINDOW) || self.transport.window_size() == 0 {
+        if !self.features().contains(Features::WINDOW) || self.running.window_size() == 0 {
             return Err(TransportError::Missing("a window").into());
         }
         own::measure_window(self)
@@ -299,7 +300,7 @@ impl IsmDevice {
         };
         let mut n = 0;
         while n < EVENTS_PER_POLL {
-            let Some(record) = self.transport.try_event()? else { break };
+            let Some(record) = self.running.try_event()? else { break };
             n += 1;
             match Event::parse(&record) {
                 Some(event) => {
@@ -311,31 +312,31 @@ impl IsmDevice {
                 }
             }
         }
-        self.transport.reap();
+        self.running.reap();
         Ok(n)
     }
 
     /// The interrupt: readable when a record arrives after [`arm_interrupts`](Self::arm_interrupts),
     /// and for good once the device is gone.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.transport.event_fd()
+        self.running.event_fd()
     }
 
     /// Makes [`event_fd`](Self::event_fd) unreadable again (unless the device is gone).
     pub fn clear_event_fd(&self) {
-        self.transport.clear_event_fd();
+        self.running.clear_event_fd();
     }
 
     /// Asks for an interrupt at the next record. `false`: something is there already, poll instead
     /// of waiting.
     #[must_use = "false means: poll, do not wait"]
     pub fn arm_interrupts(&self) -> bool {
-        self.transport.arm_events()
+        self.running.arm_events()
     }
 
     /// Asks for no interrupts, for a leader that polls.
     pub fn suppress_interrupts(&self) {
-        self.transport.suppress_events();
+        self.running.suppress_events();
     }
 
     /// Waits for a record (or the end of the device), at most `timeout`. `true`: poll now. For one
@@ -348,7 +349,7 @@ impl IsmDevice {
             return Ok(true);
         }
         let [state] = wait([(self.event_fd(), Interest::Read)], Some(timeout))
-            .map_err(|source| TransportError::System { what: "poll", source })?;
+            .map_err(|source| QueueError::System { what: "poll", source })?;
         let woken = state.readable || state.hang_up;
         if woken {
             self.clear_event_fd();
@@ -371,25 +372,25 @@ impl IsmDevice {
     }
 
     fn command(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<(), IsmError> {
-        command(&*self.transport, op, body, reply)
+        command(&self.running, op, body, reply)
     }
 
-    fn transport(&self) -> &dyn Transport {
-        &*self.transport
+    fn running(&self) -> &RunningDevice {
+        &self.running
     }
 
     /// Whether own DMBs should be asked for in the window.
     fn wants_window(&self) -> bool {
         self.prefer != Prefer::Move
             && self.features().contains(Features::WINDOW)
-            && self.transport.window_size() != 0
+            && self.running.window_size() != 0
             && self.window_rate().is_none_or(|rate| rate >= measure::SLOWEST_WINDOW)
     }
 
     /// Whether the window's speed is still to be found out.
     fn must_measure(&self) -> bool {
         self.prefer == Prefer::Auto
-            && !self.transport.window_is_cached()
+            && !self.running.window_is_cached()
             && self.window_rate.get().is_none()
     }
 }
@@ -404,16 +405,11 @@ impl fmt::Debug for IsmDevice {
     }
 }
 
-fn command(
-    transport: &dyn Transport,
-    op: Op,
-    body: &[u8],
-    reply: &mut [u8],
-) -> Result<(), IsmError> {
+fn command(running: &RunningDevice, op: Op, body: &[u8], reply: &mut [u8]) -> Result<(), IsmError> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(50);
     loop {
-        let code = transport.control(op, body, reply)?;
+        let code = running.control(op, body, reply)?;
         match Status::from_code(code) {
             Some(Status::Ok) => return Ok(()),
             // Too fast for the device, or the peer's event queue is full. Most of all the ends of

@@ -14,7 +14,7 @@ use super::measure::WindowSpeed;
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::sys::{OutOfBounds, SharedSlice, lock};
-use crate::transport::GuestMem;
+use crate::virtqueue::GuestMem;
 
 /// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge pages
 /// are 16.
@@ -253,7 +253,7 @@ fn in_guest_memory(
     len: u32,
     wait_group: u16,
 ) -> Result<OwnDmb, IsmError> {
-    let mem = device.transport().alloc_guest(len as usize)?;
+    let mem = device.running().alloc_guest(len as usize)?;
     let align = u64::from(device.config().dmb_align.get());
     if align != 0 && !mem.gpa().is_multiple_of(align) {
         return Err(super::config_error("dmb_align", align));

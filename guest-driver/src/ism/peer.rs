@@ -9,7 +9,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
-use crate::transport::{MAX_PIECES, MovePath, TransportError};
+use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
 /// The right to write a DMB of a peer. Detached when dropped, which is a control command; the
 /// slab it lies in stays mapped (module text of [`crate::ism`]).
@@ -131,9 +131,9 @@ impl PeerDmb {
     ) -> Result<(), DeliverError> {
         let memory = &placed.memory;
         for (offset, bytes) in pieces {
-            memory.copy_in(*offset as usize, bytes).map_err(TransportError::from)?;
+            memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
         }
-        let word = |at: u32| memory.atomic_u64(at as usize).map_err(TransportError::from);
+        let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
         // Release, both: partners of the Acquire loads of `OwnDmb::words`. Who sees a word sees
         // the bytes it announces, and who sees the second sees the first.
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
@@ -148,10 +148,10 @@ impl PeerDmb {
 
     #[cold]
     fn kick(&self) -> Result<(), DeliverError> {
-        match self.device.transport().post_kick(&self.path) {
+        match self.device.running().post_kick(&self.path) {
             Ok(()) => Ok(()),
             // The data is there and the owner looks by itself within its second.
-            Err(TransportError::Busy) => Ok(()),
+            Err(QueueError::Busy) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -191,9 +191,9 @@ struct Batch<'a, 'b> {
 
 impl<'a, 'b> Batch<'a, 'b> {
     fn new(dmb: &'a PeerDmb) -> Self {
-        let transport = dmb.device.transport();
-        let max_pieces = usize::from(transport.config().max_segs.get()).clamp(1, MAX_PIECES);
-        let max = transport.max_payload();
+        let running = dmb.device.running();
+        let max_pieces = usize::from(running.config().max_segs.get()).clamp(1, MAX_PIECES);
+        let max = running.max_payload();
         Batch { dmb, pieces: [(0, &[]); MAX_PIECES], n: 0, bytes: 0, max, max_pieces }
     }
 
@@ -222,7 +222,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 
     fn post(&mut self, signal: bool) -> Result<(), DeliverError> {
         let pieces = self.pieces.get(..self.n).unwrap_or(&self.pieces);
-        self.dmb.device.transport().post_move(&self.dmb.path, pieces, signal)?;
+        self.dmb.device.running().post_move(&self.dmb.path, pieces, signal)?;
         (self.n, self.bytes) = (0, 0);
         Ok(())
     }
@@ -231,7 +231,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 impl Drop for PeerDmb {
     fn drop(&mut self) {
         self.device.attached.remove(self.token(), &self.path);
-        self.device.transport().close_path(&self.path);
+        self.device.running().close_path(&self.path);
         detach(&self.device, self.token());
         if let Some(placed) = &self.placed {
             self.device.slabs.let_go(&self.device, placed.slab_id);
@@ -300,7 +300,7 @@ fn accept(
         };
         Some(placement.resolve(device)?)
     };
-    let path = device.transport().open_path(token)?;
+    let path = device.running().open_path(token)?;
     device.attached.add(token, reply.owner_gid, &path);
     if device.slabs.has_left(reply.owner_gid) {
         path.fail();

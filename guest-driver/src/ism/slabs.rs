@@ -50,7 +50,7 @@ impl Placement {
             return bad("slab_len", self.slab_len.into());
         };
         let len = u64::from(self.slab_len);
-        let Some(slab) = device.transport().window_slice(self.slab_off, len) else {
+        let Some(slab) = device.running().window_slice(self.slab_off, len) else {
             return bad("slab_off", self.slab_off);
         };
         let at = match self.dmb_off.checked_sub(self.slab_off) {
@@ -67,7 +67,7 @@ impl Placement {
         let tail = slab.slice(data as usize, CONTROL_LEN)?;
         // A front end of our own maps before it acknowledges. There is nothing to wait for there, and
         // a peer that overwrote the nonce must not make us.
-        let mapped = device.transport().window_is_cached();
+        let mapped = device.running().window_is_cached();
         self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_PATIENCE })?;
         Ok(Placed {
             slab_id: self.slab_id,

@@ -3,7 +3,7 @@
 //!
 //! Everything above this module sees safe types: memory shared with an untrusted peer
 //! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
-//! are waited for ([`EventFd`], [`wait`]), the driver side of a virtqueue ([`Ring`]), and what it
+//! are waited for ([`EventFd`], [`wait`]), and what it
 //! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`]; and what the kernel
 //! tells of a socket.
 
@@ -12,7 +12,6 @@ mod event;
 mod mapping;
 mod memfd;
 mod registers;
-mod ring;
 mod shared;
 mod sockopt;
 mod vfio;
@@ -25,9 +24,6 @@ pub use event::{
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;
-#[cfg(test)]
-pub(crate) use ring::device::Device as RingDevice;
-pub use ring::{Completion, Ring, RingAddresses, RingError, Span};
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{TcpCounts, peer_process, tcp_counts};
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};

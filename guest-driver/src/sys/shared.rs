@@ -84,7 +84,8 @@ impl SharedSlice {
         self.owner.retire()
     }
 
-    pub(super) fn start(&self) -> NonNull<u8> {
+    /// The first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 

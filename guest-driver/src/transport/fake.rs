@@ -1,28 +1,32 @@
-//! A fabric in memory, for tests of what lies above the transport.
+//! A fabric in memory, for tests of the rooms above the transport.
 //!
-//! It does what a device does as far as the driver can tell, with real slabs, and nothing of how:
-//! no queues, no quotas, moves happen at once. `Faults` makes it lie.
+//! A [`FakeFabric`] serves the virtqueues of its members, with real slabs, and without quotas. It
+//! has no thread: it executes a command or a move within the driver's kick. [`Faults`] makes it
+//! break the rules.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use virtio_ism_abi::command::*;
-use virtio_ism_abi::config::{CONFIG_LEN, Config, DMB_MAX, DMB_MIN, Features, MAX_MOVE};
+use virtio_ism_abi::config::{CONFIG_LEN, Config, DMB_MAX, DMB_MIN, Features};
 use virtio_ism_abi::event::{DmbSignal, EVENT_LEN, EventType, Notice, PEER_DOWN_FAILED, SlabWake};
+use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
 use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::slab::{
     CONTROL_LEN, ControlHeader, FIRST_SLAB_DATA, LINE_ARMED, LINE_PEND, line_offset,
 };
-use virtio_ism_abi::{Gid, REVISION, Status, Token};
+use virtio_ism_abi::{Gid, REVISION, Status};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::health::Health;
-use super::{GuestMem, GuestPool, MAX_PIECES, MovePath, Transport, TransportError};
+use super::{RunningDevice, Window};
 use crate::sys::{EventFd, Reservation, SharedMem, SharedSlice, lock, sealed_memfd};
+use crate::virtqueue::{DeviceSide, GuestPool, Health, MAX_PIECES, Notify, Queues, Wiring};
 
 const WINDOW: u64 = 1 << 30;
+/// Payload of one move at most: so little that ordinary deliveries need several moves.
+const MAX_PAYLOAD: u32 = 4096;
 const SLAB_STEP: u64 = 2 << 20;
 
 /// Ways to misbehave.
@@ -40,8 +44,6 @@ pub(crate) struct Faults {
     pub(crate) no_dmb_gone: AtomicBool,
     /// So many commands are answered with EAGAIN.
     pub(crate) busy: AtomicU64,
-    /// Kicks and signals so far.
-    pub(crate) kicks: AtomicU64,
 }
 
 struct Slab {
@@ -79,11 +81,49 @@ pub(crate) struct FakeFabric {
     pub(crate) faults: Faults,
 }
 
+/// The number of a queue of a member.
+const CONTROL: usize = 0;
+const EVENTS: usize = 1;
+/// Control queue, event queue, one move queue.
+const QUEUES: usize = 3;
+
+/// The device side of a member's virtqueues.
+struct Rings {
+    rings: [DeviceSide; QUEUES],
+    calls: [Arc<EventFd>; QUEUES],
+    // Records for which the driver has not provided a buffer yet.
+    records: VecDeque<[u8; EVENT_LEN]>,
+}
+
+impl Rings {
+    /// The next chain that the driver has made available: its head and its readable bytes.
+    fn next(&mut self, queue: usize) -> Option<(u16, Vec<u8>)> {
+        let ring = &mut self.rings[queue];
+        let head = ring.next_or_ask_for_kick()?;
+        Some((head, ring.read(head).0))
+    }
+
+    fn answer(&mut self, queue: usize, head: u16, reply: &[u8]) {
+        self.rings[queue].answer(head, reply);
+        if self.rings[queue].interrupts() {
+            self.calls[queue].signal();
+        }
+    }
+
+    fn deliver_records(&mut self) {
+        while !self.records.is_empty()
+            && let Some((head, _)) = self.next(EVENTS)
+            && let Some(record) = self.records.pop_front()
+        {
+            self.answer(EVENTS, head, &record);
+        }
+    }
+}
+
 struct Inner {
     gid: Gid,
-    events: Mutex<VecDeque<[u8; EVENT_LEN]>>,
-    armed: AtomicBool,
-    interrupt: Arc<EventFd>,
+    pool: Arc<GuestPool>,
+    rings: OnceLock<Mutex<Rings>>,
     health: Arc<Health>,
     window: Reservation,
     // Slab (by index) to offset in the window.
@@ -92,11 +132,14 @@ struct Inner {
 }
 
 impl Inner {
+    fn rings(&self) -> &Mutex<Rings> {
+        self.rings.get().expect("a device is not kicked before it has its queues")
+    }
+
     fn post(&self, record: [u8; EVENT_LEN]) {
-        lock(&self.events).push_back(record);
-        if self.armed.swap(false, Ordering::SeqCst) {
-            self.interrupt.signal();
-        }
+        let mut rings = lock(self.rings());
+        rings.records.push_back(record);
+        rings.deliver_records();
     }
 
     fn map(&self, index: usize, slab: &Slab) -> u64 {
@@ -110,31 +153,37 @@ impl Inner {
     }
 }
 
-/// A member of a [`FakeFabric`].
-pub(crate) struct FakeTransport {
+/// A member of a [`FakeFabric`], as its driver and its queues see it.
+#[derive(Clone)]
+struct Member {
     fabric: Arc<FakeFabric>,
     inner: Arc<Inner>,
-    config: Config,
-    features: Features,
-    pool: Arc<GuestPool>,
+}
+
+/// The window of a member. The member leaves the fabric when this is dropped.
+struct FakeWindow(Member);
+
+/// The notification of one queue.
+struct Kick {
+    member: Member,
+    queue: usize,
 }
 
 impl FakeFabric {
-    pub(crate) fn join(self: &Arc<Self>, features: Features) -> Arc<FakeTransport> {
+    /// A new member of the fabric: a device that runs.
+    pub(crate) fn join(self: &Arc<Self>, features: Features) -> Arc<RunningDevice> {
         let mut state = lock(&self.state);
         state.serial += 1;
         let mut gid = [7; 16];
         gid[..8].copy_from_slice(&state.serial.to_be_bytes());
         let gid = Gid(gid);
         let health = Health::new();
-        let interrupt = Arc::new(EventFd::new().unwrap());
-        health.wake_with(&interrupt);
+        let pool = GuestPool::new(64 << 20).unwrap();
         let inner = Arc::new(Inner {
             gid,
-            events: Mutex::default(),
-            armed: AtomicBool::new(false),
-            interrupt,
-            health,
+            pool: Arc::clone(&pool),
+            rings: OnceLock::new(),
+            health: Arc::clone(&health),
             window: Reservation::new(WINDOW).unwrap(),
             mapped: Mutex::default(),
             next_offset: AtomicU64::new(0),
@@ -150,10 +199,12 @@ impl FakeFabric {
         config.dmb_max = DMB_MAX.into();
         config.dmb_align = 4096.into();
         config.max_segs = (MAX_PIECES as u16).into();
-        config.max_move = MAX_MOVE.into();
+        config.max_move = MAX_PAYLOAD.into();
         config.window_size = WINDOW.into();
-        let pool = GuestPool::new(64 << 20).unwrap();
-        Arc::new(FakeTransport { fabric: Arc::clone(self), inner, config, features, pool })
+        let member = Member { fabric: Arc::clone(self), inner };
+        let queues = member.queues(&pool);
+        let window = Box::new(FakeWindow(member));
+        Arc::new(RunningDevice::new(config, features, queues, pool, health, window))
     }
 
     /// The member vanishes; its own driver sees that the device is gone.
@@ -197,7 +248,54 @@ fn notice(
     record.as_bytes().try_into().unwrap()
 }
 
-impl FakeTransport {
+impl Member {
+    /// Makes the queues of the driver, and keeps their device side.
+    fn queues(&self, pool: &Arc<GuestPool>) -> Queues {
+        let calls: [Arc<EventFd>; QUEUES] =
+            std::array::from_fn(|_| Arc::new(EventFd::new().unwrap()));
+        let health = &self.inner.health;
+        let mut wirings = calls.iter().enumerate().map(|(queue, call)| {
+            health.wake_with(call);
+            Wiring {
+                kick: Box::new(Kick { member: self.clone(), queue }),
+                call: Arc::clone(call),
+                health: Arc::clone(health),
+                event_idx: true,
+            }
+        });
+        let (control, events) = (wirings.next().unwrap(), wirings.next().unwrap());
+        let queues = Queues::new(pool, MAX_PAYLOAD as usize, control, events, wirings).unwrap();
+        let rings = queues
+            .addresses()
+            .iter()
+            .map(|addresses| DeviceSide::new(pool.whole().clone(), *addresses))
+            .collect::<Vec<_>>();
+        let rings = rings.try_into().unwrap_or_else(|_| panic!("a ring for each queue"));
+        let rings = Rings { rings, calls: calls.clone(), records: VecDeque::new() };
+        assert!(self.inner.rings.set(Mutex::new(rings)).is_ok(), "set once");
+        queues.events.start();
+        queues
+    }
+
+    /// Serves a queue that the driver has kicked.
+    fn serve(&self, queue: usize) {
+        if self.inner.health.is_gone() {
+            return;
+        }
+        if queue == EVENTS {
+            return lock(self.inner.rings()).deliver_records();
+        }
+        loop {
+            let next = lock(self.inner.rings()).next(queue);
+            let Some((head, request)) = next else { return };
+            let reply = match queue {
+                CONTROL => self.reply(&request),
+                _ => u32::from(self.execute(&request)).to_le_bytes().to_vec(),
+            };
+            lock(self.inner.rings()).answer(queue, head, &reply);
+        }
+    }
+
     fn gid(&self) -> Gid {
         self.inner.gid
     }
@@ -212,8 +310,8 @@ impl FakeTransport {
         let mut reply = RegisterReply::new_zeroed();
         let (memory, place) = if request.backing.get() == BACKING_GUEST {
             let entry = SgEntry::read_from_bytes(entries).unwrap();
-            let at = entry.gpa.get() as usize - self.pool.whole().address();
-            (self.pool.whole().slice(at, len as usize).unwrap(), None)
+            let at = entry.gpa.get() as usize - self.inner.pool.whole().address();
+            (self.inner.pool.whole().slice(at, len as usize).unwrap(), None)
         } else {
             if self.fabric.faults.no_window.load(Ordering::Relaxed) {
                 return Err(Status::Enotsup);
@@ -269,20 +367,40 @@ impl FakeTransport {
         Ok(reply)
     }
 
-    fn release(&self, id: u32) -> Status {
+    fn release(&self, id: u32) -> Result<Vec<u8>, Status> {
         let state = lock(&self.fabric.state);
         let id = id as usize;
         let used = |dmb: &Dmb| dmb.place.is_some_and(|(slab, ..)| slab == id);
         if state.dmbs.values().any(used) {
-            return Status::Ebusy;
+            return Err(Status::Ebusy);
         }
-        let Some(offset) = lock(&self.inner.mapped).remove(&id) else { return Status::Enoent };
+        let Some(offset) = lock(&self.inner.mapped).remove(&id) else {
+            return Err(Status::Enoent);
+        };
         self.inner.window.unmap(offset, state.slabs[id].view.len() as u64).unwrap();
-        Status::Ok
+        Ok(Vec::new())
     }
 
-    /// Executes a move or kick; its status.
-    fn execute(&self, token: u64, pieces: &[(u32, &[u8])], signal: bool) -> u16 {
+    /// Executes a MOVE; its status.
+    fn execute(&self, request: &[u8]) -> u16 {
+        let (header, rest) = MoveHeader::read_from_prefix(request).unwrap();
+        let nseg = usize::from(header.nseg.get());
+        assert!(nseg <= MAX_PIECES, "{nseg} pieces");
+        assert!(header.total.get() <= MAX_PAYLOAD);
+        let (segments, mut payload) = rest.split_at(nseg * size_of::<Segment>());
+        let pieces: Vec<(u32, &[u8])> = segments
+            .chunks(size_of::<Segment>())
+            .map(|segment| {
+                let segment = Segment::read_from_bytes(segment).unwrap();
+                let (bytes, rest) = payload.split_at(segment.len.get() as usize);
+                payload = rest;
+                (segment.offset.get(), bytes)
+            })
+            .collect();
+        assert!(payload.is_empty(), "the segments are the whole payload");
+        let split = |(at, bytes): &(u32, &[u8])| *at < 24 && (*at, bytes.len()) != (8, 16);
+        assert!(!pieces.iter().any(split), "the control words are one segment");
+        let (token, signal) = (header.token.get(), header.flags.get() & move_flags::SIGNAL != 0);
         let forced = self.fabric.faults.move_status.load(Ordering::Relaxed);
         if forced != 0 {
             return forced;
@@ -297,13 +415,12 @@ impl FakeTransport {
         });
         drop(state);
         let Some(dmb) = dmb else { return Status::Enoent.code() };
-        for (offset, bytes) in pieces {
+        for (offset, bytes) in &pieces {
             if dmb.memory.copy_in(*offset as usize, bytes).is_err() {
                 return Status::Einval.code();
             }
         }
         let Some(owner) = owner.filter(|_| signal) else { return 0 };
-        self.fabric.faults.kicks.fetch_add(1, Ordering::Relaxed);
         match line {
             Some((slice, line, index)) => {
                 let armed = slice.atomic_u32(LINE_ARMED).unwrap();
@@ -350,65 +467,56 @@ impl State {
     }
 }
 
-impl Transport for FakeTransport {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn features(&self) -> Features {
-        self.features
-    }
-
-    fn control(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, TransportError> {
-        if self.is_gone() {
-            return Err(TransportError::Gone);
+impl Member {
+    /// Executes a command; the bytes of its reply.
+    fn reply(&self, request: &[u8]) -> Vec<u8> {
+        let (header, body) = RequestHeader::read_from_prefix(request).unwrap();
+        let answer = |status: Status, body: &[u8]| {
+            let mut reply = ReplyHeader::new_zeroed();
+            (reply.status, reply.tag) = (status.code().into(), header.tag);
+            [reply.as_bytes(), body].concat()
+        };
+        match self.command(&header, body) {
+            Ok(reply) => answer(Status::Ok, &reply),
+            Err(status) => answer(status, &[]),
         }
+    }
+
+    /// Executes a command; the body of its reply, or the status that refuses it.
+    fn command(&self, header: &RequestHeader, body: &[u8]) -> Result<Vec<u8>, Status> {
         let busy = &self.fabric.faults.busy;
         if busy.load(Ordering::Relaxed) > 0 {
             busy.fetch_sub(1, Ordering::Relaxed);
-            return Ok(Status::Eagain.code());
+            return Err(Status::Eagain);
         }
         let token = |body: &[u8]| TokenRequest::read_from_bytes(body).unwrap().token.get();
-        let status = match op {
+        match Op::from_code(header.op.get()).unwrap() {
             Op::Hello => {
                 let mut answer = HelloReply::new_zeroed();
                 (answer.gid, answer.session) = (self.gid(), 1.into());
-                reply.copy_from_slice(answer.as_bytes());
-                Status::Ok
+                Ok(answer.as_bytes().to_vec())
             }
             Op::QueryGid => {
                 let asked = QueryGidRequest::read_from_bytes(body).unwrap().gid;
-                let known = lock(&self.fabric.state).members.contains_key(&asked);
-                let flags = if known { peer_flags::REACHABLE | peer_flags::WINDOW } else { 0 };
+                if !lock(&self.fabric.state).members.contains_key(&asked) {
+                    return Err(Status::Enodev);
+                }
+                let flags = peer_flags::REACHABLE | peer_flags::WINDOW;
                 let answer = QueryGidReply { flags: flags.into(), reserved: 0.into() };
-                reply.copy_from_slice(answer.as_bytes());
-                if known { Status::Ok } else { Status::Enodev }
+                Ok(answer.as_bytes().to_vec())
             }
-            Op::Register => match self.register(body) {
-                Ok(answer) => {
-                    reply.copy_from_slice(answer.as_bytes());
-                    Status::Ok
-                }
-                Err(status) => status,
-            },
+            Op::Register => Ok(self.register(body)?.as_bytes().to_vec()),
             Op::Unregister => {
-                let gone = lock(&self.fabric.state).dmbs.remove(&token(body));
-                if let Some(dmb) = &gone
-                    && let Some(user) =
-                        lock(&self.fabric.state).members.get(&dmb.user).and_then(Weak::upgrade)
-                {
-                    user.post(notice(EventType::DmbGone, 0, dmb.owner, token(body), 0, 0));
+                let token = token(body);
+                let gone = lock(&self.fabric.state).dmbs.remove(&token).ok_or(Status::Enoent)?;
+                let user = lock(&self.fabric.state).members.get(&gone.user).and_then(Weak::upgrade);
+                if let Some(user) = user {
+                    user.post(notice(EventType::DmbGone, 0, gone.owner, token, 0, 0));
                 }
-                if gone.is_some() { Status::Ok } else { Status::Enoent }
+                Ok(Vec::new())
             }
-            Op::Attach => match self.attach(token(body)) {
-                Ok(answer) => {
-                    reply.copy_from_slice(answer.as_bytes());
-                    Status::Ok
-                }
-                Err(status) => status,
-            },
-            Op::Detach => Status::Ok,
+            Op::Attach => Ok(self.attach(token(body))?.as_bytes().to_vec()),
+            Op::Detach => Ok(Vec::new()),
             Op::ReleaseSlab => {
                 self.release(ReleaseSlabRequest::read_from_bytes(body).unwrap().slab_id.get())
             }
@@ -418,103 +526,40 @@ impl Transport for FakeTransport {
                     lock(&self.fabric.state).members.get(&request.gid).and_then(Weak::upgrade);
                 let (code, info) = (request.code.get(), request.info.get());
                 let event = notice(EventType::SwEvent, 1, self.gid(), 0, code, info);
-                target.map_or(Status::Enodev, |target| {
-                    target.post(event);
-                    Status::Ok
-                })
+                target.ok_or(Status::Enodev)?.post(event);
+                Ok(Vec::new())
             }
-            Op::Stats => Status::Ok,
-        };
-        Ok(status.code())
-    }
-
-    fn try_event(&self) -> Result<Option<[u8; EVENT_LEN]>, TransportError> {
-        match lock(&self.inner.events).pop_front() {
-            None if self.is_gone() => Err(TransportError::Gone),
-            record => Ok(record),
+            Op::Stats => Ok(StatsReply::new_zeroed().as_bytes().to_vec()),
         }
     }
+}
 
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.inner.interrupt.as_fd()
+impl Notify for Kick {
+    fn notify(&self) {
+        self.member.serve(self.queue);
     }
+}
 
-    fn clear_event_fd(&self) {
-        self.inner.health.clear(&self.inner.interrupt);
-    }
-
-    fn arm_events(&self) -> bool {
-        self.inner.armed.store(true, Ordering::SeqCst);
-        lock(&self.inner.events).is_empty() && !self.is_gone()
-    }
-
-    fn suppress_events(&self) {
-        self.inner.armed.store(false, Ordering::SeqCst);
-    }
-
-    fn open_path(&self, token: Token) -> Result<Arc<MovePath>, TransportError> {
-        Ok(Arc::new(MovePath::new(token, 0, 0)))
-    }
-
-    fn close_path(&self, _: &MovePath) {}
-
-    fn max_payload(&self) -> usize {
-        4096
-    }
-
-    fn post_move(
-        &self,
-        path: &MovePath,
-        pieces: &[(u32, &[u8])],
-        signal: bool,
-    ) -> Result<(), TransportError> {
-        if self.is_gone() {
-            return Err(TransportError::Gone);
-        }
-        assert!(pieces.len() <= MAX_PIECES, "{} pieces", pieces.len());
-        assert!(pieces.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= self.max_payload());
-        let split = |(at, bytes): &(u32, &[u8])| *at < 24 && (*at, bytes.len()) != (8, 16);
-        assert!(!pieces.iter().any(split), "the control words are one segment");
-        match self.execute(path.token().0, pieces, signal) {
-            0 => {}
-            code => path.note(code),
-        }
-        Ok(())
-    }
-
-    fn post_kick(&self, path: &MovePath) -> Result<(), TransportError> {
-        self.post_move(path, &[], true)
-    }
-
-    fn reap(&self) {}
-
-    fn window_size(&self) -> u64 {
+impl Window for FakeWindow {
+    fn size(&self) -> u64 {
         WINDOW
     }
 
-    fn window_slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
-        self.inner.window.slice(offset, len)
+    fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.0.inner.window.slice(offset, len)
     }
 
-    fn window_is_cached(&self) -> bool {
+    fn is_cached(&self) -> bool {
         false
     }
 
-    fn alloc_guest(&self, len: usize) -> Result<GuestMem, TransportError> {
-        self.pool.alloc(len)
-    }
-
-    fn is_gone(&self) -> bool {
-        self.inner.health.is_gone()
-    }
-
-    fn memory_outlives_device(&self) -> bool {
+    fn outlives_device(&self) -> bool {
         true
     }
 }
 
-impl Drop for FakeTransport {
+impl Drop for FakeWindow {
     fn drop(&mut self) {
-        self.fabric.kill(self.gid());
+        self.0.fabric.kill(self.0.gid());
     }
 }

@@ -1,6 +1,6 @@
-//! A device whose queues run, whatever carries them: what all transports with queues in memory of
-//! this process have in common.
+//! A device whose queues run, whichever transport carries it.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -9,114 +9,203 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::{Config, Features};
 use virtio_ism_abi::event::EVENT_LEN;
 
-use super::health::Health;
-use super::queues::Queues;
-use super::{GuestMem, GuestPool, MovePath, Transport, TransportError};
 use crate::sys::SharedSlice;
+use crate::virtqueue::{GuestMem, GuestPool, Health, MovePath, QueueError, Queues};
 
-/// The part that does not depend on the carrier.
-pub(super) struct Running {
-    pub(super) config: Config,
-    pub(super) features: Features,
-    pub(super) queues: Queues,
-    pub(super) pool: Arc<GuestPool>,
-    pub(super) health: Arc<Health>,
+/// What differs between transports: the window, and the connection to the device.
+///
+/// Dropping it closes the device: afterwards the device no longer uses memory of this process.
+pub(crate) trait Window: Send + Sync {
+    /// Size of the window in bytes; 0 if there is none.
+    fn size(&self) -> u64;
+
+    /// A view of a part of the window; `None` unless all of the part is mapped.
+    fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice>;
+
+    /// Whether the window is ordinary cached memory by construction, so that there is no need to
+    /// measure it.
+    fn is_cached(&self) -> bool;
+
+    /// Whether window and guest memory keep their bytes when the device is gone.
+    fn outlives_device(&self) -> bool;
 }
 
-/// The part that does. See [`Transport`] for what each means.
-pub(super) trait Carrier: Send + Sync {
-    fn running(&self) -> &Running;
-    fn window_size(&self) -> u64;
-    fn window_slice(&self, offset: u64, len: u64) -> Option<SharedSlice>;
-    fn window_is_cached(&self) -> bool;
-    fn memory_outlives_device(&self) -> bool;
+/// A device that is set up, with its queues running: what the driver ([`crate::ism`]) works with.
+///
+/// All methods may be called from any thread. A device fails once and for all: when it vanishes,
+/// breaks a rule of virtio or does not answer in time, [`is_gone`](Self::is_gone) turns true, every
+/// call fails, and the event descriptor becomes and stays readable, so that a thread that sleeps on
+/// it wakes up. Dropping a `RunningDevice` closes the device.
+pub struct RunningDevice {
+    // First, since fields are dropped in this order: the device must be closed before queues and
+    // pool, which it uses, are freed.
+    window: Box<dyn Window>,
+    queues: Queues,
+    pool: Arc<GuestPool>,
+    health: Arc<Health>,
+    config: Config,
+    features: Features,
 }
 
-impl<T: Carrier> Transport for T {
-    fn config(&self) -> &Config {
-        &self.running().config
+impl RunningDevice {
+    pub(crate) fn new(
+        config: Config,
+        features: Features,
+        queues: Queues,
+        pool: Arc<GuestPool>,
+        health: Arc<Health>,
+        window: Box<dyn Window>,
+    ) -> RunningDevice {
+        RunningDevice { window, queues, pool, health, config, features }
     }
 
-    fn features(&self) -> Features {
-        self.running().features
+    /// The device's configuration, as it was at start.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
-    fn control(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, TransportError> {
-        self.running().queues.control.command(op, body, reply)
+    /// The features in use.
+    pub fn features(&self) -> Features {
+        self.features
     }
 
-    fn try_event(&self) -> Result<Option<[u8; EVENT_LEN]>, TransportError> {
-        self.running().queues.events.take()
+    /// Executes a control command: sends `body` (the bytes after the request header) and, if the
+    /// status is OK, fills `reply` (the bytes after the reply header) completely. Returns the status
+    /// code of the answer.
+    ///
+    /// Blocks until the device answers; several threads may have commands under way.
+    ///
+    /// # Errors
+    /// The device is gone, did not answer within
+    /// [`CONTROL_TIMEOUT`](crate::virtqueue::CONTROL_TIMEOUT) (and is gone from now on), or answered
+    /// something else.
+    pub fn control(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, QueueError> {
+        self.queues.control.command(op, body, reply)
     }
 
-    fn event_fd(&self) -> BorrowedFd<'_> {
-        self.running().queues.events.fd()
+    /// Takes the next event record and gives its buffer back to the device.
+    ///
+    /// # Errors
+    /// The device is gone (after the last record was taken) or broke a rule.
+    pub fn try_event(&self) -> Result<Option<[u8; EVENT_LEN]>, QueueError> {
+        self.queues.events.take()
     }
 
-    fn clear_event_fd(&self) {
-        self.running().queues.events.clear_fd();
+    /// Becomes readable when a record arrives after [`arm_events`](Self::arm_events), or when the
+    /// device is gone.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.queues.events.fd()
     }
 
-    fn arm_events(&self) -> bool {
-        self.running().queues.events.arm()
+    /// Makes [`event_fd`](Self::event_fd) unreadable, unless the device is gone.
+    pub fn clear_event_fd(&self) {
+        self.queues.events.clear_fd();
     }
 
-    fn suppress_events(&self) {
-        self.running().queues.events.suppress();
+    /// Asks for one interrupt when the next record arrives. `false`: a record is there already (or
+    /// the device is gone), do not wait.
+    pub fn arm_events(&self) -> bool {
+        self.queues.events.arm()
     }
 
-    fn open_path(&self, token: Token) -> Result<Arc<MovePath>, TransportError> {
-        self.running().queues.open_path(token)
+    /// Asks for no interrupts: the caller polls. One that is on its way may still come.
+    pub fn suppress_events(&self) {
+        self.queues.events.suppress();
     }
 
-    fn close_path(&self, path: &MovePath) {
-        if let Ok(queue) = self.running().queues.of(path) {
+    /// Prepares moves and kicks to a DMB: chooses its queue, makes its kick chain.
+    ///
+    /// # Errors
+    /// No memory for the kick chain is left, or the device has no move queue.
+    pub fn open_path(&self, token: Token) -> Result<Arc<MovePath>, QueueError> {
+        self.queues.open_path(token)
+    }
+
+    /// Closes a path; a chain under way keeps its memory until it is back.
+    pub fn close_path(&self, path: &MovePath) {
+        if let Ok(queue) = self.queues.of(path) {
             queue.close_path(path);
         }
     }
 
-    fn max_payload(&self) -> usize {
-        self.running().queues.max_payload()
+    /// Most payload bytes of one [`post_move`](Self::post_move).
+    pub fn max_payload(&self) -> usize {
+        self.queues.max_payload()
     }
 
-    fn post_move(
+    /// Copies the pieces (offset in the DMB, bytes) into memory that the device can reach, and posts
+    /// one MOVE. The device executes the moves of one path in the order of posting. The call waits
+    /// for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
+    ///
+    /// # Errors
+    /// There are more than [`MAX_PIECES`](crate::virtqueue::MAX_PIECES) pieces or
+    /// [`max_payload`](Self::max_payload) bytes, or the device is gone.
+    pub fn post_move(
         &self,
         path: &MovePath,
         pieces: &[(u32, &[u8])],
         signal: bool,
-    ) -> Result<(), TransportError> {
-        self.running().queues.of(path)?.post(path, pieces, signal)
+    ) -> Result<(), QueueError> {
+        self.queues.of(path)?.post(path, pieces, signal)
     }
 
-    fn post_kick(&self, path: &MovePath) -> Result<(), TransportError> {
-        self.running().queues.of(path)?.kick(path)
+    /// Wakes the owner of the DMB by a MOVE without payload. Does nothing while the device has not
+    /// executed the previous kick of this path, since that one wakes the owner.
+    ///
+    /// # Errors
+    /// The device is gone, or the queue stayed full ([`QueueError::Busy`]).
+    pub fn post_kick(&self, path: &MovePath) -> Result<(), QueueError> {
+        self.queues.of(path)?.kick(path)
     }
 
-    fn reap(&self) {
-        self.running().queues.reap();
+    /// Notes the outcome of moves that are done. Posting does that, too.
+    pub fn reap(&self) {
+        self.queues.reap();
     }
 
-    fn window_size(&self) -> u64 {
-        Carrier::window_size(self)
+    /// Size of the window in bytes; 0 if there is none.
+    pub fn window_size(&self) -> u64 {
+        self.window.size()
     }
 
-    fn window_slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
-        Carrier::window_slice(self, offset, len)
+    /// A view of a part of the window; `None` unless all of the part is mapped.
+    pub fn window_slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
+        self.window.slice(offset, len)
     }
 
-    fn window_is_cached(&self) -> bool {
-        Carrier::window_is_cached(self)
+    /// Whether the window is ordinary cached memory by construction, so that there is no need to
+    /// measure it.
+    pub fn window_is_cached(&self) -> bool {
+        self.window.is_cached()
     }
 
-    fn alloc_guest(&self, len: usize) -> Result<GuestMem, TransportError> {
-        self.running().pool.alloc(len)
+    /// Zeroed memory that the device can reach, aligned to its length rounded up to a power of
+    /// two (at most 2 MiB).
+    ///
+    /// # Errors
+    /// The pool is used up.
+    pub fn alloc_guest(&self, len: usize) -> Result<GuestMem, QueueError> {
+        self.pool.alloc(len)
     }
 
-    fn is_gone(&self) -> bool {
-        self.running().health.is_gone()
+    /// Whether the device is gone or failed.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.health.is_gone()
     }
 
-    fn memory_outlives_device(&self) -> bool {
-        Carrier::memory_outlives_device(self)
+    /// Whether window and guest memory keep their bytes when the device is gone. Where they do not,
+    /// they read as zeros at some time after [`is_gone`](Self::is_gone) has turned true.
+    pub fn memory_outlives_device(&self) -> bool {
+        self.window.outlives_device()
+    }
+}
+
+impl fmt::Debug for RunningDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunningDevice")
+            .field("features", &self.features)
+            .field("gone", &self.is_gone())
+            .finish_non_exhaustive()
     }
 }

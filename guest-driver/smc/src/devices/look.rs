@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_driver::PciAddress;
 use guest_driver::ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
 use guest_driver::transport::pci::{self, Binding, PciError};
-use guest_driver::transport::{Transport, TransportError};
+use guest_driver::transport::{RunningDevice, TransportError};
 use serde::Serialize;
 use virtio_ism_abi::config::{Config, Features};
 
@@ -52,9 +52,9 @@ fn look(address: PciAddress, binding: &Binding) -> Device {
         ..Device::default()
     };
     match pci::open(address, 1, LITTLE_MEMORY) {
-        Ok(open) => {
-            device.interrupts = Some(open.interrupts().to_string());
-            measure(&mut device, open);
+        Ok((running, interrupts)) => {
+            device.interrupts = Some(interrupts.to_string());
+            measure(&mut device, running);
         }
         Err(TransportError::Pci { source, .. }) => {
             device.in_use = matches!(source, PciError::InUse);
@@ -83,12 +83,12 @@ fn describe(device: &mut Device, config: &Config) {
     device.window = Some(config.window_size.get());
 }
 
-fn measure(device: &mut Device, transport: Arc<pci::Pci>) {
-    describe(device, transport.config());
-    device.window = Some(transport.window_size());
-    let features = transport.features();
+fn measure(device: &mut Device, running: Arc<RunningDevice>) {
+    describe(device, running.config());
+    device.window = Some(running.window_size());
+    let features = running.features();
     device.features = Some(features.iter_names().map(|(name, _)| name.to_lowercase()).collect());
-    let ism = match IsmDevice::open_on(transport, &OpenOptions::new("pci")) {
+    let ism = match IsmDevice::open_on(running, &OpenOptions::new("pci")) {
         Ok(ism) => ism,
         Err(error) => {
             device.problem = Some(error.to_string());

@@ -8,7 +8,8 @@ use zerocopy::FromBytes;
 
 use super::PciError;
 use super::caps::Place;
-use crate::sys::{Registers, RingAddresses};
+use crate::sys::Registers;
+use crate::virtqueue::QueueAddresses;
 
 /// Register accesses as a bus does them: what is not there reads as ones and ignores stores.
 pub(super) trait Io: Send + Sync {
@@ -158,7 +159,7 @@ impl<I: Io> Common<I> {
     pub(super) fn start_queue(
         &self,
         queue: u16,
-        ring: &RingAddresses,
+        ring: &QueueAddresses,
         vector: Option<u16>,
     ) -> Result<(), PciError> {
         self.0.write16(QUEUE_SELECT, queue);

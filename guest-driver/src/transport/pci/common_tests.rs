@@ -165,9 +165,9 @@ impl Io for Space {
     }
 }
 
-fn ring(size: u16) -> RingAddresses {
+fn ring(size: u16) -> QueueAddresses {
     let (descriptors, available, used) = (0x1_2345_6000, 0x2_0000_1000, 0x3_0000_2000);
-    RingAddresses { size, descriptors, available, used }
+    QueueAddresses { size, descriptors, available, used }
 }
 
 #[test]

@@ -4,10 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::paths::DEVICES;
 use super::{PciAddress, PciError};
 
-/// Where the kernel lists PCI functions.
-pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
 /// Virtio id of ISM devices.
 const VIRTIO_ID_ISM: u16 = 44;
 /// Vendor of virtio devices.

@@ -4,14 +4,15 @@ use std::io;
 
 use thiserror::Error;
 
-use super::{PciAddress, VFIO_NODE};
+use super::PciAddress;
+use super::paths::{DEVICES, VFIO_NODE};
 use crate::sys::{DmaError, OutOfBounds, VfioError};
 
 /// Why a PCI device cannot be used.
 #[derive(Debug, Error)]
 pub enum PciError {
     /// There is no such function.
-    #[error("there is no such device in {}", super::discover::DEVICES)]
+    #[error("there is no such device in {DEVICES}")]
     Absent,
     /// It is something else.
     #[error("it has id {vendor:04x}:{device:04x} instead of 1af4:106c (virtio-ism)")]

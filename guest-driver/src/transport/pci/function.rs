@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::caps::{CONFIG_SPACE, Place};
 use super::discover::{self, Binding};
+use super::paths::VFIO;
 use super::{Interrupts, PciAddress, PciError};
 use crate::sys::{CONFIG_REGION, Registers, SharedMem, VfioDevice, VfioIrq, VfioRegion};
 
@@ -24,9 +25,6 @@ const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 /// Command: INTx is masked.
 const INTX_OFF: u16 = 1 << 10;
-
-/// Where the kernel makes VFIO's files.
-const VFIO: &str = "/dev/vfio";
 
 pub(super) enum Function {
     Vfio { device: VfioDevice, config: VfioRegion },

@@ -7,15 +7,14 @@ use virtio_ism_abi::config::{Config, Features};
 
 use super::caps::{Layout, read_layout};
 use super::common::{Common, Io, notify_offset, status};
+use super::connection::{NotifyRegister, Pci};
 use super::function::Function;
-use super::watch::{Device, Watch};
-use super::window::Window;
-use super::{Bell, Pci, PciAddress, PciError};
+use super::monitor::{PciDevice, PciMonitor};
+use super::window::BarWindow;
+use super::{Interrupts, PciAddress, PciError, discover, error};
 use crate::sys::{DmaMemory, EventFd, Registers};
-use crate::transport::health::Health;
-use crate::transport::queues::{Queues, Wiring};
-use crate::transport::running::Running;
-use crate::transport::{GuestPool, TransportError};
+use crate::transport::{RunningDevice, TransportError};
+use crate::virtqueue::{GuestPool, Health, Queues, Wiring};
 
 /// virtio: ring indices say when to notify.
 const EVENT_IDX: u64 = 1 << 29;
@@ -30,7 +29,8 @@ const MEMORY_PER_MOVE_QUEUE: usize = 4 << 20;
 /// Opens the function at an address and sets the device up: features, memory, queues, window.
 ///
 /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory for the
-/// device in bytes; less is taken if there are not as many free huge pages.
+/// device in bytes; less is taken if there are not as many free huge pages. Returns the device and
+/// how it interrupts.
 ///
 /// # Errors
 /// [`TransportError::Pci`]: there is no such device, no driver gives it to user space, another
@@ -39,7 +39,7 @@ pub fn open(
     address: PciAddress,
     move_queues: u16,
     guest_memory: u64,
-) -> Result<Arc<Pci>, TransportError> {
+) -> Result<(Arc<RunningDevice>, Interrupts), TransportError> {
     let at = |source| TransportError::Pci { address, source };
     let function = Function::open(address).map_err(at)?;
     let interrupts = function.interrupts();
@@ -81,7 +81,7 @@ pub fn open(
             let off = device.common.notify_off(queue);
             let at = notify_offset(queue, off, layout.notify_multiplier, layout.notify)?;
             Ok(Wiring {
-                kick: Box::new(Bell { registers: notify.clone(), at, queue }),
+                kick: Box::new(NotifyRegister { registers: notify.clone(), at, queue }),
                 call: Arc::clone(call),
                 health: Arc::clone(&health),
                 event_idx,
@@ -96,10 +96,11 @@ pub fn open(
     let max_move = config.max_move.get() as usize;
     let queues = Queues::new(&pool, max_move, control, events, wirings)?;
 
-    let watch = start(&device, interrupts, &queues, &calls, &health).map_err(at)?;
+    let monitor = start(&device, interrupts, &queues, &calls, &health).map_err(at)?;
     let window = device.window.clone();
-    let watcher =
-        watch.start(device).map_err(|source| TransportError::System { what: "thread", source })?;
+    let monitor = monitor
+        .start(device)
+        .map_err(|source| TransportError::System { what: "thread", source })?;
     queues.events.start();
     tracing::info!(
         %address,
@@ -110,19 +111,38 @@ pub fn open(
         pages = if huge { "huge" } else { "locked; reserve huge pages to be safe" },
         "PCI device is set up"
     );
-    let watcher = Some(watcher);
-    let running = Running { config, features, queues, pool, health };
-    Ok(Arc::new(Pci { address, running, window, interrupts, watcher }))
+    let function = Box::new(Pci { health: Arc::clone(&health), window, monitor: Some(monitor) });
+    let device = RunningDevice::new(config, features, queues, pool, health, function);
+    Ok((Arc::new(device), interrupts))
+}
+
+/// Opens the first virtio-ism function that no other process uses.
+///
+/// # Errors
+/// There is none; the text says what was tried and what came of it.
+pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice>, TransportError> {
+    let found = discover::functions()
+        .map_err(|source| TransportError::System { what: "listing PCI devices", source })?;
+    let mut failures = Vec::new();
+    for function in found {
+        match open(function.address, move_queues, guest_memory) {
+            Ok((device, _)) => return Ok(device),
+            Err(TransportError::Pci { address, source }) => failures.push((address, source)),
+            Err(other) => return Err(other),
+        }
+    }
+    Err(TransportError::NoPciDevice(error::tried(&failures)))
 }
 
 /// Maps the device's structures; the notification registers and the configuration come apart.
-fn map(function: Function, layout: &Layout) -> Result<(Device, Registers, Registers), PciError> {
+fn map(function: Function, layout: &Layout) -> Result<(PciDevice, Registers, Registers), PciError> {
     let (common_map, common) = function.registers(layout.common)?;
     let (notify_map, notify) = function.registers(layout.notify)?;
     let (isr_map, isr) = function.registers(layout.isr)?;
     let (config_map, config) = function.registers(layout.device)?;
     let maps = vec![common_map, notify_map, isr_map, config_map];
-    let device = Device { function, common: Common(common), isr, maps, window: None, pool: None };
+    let device =
+        PciDevice { function, common: Common(common), isr, maps, window: None, pool: None };
     Ok((device, notify, config))
 }
 
@@ -158,7 +178,7 @@ fn negotiate<I: Io>(
 }
 
 /// The window, if it is what the configuration says; moves work without it.
-fn map_window(function: &Function, layout: &Layout, config: &Config) -> Option<Window> {
+fn map_window(function: &Function, layout: &Layout, config: &Config) -> Option<BarWindow> {
     let place = layout.window?;
     let said = config.window_size.get();
     if place.len != said {
@@ -166,7 +186,7 @@ fn map_window(function: &Function, layout: &Layout, config: &Config) -> Option<W
         tracing::info!(region = place.len, window_size = said, "no window: moves only");
         return None;
     }
-    match Window::map(function, place) {
+    match BarWindow::map(function, place) {
         Ok(window) => Some(window),
         Err(error) => {
             tracing::warn!(%error, "the window cannot be mapped: moves only");
@@ -185,14 +205,14 @@ fn memory(move_queues: u16, wanted: u64) -> Result<(Arc<GuestPool>, bool), PciEr
 
 /// Wires interrupts, starts the queues and the device.
 fn start(
-    device: &Device,
-    interrupts: super::Interrupts,
+    device: &PciDevice,
+    interrupts: Interrupts,
     queues: &Queues,
     calls: &[Arc<EventFd>],
     health: &Arc<Health>,
-) -> Result<Watch, PciError> {
-    let (watch, vectors) = Watch::wire(&device.function, interrupts, calls, health)?;
-    let config_vector = matches!(interrupts, super::Interrupts::MsiX { .. }).then_some(0);
+) -> Result<PciMonitor, PciError> {
+    let (monitor, vectors) = PciMonitor::wire(&device.function, interrupts, calls, health)?;
+    let config_vector = matches!(interrupts, Interrupts::MsiX { .. }).then_some(0);
     device.common.set_config_vector(config_vector)?;
     for (queue, (ring, vector)) in queues.addresses().iter().zip(vectors).enumerate() {
         device.common.start_queue(queue as u16, ring, vector)?;
@@ -207,7 +227,7 @@ fn start(
     if device.common.status() & status::NEEDS_RESET != 0 {
         return Err(PciError::NeedsReset);
     }
-    Ok(watch)
+    Ok(monitor)
 }
 
 #[cfg(test)]

@@ -12,15 +12,15 @@ use crate::sys::{MapError, Reservation, SharedMem, SharedSlice, lock};
 /// What is mapped at a time of a window that is mapped part by part, bytes: the alignment of slabs.
 const PART: u64 = 2 << 20;
 
-pub(super) enum Window {
+pub(super) enum BarWindow {
     /// Mapped whole; the kernel makes page tables as it is touched.
     Whole { mem: Arc<SharedMem>, offset: usize, len: usize },
     /// Mapped as slabs come, since the kernel makes page tables at once.
     Parts { parts: Reservation, file: Mutex<Option<File>>, offset: u64 },
 }
 
-impl Window {
-    pub(super) fn map(function: &Function, place: Place) -> Result<Window, PciError> {
+impl BarWindow {
+    pub(super) fn map(function: &Function, place: Place) -> Result<BarWindow, PciError> {
         let Ok(len) = usize::try_from(place.len) else {
             return Err(PciError::NotMappable { bar: place.bar });
         };
@@ -30,16 +30,16 @@ impl Window {
                 source,
             })?;
             let file = Mutex::new(Some(function.bar_file(place.bar)?));
-            return Ok(Window::Parts { parts, file, offset: place.offset });
+            return Ok(BarWindow::Parts { parts, file, offset: place.offset });
         }
         let (mem, offset) = function.map(place)?;
-        Ok(Window::Whole { mem, offset, len })
+        Ok(BarWindow::Whole { mem, offset, len })
     }
 
     pub(super) fn size(&self) -> u64 {
         match self {
-            Window::Whole { len, .. } => *len as u64,
-            Window::Parts { parts, .. } => parts.size(),
+            BarWindow::Whole { len, .. } => *len as u64,
+            BarWindow::Parts { parts, .. } => parts.size(),
         }
     }
 
@@ -47,10 +47,10 @@ impl Window {
     pub(super) fn slice(&self, offset: u64, len: u64) -> Option<SharedSlice> {
         let end = offset.checked_add(len).filter(|end| *end <= self.size())?;
         match self {
-            Window::Whole { mem, offset: start, .. } => {
+            BarWindow::Whole { mem, offset: start, .. } => {
                 mem.slice(start.checked_add(offset as usize)?, len as usize).ok()
             }
-            Window::Parts { parts, file, offset: start } => {
+            BarWindow::Parts { parts, file, offset: start } => {
                 let file = lock(file);
                 let file = file.as_ref()?;
                 let first = offset / PART;
@@ -75,8 +75,8 @@ impl Window {
     /// Lets go of the BAR: views read zeros from now on.
     pub(super) fn retire(&self) {
         let result = match self {
-            Window::Whole { mem, .. } => mem.retire(),
-            Window::Parts { parts, file, .. } => {
+            BarWindow::Whole { mem, .. } => mem.retire(),
+            BarWindow::Parts { parts, file, .. } => {
                 *lock(file) = None;
                 parts.retire()
             }

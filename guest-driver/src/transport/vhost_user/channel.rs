@@ -14,7 +14,7 @@ use vhost::vhost_user::{
 use virtio_ism_abi::WINDOW_SHMID;
 
 use crate::sys::{Interest, MapError, Reservation, duplicate, wait};
-use crate::transport::health::Health;
+use crate::virtqueue::Health;
 
 /// How long setting up may take: the crate's requests have no time limit of their own.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -19,11 +19,9 @@ use zerocopy::FromBytes;
 
 use super::channel::{Channel, WindowServer};
 use super::{VhostUser, connect_error};
-use crate::sys::{EventFd, Reservation, RingAddresses};
-use crate::transport::health::Health;
-use crate::transport::queues::{Queues, Wiring};
-use crate::transport::running::Running;
-use crate::transport::{GuestPool, Transport, TransportError};
+use crate::sys::{EventFd, Reservation};
+use crate::transport::{RunningDevice, TransportError};
+use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 
 /// virtio: ring indices say when to notify.
 const EVENT_IDX: u64 = 1 << 29;
@@ -45,7 +43,7 @@ pub fn connect(
     socket: &Path,
     move_queues: u16,
     guest_memory: u64,
-) -> Result<Arc<dyn Transport>, TransportError> {
+) -> Result<Arc<RunningDevice>, TransportError> {
     let stream = UnixStream::connect(socket).map_err(|source| connect_error(socket, source))?;
     set_up(stream, move_queues, guest_memory)
 }
@@ -54,7 +52,7 @@ pub(super) fn set_up(
     stream: UnixStream,
     move_queues: u16,
     guest_memory: u64,
-) -> Result<Arc<dyn Transport>, TransportError> {
+) -> Result<Arc<RunningDevice>, TransportError> {
     let health = Health::new();
     let ready = Arc::new(AtomicBool::new(false));
     let server = Arc::new(WindowServer::default());
@@ -69,10 +67,15 @@ pub(super) fn set_up(
     let result =
         negotiate(frontend, &server, daemon_end, move_queues.max(1), guest_memory, &health);
     match result {
-        Ok(mut device) => {
+        Ok(Negotiated { config, features, queues, pool, window, frontend }) => {
             ready.store(true, Ordering::Release);
-            device.channel = Some(thread);
-            Ok(Arc::new(device))
+            let connection = Box::new(VhostUser {
+                health: Arc::clone(&health),
+                window,
+                frontend,
+                channel: Some(thread),
+            });
+            Ok(Arc::new(RunningDevice::new(config, features, queues, pool, health, connection)))
         }
         Err(error) => {
             health.fail("set-up failed");
@@ -82,6 +85,16 @@ pub(super) fn set_up(
     }
 }
 
+/// A device whose queues run.
+struct Negotiated {
+    config: Config,
+    features: Features,
+    queues: Queues,
+    pool: Arc<GuestPool>,
+    window: Option<Arc<Reservation>>,
+    frontend: Frontend,
+}
+
 fn negotiate(
     mut frontend: Frontend,
     server: &WindowServer,
@@ -89,7 +102,7 @@ fn negotiate(
     move_queues: u16,
     guest_memory: u64,
     health: &Arc<Health>,
-) -> Result<VhostUser, TransportError> {
+) -> Result<Negotiated, TransportError> {
     frontend.set_owner().map_err(step("SET_OWNER"))?;
     let offered = frontend.get_features().map_err(step("GET_FEATURES"))?;
     for (bit, name) in [(VERSION_1, "VERSION_1"), (PROTOCOL_FEATURES, "PROTOCOL_FEATURES")] {
@@ -150,8 +163,7 @@ fn negotiate(
         }
     }
     queues.events.start();
-    let running = Running { config, features, queues, pool, health: Arc::clone(health) };
-    Ok(VhostUser { running, window, frontend, channel: None })
+    Ok(Negotiated { config, features, queues, pool, window, frontend })
 }
 
 fn negotiate_protocol(
@@ -183,11 +195,8 @@ fn read_config(frontend: &mut Frontend) -> Result<Config, TransportError> {
     let flags = VhostUserConfigFlags::empty();
     let (_, bytes) =
         frontend.get_config(0, CONFIG_LEN as u32, flags, &room).map_err(step("GET_CONFIG"))?;
-    Config::read_from_bytes(&bytes).map_err(|_| TransportError::Length {
-        what: "device configuration",
-        len: bytes.len(),
-        expected: CONFIG_LEN,
-    })
+    Config::read_from_bytes(&bytes)
+        .map_err(|_| TransportError::ConfigLength { len: bytes.len(), expected: CONFIG_LEN })
 }
 
 /// Address space for the window; without it, moves still work.
@@ -244,7 +253,7 @@ fn tell_memory(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportErr
 fn start_queue(
     frontend: &mut Frontend,
     index: usize,
-    ring: &RingAddresses,
+    ring: &QueueAddresses,
     kick: &EventFd,
     call: &EventFd,
     last: bool,

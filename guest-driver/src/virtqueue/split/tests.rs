@@ -1,4 +1,4 @@
-use super::device::Device;
+use super::device::DeviceSide;
 use super::*;
 use crate::sys::SharedMem;
 
@@ -6,14 +6,14 @@ const N: usize = 8;
 /// Where the bus sees the pool.
 const BUS: u64 = 0x7_0000_0000;
 
-fn pair() -> (Ring<N>, Device, Span) {
+fn pair() -> (SplitQueue<N>, DeviceSide, DmaSpan) {
     let mem = SharedMem::anonymous(64 << 10).unwrap();
     let pool = mem.slice(0, 64 << 10).unwrap();
-    let rings = pool.slice(0, Ring::<N>::MEMORY).unwrap();
-    let ring = Ring::new(pool.clone(), rings, BUS, true).unwrap();
+    let rings = pool.slice(0, SplitQueue::<N>::MEMORY).unwrap();
+    let ring = SplitQueue::new(pool.clone(), rings, BUS, true).unwrap();
     let (address, gpa) = (pool.address() + (32 << 10), BUS + (32 << 10));
-    let span = Span { address, gpa, len: 64 };
-    let device = Device::at_bus(pool, BUS, ring.addresses());
+    let span = DmaSpan { address, gpa, len: 64 };
+    let device = DeviceSide::at_bus(pool, BUS, ring.addresses());
     (ring, device, span)
 }
 
@@ -25,7 +25,7 @@ fn chains_go_round_many_times() {
         let head = device.next().unwrap();
         device.put(head.into(), 12);
         assert!(!device.interrupts(), "suppressed");
-        assert_eq!(ring.pop().unwrap(), Some(Completion { cookie: i, written: 12 }));
+        assert_eq!(ring.pop().unwrap(), Some(UsedChain { cookie: i, written: 12 }));
     }
     assert_eq!((ring.pop().unwrap(), ring.free()), (None, N));
 }
@@ -33,8 +33,8 @@ fn chains_go_round_many_times() {
 #[test]
 fn each_buffer_has_its_own_place_on_the_bus() {
     let (mut ring, mut device, span) = pair();
-    let readable = Span { gpa: BUS + (40 << 10), ..span };
-    let writable = Span { address: span.address + 64, gpa: BUS + (48 << 10), len: 8 };
+    let readable = DmaSpan { gpa: BUS + (40 << 10), ..span };
+    let writable = DmaSpan { address: span.address + 64, gpa: BUS + (48 << 10), len: 8 };
     ring.add(Some(readable), Some(writable), 1).unwrap();
     let head = device.next().unwrap();
     assert_eq!(device.read(head).1.unwrap().gpa, writable.gpa);
@@ -51,7 +51,7 @@ fn a_full_ring_says_so_and_recovers() {
     for i in 0..4 {
         ring.add(Some(span), Some(span), i).unwrap();
     }
-    assert_eq!(ring.add(None, Some(span), 9), Err(RingError::Full));
+    assert_eq!(ring.add(None, Some(span), 9), Err(SplitQueueError::Full));
     assert_eq!(ring.outstanding(), 4);
     let head = device.next().unwrap();
     device.put(head.into(), 1000);
@@ -108,7 +108,7 @@ fn a_completion_that_is_not_in_flight_breaks_the_ring_and_nothing_else() {
         ring.pop().unwrap();
         device.put(id, 0);
         let error = ring.pop().unwrap_err();
-        assert_eq!(error, RingError::BadCompletion { id: id as u16 });
+        assert_eq!(error, SplitQueueError::BadCompletion { id: id as u16 });
         assert_eq!(ring.pop(), Err(error));
         assert_eq!(ring.add(None, Some(span), 1), Err(error));
         assert!(ring.can_pop(), "who waits must look");
@@ -119,12 +119,12 @@ fn a_completion_that_is_not_in_flight_breaks_the_ring_and_nothing_else() {
 fn buffers_outside_the_pool_are_refused() {
     let (mut ring, _, span) = pair();
     for bad in [
-        Span { len: 0, ..span },
-        Span { len: (32 << 10) + 1, ..span },
-        Span { address: span.address - (33 << 10), len: 8, ..span },
-        Span { address: usize::MAX, len: 8, ..span },
+        DmaSpan { len: 0, ..span },
+        DmaSpan { len: (32 << 10) + 1, ..span },
+        DmaSpan { address: span.address - (33 << 10), len: 8, ..span },
+        DmaSpan { address: usize::MAX, len: 8, ..span },
     ] {
-        assert_eq!(ring.add(Some(bad), None, 0), Err(RingError::Buffer(bad)));
+        assert_eq!(ring.add(Some(bad), None, 0), Err(SplitQueueError::Buffer(bad)));
     }
-    assert_eq!(ring.add(None, None, 0), Err(RingError::Full), "an empty chain");
+    assert_eq!(ring.add(None, None, 0), Err(SplitQueueError::Full), "an empty chain");
 }

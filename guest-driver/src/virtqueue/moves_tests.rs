@@ -1,13 +1,13 @@
 //! The move queue against a device worked by hand.
 
 use super::*;
-use crate::sys::{EventFd, RingDevice};
-use crate::transport::health::Health;
+use crate::sys::EventFd;
+use crate::virtqueue::{DeviceSide, Health};
 
 const TOKEN: Token = Token(0x1122_3344_5566_7788);
 const OK: [u8; 4] = [0; 4];
 
-fn queue() -> (Arc<MoveQueue>, RingDevice, Arc<EventFd>, Arc<Health>) {
+fn queue() -> (Arc<MoveQueue>, DeviceSide, Arc<EventFd>, Arc<Health>) {
     let pool = GuestPool::new(16 << 20).unwrap();
     let health = Health::new();
     let call = Arc::new(EventFd::new().unwrap());
@@ -19,7 +19,7 @@ fn queue() -> (Arc<MoveQueue>, RingDevice, Arc<EventFd>, Arc<Health>) {
         event_idx: true,
     };
     let queue = MoveQueue::new(&pool, 1 << 20, wiring).unwrap();
-    let device = RingDevice::new(pool.whole().clone(), queue.addresses());
+    let device = DeviceSide::new(pool.whole().clone(), queue.addresses());
     (Arc::new(queue), device, call, health)
 }
 
@@ -151,7 +151,7 @@ fn kicks_of_many_paths_find_room_or_say_busy() {
     let paths: Vec<_> = (0..200).map(|i| queue.open_path(Token(i), 0).unwrap()).collect();
     let posted = paths.iter().take_while(|path| queue.kick(path).is_ok()).count();
     assert_eq!(posted, ENTRIES / 2);
-    assert!(matches!(queue.kick(&paths[199]), Err(TransportError::Busy)));
+    assert!(matches!(queue.kick(&paths[199]), Err(QueueError::Busy)));
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn a_lie_of_the_device_fails_it() {
     device.put(77, 4);
     queue.reap();
     assert!(health.is_gone());
-    assert!(matches!(queue.post(&path, &[], true), Err(TransportError::Gone)));
-    assert!(matches!(queue.kick(&path), Err(TransportError::Gone)));
+    assert!(matches!(queue.post(&path, &[], true), Err(QueueError::Gone)));
+    assert!(matches!(queue.kick(&path), Err(QueueError::Gone)));
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn too_much_for_one_move_is_refused() {
     let path = queue.open_path(TOKEN, 0).unwrap();
     let long = vec![0; queue.max_payload() + 1];
     let result = queue.post(&path, &[(0, &long)], false);
-    assert!(matches!(result, Err(TransportError::Length { what: "payload", .. })));
+    assert!(matches!(result, Err(QueueError::Length { what: "payload", .. })));
     let many = [(0u32, &b"x"[..]); MAX_PIECES + 1];
     assert!(queue.post(&path, &many, false).is_err());
     queue.post(&path, &[(0, &long[1..])], false).unwrap();

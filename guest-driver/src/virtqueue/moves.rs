@@ -10,11 +10,11 @@ use virtio_ism_abi::mv::{MoveHeader, Segment, move_flags};
 use virtio_ism_abi::{Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::Wiring;
-use crate::sys::{Completion, Ring, RingAddresses, RingError, lock};
-use crate::transport::{
-    CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, TransportError,
+use super::{
+    CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, QueueAddresses, QueueError,
+    SplitQueue, SplitQueueError, UsedChain, Wiring,
 };
+use crate::sys::lock;
 
 const ENTRIES: usize = 256;
 /// Moves under way at most; their descriptors leave room for 96 kicks.
@@ -48,7 +48,7 @@ struct Entry {
 }
 
 struct State {
-    ring: Ring<ENTRIES>,
+    ring: SplitQueue<ENTRIES>,
     // Free bounce slots; the last one used is the first to be used again, as its lines are cached.
     free: Vec<u32>,
     // The path of the move in each slot.
@@ -72,9 +72,9 @@ impl MoveQueue {
         pool: &Arc<GuestPool>,
         max_move: usize,
         wiring: Wiring,
-    ) -> Result<MoveQueue, TransportError> {
-        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
+    ) -> Result<MoveQueue, QueueError> {
+        let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
+        let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let slots = pool.alloc(SLOTS as usize * SLOT)?;
         let state = State {
             ring,
@@ -93,7 +93,7 @@ impl MoveQueue {
         })
     }
 
-    pub(crate) fn addresses(&self) -> RingAddresses {
+    pub(crate) fn addresses(&self) -> QueueAddresses {
         lock(&self.state).ring.addresses()
     }
 
@@ -101,11 +101,7 @@ impl MoveQueue {
         self.max_payload
     }
 
-    pub(crate) fn open_path(
-        &self,
-        token: Token,
-        queue: u16,
-    ) -> Result<Arc<MovePath>, TransportError> {
+    pub(crate) fn open_path(&self, token: Token, queue: u16) -> Result<Arc<MovePath>, QueueError> {
         let mut state = lock(&self.state);
         let slot = match state.free_entries.pop() {
             Some(slot) => slot,
@@ -135,21 +131,21 @@ impl MoveQueue {
         state.recycle(path.slot());
     }
 
-    /// See `Transport::post_move`.
+    /// See `RunningDevice::post_move`.
     pub(crate) fn post(
         &self,
         path: &MovePath,
         pieces: &[(u32, &[u8])],
         signal: bool,
-    ) -> Result<(), TransportError> {
+    ) -> Result<(), QueueError> {
         let total: usize = pieces.iter().map(|(_, bytes)| bytes.len()).sum();
         if pieces.len() > MAX_PIECES {
             let (len, expected) = (pieces.len(), MAX_PIECES);
-            return Err(TransportError::Length { what: "list of pieces", len, expected });
+            return Err(QueueError::Length { what: "list of pieces", len, expected });
         }
         if total > self.max_payload {
             let expected = self.max_payload;
-            return Err(TransportError::Length { what: "payload", len: total, expected });
+            return Err(QueueError::Length { what: "payload", len: total, expected });
         }
         let (mut state, slot) = self.take_slot()?;
         let at = slot as usize * SLOT;
@@ -175,7 +171,7 @@ impl MoveQueue {
         pieces: &[(u32, &[u8])],
         total: usize,
         signal: bool,
-    ) -> Result<usize, TransportError> {
+    ) -> Result<usize, QueueError> {
         let memory = self.slots.slice();
         let header = move_header(token, pieces.len() as u16, total as u32, signal);
         memory.copy_in(at, header.as_bytes())?;
@@ -192,7 +188,7 @@ impl MoveQueue {
     }
 
     /// A free bounce slot and two free descriptors, waiting for them if need be.
-    fn take_slot(&self) -> Result<(MutexGuard<'_, State>, u32), TransportError> {
+    fn take_slot(&self) -> Result<(MutexGuard<'_, State>, u32), QueueError> {
         let mut state = lock(&self.state);
         let mut start = None;
         loop {
@@ -206,7 +202,7 @@ impl MoveQueue {
             let waited = start.get_or_insert_with(Instant::now).elapsed();
             if waited > CONTROL_TIMEOUT {
                 self.wiring.health.fail("moves are not executed");
-                return Err(TransportError::Timeout { what: "a move", after: waited });
+                return Err(QueueError::Timeout { what: "a move", after: waited });
             }
             state = self.wait_for_room(state, waited)?;
         }
@@ -216,7 +212,7 @@ impl MoveQueue {
         &'a self,
         mut state: MutexGuard<'a, State>,
         waited: Duration,
-    ) -> Result<MutexGuard<'a, State>, TransportError> {
+    ) -> Result<MutexGuard<'a, State>, QueueError> {
         if waited < SPIN {
             drop(state);
             std::hint::spin_loop();
@@ -227,7 +223,7 @@ impl MoveQueue {
             self.wiring
                 .call
                 .wait(LOOK_AGAIN)
-                .map_err(|source| TransportError::System { what: "poll", source })?;
+                .map_err(|source| QueueError::System { what: "poll", source })?;
             // Another waiter whose wake-up this takes has seen it, or looks again soon.
             self.wiring.health.clear(&self.wiring.call);
             state = lock(&self.state);
@@ -236,8 +232,8 @@ impl MoveQueue {
         Ok(state)
     }
 
-    /// See `Transport::post_kick`.
-    pub(crate) fn kick(&self, path: &MovePath) -> Result<(), TransportError> {
+    /// See `RunningDevice::post_kick`.
+    pub(crate) fn kick(&self, path: &MovePath) -> Result<(), QueueError> {
         let mut state = lock(&self.state);
         let mut start = None;
         loop {
@@ -252,7 +248,7 @@ impl MoveQueue {
                 break;
             }
             if start.get_or_insert_with(Instant::now).elapsed() > KICK_PATIENCE {
-                return Err(TransportError::Busy);
+                return Err(QueueError::Busy);
             }
             drop(state);
             std::thread::yield_now();
@@ -285,8 +281,8 @@ impl MoveQueue {
         }
     }
 
-    fn check_alive(&self) -> Result<(), TransportError> {
-        if self.wiring.health.is_gone() { Err(TransportError::Gone) } else { Ok(()) }
+    fn check_alive(&self) -> Result<(), QueueError> {
+        if self.wiring.health.is_gone() { Err(QueueError::Gone) } else { Ok(()) }
     }
 
     /// Takes all completions.
@@ -299,7 +295,7 @@ impl MoveQueue {
                 Err(error) if self.wiring.health.is_gone() => {
                     return tracing::trace!(%error, "move queue");
                 }
-                Err(error @ RingError::BadCompletion { .. }) => {
+                Err(error @ SplitQueueError::BadCompletion { .. }) => {
                     return self.wiring.health.fail(&error.to_string());
                 }
                 Err(_) => return,
@@ -307,7 +303,7 @@ impl MoveQueue {
         }
     }
 
-    fn finish(&self, state: &mut State, done: Completion) {
+    fn finish(&self, state: &mut State, done: UsedChain) {
         let is_kick = done.cookie & KICK_COOKIE != 0;
         let (status, number) = if is_kick {
             let number = done.cookie & !KICK_COOKIE;

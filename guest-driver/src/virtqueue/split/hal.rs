@@ -7,7 +7,7 @@ use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Trans
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{RingAddresses, Span};
+use super::{DmaSpan, QueueAddresses};
 use crate::sys::SharedSlice;
 
 thread_local! {
@@ -28,11 +28,11 @@ pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce
 /// Calls `f`, in which these buffers are shared with the device.
 #[inline]
 pub(super) fn with_translation<R>(
-    readable: Option<Span>,
-    writable: Option<Span>,
+    readable: Option<DmaSpan>,
+    writable: Option<DmaSpan>,
     f: impl FnOnce() -> R,
 ) -> R {
-    let of = |span: Option<Span>| span.map_or((0, 0), |span| (span.address, span.gpa));
+    let of = |span: Option<DmaSpan>| span.map_or((0, 0), |span| (span.address, span.gpa));
     BUFFERS.set([of(readable), of(writable)]);
     f()
 }
@@ -41,7 +41,7 @@ pub(super) fn with_translation<R>(
 pub(super) struct SharedHal;
 
 // SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
-// `Ring::new` was given and that the ring keeps mapped as long as its queue; the other methods
+// `SplitQueue::new` was given and that the ring keeps mapped as long as its queue; the other methods
 // only translate addresses, as the owner of the buffers said.
 unsafe impl Hal for SharedHal {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
@@ -79,7 +79,7 @@ unsafe impl Hal for SharedHal {
 /// Learns where `VirtQueue` put its parts; real transports announce that later.
 pub(super) struct AddressCatcher {
     pub(super) size: u32,
-    pub(super) caught: Option<RingAddresses>,
+    pub(super) caught: Option<QueueAddresses>,
 }
 
 impl Transport for AddressCatcher {
@@ -111,7 +111,7 @@ impl Transport for AddressCatcher {
         available: PhysAddr,
         used: PhysAddr,
     ) {
-        self.caught = Some(RingAddresses { size: size as u16, descriptors, available, used });
+        self.caught = Some(QueueAddresses { size: size as u16, descriptors, available, used });
     }
     fn queue_unset(&mut self, _: u16) {}
     fn queue_used(&mut self, _: u16) -> bool {

@@ -1,28 +1,28 @@
 //! The other side of a ring, worked by hand, for tests.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
-use super::{RingAddresses, Span};
+use super::{DmaSpan, QueueAddresses};
 use crate::sys::SharedSlice;
 
 /// A device that works the other side of a ring by hand.
-pub(crate) struct Device {
+pub(crate) struct DeviceSide {
     pool: SharedSlice,
     // Bus address minus address in this process.
     shift: u64,
-    ring: RingAddresses,
+    ring: QueueAddresses,
     seen: u16,
     used: u16,
 }
 
-impl Device {
-    pub(crate) fn new(pool: SharedSlice, ring: RingAddresses) -> Device {
-        Device { pool, shift: 0, ring, seen: 0, used: 0 }
+impl DeviceSide {
+    pub(crate) fn new(pool: SharedSlice, ring: QueueAddresses) -> DeviceSide {
+        DeviceSide { pool, shift: 0, ring, seen: 0, used: 0 }
     }
     /// A device on whose bus the pool starts at `gpa`.
-    pub(crate) fn at_bus(pool: SharedSlice, gpa: u64, ring: RingAddresses) -> Device {
+    pub(crate) fn at_bus(pool: SharedSlice, gpa: u64, ring: QueueAddresses) -> DeviceSide {
         let shift = gpa.wrapping_sub(pool.address() as u64);
-        Device { pool, shift, ring, seen: 0, used: 0 }
+        DeviceSide { pool, shift, ring, seen: 0, used: 0 }
     }
     fn n(&self) -> u64 {
         self.ring.size.into()
@@ -45,6 +45,15 @@ impl Device {
         self.seen = self.seen.wrapping_add(1);
         Some(self.u16(self.ring.available + 4 + 2 * slot))
     }
+    /// The head of the next chain; if there is none, the driver is to kick when it adds one.
+    pub(crate) fn next_or_ask_for_kick(&mut self) -> Option<u16> {
+        self.next().or_else(|| {
+            self.wants_kick_after(self.seen);
+            // Orders the wish before the look; the driver adds a chain, fences, and looks at the wish.
+            fence(Ordering::SeqCst);
+            self.next()
+        })
+    }
     pub(crate) fn put(&mut self, head: u32, len: u32) {
         let entry = self.ring.used + 4 + 8 * (u64::from(self.used) % self.n());
         self.pool.copy_in(self.at(entry), &head.to_ne_bytes()).unwrap();
@@ -57,12 +66,14 @@ impl Device {
     }
     /// Whether publishing the last completion interrupts the driver.
     pub(crate) fn interrupts(&self) -> bool {
+        // Orders the completion before the look at the wish; the driver does both in reverse.
+        fence(Ordering::SeqCst);
         let event = self.u16(self.ring.available + 4 + 2 * self.n());
         let (old, new) = (self.used.wrapping_sub(1), self.used);
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
     }
     /// The parts of a chain: readable bytes, and the writable span.
-    pub(crate) fn read(&self, head: u16) -> (Vec<u8>, Option<Span>) {
+    pub(crate) fn read(&self, head: u16) -> (Vec<u8>, Option<DmaSpan>) {
         let (mut bytes, mut writable, mut next) = (Vec::new(), None, Some(head));
         while let Some(index) = next {
             let at = self.at(self.ring.descriptors) + 16 * usize::from(index);
@@ -76,7 +87,7 @@ impl Device {
                 self.pool.copy_out(self.at(gpa), &mut bytes[start..]).unwrap();
             } else {
                 let address = gpa.wrapping_sub(self.shift) as usize;
-                writable = Some(Span { address, gpa, len });
+                writable = Some(DmaSpan { address, gpa, len });
             }
             next = (raw[12] & 1 != 0).then(|| u16::from_le_bytes([raw[14], raw[15]]));
         }

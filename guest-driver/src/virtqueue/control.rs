@@ -10,9 +10,8 @@ use virtio_ism_abi::Status;
 use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::Wiring;
-use crate::sys::{Ring, RingAddresses, lock};
-use crate::transport::{CONTROL_TIMEOUT, GuestMem, GuestPool, TransportError};
+use super::{CONTROL_TIMEOUT, GuestMem, GuestPool, QueueAddresses, QueueError, SplitQueue, Wiring};
+use crate::sys::lock;
 
 const ENTRIES: usize = 64;
 /// Commands under way at most: each takes two descriptors.
@@ -31,7 +30,7 @@ enum Slot {
 }
 
 struct State {
-    ring: Ring<ENTRIES>,
+    ring: SplitQueue<ENTRIES>,
     slots: [Slot; SLOTS],
     next_tag: u32,
     // A thread listens to the interrupt.
@@ -47,12 +46,9 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    pub(crate) fn new(
-        pool: &Arc<GuestPool>,
-        wiring: Wiring,
-    ) -> Result<ControlQueue, TransportError> {
-        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
+    pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<ControlQueue, QueueError> {
+        let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
+        let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let memory = pool.alloc(SLOTS * 2 * PART)?;
         let state = State { ring, slots: [Slot::Free; SLOTS], next_tag: 1, listening: false };
         Ok(ControlQueue {
@@ -64,22 +60,17 @@ impl ControlQueue {
         })
     }
 
-    pub(crate) fn addresses(&self) -> RingAddresses {
+    pub(crate) fn addresses(&self) -> QueueAddresses {
         lock(&self.state).ring.addresses()
     }
 
-    /// Executes a command; see `Transport::control`.
-    pub(crate) fn command(
-        &self,
-        op: Op,
-        body: &[u8],
-        reply: &mut [u8],
-    ) -> Result<u16, TransportError> {
+    /// Executes a command; see `RunningDevice::control`.
+    pub(crate) fn command(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, QueueError> {
         let request_len = size_of::<RequestHeader>() + body.len();
         let reply_len = size_of::<ReplyHeader>() + reply.len();
         for (what, len) in [("request", request_len), ("reply", reply_len)] {
             if len > PART {
-                return Err(TransportError::Length { what, len, expected: PART });
+                return Err(QueueError::Length { what, len, expected: PART });
             }
         }
         let deadline = Instant::now() + self.timeout;
@@ -127,12 +118,12 @@ impl ControlQueue {
         result
     }
 
-    fn check_alive(&self) -> Result<(), TransportError> {
-        if self.wiring.health.is_gone() { Err(TransportError::Gone) } else { Ok(()) }
+    fn check_alive(&self) -> Result<(), QueueError> {
+        if self.wiring.health.is_gone() { Err(QueueError::Gone) } else { Ok(()) }
     }
 
     /// Takes all completions.
-    fn collect(&self, state: &mut State) -> Result<(), TransportError> {
+    fn collect(&self, state: &mut State) -> Result<(), QueueError> {
         let mut any = false;
         loop {
             match state.ring.pop() {
@@ -160,14 +151,14 @@ impl ControlQueue {
         mut state: MutexGuard<'a, State>,
         deadline: Instant,
         what: &'static str,
-    ) -> Result<MutexGuard<'a, State>, TransportError> {
+    ) -> Result<MutexGuard<'a, State>, QueueError> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let after = self.timeout;
             drop(state);
             self.wiring.health.fail("a control command was not answered");
             self.changed.notify_all();
-            return Err(TransportError::Timeout { what, after });
+            return Err(QueueError::Timeout { what, after });
         }
         let left = left.min(LOOK_AGAIN);
         if state.listening {
@@ -188,7 +179,7 @@ impl ControlQueue {
         self.wiring.health.clear(&self.wiring.call);
         // Whoever waits for a change may have to listen from now on.
         self.changed.notify_all();
-        woken.map_err(|source| TransportError::System { what: "poll", source })?;
+        woken.map_err(|source| QueueError::System { what: "poll", source })?;
         Ok(state)
     }
 
@@ -198,16 +189,16 @@ impl ControlQueue {
         written: usize,
         tag: u32,
         reply: &mut [u8],
-    ) -> Result<u16, TransportError> {
+    ) -> Result<u16, QueueError> {
         let memory = self.memory.slice();
-        let short = |expected| TransportError::Length { what: "reply", len: written, expected };
+        let short = |expected| QueueError::Length { what: "reply", len: written, expected };
         let mut header = ReplyHeader::new_zeroed();
         if written < size_of::<ReplyHeader>() {
             return Err(short(size_of::<ReplyHeader>()));
         }
         memory.copy_out(at, header.as_mut_bytes())?;
         if header.tag.get() != tag {
-            return Err(TransportError::Tag { got: header.tag.get(), expected: tag });
+            return Err(QueueError::Tag { got: header.tag.get(), expected: tag });
         }
         let status = header.status.get();
         if status == Status::Ok.code() {
@@ -230,10 +221,10 @@ fn set(state: &mut State, index: usize, slot: Slot) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{EventFd, RingDevice};
-    use crate::transport::health::Health;
+    use crate::sys::EventFd;
+    use crate::virtqueue::{DeviceSide, Health};
 
-    fn queue(timeout: Duration) -> (Arc<ControlQueue>, RingDevice, Arc<EventFd>, Arc<Health>) {
+    fn queue(timeout: Duration) -> (Arc<ControlQueue>, DeviceSide, Arc<EventFd>, Arc<Health>) {
         let pool = GuestPool::new(4 << 20).unwrap();
         let health = Health::new();
         let (kick, call) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
@@ -246,11 +237,11 @@ mod tests {
         };
         let mut queue = ControlQueue::new(&pool, wiring).unwrap();
         queue.timeout = timeout;
-        let device = RingDevice::new(pool.whole().clone(), queue.addresses());
+        let device = DeviceSide::new(pool.whole().clone(), queue.addresses());
         (Arc::new(queue), device, call, health)
     }
 
-    fn next(device: &mut RingDevice) -> (u16, Vec<u8>) {
+    fn next(device: &mut DeviceSide) -> (u16, Vec<u8>) {
         loop {
             if let Some(head) = device.next() {
                 return (head, device.read(head).0);
@@ -310,9 +301,9 @@ mod tests {
     fn silence_fails_the_device() {
         let (queue, mut device, _call, health) = queue(Duration::from_millis(30));
         let result = queue.command(Op::Stats, &[], &mut [0; 128]);
-        assert!(matches!(result, Err(TransportError::Timeout { .. })));
+        assert!(matches!(result, Err(QueueError::Timeout { .. })));
         assert!(health.is_gone() && device.next().is_some());
-        assert!(matches!(queue.command(Op::Stats, &[], &mut []), Err(TransportError::Gone)));
+        assert!(matches!(queue.command(Op::Stats, &[], &mut []), Err(QueueError::Gone)));
     }
 
     #[test]
@@ -321,12 +312,12 @@ mod tests {
         let thread = std::thread::spawn(move || queue.command(Op::Stats, &[], &mut [0; 128]));
         next(&mut device);
         health.fail("test");
-        assert!(matches!(thread.join().unwrap(), Err(TransportError::Gone)));
+        assert!(matches!(thread.join().unwrap(), Err(QueueError::Gone)));
     }
 
     #[test]
     fn lies_fail_the_device() {
-        type Lie = fn(&mut RingDevice, u16, &[u8]);
+        type Lie = fn(&mut DeviceSide, u16, &[u8]);
         let lies: [Lie; 4] = [
             |device, head, _| device.answer(head, &[&[0; 4][..], &[9; 12]].concat()),
             |device, head, request| device.answer(head, &reply(request, 0, &[1; 4])),
@@ -349,8 +340,8 @@ mod tests {
     fn requests_and_replies_fit_their_slots() {
         let (queue, ..) = queue(Duration::from_secs(20));
         let result = queue.command(Op::Register, &[0; PART], &mut []);
-        assert!(matches!(result, Err(TransportError::Length { what: "request", .. })));
+        assert!(matches!(result, Err(QueueError::Length { what: "request", .. })));
         let result = queue.command(Op::Register, &[], &mut [0; PART]);
-        assert!(matches!(result, Err(TransportError::Length { what: "reply", .. })));
+        assert!(matches!(result, Err(QueueError::Length { what: "reply", .. })));
     }
 }

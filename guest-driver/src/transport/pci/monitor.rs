@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use super::common::{Common, status};
 use super::function::Function;
-use super::window::Window;
+use super::window::BarWindow;
 use super::{Interrupts, PciError};
 use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
-use crate::transport::GuestPool;
-use crate::transport::health::Health;
+use crate::virtqueue::{GuestPool, Health};
 
 /// How often the device is looked at if nothing happens. One register read; it notices a device
 /// that was pulled out without a word.
@@ -25,16 +24,16 @@ const ISR_QUEUE: u8 = 1;
 const EVENTS: usize = 1;
 
 /// Everything that holds the function. Dropping it resets the device and lets go.
-pub(super) struct Device {
+pub(super) struct PciDevice {
     pub(super) function: Function,
     pub(super) common: Common<Registers>,
     pub(super) isr: Registers,
     pub(super) maps: Vec<Arc<SharedMem>>,
-    pub(super) window: Option<Arc<Window>>,
+    pub(super) window: Option<Arc<BarWindow>>,
     pub(super) pool: Option<Arc<GuestPool>>,
 }
 
-impl Drop for Device {
+impl Drop for PciDevice {
     fn drop(&mut self) {
         // First of all the device stops using our memory.
         if let Err(error) = self.common.reset() {
@@ -78,7 +77,7 @@ pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
 }
 
 /// What the thread listens to.
-pub(super) struct Watch {
+pub(super) struct PciMonitor {
     /// The device failed, or is to be closed.
     pub(super) stop: Arc<EventFd>,
     /// Vector 0.
@@ -90,7 +89,7 @@ pub(super) struct Watch {
     pub(super) health: Arc<Health>,
 }
 
-impl Watch {
+impl PciMonitor {
     /// Wires the interrupts of a device whose queues have these eventfds, and says which vector
     /// each queue has (none: INTx).
     pub(super) fn wire(
@@ -98,7 +97,7 @@ impl Watch {
         interrupts: Interrupts,
         calls: &[Arc<EventFd>],
         health: &Arc<Health>,
-    ) -> Result<(Watch, Vec<Option<u16>>), PciError> {
+    ) -> Result<(PciMonitor, Vec<Option<u16>>), PciError> {
         let event = || {
             let event = EventFd::new();
             event
@@ -108,33 +107,34 @@ impl Watch {
         let (stop, config, request) = (event()?, event()?, event()?);
         health.wake_with(&stop);
         function.set_request(request.as_fd())?;
-        let mut watch = Watch { stop, config, request, shared: Vec::new(), health: health.clone() };
+        let mut monitor =
+            PciMonitor { stop, config, request, shared: Vec::new(), health: health.clone() };
         let Interrupts::MsiX { vectors } = interrupts else {
-            watch.shared = calls.to_vec();
-            return Ok((watch, vec![None; calls.len()]));
+            monitor.shared = calls.to_vec();
+            return Ok((monitor, vec![None; calls.len()]));
         };
         if vectors == 0 {
             return Err(PciError::NoInterrupts);
         }
         let (plan, used) = plan(vectors, calls.len());
-        let mut events = vec![watch.config.clone(); usize::from(used)];
+        let mut events = vec![monitor.config.clone(); usize::from(used)];
         for (call, vector) in calls.iter().zip(&plan) {
             match events.get_mut(usize::from(*vector)) {
                 Some(event) if *vector != 0 => *event = call.clone(),
-                _ => watch.shared.push(call.clone()),
+                _ => monitor.shared.push(call.clone()),
             }
         }
         let events: Vec<BorrowedFd<'_>> = events.iter().map(|event| event.as_fd()).collect();
         function.set_vectors(&events)?;
-        Ok((watch, plan.into_iter().map(Some).collect()))
+        Ok((monitor, plan.into_iter().map(Some).collect()))
     }
 
     /// Starts the thread, which owns the device from now on.
-    pub(super) fn start(self, device: Device) -> io::Result<JoinHandle<()>> {
+    pub(super) fn start(self, device: PciDevice) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name("ism-pci".into()).spawn(move || self.run(device))
     }
 
-    fn run(&self, device: Device) {
+    fn run(&self, device: PciDevice) {
         while !self.health.is_gone() {
             if let Err(why) = self.round(&device) {
                 self.health.fail(&why);
@@ -147,16 +147,16 @@ impl Watch {
     }
 
     /// Waits once; what is wrong with the device is the error.
-    fn round(&self, device: &Device) -> Result<(), String> {
+    fn round(&self, device: &PciDevice) -> Result<(), String> {
         let intx = device.function.intx();
         let interrupt = intx.unwrap_or(self.config.as_fd());
-        let watched = [
+        let waited_for = [
             (self.stop.as_fd(), Interest::Read),
             (self.request.as_fd(), Interest::Read),
             (interrupt, Interest::Read),
         ];
         let [_, request, interrupt] =
-            wait(watched, Some(LOOK)).map_err(|error| format!("poll: {error}"))?;
+            wait(waited_for, Some(LOOK)).map_err(|error| format!("poll: {error}"))?;
         if request.readable {
             return Err("the device is being removed".into());
         }
@@ -171,7 +171,7 @@ impl Watch {
         look(device.common.status())
     }
 
-    fn take_intx(&self, device: &Device) -> Result<(), String> {
+    fn take_intx(&self, device: &PciDevice) -> Result<(), String> {
         let gone = |error| format!("the interrupt line is gone: {error}");
         device.function.take_intx().map_err(gone)?;
         // Reading it lowers the line.

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use virtio_ism_abi::event::EVENT_LEN;
 
-use super::Wiring;
-use crate::sys::{Ring, RingAddresses, Span, lock};
-use crate::transport::{GuestMem, GuestPool, TransportError};
+use super::{DmaSpan, GuestMem, GuestPool, QueueAddresses, QueueError, SplitQueue, Wiring};
+use crate::sys::lock;
 
 const ENTRIES: usize = 256;
 
 pub(crate) struct EventQueue {
-    ring: Mutex<Ring<ENTRIES>>,
+    ring: Mutex<SplitQueue<ENTRIES>>,
     buffers: GuestMem,
     wiring: Wiring,
 }
@@ -20,9 +19,9 @@ pub(crate) struct EventQueue {
 impl EventQueue {
     /// Makes the queue and gives it all buffers; the device learns of them by
     /// [`start`](Self::start).
-    pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, TransportError> {
-        let (rings, gpa) = pool.permanent(Ring::<ENTRIES>::MEMORY)?;
-        let ring = Ring::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
+    pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, QueueError> {
+        let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
+        let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let buffers = pool.alloc(ENTRIES * EVENT_LEN)?;
         let queue = EventQueue { ring: Mutex::new(ring), buffers, wiring };
         {
@@ -34,11 +33,11 @@ impl EventQueue {
         Ok(queue)
     }
 
-    fn buffer(&self, i: u32) -> Result<Span, TransportError> {
+    fn buffer(&self, i: u32) -> Result<DmaSpan, QueueError> {
         Ok(self.buffers.span(i as usize * EVENT_LEN, EVENT_LEN)?)
     }
 
-    pub(crate) fn addresses(&self) -> RingAddresses {
+    pub(crate) fn addresses(&self) -> QueueAddresses {
         lock(&self.ring).addresses()
     }
 
@@ -49,12 +48,12 @@ impl EventQueue {
         }
     }
 
-    /// See `Transport::try_event`.
-    pub(crate) fn take(&self) -> Result<Option<[u8; EVENT_LEN]>, TransportError> {
+    /// See `RunningDevice::try_event`.
+    pub(crate) fn take(&self) -> Result<Option<[u8; EVENT_LEN]>, QueueError> {
         let mut ring = lock(&self.ring);
         let done = match ring.pop() {
             Ok(Some(done)) => done,
-            Ok(None) if self.wiring.health.is_gone() => return Err(TransportError::Gone),
+            Ok(None) if self.wiring.health.is_gone() => return Err(QueueError::Gone),
             Ok(None) => return Ok(None),
             Err(error) => {
                 self.wiring.health.fail(&error.to_string());
@@ -93,8 +92,8 @@ impl EventQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{EventFd, RingDevice};
-    use crate::transport::health::Health;
+    use crate::sys::EventFd;
+    use crate::virtqueue::{DeviceSide, Health};
 
     #[test]
     fn records_come_in_order_and_buffers_go_round() {
@@ -111,7 +110,7 @@ mod tests {
         let queue = EventQueue::new(&pool, wiring).unwrap();
         queue.start();
         assert!(kick.clear(), "the device is told of the buffers");
-        let mut device = RingDevice::new(pool.whole().clone(), queue.addresses());
+        let mut device = DeviceSide::new(pool.whole().clone(), queue.addresses());
         assert!(queue.take().unwrap().is_none());
         for i in 0..2000u32 {
             let head = device.next().unwrap();
@@ -125,7 +124,7 @@ mod tests {
         let mut short = [0; EVENT_LEN];
         short[..8].fill(5);
         assert_eq!(queue.take().unwrap(), Some(short), "no leftovers of an older record");
-        assert!(matches!(queue.take(), Err(TransportError::Gone)));
+        assert!(matches!(queue.take(), Err(QueueError::Gone)));
         assert!(!queue.arm());
     }
 }

@@ -1,43 +1,13 @@
-//! The queues of a virtio-ism device as the driver works them, for any transport whose queues
-//! lie in memory of this process and whose interrupts are eventfds.
+//! All queues of one virtio-ism device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use virtio_ism_abi::Token;
 
-use super::health::Health;
-use super::{GuestPool, MovePath, TransportError};
-use crate::sys::{EventFd, RingAddresses};
-
-mod control;
-mod events;
-mod moves;
-
-pub(crate) use control::ControlQueue;
-pub(crate) use events::EventQueue;
-pub(crate) use moves::MoveQueue;
-
-/// Tells the device that a queue has something new.
-pub(crate) trait Notify: Send + Sync {
-    fn notify(&self);
-}
-
-impl Notify for Arc<EventFd> {
-    fn notify(&self) {
-        self.signal();
-    }
-}
-
-/// What a queue needs besides its ring.
-pub(crate) struct Wiring {
-    /// Where new chains are announced.
-    pub(crate) kick: Box<dyn Notify>,
-    /// Where the device announces completions.
-    pub(crate) call: Arc<EventFd>,
-    pub(crate) health: Arc<Health>,
-    pub(crate) event_idx: bool,
-}
+use super::{
+    ControlQueue, EventQueue, GuestPool, MovePath, MoveQueue, QueueAddresses, QueueError, Wiring,
+};
 
 /// All queues of a device.
 pub(crate) struct Queues {
@@ -55,7 +25,7 @@ impl Queues {
         control: Wiring,
         events: Wiring,
         moves: impl IntoIterator<Item = Wiring>,
-    ) -> Result<Queues, TransportError> {
+    ) -> Result<Queues, QueueError> {
         Ok(Queues {
             control: ControlQueue::new(pool, control)?,
             events: EventQueue::new(pool, events)?,
@@ -68,25 +38,24 @@ impl Queues {
     }
 
     /// Where each ring lies, in the order of queue numbers.
-    pub(crate) fn addresses(&self) -> Vec<RingAddresses> {
+    pub(crate) fn addresses(&self) -> Vec<QueueAddresses> {
         let mut all = vec![self.control.addresses(), self.events.addresses()];
         all.extend(self.moves.iter().map(MoveQueue::addresses));
         all
     }
 
     /// A path on the next move queue; it stays there, since queues have no order among them.
-    pub(crate) fn open_path(&self, token: Token) -> Result<Arc<MovePath>, TransportError> {
+    pub(crate) fn open_path(&self, token: Token) -> Result<Arc<MovePath>, QueueError> {
         let n = self.next_path.fetch_add(1, Ordering::Relaxed) % self.moves.len().max(1);
         match self.moves.get(n) {
             Some(queue) => queue.open_path(token, n as u16),
-            None => Err(TransportError::Missing("a move queue")),
+            None => Err(QueueError::NoMoveQueue(n)),
         }
     }
 
-    pub(crate) fn of(&self, path: &MovePath) -> Result<&MoveQueue, TransportError> {
-        self.moves
-            .get(usize::from(path.queue()))
-            .ok_or(TransportError::Missing("the path's move queue"))
+    pub(crate) fn of(&self, path: &MovePath) -> Result<&MoveQueue, QueueError> {
+        let n = usize::from(path.queue());
+        self.moves.get(n).ok_or(QueueError::NoMoveQueue(n))
     }
 
     pub(crate) fn max_payload(&self) -> usize {

@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use super::TransportError;
-use crate::sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, Span, lock, sealed_memfd};
+use super::{DmaSpan, QueueError};
+use crate::sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, lock, sealed_memfd};
 
 /// Smallest block, bytes.
 const MIN_BLOCK: usize = 4096;
@@ -108,8 +108,8 @@ impl GuestPool {
     ///
     /// # Errors
     /// The pool is used up.
-    pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, TransportError> {
-        let refused = TransportError::OutOfMemory { wanted: len, size: self.usable.len() };
+    pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
+        let refused = QueueError::OutOfMemory { wanted: len, size: self.usable.len() };
         let Some(block) = len.max(MIN_BLOCK).checked_next_power_of_two() else {
             return Err(refused);
         };
@@ -125,7 +125,7 @@ impl GuestPool {
     ///
     /// # Errors
     /// The pool is used up.
-    pub fn permanent(self: &Arc<Self>, len: usize) -> Result<(SharedSlice, u64), TransportError> {
+    pub fn permanent(self: &Arc<Self>, len: usize) -> Result<(SharedSlice, u64), QueueError> {
         let mut mem = self.alloc(len)?;
         mem.leak();
         Ok((mem.slice().clone(), mem.gpa()))
@@ -158,7 +158,7 @@ impl GuestMem {
     /// # Errors
     /// The part does not lie in the memory, or crosses a multiple of 2 MiB of pinned memory.
     #[inline]
-    pub fn span(&self, at: usize, len: usize) -> Result<Span, OutOfBounds> {
+    pub fn span(&self, at: usize, len: usize) -> Result<DmaSpan, OutOfBounds> {
         let whole = self.slice.len();
         let refused = OutOfBounds { offset: at, len, size: whole };
         if at > whole || len > whole - at {
@@ -167,7 +167,7 @@ impl GuestMem {
         let (gpa, contiguous) = self.pool.bus(self.offset + at);
         match u32::try_from(len) {
             Ok(short) if len <= contiguous => {
-                Ok(Span { address: self.slice.address() + at, gpa, len: short })
+                Ok(DmaSpan { address: self.slice.address() + at, gpa, len: short })
             }
             _ => Err(refused),
         }
@@ -292,7 +292,7 @@ mod tests {
         let mut bytes = [9; 100];
         again.slice().copy_out(0, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 100]);
-        assert!(matches!(pool.alloc(8 << 20), Err(TransportError::OutOfMemory { .. })));
+        assert!(matches!(pool.alloc(8 << 20), Err(QueueError::OutOfMemory { .. })));
         drop(again);
         assert_eq!(pool.used(), 0);
         pool.alloc(8 << 20).unwrap();

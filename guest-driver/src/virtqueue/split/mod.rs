@@ -12,90 +12,33 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use thiserror::Error;
 use virtio_drivers::PAGE_SIZE;
 use virtio_drivers::queue::VirtQueue;
 
-use super::SharedSlice;
+use crate::sys::SharedSlice;
 
 #[cfg(test)]
 pub(crate) mod device;
 mod hal;
 #[cfg(test)]
 mod tests;
+mod types;
+
+pub use types::{DmaSpan, QueueAddresses, SplitQueueError, UsedChain};
 
 use hal::{AddressCatcher, SharedHal, with_ring_memory, with_translation};
 
-/// Where the parts of a ring lie, in bus addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RingAddresses {
-    /// Entries of each part.
-    pub size: u16,
-    /// The descriptor table.
-    pub descriptors: u64,
-    /// The available ring (driver area).
-    pub available: u64,
-    /// The used ring (device area).
-    pub used: u64,
-}
-
-/// A buffer in memory that the device can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Address of the first byte in this process.
-    pub address: usize,
-    /// Bus address of the first byte; the bytes are contiguous on the bus, too.
-    pub gpa: u64,
-    /// Length in bytes, not 0.
-    pub len: u32,
-}
-
-/// A chain that came back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// What the chain was added with.
-    pub cookie: u32,
-    /// Bytes that the device says it wrote, not more than the writable part has.
-    pub written: u32,
-}
-
-/// What can be wrong with a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RingError {
-    /// The memory for the ring is too small, not aligned to a page, or not part of the pool.
-    #[error("{len} bytes at {address:#x} cannot hold a ring")]
-    Memory {
-        /// Address of the memory.
-        address: usize,
-        /// Its length, bytes.
-        len: usize,
-    },
-    /// A buffer is empty or not in memory that the device can reach.
-    #[error("a buffer of {} bytes at {:#x} is not in the shared pool", .0.len, .0.address)]
-    Buffer(Span),
-    /// No descriptor is left for now.
-    #[error("the ring is full")]
-    Full,
-    /// The device returned a chain that was not in flight, or changed a used entry after it
-    /// published it. The ring is of no use any more.
-    #[error("the device returned chain {id}, which is not in flight")]
-    BadCompletion {
-        /// What it returned.
-        id: u16,
-    },
-}
-
 #[derive(Clone, Copy)]
 struct InFlight {
-    readable: Option<Span>,
-    writable: Option<Span>,
+    readable: Option<DmaSpan>,
+    writable: Option<DmaSpan>,
     cookie: u32,
 }
 
 /// The driver side of a virtqueue with `N` entries (a power of two).
-pub struct Ring<const N: usize> {
+pub struct SplitQueue<const N: usize> {
     queue: VirtQueue<SharedHal, N>,
-    addresses: RingAddresses,
+    addresses: QueueAddresses,
     pool: SharedSlice,
     // Holds the rings; offsets below are into it.
     memory: SharedSlice,
@@ -109,10 +52,10 @@ pub struct Ring<const N: usize> {
     // The available index when `must_kick` was last asked.
     announced: u16,
     armed: bool,
-    broken: Option<RingError>,
+    broken: Option<SplitQueueError>,
 }
 
-impl<const N: usize> Ring<N> {
+impl<const N: usize> SplitQueue<N> {
     /// Bytes of page-aligned memory that the ring needs.
     pub const MEMORY: usize = {
         let driver = 16 * N + 2 * (3 + N);
@@ -130,8 +73,8 @@ impl<const N: usize> Ring<N> {
         memory: SharedSlice,
         gpa: u64,
         event_idx: bool,
-    ) -> Result<Ring<N>, RingError> {
-        let refused = RingError::Memory { address: memory.address(), len: memory.len() };
+    ) -> Result<SplitQueue<N>, SplitQueueError> {
+        let refused = SplitQueueError::Memory { address: memory.address(), len: memory.len() };
         if memory.len() < Self::MEMORY || !memory.address().is_multiple_of(PAGE_SIZE) {
             return Err(refused);
         }
@@ -141,7 +84,7 @@ impl<const N: usize> Ring<N> {
             with_ring_memory(&memory, gpa, || VirtQueue::new(&mut catcher, 0, false, false))
                 .map_err(|_| refused)?;
         let addresses = catcher.caught.ok_or(refused)?;
-        let mut ring = Ring {
+        let mut ring = SplitQueue {
             queue,
             available_at: (addresses.available - gpa) as usize,
             used_at: (addresses.used - gpa) as usize,
@@ -161,7 +104,7 @@ impl<const N: usize> Ring<N> {
     }
 
     /// Where the device finds the ring.
-    pub fn addresses(&self) -> RingAddresses {
+    pub fn addresses(&self) -> QueueAddresses {
         self.addresses
     }
 
@@ -183,10 +126,10 @@ impl<const N: usize> Ring<N> {
     /// The ring is full or broken, or a buffer is not in the pool.
     pub fn add(
         &mut self,
-        readable: Option<Span>,
-        writable: Option<Span>,
+        readable: Option<DmaSpan>,
+        writable: Option<DmaSpan>,
         cookie: u32,
-    ) -> Result<(), RingError> {
+    ) -> Result<(), SplitQueueError> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
@@ -199,7 +142,7 @@ impl<const N: usize> Ring<N> {
                 // are used.
                 with_translation(readable, writable, || unsafe { queue.add(inputs, outputs) })
             })
-            .map_err(|_| RingError::Full)?;
+            .map_err(|_| SplitQueueError::Full)?;
         self.added = self.added.wrapping_add(1);
         if let Some(slot) = self.in_flight.get_mut(usize::from(head)) {
             *slot = Some(InFlight { readable, writable, cookie });
@@ -229,7 +172,7 @@ impl<const N: usize> Ring<N> {
     ///
     /// # Errors
     /// The device broke the rules; the ring is of no use any more.
-    pub fn pop(&mut self) -> Result<Option<Completion>, RingError> {
+    pub fn pop(&mut self) -> Result<Option<UsedChain>, SplitQueueError> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
@@ -237,14 +180,14 @@ impl<const N: usize> Ring<N> {
         match self.pop_known(id) {
             Some(done) => Ok(Some(done)),
             None => {
-                let error = RingError::BadCompletion { id };
+                let error = SplitQueueError::BadCompletion { id };
                 self.broken = Some(error);
                 Err(error)
             }
         }
     }
 
-    fn pop_known(&mut self, id: u16) -> Option<Completion> {
+    fn pop_known(&mut self, id: u16) -> Option<UsedChain> {
         let chain = self.in_flight.get_mut(usize::from(id))?.take()?;
         let readable_at = chain.readable.map(|span| self.locate(span)).transpose().ok()?;
         let writable_at = chain.writable.map(|span| self.locate(span)).transpose().ok()?;
@@ -260,7 +203,7 @@ impl<const N: usize> Ring<N> {
             self.suppress_now();
         }
         let room = chain.writable.map_or(0, |span| span.len);
-        Some(Completion { cookie: chain.cookie, written: written.min(room) })
+        Some(UsedChain { cookie: chain.cookie, written: written.min(room) })
     }
 
     /// Whether [`pop`](Self::pop) has something.
@@ -301,8 +244,8 @@ impl<const N: usize> Ring<N> {
     }
 
     /// The pool offset of a buffer.
-    fn locate(&self, span: Span) -> Result<(usize, usize), RingError> {
-        let refused = RingError::Buffer(span);
+    fn locate(&self, span: DmaSpan) -> Result<(usize, usize), SplitQueueError> {
+        let refused = SplitQueueError::Buffer(span);
         let offset = span.address.checked_sub(self.pool.address()).ok_or(refused)?;
         let len = span.len as usize;
         if len == 0 || offset > self.pool.len() || len > self.pool.len() - offset {
