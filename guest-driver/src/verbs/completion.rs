@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::context::set_nonblocking;
 use super::library::Functions;
-use super::{Context, VerbsError, ffi};
+use super::{Context, CqId, VerbsError, ffi};
 
 /// A descriptor (`AsFd`) that is readable when a completion queue that was armed has something.
 pub struct Channel {
@@ -71,7 +71,7 @@ impl Channel {
             return 0;
         }
         row.note(cq);
-        seen(CqId(context.addr()));
+        seen(CqId::from_number(context.addr()));
         1
     }
 
@@ -90,7 +90,7 @@ impl Channel {
             let cq: *mut ffi::Cq = std::ptr::with_exposed_provenance_mut(name as usize);
             row.note(cq);
             // SAFETY: a queue exists until its notices are acknowledged.
-            seen(CqId(unsafe { (*cq).cq_context }.addr()));
+            seen(CqId::from_number(unsafe { (*cq).cq_context }.addr()));
         }
         got
     }
@@ -153,16 +153,6 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// Tells the completion queues of this process apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CqId(usize);
-
-impl CqId {
-    pub(super) fn from_number(number: usize) -> CqId {
-        CqId(number)
-    }
-}
-
 /// A completion queue.
 ///
 /// It must have room for a completion of every signaled request and every receive of its queue
@@ -220,7 +210,7 @@ impl Cq {
             poll,
             arm,
             kernel: context.kernel_arms().then_some(handle),
-            id: CqId(id),
+            id: CqId::from_number(id),
             entries: u32::try_from(cqe).unwrap_or(entries),
             channel: channel.cloned(),
             context: Arc::clone(context),

@@ -13,6 +13,9 @@ use smc_core::wire::ids::{Mtu, Qpn};
 use super::library::Functions;
 use super::{CqId, DeviceInfo, GidEntry, VerbsError, device, ffi, gid};
 
+/// Entries of a GID table that are read; devices have up to a few thousand.
+const GID_TABLE_LIMIT: usize = 4096;
+
 /// An open RNIC. Its descriptor (`AsFd`) is readable when [`next_async_event`] has something.
 ///
 /// [`next_async_event`]: Context::next_async_event
@@ -176,7 +179,29 @@ impl Context {
     /// # Errors
     /// What the library says, or what reading sysfs says where the library is too old.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
-        gid::query(self, port)
+        let Some(query) = self.functions._ibv_query_gid_table else {
+            return Ok(gid::sysfs_table(&gid::port_dir(self.info.name(), port)));
+        };
+        let mut entries = vec![ffi::GidEntry::default(); self.gid_table_len()?];
+        // SAFETY: the context is open, and there is room for `len` entries of the size that is said.
+        let count = unsafe {
+            query(self.raw(), entries.as_mut_ptr(), entries.len(), 0, size_of::<ffi::GidEntry>())
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let code = i32::try_from(count).unwrap_or(-1);
+            return Err(VerbsError::call("ibv_query_gid_table", code));
+        };
+        let entries = entries.iter().take(count).filter(|entry| entry.port_num == u32::from(port));
+        Ok(entries.filter_map(gid::entry_of).collect())
+    }
+
+    /// Room for the tables of all ports: the library fills in the entries of all of them at once.
+    fn gid_table_len(&self) -> Result<usize, VerbsError> {
+        let mut len = 0;
+        for port in 1..=self.limits()?.ports {
+            len += self.port(port)?.gid_table_len as usize;
+        }
+        Ok(len.clamp(1, GID_TABLE_LIMIT))
     }
 
     /// The next thing the device has to tell, already acknowledged; `None` if there is nothing

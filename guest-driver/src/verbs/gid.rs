@@ -1,7 +1,7 @@
-//! The GID table of a port.
+//! Entries of a port's GID table, as the library returns them and as sysfs has them.
 //!
-//! The library's `ibv_query_gid_table` tells everything in one call. It came with rdma-core 34;
-//! where it is missing, sysfs tells the same in a file per fact.
+//! The library's `ibv_query_gid_table` returns all entries in one call. It came with rdma-core 34.
+//! Where it is missing, `Context::gids` reads sysfs, which has a file for each attribute.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -9,12 +9,10 @@ use std::path::{Path, PathBuf};
 
 use smc_core::wire::ids::{Gid, Mac};
 
-use super::{Context, VerbsError, ffi};
+use super::ffi;
 
 /// Last index that an address handle can name.
 const LAST_INDEX: u32 = 255;
-/// Entries of a port that are looked at; devices have up to a few thousand.
-const TABLE_LIMIT: usize = 4096;
 /// Missing entries after which a table in sysfs is taken to have no more.
 const GAP: u32 = 16;
 
@@ -57,34 +55,8 @@ pub struct GidEntry {
     pub net_device: Option<NetDevice>,
 }
 
-/// The table of a port.
-pub(super) fn query(context: &Context, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
-    let Some(query) = context.functions()._ibv_query_gid_table else {
-        return Ok(sysfs_table(&port_dir(context.device().name(), port)));
-    };
-    let mut entries = vec![ffi::GidEntry::default(); table_len(context)?];
-    // SAFETY: the context is open, and there is room for `len` entries of the size that is said.
-    let count = unsafe {
-        query(context.raw(), entries.as_mut_ptr(), entries.len(), 0, size_of::<ffi::GidEntry>())
-    };
-    let Ok(count) = usize::try_from(count) else {
-        let code = i32::try_from(count).unwrap_or(-1);
-        return Err(VerbsError::call("ibv_query_gid_table", code));
-    };
-    let entries = entries.iter().take(count).filter(|entry| entry.port_num == u32::from(port));
-    Ok(entries.filter_map(entry_of).collect())
-}
-
-/// Room for the tables of all ports, which the library wants to tell at once.
-fn table_len(context: &Context) -> Result<usize, VerbsError> {
-    let mut len = 0;
-    for port in 1..=context.limits()?.ports {
-        len += context.port(port)?.gid_table_len as usize;
-    }
-    Ok(len.clamp(1, TABLE_LIMIT))
-}
-
-fn entry_of(entry: &ffi::GidEntry) -> Option<GidEntry> {
+/// An entry as the library gives it; `None` if a queue pair cannot use it.
+pub(super) fn entry_of(entry: &ffi::GidEntry) -> Option<GidEntry> {
     let kind = match entry.gid_type {
         ffi::GID_TYPE_ROCE_V1 => GidKind::RoceV1,
         ffi::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
@@ -112,7 +84,8 @@ fn interface_index(name: &str) -> u32 {
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-fn port_dir(device: &str, port: u8) -> PathBuf {
+/// The directory of sysfs that describes a port.
+pub(super) fn port_dir(device: &str, port: u8) -> PathBuf {
     Path::new("/sys/class/infiniband").join(device).join("ports").join(port.to_string())
 }
 
@@ -132,7 +105,7 @@ pub(super) fn net_devices(device: &str) -> Vec<NetDevice> {
 }
 
 /// The table below a port's directory; an entry that is not there cannot be read, or is zero.
-fn sysfs_table(dir: &Path) -> Vec<GidEntry> {
+pub(super) fn sysfs_table(dir: &Path) -> Vec<GidEntry> {
     let mut table = Vec::new();
     let mut missing = 0;
     for index in 0..=LAST_INDEX {

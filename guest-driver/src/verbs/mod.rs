@@ -37,6 +37,7 @@
 
 mod completion;
 mod context;
+mod cq_id;
 mod device;
 mod ffi;
 mod gid;
@@ -45,8 +46,9 @@ mod memory;
 mod queue_pair;
 mod work;
 
-pub use completion::{Channel, Completed, Completion, Cq, CqId, WcStatus};
+pub use completion::{Channel, Completed, Completion, Cq, WcStatus};
 pub use context::{AsyncEvent, Context, DeviceLimits, PortInfo, PortState};
+pub use cq_id::CqId;
 pub use device::{DeviceInfo, devices};
 pub use gid::{GidEntry, GidKind, NetDevice};
 pub use memory::{Access, Memory, Mr, Pd, Sge};
