@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use guest_driver::rendezvous::{Mode, Policy, Verdict};
+use guest_driver::rendezvous::{AllowedProtocol, Mode, Policy};
 use smc_core::wire::ids::Eid;
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
@@ -205,7 +205,7 @@ impl RunConfig {
     /// Whether a connection from this client to this own port may be SMC.
     pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
         self.accept.iter().any(|rule| rule.matches(client, port))
-            && self.policy.accept(client, port) == Verdict::Smc
+            && self.policy.accept(client, port) == AllowedProtocol::Smc
     }
 
     /// Whether a server needs the client's address to decide.

@@ -259,7 +259,7 @@ fn an_option_that_is_stripped_costs_nothing_where_the_client_speaks_first() {
                 // A server that answered the option waits for a Proposal before its program may
                 // write.
                 let waits = synack && first == "server";
-                let timeout = guest_driver::rendezvous::PROPOSAL_PATIENCE;
+                let timeout = guest_driver::rendezvous::PROPOSAL_TIMEOUT;
                 takes_less_than(SOON + if waits { timeout } else { Duration::ZERO }, || {
                     let (fabric, passed) = (Fabric::new(2), Passed::new());
                     let server = passed.program(&fabric, "required");

@@ -19,7 +19,7 @@ use super::peer::{OwnBuffer, Peer};
 use super::rdma::{Accepting, Refused};
 use super::tcp::{fill, peek, send};
 use super::{Broken, ByRdma, Fabric, Fabrics, Link, LinkD, Outcome};
-use crate::rendezvous::PROPOSAL_PATIENCE;
+use crate::rendezvous::PROPOSAL_TIMEOUT;
 
 /// What a server needs for each handshake.
 pub(crate) struct Terms<'a> {
@@ -65,7 +65,7 @@ impl Handshake {
 
     /// Begins to wait for the first bytes of a client that has been told to send a Proposal.
     pub(crate) fn awaited(terms: &Terms<'_>) -> Handshake {
-        let patience = PROPOSAL_PATIENCE.min(terms.patience);
+        let patience = PROPOSAL_TIMEOUT.min(terms.patience);
         Handshake { stage: Stage::Detect, deadline: Instant::now() + patience }
     }
 

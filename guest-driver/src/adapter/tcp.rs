@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use smc_core::handshake::ClcReader;
 
-use crate::rendezvous::{Asked, Meeting};
+use crate::rendezvous::{OptionRequest, PeerDiscovery};
 
 /// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
 ///
@@ -87,20 +87,20 @@ fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Res
     }
 }
 
-/// Connects, with lazy acknowledgements from the start, and with TCP option 254 if the meeting is to
+/// Connects, with lazy acknowledgements from the start, and with TCP option 254 if the discovery is to
 /// be asked.
 ///
 /// # Errors
 /// Those of connect(2); `TimedOut` when the deadline has passed.
 pub(crate) fn connect(
     addr: &SocketAddr,
-    meeting: Option<&Meeting>,
+    discovery: Option<&PeerDiscovery>,
     deadline: Option<Instant>,
-) -> io::Result<(TcpStream, Option<Asked>)> {
+) -> io::Result<(TcpStream, Option<OptionRequest>)> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     acknowledge_lazily(&socket, true);
-    let asked = meeting.map(|meeting| meeting.before_connect(&socket, addr));
+    let asked = discovery.map(|discovery| discovery.before_connect(&socket, addr));
     if deadline.is_some() {
         rustix::io::ioctl_fionbio(&socket, true)?;
     }

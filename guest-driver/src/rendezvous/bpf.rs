@@ -140,14 +140,14 @@ pub(super) struct Map<K, V> {
 }
 
 /// Types whose bytes are all theirs: no padding, any bits are a value.
-pub(super) trait Plain:
+pub(super) trait MapData:
     zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable
 {
 }
 
-impl<T: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable> Plain for T {}
+impl<T: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable> MapData for T {}
 
-impl<K: Plain, V: Plain> Map<K, V> {
+impl<K: MapData, V: MapData> Map<K, V> {
     /// Makes a map of at most `entries` entries. `name`: shown by `bpftool map`.
     pub(super) fn new(kind: MapKind, entries: u32, name: &str) -> io::Result<Map<K, V>> {
         let mut attributes = Attributes::default();
@@ -312,7 +312,7 @@ pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the number is only handed to fcntl(2), which refuses what is no descriptor.
     let theirs = unsafe { BorrowedFd::borrow_raw(number) };
-    super::out_of_the_way(theirs)
+    super::duplicate_high(theirs)
 }
 
 /// Sets a socket option whose value is an `int`.

@@ -2,8 +2,9 @@
 //!
 //! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN; a
 //! server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
-//! appendix A.1, OPT-1, OPT-4). Only when both were sent, the handshake of SMC begins; everybody
-//! else never sees a byte of it (OPT-9). That is also how the kernel's AF_SMC finds its peers.
+//! appendix A.1, OPT-1, OPT-4). The handshake of SMC begins only if both ends sent the option; any
+//! other peer never receives a byte of it (OPT-9). The kernel's AF_SMC finds its peers in the same
+//! way.
 //!
 //! # Why eBPF
 //!
@@ -13,38 +14,42 @@
 //! read those of the peer. The two programs are assembled here, instruction by instruction (see
 //! `program.rs`); no compiler is needed, neither when this crate is built nor when it runs.
 //!
-//! # Who gets the option
+//! # Which sockets send the option
 //!
-//! Only sockets that were named to [`Rendezvous::want`] and [`Rendezvous::listen`] and that the
-//! [`Policy`] lets through; any other socket of the cgroup is left as it is. A listener answers only
-//! if it was asked (OPT-5), and not where it could not keep the promise: with SYN cookies, with TCP
-//! Fast Open, without room for the option.
+//! The programs serve only sockets that were passed to [`Rendezvous::want`] or
+//! [`Rendezvous::listen`] and that the [`Policy`] allows. They change no other socket of the cgroup.
+//! A listener answers only a SYN that carries the option (OPT-5). It does not answer where the
+//! connection could not use SMC afterwards: with SYN cookies, with TCP Fast Open, or without room for
+//! the option.
 //!
-//! The wish and the answer are kept in the socket itself (a BPF socket storage), are gone with it,
-//! and nobody can take one connection for another. Everything ends with the process: nothing is
-//! pinned. Any number of processes may do this in one cgroup. An established connection costs
-//! nothing; making one costs each end a few microseconds, most of them for the system calls that
-//! name the socket and read the answer, and sockets that are not named nothing that can be measured.
+//! The kernel keeps request and answer in the socket itself (a BPF socket storage) and frees them
+//! with it, so one connection cannot be mistaken for another. Nothing is pinned, so everything ends
+//! with the process. Any number of processes may attach to one cgroup. The programs cost an
+//! established connection nothing. Making a connection costs each end a few microseconds, most of
+//! them for the system calls that mark the socket and read the answer. For other sockets no cost
+//! could be measured.
 //!
 //! # What has to be granted
 //!
 //! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
-//! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]; they may be given up afterwards, except
-//! before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set; a process that has them may pass
-//! its rendezvous on to programs without ([`Rendezvous::pass_on`]). [`Unavailable`] says what is
-//! missing and which command grants it. Listeners that listened before they were named need Linux
-//! 6.12: name them earlier, or use [`Rendezvous::bind`].
+//! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards,
+//! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has them
+//! may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]). [`Unavailable`]
+//! says what is missing and which command grants it. [`Rendezvous::listen`] on a socket that listens
+//! already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
 
 mod assembler;
 mod bpf;
 mod cgroup;
-mod meeting;
+mod peer_discovery;
 mod policy;
 mod program;
 mod unavailable;
 
-pub use meeting::{Asked, ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove};
-pub use policy::{Policy, PolicyError, Verdict};
+pub use peer_discovery::{
+    ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
+};
+pub use policy::{AllowedProtocol, Policy, PolicyError};
 pub use unavailable::{Missing, Unavailable};
 
 use std::io;
@@ -58,14 +63,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use bpf::{Hook, Map, MapKind};
 use program::{Maps, mark};
 
-/// Listening ports at most; of more, the ones that were not asked for longest are forgotten.
+/// Listening ports at most. The kernel drops the least recently used one for a further port.
 const MAX_PORTS: u32 = 4096;
 /// Connections under way at most whose SYN-ACK had no room for the option.
 const MAX_REFUSED: u32 = 1024;
 /// Networks of a policy times listening ports at most.
 const MAX_CLIENTS: u32 = 1 << 16;
-/// Descriptors that are passed on get numbers from here, above those that programs count on: the
-/// first of these that the limit allows.
+/// Lowest numbers for descriptors that are passed on, above those that programs rely on. The first
+/// number that the limit of the process allows is used.
 const PASSED_FROM: [i32; 3] = [700, 100, 3];
 /// Connections in a listener's queue that [`Rendezvous::bind`] asks for.
 const BACKLOG: i32 = 4096;
@@ -74,31 +79,31 @@ const BACKLOG: i32 = 4096;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The directory of the cgroup whose sockets take part; that of this process if none is named.
-    /// It may be one above.
+    /// The directory of the cgroup whose sockets take part: the cgroup of this process, or one above
+    /// it. `None`: the cgroup of this process.
     pub cgroup: Option<PathBuf>,
-    /// Which connections may ask for SMC, and be answered. Rules that name programs are held against
+    /// Which connections may send and answer the option. Rules that name programs are compared with
     /// the executable of this process.
     pub policy: Policy,
 }
 
-/// The rendezvous of a process. Sockets made while it lived keep their answers; new ones are plain
-/// TCP when it is dropped.
+/// The rendezvous of a process. When it is dropped, existing sockets keep their answers, and new
+/// sockets are plain TCP.
 #[derive(Debug)]
 pub struct Rendezvous {
     marks: Map<i32, u32>,
-    /// Whom a listener answers, if the policy looks at clients: 1 or 0.
+    /// Whether a listener answers a client: 1 or 0. Present if the policy depends on clients.
     clients: Option<Map<Client, u64>>,
     policy: Policy,
     cgroup: OwnedFd,
     path: PathBuf,
-    /// As long as it is open, the program is called.
+    /// The kernel calls the program as long as this is open.
     link: OwnedFd,
-    /// Takes listeners that listen already; its error number if the kernel does not have it.
+    /// The program for sockets that listen already; the error number if the kernel refused it.
     late: Result<OwnedFd, i32>,
 }
 
-/// A port on which somebody listens.
+/// A port on which a socket listens.
 #[derive(Clone, Copy, Debug, zerocopy::IntoBytes, zerocopy::FromBytes, zerocopy::Immutable)]
 #[repr(C)]
 struct Listening {
@@ -131,11 +136,11 @@ impl Rendezvous {
         let ports = ports.map_err(denied("a BPF hash table"))?;
         let refused = Map::<u64, u64>::new(MapKind::LruHash, MAX_REFUSED, "smc_refused");
         let refused = refused.map_err(denied("a BPF hash table"))?;
-        // Whoever it is passed on to may be concerned by other rules than this program.
-        let looks = options.policy.looks_at_clients();
+        // Before `of_this_program`: other rules may concern a program that adopts this rendezvous.
+        let by_client = options.policy.depends_on_client();
         let policy = of_this_program(options.policy);
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
-        let clients = looks.then(clients).transpose();
+        let clients = by_client.then(clients).transpose();
         let clients = clients.map_err(denied("a BPF prefix trie"))?;
         let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
         let maps = Maps {
@@ -162,9 +167,9 @@ impl Rendezvous {
         Ok(Arc::new(Rendezvous { marks, clients, policy, cgroup, path, link, late }))
     }
 
-    /// For programs that this process starts and that may lack the rights for a rendezvous of their
-    /// own: its text goes into their environment or onto their command line, and from there to
-    /// [`Rendezvous::adopt`].
+    /// Makes the rendezvous available to programs that this process starts and that may lack the
+    /// capabilities for one of their own. The text of the result goes into their environment or onto
+    /// their command line, and from there to [`Rendezvous::adopt`].
     ///
     /// # Errors
     /// No descriptors are left.
@@ -180,7 +185,7 @@ impl Rendezvous {
         for fd in own {
             let number = match fd {
                 Some(fd) => {
-                    let copy = out_of_the_way(fd)?;
+                    let copy = duplicate_high(fd)?;
                     rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
                     let number = copy.as_raw_fd().to_string();
                     passed._descriptors.push(copy);
@@ -195,8 +200,8 @@ impl Rendezvous {
         Ok(passed)
     }
 
-    /// The rendezvous that the process's parent passed on; its descriptors stay for programs that
-    /// this one starts. The policy is this process's own.
+    /// Adopts the rendezvous that the process's parent passed on. The descriptors stay open for
+    /// programs that this process starts. The policy is that of this process.
     ///
     /// # Errors
     /// `InvalidInput`: the text is not one of [`Rendezvous::pass_on`]. Others: the descriptors have
@@ -225,7 +230,7 @@ impl Rendezvous {
         }))
     }
 
-    /// The numbers of its descriptors, for programs that close what they do not know.
+    /// The numbers of its descriptors, for programs that close unknown descriptors.
     pub fn descriptors(&self) -> Vec<i32> {
         let own = [Some(self.marks.as_fd()), self.clients.as_ref().map(AsFd::as_fd)];
         let late = self.late.as_ref().ok().map(AsFd::as_fd);
@@ -238,35 +243,36 @@ impl Rendezvous {
         &self.path
     }
 
-    /// Has a socket ask for SMC when it connects to `peer`; to be called before that. `false`: the
-    /// policy says no, and it connects as any other.
+    /// Has a socket send the option when it connects to `peer`. Call this before connect(2).
+    /// `false`: the policy forbids it, and the socket connects as any other.
     ///
     /// # Errors
-    /// The kernel's. The socket then connects as any other.
+    /// Those of bpf(2). The socket then connects as any other.
     pub fn want(&self, socket: impl AsFd, peer: &SocketAddr) -> io::Result<bool> {
-        if self.policy.connect(peer) == Verdict::Tcp {
+        if self.policy.connect(peer) == AllowedProtocol::Tcp {
             return Ok(false);
         }
         self.mark(socket.as_fd(), mark::WANT)?;
         Ok(true)
     }
 
-    /// Has a listener answer clients that ask for SMC; to be called after bind(2), and best before
-    /// listen(2). `false`: the policy says no.
+    /// Has a listener answer clients that send the option. Call this after bind(2), and best before
+    /// listen(2). `false`: the policy forbids it.
     ///
     /// # Errors
-    /// The socket listens already, and the kernel is older than 6.12 or the process has given up its
-    /// capabilities: `Unsupported`. Others of the kernel. The listener then answers as any other.
+    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process has
+    /// dropped its capabilities. Others are those of system calls. The listener then answers as any
+    /// other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
         let listener = listener.as_fd();
-        if !self.welcome(listener)? {
+        if !self.allow_clients(listener)? {
             return Ok(false);
         }
-        // SYN-ACKs that are sent again, and accepted sockets, look at what was asked for.
+        // The programs read the saved SYN for a retransmitted SYN-ACK and for an accepted socket.
         bpf::save_syn(listener)?;
         self.mark(listener, mark::ANSWER)?;
         if sockopt::socket_acceptconn(listener)? {
-            self.take_over(listener)?;
+            self.prepare_listening(listener)?;
         }
         Ok(true)
     }
@@ -281,35 +287,35 @@ impl Rendezvous {
         named.map(|_| listener)
     }
 
-    /// Whether both ends of a connection have sent the option, as seen from here.
+    /// Whether both ends of a connection have sent the option, as this end knows.
     ///
-    /// `None`: not known. The connection is not established, its socket was not named, or (of an
-    /// accepted one) its SYN was not kept. A client must take that for "no", because its server does
-    /// not wait for a Proposal; a server may look at the first bytes.
+    /// `None`: not known. The connection is not established, its socket was not marked, or the kernel
+    /// did not save the SYN of an accepted socket. A client must take `None` for "no", because its
+    /// server does not wait for a Proposal; a server may peek at the first bytes.
     pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
         let found = self.marks.get(&stream.as_fd().as_raw_fd());
         let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
     }
 
-    /// Tells the program whom a listener answers; whether that is anybody.
-    fn welcome(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+    /// Writes to the map which clients a listener answers. `false`: the policy forbids all clients.
+    fn allow_clients(&self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         let address = rustix::net::getsockname(listener)?;
         let port = SocketAddr::try_from(address)?.port();
         if port == 0 {
-            let text = "a listener is named after it is bound to a port";
+            let text = "a listener can answer the option only after it is bound to a port";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let clients = self.policy.listen(port);
-        if clients.iter().all(|(_, verdict)| *verdict == Verdict::Tcp) {
+        if clients.iter().all(|(_, allowed)| *allowed == AllowedProtocol::Tcp) {
             return Ok(false);
         }
         if let Some(table) = &self.clients {
-            for (network, verdict) in clients {
+            for (network, allowed) in clients {
                 let (address, length) = network.prefix();
                 let length = 32 + u32::from(length);
                 let key = Client { length, port: u32::from(port), address };
-                table.set(&key, &u64::from(verdict == Verdict::Smc))?;
+                table.set(&key, &u64::from(allowed == AllowedProtocol::Smc))?;
             }
         }
         Ok(true)
@@ -319,18 +325,18 @@ impl Rendezvous {
         self.marks.set(&socket.as_raw_fd(), &bit)
     }
 
-    /// Prepares a listener that listens already: callbacks can be asked for only inside the kernel,
-    /// and setsockopt(2) is a way to get there.
-    fn take_over(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+    /// Prepares a listener that listens already. Only code inside the kernel can request the callbacks
+    /// for such a socket, so this runs a program there by setsockopt(2).
+    fn prepare_listening(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
         let unsupported = |error: io::Error| {
-            let text = format!("a socket that listens already cannot be taken over: {error}");
+            let text = format!("a socket that listens already cannot answer the option: {error}");
             io::Error::new(io::ErrorKind::Unsupported, text)
         };
         let program = match &self.late {
             Ok(program) => program,
             Err(error) => return Err(unsupported(io::Error::from_raw_os_error(*error))),
         };
-        // Attached for this call only, so that those of others cost nothing more.
+        // Attached for this call only, so that calls of other processes cost nothing more.
         let link = bpf::attach(Hook::SetSockOpt, program.as_fd(), self.cgroup.as_fd());
         let link = link.map_err(unsupported)?;
         let (level, name) = program::TAKE_LISTENER;
@@ -340,7 +346,8 @@ impl Rendezvous {
     }
 }
 
-/// The descriptors of a rendezvous, open for programs that are started as long as this lives.
+/// The descriptors of a rendezvous. Programs that this process starts inherit them as long as this
+/// value lives.
 #[derive(Debug)]
 pub struct PassedOn {
     text: String,
@@ -353,12 +360,12 @@ impl std::fmt::Display for PassedOn {
     }
 }
 
-/// Another descriptor of the same, with a high number; closed when a program is executed.
-fn out_of_the_way(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Duplicates a descriptor to a high number, close-on-exec.
+fn duplicate_high(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut result = Err(rustix::io::Errno::MFILE);
     for floor in PASSED_FROM {
         result = rustix::io::fcntl_dupfd_cloexec(fd, floor);
-        // Beyond the limit, or nothing free up to it.
+        // The floor is beyond the limit, or no number from there to the limit is free.
         if !matches!(result, Err(rustix::io::Errno::INVAL | rustix::io::Errno::MFILE)) {
             break;
         }
@@ -366,7 +373,7 @@ fn out_of_the_way(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(result?)
 }
 
-/// Listens as [`TcpListener::bind`] does, with something done in between.
+/// Listens as [`TcpListener::bind`] does, and calls `prepare` between bind(2) and listen(2).
 fn bind(addr: &SocketAddr, prepare: impl FnOnce(BorrowedFd<'_>)) -> io::Result<TcpListener> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -386,7 +393,7 @@ fn of_this_program(policy: Policy) -> Policy {
 
 fn rejected(rejected: bpf::Rejected) -> Unavailable {
     match rejected.error.raw_os_error() {
-        // The verifier's refusals; a missing right is told at the first map.
+        // The verifier refused the program. A missing capability fails already at the first map.
         Some(libc::EACCES | libc::EINVAL) if !rejected.verifier.is_empty() => {
             Unavailable::kernel(format!("its verifier: {}", rejected.verifier))
         }

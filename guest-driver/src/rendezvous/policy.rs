@@ -1,6 +1,6 @@
-//! Who may speak SMC with whom.
+//! Which connections may use SMC.
 //!
-//! A policy file is TOML: rules from the top, the first one that fits decides.
+//! A policy file is TOML. The first rule from the top that fits a connection decides.
 //!
 //! ```toml
 //! default = "smc"                     # what no rule decides: "smc" (if absent) or "tcp"
@@ -36,7 +36,7 @@ const MAX_FILE: u64 = 1 << 20;
 /// What a connection may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum AllowedProtocol {
     /// SMC, if the peer speaks it, too.
     #[default]
     Smc,
@@ -44,10 +44,10 @@ pub enum Verdict {
     Tcp,
 }
 
-/// Which connections may ask for SMC. The default lets all of them.
+/// Which connections may send and answer the option. The default allows all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    default: Verdict,
+    default: AllowedProtocol,
     rules: Vec<Rule>,
 }
 
@@ -70,7 +70,7 @@ pub enum PolicyError {
     Network {
         /// The rule, from 1.
         rule: usize,
-        /// What is written.
+        /// The text in the file.
         text: String,
     },
     /// Not a port, nor two with `-` between them.
@@ -78,7 +78,7 @@ pub enum PolicyError {
     Port {
         /// The rule, from 1.
         rule: usize,
-        /// What is written.
+        /// The text in the file.
         text: String,
     },
     /// A list is empty: a rule that can never fit, or was meant to fit always.
@@ -112,14 +112,14 @@ enum Side {
 /// A rule; an empty list fits everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
-    verdict: Verdict,
+    allowed: AllowedProtocol,
     side: Option<Side>,
     peers: Vec<Network>,
     ports: Vec<RangeInclusive<u16>>,
     programs: Vec<String>,
 }
 
-/// All addresses that begin alike. IPv4 addresses are those of `::ffff:0:0/96`.
+/// All addresses with a common prefix. IPv4 addresses are those of `::ffff:0:0/96`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Network {
     start: u128,
@@ -127,14 +127,14 @@ pub(super) struct Network {
     length: u8,
 }
 
-/// What a listener answers to whom: the longest prefix decides.
-pub(super) type Clients = Vec<(Network, Verdict)>;
+/// Which clients a listener answers: the longest prefix decides.
+pub(super) type Clients = Vec<(Network, AllowedProtocol)>;
 
 impl Policy {
     /// Reads a policy from text.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The text is no TOML, or not of this form; see [`PolicyError`].
     pub fn parse(text: &str) -> Result<Policy, PolicyError> {
         let file: File = toml::from_str(text)?;
         let most = |what, found, most| {
@@ -148,9 +148,9 @@ impl Policy {
         Ok(Policy { default: file.default, rules })
     }
 
-    /// The policy that lets no connection ask for SMC.
+    /// The policy that allows SMC for no connection.
     pub fn none() -> Policy {
-        Policy { default: Verdict::Tcp, rules: Vec::new() }
+        Policy { default: AllowedProtocol::Tcp, rules: Vec::new() }
     }
 
     /// Reads a policy file.
@@ -168,7 +168,7 @@ impl Policy {
     /// The rules that concern a program, given the path of its executable.
     pub fn of_program(mut self, executable: &Path) -> Policy {
         let path = executable.to_string_lossy();
-        // What the kernel appends when the file has been replaced since.
+        // The kernel appends this when the file has been replaced since.
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
         let name = path.rsplit('/').next().unwrap_or(path);
         self.rules.retain_mut(|rule| {
@@ -181,43 +181,43 @@ impl Policy {
     }
 
     /// What a client may use to this server.
-    pub fn connect(&self, server: &SocketAddr) -> Verdict {
+    pub fn connect(&self, server: &SocketAddr) -> AllowedProtocol {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Connect, server.port()));
         self.first(rules, Network::of(server.ip()))
     }
 
     /// What a server may use with this client, on a port of its own.
-    pub fn accept(&self, client: IpAddr, port: u16) -> Verdict {
+    pub fn accept(&self, client: IpAddr, port: u16) -> AllowedProtocol {
         let rules = self.rules.iter().filter(|rule| rule.fits(Side::Listen, port));
         self.first(rules, Network::of(client))
     }
 
-    /// What a listener on this port may answer to whom.
+    /// Which protocol a listener on this port may use with which clients.
     pub(super) fn listen(&self, port: u16) -> Clients {
         let rules: Vec<_> =
             self.rules.iter().filter(|rule| rule.fits(Side::Listen, port)).collect();
-        // All networks that contain an address contain one another, and the smallest of those that
-        // are named is in every one of them. So the first rule that fits the smallest network is the
-        // first one that fits the address, too.
+        // Of all networks that contain an address, each contains the smaller ones. So every network
+        // in the rules that contains the address contains the smallest one, and the first rule that
+        // fits the smallest one is also the first that fits the address.
         let mut networks: Vec<_> = rules.iter().flat_map(|rule| rule.peers.clone()).collect();
         networks.push(Network::ALL);
         networks.sort_unstable();
         networks.dedup();
-        let verdict = |network: &Network| self.first(rules.iter().copied(), *network);
-        networks.iter().map(|network| (*network, verdict(network))).collect()
+        let allowed = |network: &Network| self.first(rules.iter().copied(), *network);
+        networks.iter().map(|network| (*network, allowed(network))).collect()
     }
 
-    /// Whether it matters to a listener who the client is.
-    pub fn looks_at_clients(&self) -> bool {
+    /// Whether the answer of a listener depends on the client's address.
+    pub fn depends_on_client(&self) -> bool {
         self.rules.iter().any(|rule| !rule.peers.is_empty() && rule.side != Some(Side::Connect))
     }
 
-    fn first<'a>(&self, rules: impl Iterator<Item = &'a Rule>, peer: Network) -> Verdict {
+    fn first<'a>(&self, rules: impl Iterator<Item = &'a Rule>, peer: Network) -> AllowedProtocol {
         let mut rules = rules;
         let fits = |rule: &&Rule| {
             rule.peers.is_empty() || rule.peers.iter().any(|network| network.contains(peer))
         };
-        rules.find(fits).map_or(self.default, |rule| rule.verdict)
+        rules.find(fits).map_or(self.default, |rule| rule.allowed)
     }
 }
 
@@ -278,7 +278,7 @@ impl fmt::Debug for Network {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    default: Verdict,
+    default: AllowedProtocol,
     #[serde(default)]
     rule: Vec<Written>,
 }
@@ -288,7 +288,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Written {
     #[serde(rename = "use")]
-    verdict: Verdict,
+    allowed: AllowedProtocol,
     when: Option<Side>,
     peers: Option<Vec<String>>,
     ports: Option<Vec<Port>>,
@@ -326,7 +326,7 @@ impl Written {
             ports(&text).ok_or(PolicyError::Port { rule, text })
         });
         Ok(Rule {
-            verdict: self.verdict,
+            allowed: self.allowed,
             side: self.when,
             peers: peers.collect::<Result<_, _>>()?,
             ports: ports.collect::<Result<_, _>>()?,

@@ -7,7 +7,7 @@
 //! mark: storage in a socket, u32, copied to the children of a listener
 //! ports: LRU table of struct listening -> u32
 //! refused: LRU table of a connection's cookie (u64) -> u32
-//! clients: only with a policy that looks at clients: trie of { port, address } -> bool
+//! clients: only with a policy that depends on clients: trie of { port, address } -> bool
 //!
 //! int smc_option(struct bpf_sock_ops *s)
 //! {
@@ -491,7 +491,7 @@ impl<'a> Program<'a> {
     /// Goes on if the policy lets this listener answer this client.
     fn client(&mut self, no: Label) {
         let Some(clients) = self.maps.clients else { return };
-        let (ipv4, look, yes) = (self.a.label(), self.a.label(), self.a.label());
+        let (ipv4, search, yes) = (self.a.label(), self.a.label(), self.a.label());
         let a = &mut self.a;
         // A whole address: the port before it, and 128 bits.
         a.set(Reg::R1, 32 + 128);
@@ -504,7 +504,7 @@ impl<'a> Program<'a> {
             a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP6 + word);
             a.store(Width::Word, Reg::R10, AT_CLIENT + 8 + word, Reg::R1);
         }
-        a.jump(look);
+        a.jump(search);
         a.here(ipv4);
         a.set(Reg::R1, 0);
         a.store(Width::Double, Reg::R10, AT_CLIENT + 8, Reg::R1);
@@ -512,7 +512,7 @@ impl<'a> Program<'a> {
         a.store(Width::Word, Reg::R10, AT_CLIENT + 16, Reg::R1);
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP4);
         a.store(Width::Word, Reg::R10, AT_CLIENT + 20, Reg::R1);
-        a.here(look);
+        a.here(search);
         self.lookup(clients, AT_CLIENT);
         let a = &mut self.a;
         a.jump_if(Reg::R0, When::Equal, 0, yes);

@@ -17,7 +17,7 @@ use super::stream::{SmcStream, break_off};
 use super::{Stack, stack::Current};
 use crate::adapter::plain::PlainMap;
 use crate::adapter::{self, Broken, Outcome, server};
-use crate::rendezvous::ServerMove;
+use crate::rendezvous::ServerAction;
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
@@ -89,7 +89,7 @@ impl SmcListener {
     pub fn bind(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcListener> {
         let mut result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no address"));
         for addr in addr.to_socket_addrs()? {
-            result = stack.meeting().bind(&addr);
+            result = stack.peer_discovery().bind(&addr);
             if result.is_ok() {
                 break;
             }
@@ -102,7 +102,7 @@ impl SmcListener {
     /// # Errors
     /// No descriptors are left.
     pub fn new(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
-        stack.meeting().listen(&tcp);
+        stack.peer_discovery().listen(&tcp);
         Self::of_tcp(stack, tcp)
     }
 
@@ -368,10 +368,10 @@ impl SmcListener {
                 Err(error) => return Err(error),
             }
         };
-        let handshake = match self.stack.meeting().accepted(&tcp) {
-            ServerMove::AwaitProposal => server::Handshake::awaited(&self.terms(current)),
-            ServerMove::Look => server::Handshake::new(&self.terms(current)),
-            ServerMove::Stay => {
+        let handshake = match self.stack.peer_discovery().accepted(&tcp) {
+            ServerAction::AwaitProposal => server::Handshake::awaited(&self.terms(current)),
+            ServerAction::Peek => server::Handshake::new(&self.terms(current)),
+            ServerAction::UseTcp => {
                 let plain = Outcome::Tcp(FallbackReason::PeerNotSmc.into());
                 self.finish(pending, tcp, addr, Ok(plain));
                 return Ok(true);

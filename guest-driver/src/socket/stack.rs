@@ -19,7 +19,7 @@ use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
 use crate::adapter::rdma::{NoRdma, RdmaHost};
 use crate::adapter::{ByRdma, Fabric, Fabrics, Fallback, Link};
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
-use crate::rendezvous::Meeting;
+use crate::rendezvous::PeerDiscovery;
 use crate::transport::DeviceAddress;
 
 /// A device that could not be opened is not tried again sooner.
@@ -34,7 +34,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
-    meeting: Meeting,
+    peer_discovery: PeerDiscovery,
     slots: Mutex<Slots>,
     rdma: OnceLock<Result<Rdma, NoRdma>>,
     closing: Mutex<Vec<Arc<Conn>>>,
@@ -164,9 +164,10 @@ impl Stack {
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
         let spin = Arc::new(Spin::new(config.spin));
-        let meeting = Meeting::open(config.rendezvous, config.rendezvous_options.clone());
+        let peer_discovery =
+            PeerDiscovery::open(config.rendezvous, config.rendezvous_options.clone());
         let stack = Arc::new(Stack {
-            meeting,
+            peer_discovery,
             spin,
             config,
             peer_id: PeerId(random),
@@ -210,8 +211,8 @@ impl Stack {
     }
 
     /// How peers are found that speak SMC, and why TCP option 254 cannot be had if that is so.
-    pub fn meeting(&self) -> &Meeting {
-        &self.meeting
+    pub fn peer_discovery(&self) -> &PeerDiscovery {
+        &self.peer_discovery
     }
 
     /// GIDs and CHIDs of the open devices.

@@ -17,7 +17,7 @@ use super::statistics::Described;
 use super::wait::Deadline;
 use super::{Facts, KeepAlive, Stack};
 use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
-use crate::rendezvous::{Asked, ClientMove, Meeting, Plain};
+use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery, TcpReason};
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -57,7 +57,7 @@ impl SmcStream {
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
         let mut failed = None;
         for addr in addr.to_socket_addrs()? {
-            match adapter::connect(&addr, Self::meeting(stack), None) {
+            match adapter::connect(&addr, Self::peer_discovery(stack), None) {
                 Ok(connected) => return Self::meet(stack, connected, None),
                 Err(error) => failed = Some(error),
             }
@@ -67,26 +67,26 @@ impl SmcStream {
     }
 
     /// Who is to be asked for TCP option 254: nobody, if there is nothing to offer.
-    fn meeting(stack: &Arc<Stack>) -> Option<&Meeting> {
-        stack.current().no_device().is_none().then(|| stack.meeting())
+    fn peer_discovery(stack: &Arc<Stack>) -> Option<&PeerDiscovery> {
+        stack.current().no_device().is_none().then(|| stack.peer_discovery())
     }
 
     /// Goes on as both ends agreed.
     fn meet(
         stack: &Arc<Stack>,
-        (tcp, asked): (TcpStream, Option<Asked>),
+        (tcp, asked): (TcpStream, Option<OptionRequest>),
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
         // Without a device it stays TCP, and says why.
         let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
-        match stack.meeting().connected(&tcp, asked) {
-            ClientMove::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
-            ClientMove::Stay(Plain::NotAnswered) => {
+        match stack.peer_discovery().connected(&tcp, asked) {
+            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
+            ClientAction::UseTcp(TcpReason::NotAnswered) => {
                 Self::of_tcp(stack, tcp, FallbackReason::PeerNotSmc.into())
             }
-            ClientMove::Stay(Plain::Policy) => Self::of_tcp(stack, tcp, Fallback::Policy),
-            ClientMove::Stay(Plain::Unavailable) => {
-                let why = stack.meeting().unavailable().map(ToString::to_string);
+            ClientAction::UseTcp(TcpReason::Policy) => Self::of_tcp(stack, tcp, Fallback::Policy),
+            ClientAction::UseTcp(TcpReason::Unavailable) => {
+                let why = stack.peer_discovery().unavailable().map(ToString::to_string);
                 let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
                 Self::of_tcp(stack, tcp, Fallback::NoRendezvous(why))
             }
@@ -103,7 +103,7 @@ impl SmcStream {
         timeout: Duration,
     ) -> io::Result<SmcStream> {
         let deadline = Instant::now() + timeout;
-        let connected = adapter::connect(addr, Self::meeting(stack), Some(deadline))?;
+        let connected = adapter::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
         Self::meet(stack, connected, Some(deadline))
     }
 

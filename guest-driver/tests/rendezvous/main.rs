@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_driver::rendezvous::{
-    ClientMove, Meeting, Mode, Options, Plain, Policy, Rendezvous, ServerMove,
+    ClientAction, Mode, Options, PeerDiscovery, Policy, Rendezvous, ServerAction, TcpReason,
 };
 use hog::On;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -552,18 +552,18 @@ fn a_policy_keeps_a_listener_silent() {
 fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
     bed::run(|| {
         let _wire = Wire::honest();
-        let open = |mode| Meeting::open(mode, Options::default());
+        let open = |mode| PeerDiscovery::open(mode, Options::default());
         let (off, auto, required) = (open(Mode::Off), open(Mode::Auto), open(Mode::Required));
-        let plain = ClientMove::Stay(Plain::NotAnswered);
-        let proposes = |awaited| ClientMove::Propose { awaited };
+        let plain = ClientAction::UseTcp(TcpReason::NotAnswered);
+        let proposes = |awaited| ClientAction::Propose { awaited };
         for (client, server, client_move, server_move) in [
-            (&required, &required, proposes(true), ServerMove::AwaitProposal),
-            (&auto, &required, proposes(true), ServerMove::AwaitProposal),
-            (&required, &auto, proposes(true), ServerMove::AwaitProposal),
-            (&required, &off, plain, ServerMove::Look),
-            (&auto, &off, plain, ServerMove::Look),
-            (&off, &auto, proposes(false), ServerMove::Look),
-            (&off, &off, proposes(false), ServerMove::Look),
+            (&required, &required, proposes(true), ServerAction::AwaitProposal),
+            (&auto, &required, proposes(true), ServerAction::AwaitProposal),
+            (&required, &auto, proposes(true), ServerAction::AwaitProposal),
+            (&required, &off, plain, ServerAction::Peek),
+            (&auto, &off, plain, ServerAction::Peek),
+            (&off, &auto, proposes(false), ServerAction::Peek),
+            (&off, &off, proposes(false), ServerAction::Peek),
         ] {
             let listener = TcpListener::bind(any(0)).unwrap();
             server.listen(&listener);

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use guest_driver::Fallback;
 use guest_driver::rendezvous::{
-    ClientMove, Meeting, Mode, PROPOSAL_PATIENCE, Plain, ServerMove, Verdict,
+    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
 use smc_core::handshake::FallbackReason;
 
@@ -21,7 +21,7 @@ use crate::socket::stream::SmcRequest;
 use crate::sys::{borrowed, local_address};
 use crate::{config, status};
 
-static PEER_DISCOVERY: OnceLock<Meeting> = OnceLock::new();
+static PEER_DISCOVERY: OnceLock<PeerDiscovery> = OnceLock::new();
 /// Descriptors of the rendezvous, ascending; those that `smc run` passed on are among them.
 static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
@@ -38,7 +38,7 @@ pub(crate) enum AcceptAction {
 pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
-    let discovery = Meeting::adopt(config.rendezvous, passed, config.policy.clone());
+    let discovery = PeerDiscovery::adopt(config.rendezvous, passed, config.policy.clone());
     if let Some(rendezvous) = discovery.rendezvous() {
         let mut reserved = rendezvous.descriptors();
         let passed = passed.into_iter().flat_map(|text| text.split(','));
@@ -88,7 +88,7 @@ pub(crate) fn may_connect() -> bool {
 /// Makes a socket ask for SMC before it connects. `None`: the connection stays on TCP.
 pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
     let (config, discovery) = (config::get()?, PEER_DISCOVERY.get()?);
-    if config.policy.connect(to) == Verdict::Tcp {
+    if config.policy.connect(to) == AllowedProtocol::Tcp {
         return None;
     }
     if listening_ports::listens_on(to.port()) && is_here(to) {
@@ -132,11 +132,11 @@ pub(crate) fn after_connect(
     let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
     let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(unasked) };
     match discovery.connected(socket, asked) {
-        ClientMove::Propose { awaited } => Ok(PlannedProposal { awaited }),
-        ClientMove::Stay(_) if request.listed => Ok(unasked),
-        ClientMove::Stay(Plain::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
-        ClientMove::Stay(Plain::Policy) => Err(Fallback::Policy),
-        ClientMove::Stay(Plain::Unavailable) => {
+        ClientAction::Propose { awaited } => Ok(PlannedProposal { awaited }),
+        ClientAction::UseTcp(_) if request.listed => Ok(unasked),
+        ClientAction::UseTcp(TcpReason::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
+        ClientAction::UseTcp(TcpReason::Policy) => Err(Fallback::Policy),
+        ClientAction::UseTcp(TcpReason::Unavailable) => {
             Err(Fallback::NoRendezvous("the kernel refused the socket".into()))
         }
     }
@@ -158,9 +158,9 @@ pub(crate) fn before_listen(fd: c_int) {
 pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
     match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
-        Some(ServerMove::AwaitProposal) => AcceptAction::Peek(PROPOSAL_PATIENCE),
-        Some(ServerMove::Stay) => AcceptAction::Tcp,
-        Some(ServerMove::Look) | None => AcceptAction::Peek(detect),
+        Some(ServerAction::AwaitProposal) => AcceptAction::Peek(PROPOSAL_TIMEOUT),
+        Some(ServerAction::UseTcp) => AcceptAction::Tcp,
+        Some(ServerAction::Peek) | None => AcceptAction::Peek(detect),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use guest_driver::SmcStream;
-use guest_driver::rendezvous::Asked;
+use guest_driver::rendezvous::OptionRequest;
 
 use crate::fork;
 use crate::sys::{lock, raw};
@@ -46,7 +46,7 @@ pub(crate) enum SocketRole {
 pub(crate) struct SmcRequest {
     /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the
     /// client does not ask.
-    pub(crate) asked: Option<Asked>,
+    pub(crate) asked: Option<OptionRequest>,
     /// The settings list the server as one that speaks SMC.
     pub(crate) listed: bool,
 }

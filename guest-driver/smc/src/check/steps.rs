@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{ClientMove, Mode, Plain};
+use guest_driver::rendezvous::{ClientAction, Mode, TcpReason};
 use guest_driver::statistics::{Process, Reason};
 use guest_driver::{Config, Facts, Fallback, Rnics, SmcStream, Stack};
 use smc_core::handshake::FallbackReason;
@@ -137,32 +137,32 @@ fn dial(
     stack: &Arc<Stack>,
     address: &SocketAddr,
     patience: Duration,
-) -> io::Result<(TcpStream, ClientMove)> {
+) -> io::Result<(TcpStream, ClientAction)> {
     let socket = Socket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;
-    let asked = stack.meeting().before_connect(&socket, address);
+    let asked = stack.peer_discovery().before_connect(&socket, address);
     socket.connect_timeout(&(*address).into(), patience)?;
-    let answer = stack.meeting().connected(&socket, asked);
+    let answer = stack.peer_discovery().connected(&socket, asked);
     Ok((socket.into(), answer))
 }
 
 fn option(
     stack: &Arc<Stack>,
-    answer: ClientMove,
+    answer: ClientAction,
     tell: &mut Tell,
 ) -> Result<Option<bool>, CliError> {
     let (mark, seen, says) = match answer {
-        ClientMove::Propose { awaited: true } => {
+        ClientAction::Propose { awaited: true } => {
             (Mark::Ok, Some(true), "the server answered TCP option 254: it speaks SMC".to_owned())
         }
-        ClientMove::Stay(Plain::NotAnswered) => {
+        ClientAction::UseTcp(TcpReason::NotAnswered) => {
             let says = "the server did not answer TCP option 254: clients that ask stay on TCP";
             (Mark::No, Some(false), says.to_owned())
         }
-        ClientMove::Stay(Plain::Policy) => {
+        ClientAction::UseTcp(TcpReason::Policy) => {
             (Mark::No, None, "the policy says TCP, so it was not asked for".to_owned())
         }
-        ClientMove::Stay(Plain::Unavailable) | ClientMove::Propose { awaited: false } => {
-            let why = stack.meeting().unavailable().map(ToString::to_string);
+        ClientAction::UseTcp(TcpReason::Unavailable) | ClientAction::Propose { awaited: false } => {
+            let why = stack.peer_discovery().unavailable().map(ToString::to_string);
             let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
             (Mark::Unknown, None, format!("not known: {why}"))
         }

@@ -94,7 +94,7 @@ fn a_server_that_answers_the_option_is_told_from_one_that_does_not() {
     assert_eq!(status, 0, "{told}");
     assert!(server.join().unwrap());
     let seen = told.contains("ok  option     the server answered TCP option 254");
-    match stack.meeting().unavailable() {
+    match stack.peer_discovery().unavailable() {
         None => assert!(seen, "{told}"),
         Some(why) => {
             assert!(told.contains("?   option     not known: "), "{told}");

@@ -8,12 +8,12 @@ fn policy(text: &str) -> Policy {
     Policy::parse(text).unwrap()
 }
 
-fn connect(policy: &Policy, server: &str) -> Verdict {
+fn connect(policy: &Policy, server: &str) -> AllowedProtocol {
     policy.connect(&server.parse().unwrap())
 }
 
 /// What a listener's table says of a client.
-fn answer(clients: &Clients, client: IpAddr) -> Verdict {
+fn answer(clients: &Clients, client: IpAddr) -> AllowedProtocol {
     let client = Network::of(client);
     let fitting = clients.iter().filter(|(network, _)| network.contains(client));
     fitting.max_by_key(|(network, _)| network.length).unwrap().1
@@ -22,9 +22,9 @@ fn answer(clients: &Clients, client: IpAddr) -> Verdict {
 #[test]
 fn without_rules_everybody_may_speak_smc() {
     for policy in [Policy::default(), policy("")] {
-        assert_eq!(connect(&policy, "192.0.2.1:80"), Verdict::Smc);
-        assert_eq!(policy.listen(80), [(Network::ALL, Verdict::Smc)]);
-        assert!(!policy.looks_at_clients());
+        assert_eq!(connect(&policy, "192.0.2.1:80"), AllowedProtocol::Smc);
+        assert_eq!(policy.listen(80), [(Network::ALL, AllowedProtocol::Smc)]);
+        assert!(!policy.depends_on_client());
     }
 }
 
@@ -40,18 +40,18 @@ fn the_first_rule_that_fits_decides() {
          peers = ['10.1.0.0/16', 'fd00::/8']
          ports = [6379, '8000-8999']",
     );
-    assert_eq!(connect(&policy, "10.1.2.3:6379"), Verdict::Tcp);
-    assert_eq!(connect(&policy, "10.1.2.4:6379"), Verdict::Smc);
-    assert_eq!(connect(&policy, "10.1.2.4:6380"), Verdict::Tcp);
-    assert_eq!(connect(&policy, "10.1.2.4:8999"), Verdict::Smc);
-    assert_eq!(connect(&policy, "10.2.2.4:8999"), Verdict::Tcp);
-    assert_eq!(connect(&policy, "[fd12::1]:8000"), Verdict::Smc);
-    assert_eq!(connect(&policy, "[::ffff:10.1.9.9]:8000"), Verdict::Smc);
+    assert_eq!(connect(&policy, "10.1.2.3:6379"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&policy, "10.1.2.4:6379"), AllowedProtocol::Smc);
+    assert_eq!(connect(&policy, "10.1.2.4:6380"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&policy, "10.1.2.4:8999"), AllowedProtocol::Smc);
+    assert_eq!(connect(&policy, "10.2.2.4:8999"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&policy, "[fd12::1]:8000"), AllowedProtocol::Smc);
+    assert_eq!(connect(&policy, "[::ffff:10.1.9.9]:8000"), AllowedProtocol::Smc);
     let clients = policy.listen(8000);
-    assert_eq!(answer(&clients, "10.1.2.3".parse().unwrap()), Verdict::Tcp);
-    assert_eq!(answer(&clients, "10.1.2.4".parse().unwrap()), Verdict::Smc);
-    assert_eq!(answer(&clients, "10.2.2.4".parse().unwrap()), Verdict::Tcp);
-    assert!(policy.looks_at_clients());
+    assert_eq!(answer(&clients, "10.1.2.3".parse().unwrap()), AllowedProtocol::Tcp);
+    assert_eq!(answer(&clients, "10.1.2.4".parse().unwrap()), AllowedProtocol::Smc);
+    assert_eq!(answer(&clients, "10.2.2.4".parse().unwrap()), AllowedProtocol::Tcp);
+    assert!(policy.depends_on_client());
 }
 
 #[test]
@@ -66,11 +66,11 @@ fn a_rule_may_count_on_one_side_only() {
          when = 'listen'
          ports = [443]",
     );
-    assert_eq!(connect(&policy, "192.0.2.1:443"), Verdict::Tcp);
-    assert_eq!(connect(&policy, "[2001:db8::1]:443"), Verdict::Smc);
-    assert_eq!(policy.listen(443), [(Network::ALL, Verdict::Tcp)]);
-    assert_eq!(policy.listen(444), [(Network::ALL, Verdict::Smc)]);
-    assert!(!policy.looks_at_clients());
+    assert_eq!(connect(&policy, "192.0.2.1:443"), AllowedProtocol::Tcp);
+    assert_eq!(connect(&policy, "[2001:db8::1]:443"), AllowedProtocol::Smc);
+    assert_eq!(policy.listen(443), [(Network::ALL, AllowedProtocol::Tcp)]);
+    assert_eq!(policy.listen(444), [(Network::ALL, AllowedProtocol::Smc)]);
+    assert!(!policy.depends_on_client());
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn a_rule_may_name_programs() {
         programs = ['redis-server', '/opt/bin/tool']";
     let decides =
         |executable: &str| connect(&policy(text).of_program(Path::new(executable)), "192.0.2.1:1");
-    assert_eq!(decides("/usr/bin/redis-server"), Verdict::Tcp);
-    assert_eq!(decides("/usr/bin/redis-server (deleted)"), Verdict::Tcp);
-    assert_eq!(decides("/opt/bin/tool"), Verdict::Tcp);
-    assert_eq!(decides("/usr/bin/tool"), Verdict::Smc);
-    assert_eq!(decides("/usr/bin/redis"), Verdict::Smc);
+    assert_eq!(decides("/usr/bin/redis-server"), AllowedProtocol::Tcp);
+    assert_eq!(decides("/usr/bin/redis-server (deleted)"), AllowedProtocol::Tcp);
+    assert_eq!(decides("/opt/bin/tool"), AllowedProtocol::Tcp);
+    assert_eq!(decides("/usr/bin/tool"), AllowedProtocol::Smc);
+    assert_eq!(decides("/usr/bin/redis"), AllowedProtocol::Smc);
 }
 
 #[test]
@@ -142,13 +142,13 @@ proptest! {
         client: u8,
     ) {
         let rules = rules.into_iter().map(|(smc, peers)| Rule {
-            verdict: if smc { Verdict::Smc } else { Verdict::Tcp },
+            allowed: if smc { AllowedProtocol::Smc } else { AllowedProtocol::Tcp },
             side: None,
             peers,
             ports: Vec::new(),
             programs: Vec::new(),
         });
-        let policy = Policy { default: Verdict::Tcp, rules: rules.collect() };
+        let policy = Policy { default: AllowedProtocol::Tcp, rules: rules.collect() };
         let client = Ipv6Addr::from_bits(u128::from(client & 15) << 124);
         prop_assert_eq!(
             answer(&policy.listen(1), client.into()),

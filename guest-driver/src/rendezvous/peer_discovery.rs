@@ -1,0 +1,307 @@
+//! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use TCP.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Options, Policy, Rendezvous, Unavailable};
+
+/// How long a server waits for the first byte of a client that has received the option.
+///
+/// A client sends its Proposal when the connection is established, or as soon as it has opened its
+/// device. The time is enough for that, and for three losses of the packet. A Proposal can also be
+/// missing because a middlebox removed the option from the SYN-ACK but not from the SYN. If the
+/// application's server speaks first, such a connection waits for the whole time. If the client
+/// speaks first, its first bytes show at once that it does not propose.
+pub const PROPOSAL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How a stack learns that a peer speaks SMC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// By configuration: a client proposes SMC to every server, so all servers have to speak it. A
+    /// server peeks at a client's first bytes. This mode needs no capabilities.
+    #[default]
+    Off,
+    /// By TCP option 254 where the machine allows it, else as [`Mode::Off`]. A server peeks at the
+    /// first bytes of clients without the option, too, so that it understands both kinds of client.
+    Auto,
+    /// By TCP option 254 only: a connection without it is plain TCP (OPT-9).
+    Required,
+}
+
+/// Why a client uses TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpReason {
+    /// The server did not answer the option.
+    NotAnswered,
+    /// The policy forbids SMC for this connection.
+    Policy,
+    /// This process cannot use the option; see [`PeerDiscovery::unavailable`].
+    Unavailable,
+}
+
+/// What a client does on its new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAction {
+    /// The client sends its Proposal at once.
+    Propose {
+        /// The server has answered the option, so it waits for a message. A client that has nothing
+        /// to propose sends a Decline.
+        awaited: bool,
+    },
+    /// The client sends no byte of SMC.
+    UseTcp(TcpReason),
+}
+
+/// What a server does on a connection that it accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerAction {
+    /// A Proposal will come: the server peeks at the first bytes, for [`PROPOSAL_TIMEOUT`].
+    ///
+    /// If no Proposal has come by then, the connection is plain TCP: a middlebox removed the option
+    /// from the SYN-ACK, the client does not know that the server speaks SMC, and it waits for the
+    /// server's application to speak first.
+    AwaitProposal,
+    /// A Proposal may come: the server peeks at the first bytes, for a short time.
+    Peek,
+    /// No Proposal will come: the server hands the connection to the application at once.
+    UseTcp,
+}
+
+/// Whether a client's socket sends the option: the result of [`PeerDiscovery::before_connect`], for
+/// [`PeerDiscovery::connected`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "`PeerDiscovery::connected` needs it"]
+pub struct OptionRequest(Request);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    /// The socket sends the option.
+    Sent,
+    /// The process has no rendezvous.
+    NotAttached,
+    /// The policy forbids the option.
+    Forbidden,
+    /// The kernel refused to mark the socket.
+    Failed,
+}
+
+/// How a stack finds out which peers speak SMC: a [`Mode`], and the rendezvous if the machine allows
+/// one.
+pub struct PeerDiscovery {
+    mode: Mode,
+    rendezvous: Result<Arc<Rendezvous>, Option<Unavailable>>,
+}
+
+impl PeerDiscovery {
+    /// Attaches a rendezvous if the mode uses one. The stack works without it, too: a failure is
+    /// logged, and [`PeerDiscovery::unavailable`] returns the reason.
+    pub fn open(mode: Mode, options: Options) -> PeerDiscovery {
+        if mode == Mode::Off {
+            return PeerDiscovery { mode, rendezvous: Err(None) };
+        }
+        let rendezvous = Rendezvous::attach(options).map_err(|why| {
+            match mode {
+                Mode::Required => tracing::warn!(%why, "no TCP option: every connection is TCP"),
+                _ => tracing::info!(%why, "no TCP option: peers are known by configuration"),
+            }
+            Some(why)
+        });
+        PeerDiscovery { mode, rendezvous }
+    }
+
+    /// Uses the rendezvous that the process's parent passed on ([`Rendezvous::pass_on`]). Works
+    /// without one if the parent had none or its descriptors have been closed.
+    pub fn adopt(mode: Mode, passed: Option<&str>, policy: Policy) -> PeerDiscovery {
+        let passed = passed.filter(|_| mode != Mode::Off);
+        let adopted = passed.map(|text| Rendezvous::adopt(text, policy));
+        let rendezvous = match adopted {
+            Some(Ok(rendezvous)) => Ok(rendezvous),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the rendezvous that was passed on is gone");
+                Err(None)
+            }
+            None => Err(None),
+        };
+        PeerDiscovery { mode, rendezvous }
+    }
+
+    /// Uses a rendezvous that the caller has attached.
+    pub fn with(mode: Mode, rendezvous: Arc<Rendezvous>) -> PeerDiscovery {
+        PeerDiscovery { mode, rendezvous: Ok(rendezvous) }
+    }
+
+    /// The mode that was asked for.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The rendezvous, if there is one.
+    pub fn rendezvous(&self) -> Option<&Arc<Rendezvous>> {
+        self.rendezvous.as_ref().ok()
+    }
+
+    /// Why there is no rendezvous although the mode uses one.
+    pub fn unavailable(&self) -> Option<&Unavailable> {
+        self.rendezvous.as_ref().err()?.as_ref()
+    }
+
+    /// Has a client's socket send the option if mode and policy allow. Call this before the socket
+    /// connects to `peer`.
+    pub fn before_connect(&self, socket: impl AsFd, peer: &SocketAddr) -> OptionRequest {
+        let Ok(rendezvous) = &self.rendezvous else { return OptionRequest(Request::NotAttached) };
+        OptionRequest(match rendezvous.want(socket, peer) {
+            Ok(true) => Request::Sent,
+            Ok(false) => Request::Forbidden,
+            Err(error) => {
+                tracing::debug!(%error, "a client's socket cannot ask for SMC");
+                Request::Failed
+            }
+        })
+    }
+
+    /// What a client does now that its socket is connected.
+    pub fn connected(&self, socket: impl AsFd, asked: OptionRequest) -> ClientAction {
+        let known = match (asked.0, &self.rendezvous) {
+            (Request::Sent, Ok(rendezvous)) => rendezvous.peer_speaks_smc(socket),
+            _ => None,
+        };
+        client_action(self.mode, self.rendezvous.is_ok(), asked.0, known)
+    }
+
+    /// Listens as [`TcpListener::bind`] does.
+    ///
+    /// # Errors
+    /// The errors of the system calls. If the listener cannot answer the option, that is logged and
+    /// no error.
+    pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
+        super::bind(addr, |socket| self.listen(socket))
+    }
+
+    /// Has a listener answer the option. Call this when the listener is bound, if possible before it
+    /// listens.
+    pub fn listen(&self, listener: impl AsFd) {
+        if let Ok(rendezvous) = &self.rendezvous
+            && let Err(error) = rendezvous.listen(listener)
+        {
+            tracing::warn!(%error, "a listener does not answer clients that ask for SMC");
+        }
+    }
+
+    /// What a server does on a connection that it has just accepted.
+    pub fn accepted(&self, stream: impl AsFd) -> ServerAction {
+        let known = self.rendezvous().and_then(|rendezvous| rendezvous.peer_speaks_smc(stream));
+        server_action(self.mode, self.rendezvous.is_ok(), known)
+    }
+}
+
+impl fmt::Debug for PeerDiscovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("PeerDiscovery");
+        debug.field("mode", &self.mode).field("attached", &self.rendezvous.is_ok()).finish()
+    }
+}
+
+fn client_action(mode: Mode, attached: bool, asked: Request, known: Option<bool>) -> ClientAction {
+    match (mode, asked) {
+        (Mode::Off, _) => ClientAction::Propose { awaited: false },
+        (Mode::Auto, _) if !attached => ClientAction::Propose { awaited: false },
+        (Mode::Required, _) if !attached => ClientAction::UseTcp(TcpReason::Unavailable),
+        (_, Request::Sent) if known == Some(true) => ClientAction::Propose { awaited: true },
+        (_, Request::Sent) => ClientAction::UseTcp(TcpReason::NotAnswered),
+        (_, Request::Forbidden) => ClientAction::UseTcp(TcpReason::Policy),
+        (_, Request::NotAttached | Request::Failed) => ClientAction::UseTcp(TcpReason::Unavailable),
+    }
+}
+
+fn server_action(mode: Mode, attached: bool, known: Option<bool>) -> ServerAction {
+    match (mode, known) {
+        (Mode::Off, _) => ServerAction::Peek,
+        (Mode::Auto, _) if !attached => ServerAction::Peek,
+        (Mode::Required, _) if !attached => ServerAction::UseTcp,
+        (_, Some(true)) => ServerAction::AwaitProposal,
+        // A client that knows by configuration that the server speaks SMC sends no option.
+        (Mode::Auto, Some(false) | None) => ServerAction::Peek,
+        (Mode::Required, Some(false)) => ServerAction::UseTcp,
+        // The client may have sent the option, and the kernel may have answered it.
+        (Mode::Required, None) => ServerAction::Peek,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUESTS: [Request; 4] =
+        [Request::Sent, Request::NotAttached, Request::Forbidden, Request::Failed];
+    const KNOWN: [Option<bool>; 3] = [None, Some(false), Some(true)];
+
+    #[test]
+    fn without_the_option_sockets_do_what_they_are_configured_to() {
+        let blind = ClientAction::Propose { awaited: false };
+        for known in KNOWN {
+            for asked in REQUESTS {
+                assert_eq!(client_action(Mode::Off, false, asked, known), blind);
+                assert_eq!(client_action(Mode::Auto, false, asked, known), blind);
+            }
+            assert_eq!(server_action(Mode::Off, false, known), ServerAction::Peek);
+            assert_eq!(server_action(Mode::Auto, false, known), ServerAction::Peek);
+        }
+    }
+
+    #[test]
+    fn where_the_option_is_required_and_cannot_be_had_everything_is_tcp() {
+        for known in KNOWN {
+            for asked in REQUESTS {
+                let next = client_action(Mode::Required, false, asked, known);
+                assert_eq!(next, ClientAction::UseTcp(TcpReason::Unavailable));
+            }
+            assert_eq!(server_action(Mode::Required, false, known), ServerAction::UseTcp);
+        }
+    }
+
+    #[test]
+    fn a_client_proposes_only_to_a_server_that_answered() {
+        for mode in [Mode::Auto, Mode::Required] {
+            for asked in REQUESTS {
+                for known in KNOWN {
+                    let proposes = client_action(mode, true, asked, known)
+                        == ClientAction::Propose { awaited: true };
+                    assert_eq!(proposes, asked == Request::Sent && known == Some(true));
+                }
+            }
+            let why = |asked| client_action(mode, true, asked, None);
+            assert_eq!(why(Request::Sent), ClientAction::UseTcp(TcpReason::NotAnswered));
+            assert_eq!(why(Request::Forbidden), ClientAction::UseTcp(TcpReason::Policy));
+            assert_eq!(why(Request::Failed), ClientAction::UseTcp(TcpReason::Unavailable));
+        }
+    }
+
+    #[test]
+    fn a_server_waits_peeks_or_uses_tcp() {
+        use ServerAction::{AwaitProposal, Peek, UseTcp};
+        for (mode, moves) in [
+            (Mode::Auto, [Peek, Peek, AwaitProposal]),
+            (Mode::Required, [Peek, UseTcp, AwaitProposal]),
+        ] {
+            assert_eq!(KNOWN.map(|known| server_action(mode, true, known)), moves, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn peer_discovery_that_is_off_asks_for_nothing() {
+        let discovery = PeerDiscovery::open(Mode::Off, Options::default());
+        assert!(discovery.rendezvous().is_none() && discovery.unavailable().is_none());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        discovery.listen(&listener);
+        let to = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(to).unwrap();
+        let asked = discovery.before_connect(&client, &to);
+        assert_eq!(discovery.connected(&client, asked), ClientAction::Propose { awaited: false });
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(discovery.accepted(&server), ServerAction::Peek);
+    }
+}
