@@ -209,8 +209,8 @@ impl RunConfig {
     }
 
     /// Whether a server needs the client's address to decide.
-    pub(crate) fn looks_at_clients(&self) -> bool {
-        self.policy.looks_at_clients() || !self.accept.iter().all(PeerRule::is_everyone)
+    pub(crate) fn depends_on_client(&self) -> bool {
+        self.policy.depends_on_client() || !self.accept.iter().all(PeerRule::is_everyone)
     }
 }
 

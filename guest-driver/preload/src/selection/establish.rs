@@ -148,7 +148,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
     }
     // Only IPv4 and IPv6 sockets have such an address.
     let Some(local) = local_address(fd) else { return };
-    let client: Option<IpAddr> = if !config.looks_at_clients() {
+    let client: Option<IpAddr> = if !config.depends_on_client() {
         Some(local.ip())
     } else {
         let name = rustix::net::getpeername(borrowed(fd)).ok();
