@@ -40,27 +40,29 @@ const PREFACE: &str = "\
 
 `cargo xtask protocol-map` writes this file; a test fails if it is out of date. Do not edit it.
 
-The map says where each rule of RFC 7609 and of the SMC Version 2 specification (release 2.1) is kept,
-and which tests show it. The rules and their notes are in [requirements.tsv](requirements.tsv), with
-the clause that each comes from. An id is this project's number of a rule. \"Where\" lists the files
-whose comments cite the id. \"Tests\" lists the functions that a comment `// Shows:` connects with it;
-`git grep -w \"fn NAME\"` finds them. A note says what the code does differently, or why there is no
-test. Where the specifications are silent, [readings.md](readings.md) says how they were read.
+The map says where each rule of RFC 7609 and of the SMC Version 2 specification (release 2.1) is
+kept, and which tests show it. The rules and their notes are in
+[requirements.tsv](requirements.tsv), with the clause that each comes from. An id is this
+project's number of a rule. \"Where\" lists the files whose comments cite the id. \"Tests\" lists
+the functions that a comment `// Shows:` connects with it; `git grep -w \"fn NAME\"` finds them. A
+note says what the code does differently, or why there is no test. Where the specifications are
+silent, [readings.md](readings.md) says how they were read.
 
 Levels: M mandatory, S recommended, O optional, I implied by the specifications.
 
-The stack speaks SMC-Dv2 and SMC-Rv2 (releases 2.0 and 2.1), and SMC-Rv1. The handshake knows SMC-Dv1
-as well, but no socket uses it, because emulated devices do not serve it. Cursor rules are written for
-SMC-R and hold for SMC-D by CDC-46.
+The stack speaks SMC-Dv2 and SMC-Rv2 (releases 2.0 and 2.1), and SMC-Rv1. The handshake knows
+SMC-Dv1 as well, but no socket uses it, because emulated devices do not serve it. Cursor rules
+are written for SMC-R and hold for SMC-D by CDC-46.
 
-SMC-R is in two halves. `smc-core/src/link_group` decides: it is a state machine that is tested by
-itself, pair against pair, and by a simulation of two hosts with faults. `guest-driver` carries out
-what it decides. Tests of that half use a software RNIC or virtual machines; the tests `version_1`,
-`version_2_0`, `version_2_1_with_one_link` and `version_2_1_with_two_links` are the matrix with AF_SMC.
+SMC-R is in two halves. `smc-core/src/link_group` decides: it is a state machine that is tested
+by itself, pair against pair, and by a simulation of two hosts with faults. `guest-driver`
+carries out what it decides. Tests of that half use a software RNIC or virtual machines; the
+tests `version_1`, `version_2_0`, `version_2_1_with_one_link` and `version_2_1_with_two_links`
+are the matrix with AF_SMC.
 
-The driver treats each peer as a little-endian Linux (`PeerProfile::LINUX`). Where that departs from
-the specifications, the note of the rule says so. `PeerProfile::SPEC`, which is tested too, has none of
-these departures.
+The driver treats each peer as a little-endian Linux (`PeerProfile::LINUX`). Where that departs
+from the specifications, the note of the rule says so. `PeerProfile::SPEC`, which is tested too,
+has none of these departures.
 ";
 
 /// Why there is no map.

@@ -1,0 +1,144 @@
+//! What documents promise about themselves: paths and links lead somewhere, lines and pages stay
+//! short, and the words of public names are explained or known.
+
+#![allow(clippy::unwrap_used, reason = "a source that cannot be read fails the test")]
+
+mod text;
+mod words;
+
+use std::path::Path;
+
+use text::{Document, documents, root};
+
+/// Folders of the repository that documents name paths of.
+const FOLDERS: [&str; 8] =
+    [".ci/", "backend/", "docs/", "guest-driver/", "qemu/", "smc-core/", "tests/", "xtask/"];
+
+/// Longest line, in characters.
+const WIDTH: usize = 100;
+/// Tests of smc-core write these pages.
+const GENERATED: &str = "smc-core/src/";
+/// Pages with longer lines, until they are rewritten.
+const LONG_LINES: [&str; 2] = ["backend/README.md", "docs/testing.md"];
+/// Words of names that are to be replaced by better ones.
+const NOT_YET: &[&str] = &[
+    "arrival", "asked", "attend", "bell", "burden", "claim", "debt", "door", "draft", "facts",
+    "farewell", "found", "greeting", "hub", "life", "lone", "look", "mailbox", "meeting", "member",
+    "mirror", "news", "plain", "porter", "readied", "rising", "said", "seen", "shape", "step",
+    "stretch", "tally", "tell", "told", "verdict", "wish",
+];
+
+fn fail_with(faults: &[String], what: &str) {
+    assert!(faults.is_empty(), "{what}:\n{}", faults.join("\n"));
+}
+
+/// Whether a document at `from` may name `path` so: from the root of the repository, or from its own
+/// folder.
+fn exists(from: &Document, path: &str) -> bool {
+    let folder = root().join(&from.name).parent().map(Path::to_owned).unwrap_or_default();
+    root().join(path).exists() || folder.join(path).exists()
+}
+
+#[test]
+fn paths_in_documents_exist() {
+    let mut faults = Vec::new();
+    for document in documents() {
+        for (line, code) in document.code_spans() {
+            let is_path = FOLDERS.iter().any(|folder| code.starts_with(folder));
+            let is_pattern = code.contains(['*', '<', '$', ' ', '{', '(', ';']);
+            let path = code.trim_end_matches('/');
+            if is_path && !is_pattern && !exists(&document, path) {
+                faults.push(format!("{}:{line}: {code}", document.name));
+            }
+        }
+    }
+    fail_with(&faults, "paths that do not exist");
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut faults = Vec::new();
+    for document in documents() {
+        for (line, target) in document.links() {
+            if target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let (path, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
+            let folder = Path::new(&document.name).parent().unwrap_or(Path::new(""));
+            let found = if path.is_empty() {
+                Some(document.clone())
+            } else {
+                let full = root().join(folder).join(path);
+                match full.extension().is_some_and(|end| end == "md") {
+                    true => Document::read(&full),
+                    false => full.exists().then(|| document.clone()),
+                }
+            };
+            let good =
+                found.is_some_and(|found| anchor.is_empty() || found.anchors().contains(anchor));
+            if !good {
+                faults.push(format!("{}:{line}: {target}", document.name));
+            }
+        }
+    }
+    fail_with(&faults, "links that lead nowhere");
+}
+
+#[test]
+fn lines_of_documents_are_short() {
+    let mut faults = Vec::new();
+    for document in documents() {
+        if document.name.starts_with(GENERATED) || LONG_LINES.contains(&&*document.name) {
+            continue;
+        }
+        for (line, text) in document.prose() {
+            let is_table = text.starts_with('|');
+            let is_link = text.trim_start_matches(['-', ' ', '>']).starts_with('[')
+                && text.split_whitespace().count() <= 2;
+            let length = text.chars().count();
+            if length > WIDTH && !is_table && !is_link {
+                faults.push(format!("{}:{line}: {length} characters", document.name));
+            }
+        }
+    }
+    fail_with(&faults, "lines of more than 100 characters");
+}
+
+#[test]
+fn the_first_pages_are_short() {
+    for (name, most) in [("README.md", 120), ("docs/architecture.md", 150)] {
+        let lines = Document::read(&root().join(name)).unwrap().text.lines().count();
+        assert!(lines <= most, "{name} has {lines} lines, more than {most}");
+    }
+}
+
+#[test]
+fn words_of_public_names_are_in_the_glossary_or_standard() {
+    let glossary = words::glossary();
+    let standard = words::standard();
+    let mut unknown = Vec::new();
+    for (word, name, file) in words::of_public_types() {
+        let is_known = glossary.contains(&word) || standard.contains(&word);
+        if !is_known && !NOT_YET.contains(&&*word) {
+            unknown.push(format!("{word}: {name} in {file}"));
+        }
+    }
+    fail_with(
+        &unknown,
+        "words that are neither in docs/glossary.md nor in tests/tests/documents/standard.txt",
+    );
+}
+
+#[test]
+fn the_list_of_standard_words_is_sorted() {
+    let listed = words::standard_lines();
+    let mut sorted = listed.clone();
+    sorted.sort();
+    sorted.dedup();
+    assert_eq!(listed, sorted, "tests/tests/documents/standard.txt is not sorted");
+}
+
+#[test]
+fn words_that_were_given_up_stay_away() {
+    fail_with(&words::given_up_in_use(), "words that have a standard term (see docs/glossary.md)");
+}

@@ -1,0 +1,176 @@
+//! Words of names, the glossary, and words that have a better term.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use syn::visit::Visit;
+
+use super::text::{Document, documents, files, root};
+
+/// Words that must not come back: each had a standard term. They are looked for in names, comments and
+/// documents.
+const GIVEN_UP: &[&str] = &[
+    "bury", "chores", "coax", "debt", "debts", "diary", "glance", "greeting", "hush", "mailbox",
+    "meeting", "nap", "owe", "owing", "porter", "reunite", "rouse", "stranded", "tally", "vigil",
+];
+
+/// Places where such a word is right, as part of this text of the line.
+const ALLOWED: &[&str] = &["GIVEN_UP"];
+
+/// Files in which such a word is the term of another protocol: QMP begins with a greeting.
+const TERMS_OF_OTHERS: &[&str] = &["tests/src/vm/qmp.rs"];
+
+/// The same words in files that have not been renamed yet; each folder or file that is done goes.
+const NOT_YET: &[&str] = &[
+    "backend/src/device/",
+    "backend/src/vhost/",
+    "guest-driver/preload/",
+    "guest-driver/smc/",
+    "guest-driver/src/",
+    "guest-driver/tests/",
+    "tests/src/agent/",
+    "tests/tests/conformance/",
+    "xtask/src/main.rs",
+    "docs/protocol-map.md",
+];
+
+/// Parts of a name in lower case: `RmbElement` and `rmb_element` have two.
+pub(crate) fn parts(name: &str) -> Vec<String> {
+    let mut parts: Vec<String> = Vec::new();
+    let chars: Vec<char> = name.chars().collect();
+    for (at, c) in chars.iter().enumerate() {
+        let before = at.checked_sub(1).and_then(|at| chars.get(at));
+        let after = chars.get(at + 1);
+        let begins = match before {
+            None => true,
+            Some(before) => {
+                !before.is_alphabetic()
+                    || c.is_uppercase() && before.is_lowercase()
+                    || c.is_uppercase() && after.is_some_and(|after| after.is_lowercase())
+            }
+        };
+        if !c.is_alphabetic() {
+            continue;
+        }
+        match parts.last_mut().filter(|_| !begins) {
+            Some(part) => part.extend(c.to_lowercase()),
+            None => parts.push(c.to_lowercase().collect()),
+        }
+    }
+    parts
+}
+
+fn words_of(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.flat_map(parts).collect()
+}
+
+/// Words of the first columns of the glossary.
+pub(crate) fn glossary() -> BTreeSet<String> {
+    let page = Document::read(&root().join("docs/glossary.md")).unwrap();
+    let rows = page.text.lines().filter(|line| line.starts_with('|'));
+    let mut words: BTreeSet<String> =
+        rows.filter_map(|row| row.split('|').nth(1)).flat_map(words_of).collect();
+    for word in words.clone() {
+        words.insert(format!("{word}s"));
+    }
+    words
+}
+
+/// The list of ordinary words and terms, as it is.
+pub(crate) fn standard_lines() -> Vec<String> {
+    let path = root().join("tests/tests/documents/standard.txt");
+    fs::read_to_string(path).unwrap().lines().map(String::from).collect()
+}
+
+pub(crate) fn standard() -> BTreeSet<String> {
+    standard_lines().into_iter().collect()
+}
+
+/// Names of types that other modules can see.
+#[derive(Default)]
+struct Types(Vec<String>);
+
+impl Types {
+    fn add(&mut self, vis: &syn::Visibility, name: &syn::Ident) {
+        if !matches!(vis, syn::Visibility::Inherited) {
+            self.0.push(name.to_string());
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Types {
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.add(&item.vis, &item.ident);
+    }
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.add(&item.vis, &item.ident);
+    }
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.add(&item.vis, &item.ident);
+    }
+    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
+        self.add(&item.vis, &item.ident);
+    }
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let is_test = item.attrs.iter().any(|attr| attr.path().is_ident("cfg"));
+        if !is_test {
+            syn::visit::visit_item_mod(self, item);
+        }
+    }
+}
+
+fn is_test(name: &str) -> bool {
+    name.split('/').any(|part| part == "tests") || name.ends_with("tests.rs")
+}
+
+/// Sources of the workspace by path from the root.
+fn sources() -> Vec<(String, String)> {
+    let mut paths = Vec::new();
+    for folder in ["backend", "guest-driver", "smc-core", "tests", "xtask"] {
+        files(&root().join(folder), "rs", &mut paths);
+    }
+    let named = paths.into_iter().map(|path| {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        (name, fs::read_to_string(path).unwrap())
+    });
+    named.collect()
+}
+
+/// Words of the names of public types: word, name, file.
+pub(crate) fn of_public_types() -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    for (file, text) in sources() {
+        if is_test(&file) {
+            continue;
+        }
+        let mut types = Types::default();
+        types.visit_file(&syn::parse_file(&text).unwrap());
+        for name in types.0 {
+            found.extend(parts(&name).into_iter().map(|word| (word, name.clone(), file.clone())));
+        }
+    }
+    found
+}
+
+/// Lines in which a word occurs that was given up.
+pub(crate) fn given_up_in_use() -> Vec<String> {
+    let given_up: BTreeSet<String> = GIVEN_UP.iter().map(|word| String::from(*word)).collect();
+    let pages = documents().into_iter().map(|page| (page.name, page.text));
+    let mut found = Vec::new();
+    for (file, text) in sources().into_iter().chain(pages) {
+        let own = file.starts_with("tests/tests/documents/") || TERMS_OF_OTHERS.contains(&&*file);
+        if own || NOT_YET.iter().any(|place| file.starts_with(place)) {
+            continue;
+        }
+        for (at, line) in text.lines().enumerate() {
+            if ALLOWED.iter().any(|allowed| line.contains(allowed)) {
+                continue;
+            }
+            for word in words_of(line).intersection(&given_up) {
+                found.push(format!("{file}:{}: {word}", at + 1));
+            }
+        }
+    }
+    found
+}
