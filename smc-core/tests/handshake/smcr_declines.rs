@@ -230,6 +230,20 @@ fn a_version_that_was_not_offered_is_declined() {
     }
 }
 
+/// A client that offers SMC-R alone has no ISM device that an SMC-D Accept could name. It declines
+/// with 03040000, as for every type that it did not offer, and does not break the connection.
+// Shows: CLCV2-89.
+#[test]
+fn a_client_of_smc_r_alone_declines_an_accept_of_smc_d() {
+    let (_, proposal) = propose(&client_host());
+    let (_, accept) = accept(eligible(&server_host(), &proposal), None);
+    let (awaits, _) = Pair::new(Version::V2).propose();
+    let ClientStep::Decline(sent) = awaits.handle(&accept, |_, _| None) else { panic!() };
+    assert_eq!(sent.reason, DeclineReason::NotOffered(SmcKind::SmcdV2));
+    assert_eq!(sent.then, AfterDecline::FallBack);
+    assert_eq!(sent.message[16..20], 0x0304_0000_u32.to_be_bytes());
+}
+
 // Shows: CLC-33, CLC-35, CLC-50, LG-61, ERR-6.
 #[test]
 fn subsequent_contact_on_what_the_client_lacks_is_declined() {

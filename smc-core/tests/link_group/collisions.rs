@@ -140,20 +140,26 @@ fn a_wish_for_deletion_waits_for_the_new_link() {
     pair.assert_keys();
 }
 
-/// A wish for deletion waits for the server's own keys (LLC-73).
+/// The server receives the client's Delete Link while its own Confirm RKey has no reply. It sends
+/// its Delete Link only after that reply (LLC-73).
 // Shows: LLC-73.
 #[test]
 fn a_wish_for_deletion_waits_for_confirm_rkey() {
     let mut pair = Pair::running(v2(), [2, 2]);
     pair.forget();
     let second = pair.active(CLIENT)[1];
+    // Without this, the server would add the link again.
     pair.hosts[CLIENT].broken.insert(RnicId(1));
-    pair.hosts[CLIENT].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
     pair.add_rmb(SERVER, 7);
+    pair.drain(SERVER);
+    let confirm_rkey = pair.wires.pop_back().unwrap();
+    pair.hosts[CLIENT].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
+    pair.settle();
+    assert_eq!(pair.names(), ["> ConfirmRkey 00", "< DeleteLink 20"], "no Delete Link yet");
+    pair.wires.push_back(confirm_rkey);
     pair.settle();
     let names = pair.names();
-    let at = |name: &str| names.iter().position(|have| have == name).unwrap();
-    assert!(at("> DeleteLink 20") > at("< ConfirmRkey 80"), "{names:?}");
+    assert_eq!(names[2..4], ["< ConfirmRkey 80", "> DeleteLink 20"], "{names:?}");
     assert!(pair.hosts[SERVER].has(&Output::RmbConfirmed { rmb: RmbId(7) }));
     pair.assert_keys();
 }

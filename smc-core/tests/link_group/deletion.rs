@@ -33,6 +33,30 @@ fn server_deletes_a_link_and_keeps_it_until_the_reply() {
     }
 }
 
+/// Each end moves its connections away from a link as soon as it wants the link deleted, although
+/// the server's Delete Link has to wait: for the reply to the client's Delete Link at the client,
+/// for the reply to Confirm RKey at the server.
+// Shows: LG-44.
+#[test]
+fn connections_leave_before_the_deletion_begins() {
+    for host in [SERVER, CLIENT] {
+        let mut pair = Pair::running(v2(), [2, 2]);
+        let second = pair.active(host)[1];
+        pair.hosts[host].group.connection_added(second, pair.now).unwrap();
+        if host == SERVER {
+            pair.add_rmb(SERVER, 7);
+        }
+        pair.drain(host);
+        pair.forget();
+        pair.hosts[host].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
+        pair.drain(host);
+        let moved = Output::MoveConnections { from: second, to: LinkKey::FIRST, dead: false };
+        assert_eq!(pair.hosts[host].outputs.first(), Some(&moved), "host {host}");
+        assert_eq!(pair.hosts[host].group.link(LinkKey::FIRST).unwrap().connections, 1);
+        assert_eq!(pair.hosts[host].group.link(second).unwrap().state, LinkState::Leaving);
+    }
+}
+
 // Shows: LLC-40, LLC-41, LG-15, CLOSE-36.
 #[test]
 fn client_asks_and_the_server_deletes() {

@@ -383,7 +383,7 @@ fn hostile_life(seed: u64) {
     assert!(pair.hosts[host].terminated().is_some());
 }
 
-// Shows: LLC-31, SEC-10.
+// Shows: SEC-10.
 #[test]
 fn no_peer_can_do_more_than_end_the_group() {
     for seed in 0..1000 {

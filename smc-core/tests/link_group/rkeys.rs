@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use smc_core::link_group::*;
+use smc_core::wire::List;
 use smc_core::wire::ids::Rkey;
 use smc_core::wire::llc::*;
 
@@ -93,6 +94,58 @@ fn many_rmbs_reach_a_new_link_two_by_two() {
             let most = 1 + server.max(client);
             let rounds = if generation == v1() { (most as usize).div_ceil(2) } else { 0 };
             assert_eq!(conts, 2 * rounds);
+        }
+    }
+}
+
+/// A message that brings keys of a new link, with a first reference that nobody knows; `None` for
+/// other messages.
+fn forge_reference(bytes: &[u8], dialect: &Dialect) -> Option<Vec<u8>> {
+    let mut llc = Llc::parse(bytes, dialect).unwrap();
+    let forge = |keys: &[RkeyPair]| {
+        let mut keys = keys.to_vec();
+        keys.first_mut()?.reference = Rkey(0xdead);
+        Some(keys)
+    };
+    match &mut llc.message {
+        Message::AddLink(AddLink { v2: Some(v2), .. }) => v2.rkeys = forge(&v2.rkeys)?,
+        Message::AddLinkCont(cont) => cont.rkeys = List::from_slice(&forge(&cont.rkeys)?)?,
+        _ => return None,
+    }
+    Some(llc.emit(dialect))
+}
+
+/// Each end reports a key that the peer names by a reference that it never announced on the
+/// carrying link.
+// Shows: LLC-31.
+#[test]
+fn a_key_with_an_unknown_reference_is_an_error() {
+    for generation in [v1(), v2()] {
+        for liar in [SERVER, CLIENT] {
+            let mut pair = Pair::running(generation, [1, 1]);
+            pair.add_rmb(liar, 10);
+            pair.settle();
+            pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
+            pair.settle();
+            pair.forget();
+            pair.honest = false;
+            pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
+            let dialect = pair.hosts[SERVER].group.params().profile.dialect;
+            let mut forged = false;
+            for _ in 0..100 {
+                pair.drain(SERVER);
+                pair.drain(CLIENT);
+                let Some(mut wire) = pair.wires.pop_front() else { break };
+                if wire.from == liar
+                    && !forged
+                    && let Some(bytes) = forge_reference(&wire.bytes, &dialect)
+                {
+                    (wire.bytes, forged) = (bytes, true);
+                }
+                pair.deliver(wire);
+            }
+            assert!(forged, "{:?}", pair.names());
+            assert_eq!(pair.anomalies, [(1 - liar, Anomaly::UnknownRkey)], "{generation:?}");
         }
     }
 }
