@@ -203,11 +203,6 @@ impl Counters {
         self.anomalies.get(kind as usize).copied().unwrap_or(0)
     }
 
-    /// How many anomalies there were.
-    pub fn all_anomalies(&self) -> u64 {
-        self.anomalies.iter().sum()
-    }
-
     pub(super) fn count(&mut self, anomaly: &Anomaly) {
         if let Some(count) = self.anomalies.get_mut(anomaly.kind() as usize) {
             *count += 1;

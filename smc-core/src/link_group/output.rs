@@ -169,15 +169,3 @@ impl Cause {
         }
     }
 }
-
-impl Reason {
-    /// Code for an SMC Decline when first contact falls back.
-    pub const fn decline_code(self) -> u32 {
-        match self {
-            Reason::NoConfirmLink => 0x0201_0000,
-            Reason::NoAddLink | Reason::NoAddLinkReply => 0x0202_0000,
-            Reason::EyeCatcher => 0x0305_0000,
-            _ => 0x0999_0000,
-        }
-    }
-}

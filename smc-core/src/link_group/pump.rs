@@ -6,7 +6,7 @@
 //!
 //! Rules kept here: LLCV2-8, LG-43, CLOSE-35.
 
-use super::{Config, LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
+use super::{LinkGroup, LinkKey, LinkState, Output, Phase, Reason};
 use crate::time::Tick;
 use crate::wire::llc::{DeleteReason, Message, RequestAddLink};
 
@@ -132,10 +132,5 @@ impl LinkGroup {
             false => DeleteReason::OPERATOR,
         };
         self.say_farewell(Reason::Idle, code, true, now);
-    }
-
-    /// Whether the exchange of links is the addition of one.
-    pub fn is_adding_link(&self) -> bool {
-        matches!(self.config, Some(Config::Add(_)))
     }
 }
