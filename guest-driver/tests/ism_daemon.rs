@@ -171,7 +171,7 @@ fn a_sleeping_owner_is_woken_every_time() {
             a.poll_events(&mut |_| ()).unwrap();
             assert!(start.elapsed() < PATIENCE, "message {i} lost");
         }
-        sender.1.store_words_only([i, 0], true).unwrap();
+        sender.1.deliver(&[], [i, 0], true).unwrap();
     }
     sender.0.join().unwrap();
 }

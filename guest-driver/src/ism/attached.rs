@@ -1,5 +1,7 @@
-//! What is attached, so that notices of the device find it: also those that come before the thread that
-//! attached has taken note of the answer.
+//! The paths to attached DMBs, for the device's notices that a DMB or its owner is gone.
+//!
+//! A notice can come before the thread that attached has registered its path here. So the table also
+//! remembers DMBs that were gone before their path came.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
@@ -9,24 +11,24 @@ use virtio_ism_abi::{Gid, Token};
 use crate::sys::lock;
 use crate::virtqueue::MovePath;
 
-/// Tokens that were gone before anybody knew them are remembered, at most so many: more than threads
-/// that wait for an ATTACH.
-const GONE: usize = 64;
+/// Tokens to remember of DMBs that were gone before their path was added, at most: more than threads
+/// wait for an ATTACH.
+const MAX_GONE: usize = 64;
 
-/// The ways to peers' DMBs.
+/// The paths to peers' DMBs.
 #[derive(Debug, Default)]
 pub(super) struct Attached(Mutex<Paths>);
 
 #[derive(Debug, Default)]
 struct Paths {
     by_token: HashMap<u64, (Gid, Weak<MovePath>)>,
-    /// DMBs that went while nothing was known of them, the last one last.
+    /// DMBs that were gone before their path was added, the latest last.
     gone: VecDeque<Token>,
 }
 
 impl Attached {
-    /// Takes note of a way. It is marked as failed if its DMB went meanwhile. Whether the owner left is
-    /// for the caller to ask, afterwards.
+    /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether the
+    /// owner has left the fabric.
     pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {
         let mut paths = lock(&self.0);
         if paths.gone.contains(&token) {
@@ -35,16 +37,16 @@ impl Attached {
         paths.by_token.insert(token.0, (owner, Arc::downgrade(path)));
     }
 
-    /// Forgets a way.
+    /// Removes a path.
     pub(super) fn remove(&self, token: Token, path: &Arc<MovePath>) {
         let by_token = &mut lock(&self.0).by_token;
-        // The token may have been attached anew since.
+        // Another thread may have attached the same token again since.
         if by_token.get(&token.0).is_some_and(|(_, known)| known.as_ptr() == Arc::as_ptr(path)) {
             by_token.remove(&token.0);
         }
     }
 
-    /// A DMB is gone.
+    /// Fails the path to a DMB that is gone.
     pub(super) fn dmb_is_gone(&self, token: Token) {
         let mut paths = lock(&self.0);
         match paths.by_token.get(&token.0) {
@@ -54,7 +56,7 @@ impl Attached {
                 }
             }
             None => {
-                if paths.gone.len() >= GONE {
+                if paths.gone.len() >= MAX_GONE {
                     paths.gone.pop_front();
                 }
                 paths.gone.push_back(token);
@@ -62,7 +64,7 @@ impl Attached {
         }
     }
 
-    /// A peer has left.
+    /// Fails the paths to the DMBs of a peer that has left the fabric.
     pub(super) fn peer_is_gone(&self, peer: Gid) {
         for (_, path) in lock(&self.0).by_token.values().filter(|(owner, _)| *owner == peer) {
             if let Some(path) = path.upgrade() {

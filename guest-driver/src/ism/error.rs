@@ -38,7 +38,7 @@ pub enum IsmError {
     /// HELLO came back without a GID.
     #[error("the device has no GID")]
     NoGid,
-    /// A DMB length that the device does not take.
+    /// The device does not accept this length of a DMB.
     #[error("a DMB of {len} bytes: not a power of two from {min} to {max}")]
     DmbLength {
         /// The length, bytes.
@@ -48,7 +48,7 @@ pub enum IsmError {
         /// Largest DMB, bytes.
         max: u32,
     },
-    /// A DMB in guest memory lies in more places than one REGISTER can name.
+    /// A DMB in guest memory has more contiguous pieces than one REGISTER can name.
     #[error("a DMB of {len} bytes lies in {pieces} pieces of guest memory, more than {max}")]
     Pieces {
         /// The length, bytes.
@@ -69,35 +69,35 @@ pub enum IsmError {
     Placement {
         /// The command.
         op: Op,
-        /// What is out of place.
+        /// The field of the reply.
         what: &'static str,
-        /// The value of the reply.
+        /// Its value.
         value: u64,
     },
-    /// The slab does not carry the nonce of the reply: something else is mapped there.
+    /// The slab does not carry the nonce of the reply: the window maps something else there.
     #[error("the slab carries nonce {found:#x} instead of {expected:#x} after {after:?}")]
     Nonce {
         /// Nonce of the reply.
         expected: u64,
-        /// What the slab's control tail had last.
+        /// The last value in the slab's control tail.
         found: u64,
-        /// How long it was looked for.
+        /// How long the driver waited for it.
         after: Duration,
     },
-    /// The peer's DMB has another length than the peer said.
+    /// The peer's DMB has another length than the peer announced.
     #[error("the DMB has {got} bytes instead of {expected}")]
     PeerLength {
-        /// What the device says, bytes.
+        /// The length according to the device, bytes.
         got: u32,
-        /// What was expected, bytes.
+        /// The length that was expected, bytes.
         expected: u32,
     },
-    /// The peer's DMB belongs to somebody else.
+    /// The peer's DMB belongs to another peer.
     #[error("the DMB belongs to {got} instead of {expected}")]
     PeerOwner {
-        /// Who owns it, according to the device.
+        /// The owner according to the device.
         got: Gid,
-        /// Who was expected to.
+        /// The owner that was expected.
         expected: Gid,
     },
     /// A computed range lies outside the shared memory.
@@ -108,7 +108,7 @@ pub enum IsmError {
 /// Why a delivery failed.
 #[derive(Debug, Error)]
 pub enum DeliverError {
-    /// The DMB or its owner is gone; nothing was (or will be) delivered.
+    /// The DMB or its owner is gone. Nothing was delivered, and later deliveries fail, too.
     #[error("the peer's DMB is gone")]
     Failed,
     /// A piece does not lie in the DMB; nothing was delivered.

@@ -5,12 +5,12 @@
 pub(super) struct IndexPool {
     max: u32,
     next: u32,
-    returned: Vec<u32>,
+    released: Vec<u32>,
 }
 
 impl IndexPool {
     pub(super) fn new(max: u32) -> IndexPool {
-        IndexPool { max, next: 0, returned: Vec::new() }
+        IndexPool { max, next: 0, released: Vec::new() }
     }
 
     pub(super) fn max(&self) -> u32 {
@@ -18,7 +18,7 @@ impl IndexPool {
     }
 
     pub(super) fn take(&mut self) -> Option<u32> {
-        if let Some(index) = self.returned.pop() {
+        if let Some(index) = self.released.pop() {
             return Some(index);
         }
         let index = self.next;
@@ -28,8 +28,8 @@ impl IndexPool {
         })
     }
 
-    pub(super) fn give_back(&mut self, index: u32) {
-        self.returned.push(index);
+    pub(super) fn release(&mut self, index: u32) {
+        self.released.push(index);
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     fn numbers_are_dense_and_bounded() {
         let mut pool = IndexPool::new(2);
         assert_eq!((pool.take(), pool.take(), pool.take()), (Some(0), Some(1), None));
-        pool.give_back(0);
+        pool.release(0);
         assert_eq!((pool.take(), pool.take()), (Some(0), None));
     }
 }

@@ -1,8 +1,8 @@
-//! Is the window as fast as memory?
+//! The speed of the window.
 //!
-//! A window behind a PCI BAR can be mapped uncached (user-space VFIO on AMD hosts): then every
-//! store goes alone to memory, 10 to 100 times slower than a copy by the device. Attributes of a
-//! mapping cannot be asked for from user space, so the first DMB in the window is measured.
+//! A window behind a PCI BAR can be mapped uncached (user-space VFIO on AMD hosts). Every store then
+//! goes to memory by itself, 10 to 100 times slower than a copy by the device. User space cannot
+//! query the attributes of a mapping, so the driver measures the first DMB in the window.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,8 +15,8 @@ pub const SLOWEST_WINDOW: u64 = 500 << 20;
 
 /// Bytes that one pass stores and loads, at most.
 const PASS: usize = 16 << 10;
-/// Bytes of a pass that is to say more than whether the window is cached: what no cache line keeps
-/// from being counted as memory, and too little to matter to anybody else.
+/// Bytes of a pass of [`long_speed`]: more than first-level caches hold, and little enough not to
+/// disturb other users of the window.
 const LONG_PASS: usize = 1 << 20;
 /// Passes; the best counts, since the scheduler may disturb any of them.
 const PASSES: u32 = 8;
@@ -31,7 +31,7 @@ pub struct WindowSpeed {
 }
 
 impl WindowSpeed {
-    /// Bytes per second of a byte's way in and out, each counted.
+    /// Bytes per second of storing and loading together: each byte counts twice.
     pub fn rate(self) -> u64 {
         let (store, load) = (u128::from(self.store), u128::from(self.load));
         u64::try_from(2 * store * load / (store + load).max(1)).unwrap_or(u64::MAX)

@@ -1,13 +1,12 @@
-//! The driver: what a virtio-ism device can do, as calls.
+//! The driver of a virtio-ism device.
 //!
-//! [`IsmDevice`] says HELLO and keeps the GID; [`OwnDmb`] is a buffer that one peer may write,
-//! [`PeerDmb`] the right to write a buffer of a peer. Window and move look alike: a DMB in the
-//! window is written with stores, any other through the device, by the same
-//! [`PeerDmb::deliver`].
+//! [`IsmDevice`] sends HELLO and keeps the GID. [`OwnDmb`] is a buffer that one peer may write, and
+//! [`PeerDmb`] is the right to write a buffer of a peer. [`PeerDmb::deliver`] writes a DMB in the
+//! window with stores, and any other through the device.
 //!
 //! A slab (the unit in which the device maps the window) stays mapped when its last DMB is gone,
-//! because the next connection to that peer will want it; it is given back when the peer has left
-//! the fabric, or by [`IsmDevice::release_idle_slabs`].
+//! because the next connection to that peer will need it. The driver releases it when the peer has
+//! left the fabric, or by [`IsmDevice::release_idle_slabs`].
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -57,16 +56,16 @@ pub const CONSUMER_WORD: u32 = 16;
 /// Length of SMC-D's control block at the start of a DMB, bytes.
 pub const CONTROL_BLOCK: u32 = 32;
 
-/// Records that one [`IsmDevice::poll_events`] hands over at most.
+/// Records that one call of [`IsmDevice::poll_events`] passes on, at most.
 pub(crate) const EVENTS_PER_POLL: usize = 1024;
 
-/// How long a command that the device is too busy for is tried again.
-const BUSY_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 500 });
+/// How long the driver repeats a command that a busy device refuses.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 500 });
 
-/// What the device says of a peer.
+/// What a device answers about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerFlags {
-    /// Both sides can map: DMBs in the window work in both directions.
+    /// Both sides can map, so that DMBs in the window work in both directions.
     pub window: bool,
 }
 
@@ -86,7 +85,7 @@ pub struct IsmDevice {
 }
 
 impl IsmDevice {
-    /// Opens the device and says HELLO.
+    /// Opens the device and sends HELLO.
     ///
     /// # Errors
     /// The device cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
@@ -95,7 +94,7 @@ impl IsmDevice {
         Self::open_on(running, &options)
     }
 
-    /// Says HELLO to a device that is set up.
+    /// Sends HELLO to a device that is set up.
     ///
     /// # Errors
     /// The device speaks another revision, does not offer moves (which carry kicks, too), or
@@ -145,7 +144,7 @@ impl IsmDevice {
         Chid(self.config().chid.get())
     }
 
-    /// Number of this device life on its socket, from 1.
+    /// Number of this session on the device's socket, from 1.
     pub fn session(&self) -> u32 {
         self.session
     }
@@ -160,17 +159,17 @@ impl IsmDevice {
         self.running.features()
     }
 
-    /// Whether the device is gone or failed: nothing works any more, sleepers were woken.
+    /// Whether the device is gone or failed: every call fails, and sleeping threads have been woken.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.running.is_gone()
     }
 
-    /// Whether what was read from DMBs before this call was theirs. `false`: the device is gone
-    /// and its memory with it, zeros may have been read instead.
+    /// Whether earlier reads of DMBs have read the bytes of the DMBs. `false`: the device is gone and
+    /// its memory with it, so these reads may have read zeros.
     #[inline]
     pub fn has_memory(&self) -> bool {
-        // Orders the reads before the look: memory goes after the device is marked as gone.
+        // Orders the reads before the check: memory goes after the device is marked as gone.
         fence(Ordering::Acquire);
         !self.running.is_gone() || self.running.memory_outlives_device()
     }
@@ -181,7 +180,7 @@ impl IsmDevice {
         self.window_rate.get().copied()
     }
 
-    /// Measures stores into and loads from the window, in memory that nobody else sees.
+    /// Measures stores into and loads from the window, in a DMB that only this device can reach.
     ///
     /// # Errors
     /// There is no window, the device has no room in it, or is gone.
@@ -192,15 +191,15 @@ impl IsmDevice {
         own::measure_window(self)
     }
 
-    /// Records of unknown types that were ignored.
+    /// Number of records of unknown types, which the driver ignores.
     pub fn unknown_events(&self) -> u64 {
         self.unknown_events.load(Ordering::Relaxed)
     }
 
-    /// Asks whether a GID is on this fabric; `None` if not.
+    /// Queries whether a GID is on this fabric; `None` if not.
     ///
     /// # Errors
-    /// The device is gone or refuses (too many questions).
+    /// The device is gone or refuses (too many queries).
     pub fn query_gid(&self, gid: Gid) -> Result<Option<PeerFlags>, IsmError> {
         let request = QueryGidRequest { gid, ..QueryGidRequest::new_zeroed() };
         let mut reply = QueryGidReply::new_zeroed();
@@ -214,8 +213,8 @@ impl IsmDevice {
             .then_some(PeerFlags { window: flags & peer_flags::WINDOW != 0 }))
     }
 
-    /// Makes a DMB of `len` bytes that `user` may write: in the window if possible on both sides
-    /// (and preferred), else in guest memory. It is zeroed.
+    /// Makes a zeroed DMB of `len` bytes that `user` may write. It lies in the window if both sides can
+    /// map it and the options prefer that, else in guest memory.
     ///
     /// DMBs of different `wait_group`s never share a signal line.
     ///
@@ -234,8 +233,8 @@ impl IsmDevice {
     /// Starts using a peer's DMB of `expected_len` bytes.
     ///
     /// # Errors
-    /// No such token (or not ours to use), another length, a mapping that does not come, or the
-    /// device is gone. Nothing stays attached then.
+    /// There is no such token, or another GID may use it; the DMB has another length; its mapping does
+    /// not come; or the device is gone. After an error the DMB is not attached.
     pub fn attach(self: &Arc<Self>, token: Token, expected_len: u32) -> Result<PeerDmb, IsmError> {
         peer::attach(self, token, expected_len)
     }
@@ -271,27 +270,27 @@ impl IsmDevice {
         Ok(reply.counters.map(|counter| counter.get()))
     }
 
-    /// Gives slabs back in which nothing is owned or attached; how many.
+    /// Releases the slabs that no own or attached DMB uses. Returns how many.
     ///
     /// # Errors
     /// The device is gone.
     pub fn release_idle_slabs(&self) -> Result<usize, IsmError> {
-        self.slabs.release(self, |slab| slab.users == 0)
+        self.slabs.unmap(self, |slab| slab.users == 0)
     }
 
-    /// Gives slabs of peers that left back, in which nothing is owned or attached. A failure is not worth
-    /// more than a log line: the next one that is used or let go tries again.
+    /// Releases the slabs of peers that have left, if no own or attached DMB uses them. A failure is
+    /// only logged, because the next use or release of a slab tries again.
     pub(crate) fn release_departed_slabs(&self) {
         self.slabs.release_done(self);
     }
 
-    /// Hands over the records that have arrived, oldest first, and says how many. Returns 0 at
-    /// once if another thread is at it.
+    /// Passes the records that have arrived to `handle`, oldest first, and returns how many. Returns 0
+    /// at once if another thread is polling.
     ///
-    /// Peer DMBs that a record declares gone are marked as failed before `handle` sees it.
+    /// If a record says that peer DMBs are gone, they have failed before `handle` gets the record.
     ///
     /// # Errors
-    /// The device is gone (and all records before were handed over).
+    /// The device is gone, and `handle` has got all earlier records.
     pub fn poll_events(&self, handle: &mut dyn FnMut(Event)) -> Result<usize, IsmError> {
         let _polling = match self.polling.try_lock() {
             Ok(guard) => guard,
@@ -327,23 +326,23 @@ impl IsmDevice {
         self.running.clear_event_fd();
     }
 
-    /// Asks for an interrupt at the next record. `false`: something is there already, poll instead
+    /// Asks for an interrupt at the next record. `false`: a record has arrived already, so poll instead
     /// of waiting.
     #[must_use = "false means: poll, do not wait"]
     pub fn arm_interrupts(&self) -> bool {
         self.running.arm_events()
     }
 
-    /// Asks for no interrupts, for a leader that polls.
+    /// Asks for no interrupts: the caller polls.
     pub fn suppress_interrupts(&self) {
         self.running.suppress_events();
     }
 
-    /// Waits for a record (or the end of the device), at most `timeout`. `true`: poll now. For one
-    /// thread at a time.
+    /// Waits for a record (or the end of the device), at most `timeout`. `true`: poll now. Only one
+    /// thread may wait at a time.
     ///
     /// # Errors
-    /// What poll says.
+    /// Those of poll(2).
     pub fn wait_events(&self, timeout: Duration) -> Result<bool, IsmError> {
         if !self.arm_interrupts() {
             return Ok(true);
@@ -358,12 +357,13 @@ impl IsmDevice {
         Ok(woken)
     }
 
-    /// Marks what an event declares gone.
+    /// Fails the DMBs that an event says are gone.
     fn note(&self, event: &Event) {
         match event {
             Event::DmbGone { token, .. } => self.attached.dmb_is_gone(*token),
             Event::PeerDown { gid, .. } => {
-                // In this order: who attaches now adds the DMB and then asks whether the peer has left.
+                // In this order: a thread that attaches adds the path and then asks whether the peer
+                // has left.
                 self.slabs.peer_is_gone(*gid);
                 self.attached.peer_is_gone(*gid);
             }
@@ -387,7 +387,7 @@ impl IsmDevice {
             && self.window_rate().is_none_or(|rate| rate >= measure::SLOWEST_WINDOW)
     }
 
-    /// Whether the window's speed is still to be found out.
+    /// Whether the driver still has to measure the window.
     fn must_measure(&self) -> bool {
         self.prefer == Prefer::Auto
             && !self.running.window_is_cached()
@@ -412,9 +412,9 @@ fn command(running: &RunningDevice, op: Op, body: &[u8], reply: &mut [u8]) -> Re
         let code = running.control(op, body, reply)?;
         match Status::from_code(code) {
             Some(Status::Ok) => return Ok(()),
-            // Too fast for the device, or the peer's event queue is full. Most of all the ends of
-            // DMBs must not get lost by that.
-            Some(Status::Eagain) if start.elapsed() < BUSY_PATIENCE => {
+            // The device limits the rate of commands, or the peer's event queue is full. Repeating
+            // matters most for UNREGISTER and DETACH, which must not get lost.
+            Some(Status::Eagain) if start.elapsed() < BUSY_TIMEOUT => {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(Duration::from_millis(5));
             }

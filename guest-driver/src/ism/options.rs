@@ -1,20 +1,20 @@
-//! How a device is opened.
+//! Options of an ISM device.
 
 use crate::transport::DeviceAddress;
 
 /// Which data path to use for DMBs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefer {
-    /// The window where both sides can map and where it is as fast as memory; else moves.
+    /// The window if both sides can map it and it is as fast as memory; else moves.
     #[default]
     Auto,
     /// The window wherever both sides can map, without measuring it.
     Window,
-    /// Moves by the device, always.
+    /// Moves by the device, even for DMBs in the window.
     Move,
 }
 
-/// How a device is opened.
+/// Options for [`IsmDevice::open`](super::IsmDevice::open).
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The device.

@@ -46,7 +46,7 @@ impl OwnDmb {
         }
     }
 
-    /// What the user needs to attach it.
+    /// The token that its user needs to attach it.
     pub fn token(&self) -> Token {
         self.token
     }
@@ -61,12 +61,12 @@ impl OwnDmb {
         self.memory().len() as u32
     }
 
-    /// Never.
+    /// Always `false`: a DMB has at least the bytes of its control block.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Who may write it.
+    /// The GID that may write it.
     pub fn user(&self) -> Gid {
         self.user
     }
@@ -86,8 +86,8 @@ impl OwnDmb {
         self.placed().map(|placed| placed.bit)
     }
 
-    /// Its signal line, to be taken, armed and disarmed; `None` in guest memory, whose signals are
-    /// DMB_SIGNAL records always.
+    /// Its signal line, which the owner takes, arms and disarms. `None` in guest memory: the device
+    /// signals such a DMB by DMB_SIGNAL records.
     #[inline]
     pub fn line(&self) -> Option<Line<'_>> {
         self.placed()?.line()
@@ -96,8 +96,8 @@ impl OwnDmb {
     /// The producer word and the consumer-and-flags word as the user last stored them, in the byte
     /// order of memory.
     ///
-    /// The user stores the producer word first, so this loads it last: whatever the flags say, the
-    /// producer word is at least as new, and the bytes it announces are there.
+    /// The user stores the producer word first, so this method loads it last. The producer word is
+    /// therefore at least as new as the flags, and the bytes that it announces are there.
     #[inline]
     pub fn words(&self) -> [u64; 2] {
         let load = |offset: u32| {
@@ -109,7 +109,7 @@ impl OwnDmb {
         [load(PRODUCER_WORD), consumer]
     }
 
-    /// Makes it as good as new for another use, control block included.
+    /// Zeroes all of it, control block included, for another use.
     ///
     /// # Errors
     /// Never in practice: the range is the DMB's own.
@@ -127,24 +127,24 @@ impl OwnDmb {
 
 impl Drop for OwnDmb {
     fn drop(&mut self) {
-        let ended = unregister(&self.device, self.token);
+        let unregistered = unregister(&self.device, self.token);
         match &mut self.backing {
-            Backing::Window(placed) => self.device.slabs.let_go(&self.device, placed.slab_id),
-            // Without an answer the device may still write there.
-            Backing::Guest(mem) if !ended => mem.leak(),
+            Backing::Window(placed) => self.device.slabs.release(&self.device, placed.slab_id),
+            // The device did not confirm, so it may still write there.
+            Backing::Guest(mem) if !unregistered => mem.leak(),
             Backing::Guest(_) => {}
         }
-        if ended {
-            lock(&self.device.indices).give_back(self.index);
+        if unregistered {
+            lock(&self.device.indices).release(self.index);
         }
     }
 }
 
-/// Ends a DMB; whether the device agrees that it is gone.
+/// Unregisters a DMB. `true`: the device no longer has it.
 fn unregister(device: &IsmDevice, token: Token) -> bool {
     let request = TokenRequest { token: token.0.into() };
     match device.command(Op::Unregister, request.as_bytes(), &mut []) {
-        // ENOENT: the device ended it by itself.
+        // ENOENT: the device removed it by itself.
         Ok(()) | Err(IsmError::Refused { status: Status::Enoent, .. }) => true,
         Err(error) => {
             tracing::debug!(%error, "a DMB was not unregistered");
@@ -180,7 +180,7 @@ pub(super) fn register(
                 );
             }
             Ok(dmb) => return Ok(dmb),
-            // One of the sides cannot map, or not any more.
+            // One of the two sides cannot map, or can no longer map.
             Err(IsmError::Refused {
                 status: Status::Enotsup | Status::Enospc | Status::Enomem | Status::Eio,
                 ..
@@ -196,7 +196,7 @@ pub(super) fn measure_window(device: &Arc<IsmDevice>) -> Result<WindowSpeed, Ism
     let (min, max) = (device.config().dmb_min.get(), device.config().dmb_max.get());
     let dmb = in_window(device, device.gid(), max.min(1 << 20).max(min), 0)?;
     let speed = measure::long_speed(dmb.memory());
-    // Nobody will want this slab again.
+    // No connection uses this slab again.
     drop(dmb);
     if let Err(error) = device.release_idle_slabs() {
         tracing::debug!(%error, "the measured slab stays mapped");
@@ -230,8 +230,8 @@ fn in_window(
         bit: reply.bit,
         nonce: reply.nonce.get(),
     };
-    // Before anything can fail: it is mapped, whatever becomes of the DMB.
-    device.slabs.hold(device, placement.slab_id, user);
+    // Before any check can fail: the device has mapped the slab, even if the DMB turns out unusable.
+    device.slabs.acquire(device, placement.slab_id, user);
     match placement.resolve(device) {
         Ok(placed) => {
             let device = Arc::clone(device);
@@ -239,9 +239,9 @@ fn in_window(
         }
         Err(error) => {
             if unregister(device, token) {
-                lock(&device.indices).give_back(index);
+                lock(&device.indices).release(index);
             }
-            device.slabs.let_go(device, placement.slab_id);
+            device.slabs.release(device, placement.slab_id);
             Err(error)
         }
     }
@@ -286,7 +286,7 @@ fn in_guest_memory(
     })
 }
 
-/// Registers with a fresh number.
+/// Registers a DMB under a free number.
 fn with_index(
     device: &IsmDevice,
     mut request: RegisterRequest,
@@ -302,8 +302,8 @@ fn with_index(
     match device.command(Op::Register, &body, reply.as_mut_bytes()) {
         Ok(()) => Ok((index, reply)),
         Err(error) => {
-            // A device that did not answer may hold the number; it is gone anyway.
-            lock(&device.indices).give_back(index);
+            // A device that did not answer may still use the number, but such a device is gone.
+            lock(&device.indices).release(index);
             Err(error)
         }
     }

@@ -1,4 +1,4 @@
-//! A peer's DMB: the hot path.
+//! A peer's DMB: the path of every message.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,11 +11,11 @@ use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
-/// The right to write a DMB of a peer. Detached when dropped, which is a control command; the
-/// slab it lies in stays mapped (module text of [`crate::ism`]).
+/// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command. The
+/// slab in which the DMB lies stays mapped (see [`crate::ism`]).
 ///
-/// Deliveries to one DMB may come from any thread, but two at a time leave the order of their
-/// control words open: callers serialize them per connection.
+/// Any thread may deliver to a DMB, but the order of the control words of two concurrent deliveries
+/// is undefined. Callers serialize the deliveries of a connection.
 #[derive(Debug)]
 pub struct PeerDmb {
     device: Arc<IsmDevice>,
@@ -24,17 +24,17 @@ pub struct PeerDmb {
     len: u32,
     // Where it is mapped, even if `stores` is off.
     placed: Option<Placed>,
-    // Write with stores; else by moves.
+    // Deliveries are stores into the window; else moves by the device.
     stores: bool,
 }
 
 impl PeerDmb {
-    /// The right.
+    /// The token with which it was attached.
     pub fn token(&self) -> Token {
         self.path.token()
     }
 
-    /// Whose DMB it is, according to the device.
+    /// The GID that owns the DMB, according to the device.
     pub fn owner(&self) -> Gid {
         self.owner
     }
@@ -44,7 +44,7 @@ impl PeerDmb {
         self.len
     }
 
-    /// Never.
+    /// Always `false`: a DMB has at least the bytes of its control block.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -54,25 +54,25 @@ impl PeerDmb {
         self.stores
     }
 
-    /// Whether the DMB is of no use any more: it or its owner is gone, or the device refused a
+    /// Whether the DMB can no longer be written: it or its owner is gone, or the device refused a
     /// move.
     #[inline]
     pub fn is_failed(&self) -> bool {
         self.path.is_failed()
     }
 
-    /// Marks it as of no use: deliveries fail from now on.
+    /// Fails the DMB: all later deliveries fail.
     pub fn fail(&self) {
         self.path.fail();
     }
 
     /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and
-    /// the consumer-and-flags word (in the byte order of memory), in this order, and with `signal`
-    /// tells the owner.
+    /// the consumer-and-flags word (in the byte order of memory), in this order. With `signal` it
+    /// also signals the owner.
     ///
-    /// On the window that is copies, two stores and an atomic or; a system call only if the owner
-    /// sleeps. Elsewhere it is one MOVE, or several if the pieces exceed what one can carry; a
-    /// refusal by the device shows later, as [`is_failed`](Self::is_failed).
+    /// In the window this takes copies, two stores and an atomic or; a system call only if the owner
+    /// sleeps. Otherwise it takes one MOVE, or several if the pieces exceed what one MOVE can carry.
+    /// If the device refuses a MOVE, [`is_failed`](Self::is_failed) turns true later.
     ///
     /// # Errors
     /// A piece does not lie in the DMB, the DMB failed, or the device is gone.
@@ -98,16 +98,7 @@ impl PeerDmb {
         }
     }
 
-    /// [`deliver`](Self::deliver) of the control words alone.
-    ///
-    /// # Errors
-    /// As [`deliver`](Self::deliver).
-    #[inline]
-    pub fn store_words_only(&self, words: [u64; 2], signal: bool) -> Result<(), DeliverError> {
-        self.deliver(&[], words, signal)
-    }
-
-    /// Wakes the owner although there is no news in the DMB.
+    /// Wakes the owner without a change of the DMB.
     ///
     /// # Errors
     /// The DMB failed, or the device is gone.
@@ -134,8 +125,8 @@ impl PeerDmb {
             memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
         }
         let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
-        // Release, both: partners of the Acquire loads of `OwnDmb::words`. Who sees a word sees
-        // the bytes it announces, and who sees the second sees the first.
+        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner that loads a word
+        // also sees the bytes that it announces, and one that loads the second also sees the first.
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
         if signal { self.raise(placed) } else { Ok(()) }
@@ -150,7 +141,7 @@ impl PeerDmb {
     fn kick(&self) -> Result<(), DeliverError> {
         match self.device.running().post_kick(&self.path) {
             Ok(()) => Ok(()),
-            // The data is there and the owner looks by itself within its second.
+            // The data is in the DMB, and the owner rechecks by itself within a second.
             Err(QueueError::Busy) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -179,7 +170,7 @@ impl PeerDmb {
     }
 }
 
-/// Pieces of one MOVE to be.
+/// The pieces of the next MOVE.
 struct Batch<'a, 'b> {
     dmb: &'a PeerDmb,
     pieces: [(u32, &'b [u8]); MAX_PIECES],
@@ -197,7 +188,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         Batch { dmb, pieces: [(0, &[]); MAX_PIECES], n: 0, bytes: 0, max, max_pieces }
     }
 
-    /// Adds a piece, posting what does not fit.
+    /// Adds a piece, and posts a MOVE whenever no more bytes or pieces fit.
     fn add(&mut self, mut offset: u32, mut bytes: &'b [u8]) -> Result<(), DeliverError> {
         while !bytes.is_empty() {
             if self.n == self.max_pieces || self.bytes >= self.max {
@@ -215,7 +206,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         Ok(())
     }
 
-    /// Sees that the next `len` bytes go into one piece.
+    /// Posts a MOVE unless `len` more bytes fit as one piece.
     fn keep_room(&mut self, len: usize) -> Result<(), DeliverError> {
         if self.bytes + len > self.max { self.post(false) } else { Ok(()) }
     }
@@ -234,14 +225,14 @@ impl Drop for PeerDmb {
         self.device.running().close_path(&self.path);
         detach(&self.device, self.token());
         if let Some(placed) = &self.placed {
-            self.device.slabs.let_go(&self.device, placed.slab_id);
+            self.device.slabs.release(&self.device, placed.slab_id);
         }
     }
 }
 
 fn detach(device: &IsmDevice, token: Token) {
     let request = TokenRequest { token: token.0.into() };
-    // A refusal means that it is gone already.
+    // A refusal means that the DMB is gone already.
     if let Err(error) = device.command(Op::Detach, request.as_bytes(), &mut []) {
         tracing::trace!(%error, "detach");
     }
@@ -256,15 +247,15 @@ pub(super) fn attach(
     let mut reply = AttachReply::new_zeroed();
     device.command(Op::Attach, request.as_bytes(), reply.as_mut_bytes())?;
     let slab = (reply.flags & attach_flags::MOVE_ONLY == 0).then(|| reply.slab_id.get());
-    // Before anything can fail: it is mapped, whatever becomes of the DMB.
+    // Before any check can fail: the device has mapped the slab, even if the DMB turns out unusable.
     if let Some(id) = slab {
-        device.slabs.hold(device, id, reply.owner_gid);
+        device.slabs.acquire(device, id, reply.owner_gid);
     }
     let result = accept(device, token, expected_len, &reply);
     if result.is_err() {
         detach(device, token);
         if let Some(id) = slab {
-            device.slabs.let_go(device, id);
+            device.slabs.release(device, id);
         }
     }
     result

@@ -1,4 +1,4 @@
-//! Slabs: what the device has mapped into the window, and who still uses it.
+//! Slabs: the parts of the window that the device has mapped, and the DMBs that use them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
@@ -14,8 +14,8 @@ use zerocopy::IntoBytes;
 use super::{IsmDevice, IsmError};
 use crate::sys::{SharedSlice, lock};
 
-/// How long the nonce may take to appear: some front ends acknowledge a mapping early.
-const NONCE_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
+/// How long the nonce may take to appear: some front ends acknowledge a mapping before it is there.
+const NONCE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
 
 /// Where a reply places a DMB.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub(super) struct Placed {
 }
 
 impl Placement {
-    /// Checks where the DMB, its line and the nonce are, and looks at the mapping.
+    /// Checks the places of DMB, signal line and nonce, and waits until the slab is mapped.
     pub(super) fn resolve(&self, device: &IsmDevice) -> Result<Placed, IsmError> {
         let bad = |what, value: u64| Err(IsmError::Placement { op: self.op, what, value });
         let Some(data) = u64::from(self.slab_len).checked_sub(CONTROL_LEN as u64) else {
@@ -65,10 +65,10 @@ impl Placement {
             return bad("bit", self.bit.into());
         }
         let tail = slab.slice(data as usize, CONTROL_LEN)?;
-        // A front end of our own maps before it acknowledges. There is nothing to wait for there, and
-        // a peer that overwrote the nonce must not make us.
+        // If this process is the front end, it maps before it acknowledges. It then need not wait, and
+        // a peer that overwrites the nonce must not make it wait.
         let mapped = device.running().window_is_cached();
-        self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_PATIENCE })?;
+        self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
         Ok(Placed {
             slab_id: self.slab_id,
             line_index: self.line,
@@ -78,7 +78,7 @@ impl Placement {
         })
     }
 
-    fn await_nonce(&self, tail: &SharedSlice, patience: Duration) -> Result<(), IsmError> {
+    fn await_nonce(&self, tail: &SharedSlice, timeout: Duration) -> Result<(), IsmError> {
         let nonce = tail.atomic_u64(0)?;
         let start = Instant::now();
         loop {
@@ -87,7 +87,7 @@ impl Placement {
                 return Ok(());
             }
             let after = start.elapsed();
-            if after > patience {
+            if after > timeout {
                 return Err(IsmError::Nonce { expected: self.nonce, found, after });
             }
             thread::sleep(Duration::from_micros(200));
@@ -110,21 +110,21 @@ impl Placed {
 #[derive(Debug)]
 pub(super) struct Slab {
     peer: Gid,
-    // The peer left: nothing new will come into this slab.
+    // The peer has left the fabric: no new DMB will come into this slab.
     orphan: bool,
     /// Own and peer DMBs in it.
     pub(super) users: u32,
 }
 
 impl Slab {
-    /// Nobody will use it again.
+    /// Whether no DMB uses the slab, now or later.
     fn is_done(&self) -> bool {
         self.users == 0 && self.orphan
     }
 }
 
-/// Peers that left lately are remembered, at most so many: more than threads that wait for a REGISTER.
-const LEFT: usize = 64;
+/// Peers to remember that have left the fabric, at most: more than threads wait for a REGISTER.
+const MAX_LEFT: usize = 64;
 
 /// The slabs that are mapped, by number.
 #[derive(Debug, Default)]
@@ -133,17 +133,17 @@ pub(super) struct SlabTable(Mutex<Slabs>);
 #[derive(Debug, Default)]
 struct Slabs {
     by_id: HashMap<u32, Slab>,
-    /// Peers that left, the last one last.
+    /// Peers that have left, the latest last.
     left: VecDeque<Gid>,
 }
 
 impl SlabTable {
-    /// A DMB in the slab is used from now on. Slabs of peers that left when nothing was in them are given
-    /// back on the occasion.
-    pub(super) fn hold(&self, device: &IsmDevice, id: u32, peer: Gid) {
+    /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no DMB
+    /// used them.
+    pub(super) fn acquire(&self, device: &IsmDevice, id: u32, peer: Gid) {
         let any_idle = {
             let mut slabs = lock(&self.0);
-            // It may have left before this thread came to take note of the answer.
+            // The peer may have left before this thread came here with the answer.
             let orphan = slabs.left.contains(&peer);
             slabs.by_id.entry(id).or_insert(Slab { peer, orphan, users: 0 }).users += 1;
             slabs.by_id.values().any(Slab::is_done)
@@ -153,16 +153,16 @@ impl SlabTable {
         }
     }
 
-    /// Gives back what peers left behind.
+    /// Returns slabs of peers that have left to the device, if no DMB uses them.
     pub(super) fn release_done(&self, device: &IsmDevice) {
-        if let Err(error) = self.release(device, Slab::is_done) {
+        if let Err(error) = self.unmap(device, Slab::is_done) {
             tracing::debug!(%error, "slab of a departed peer stays mapped");
         }
     }
 
-    /// A DMB in the slab is no longer used; a slab of a peer that left is given back with its
-    /// last.
-    pub(super) fn let_go(&self, device: &IsmDevice, id: u32) {
+    /// Releases a DMB's use of the slab. Returns the slab to the device if this was the last use and
+    /// the peer has left.
+    pub(super) fn release(&self, device: &IsmDevice, id: u32) {
         let done = {
             let mut slabs = lock(&self.0);
             let Some(slab) = slabs.by_id.get_mut(&id) else { return };
@@ -174,28 +174,28 @@ impl SlabTable {
         }
     }
 
-    /// Remembers that nothing new will come into the slabs of this peer.
+    /// Notes that the peer has left: no new DMB will come into its slabs.
     pub(super) fn peer_is_gone(&self, peer: Gid) {
         let mut slabs = lock(&self.0);
         for slab in slabs.by_id.values_mut().filter(|slab| slab.peer == peer) {
             slab.orphan = true;
         }
-        if slabs.left.len() >= LEFT {
+        if slabs.left.len() >= MAX_LEFT {
             slabs.left.pop_front();
         }
         slabs.left.push_back(peer);
     }
 
-    /// Whether the peer is among those that left lately. Its GID does not come back.
+    /// Whether the peer is among those that left last. A GID is never used again.
     pub(super) fn has_left(&self, peer: Gid) -> bool {
         lock(&self.0).left.contains(&peer)
     }
 
-    /// Gives the chosen slabs back, and says how many.
+    /// Returns the chosen slabs to the device, which unmaps them. Returns how many.
     ///
-    /// The table stays locked meanwhile: the number of a released slab may come back with the next
+    /// The table stays locked meanwhile: the device may use the number of a released slab for the next
     /// REGISTER, whose entry must not be mistaken for the old one.
-    pub(super) fn release(
+    pub(super) fn unmap(
         &self,
         device: &IsmDevice,
         chosen: impl Fn(&Slab) -> bool,
@@ -211,9 +211,9 @@ impl SlabTable {
                     slabs.remove(&id);
                     released += 1;
                 }
-                // A DMB came into it whose reply is on its way to another thread.
+                // The slab has a new DMB, whose reply another thread is about to receive.
                 Err(IsmError::Refused { status: Status::Ebusy, .. }) => {}
-                // The device gave it up by itself.
+                // The device has released the slab by itself.
                 Err(IsmError::Refused { status: Status::Enoent, .. }) => {
                     slabs.remove(&id);
                 }

@@ -66,7 +66,7 @@ fn a_delivery_is_the_same_on_both_paths() {
         assert_eq!(bytes_at(&own, 100, long.len()), long);
         assert_eq!(bytes_at(&own, 50_000, 3), b"end");
         assert_eq!(bytes_at(&own, 0, 8), [0; 8], "only the two words of the control block");
-        peer.store_words_only([12, 23], false).unwrap();
+        peer.deliver(&[], [12, 23], false).unwrap();
         assert_eq!(own.words(), [12, 23]);
     }
 }
