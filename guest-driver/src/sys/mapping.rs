@@ -67,12 +67,12 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
-    /// Puts private zero pages in the place of what is mapped, so that the file behind it can be
-    /// closed while views of it still exist: their loads and stores do no harm then.
+    /// Replaces the mapping by private zero pages, so that the file behind it can be closed while views
+    /// of it still exist. Loads and stores of these views then do no harm.
     ///
     /// # Errors
-    /// What mmap says; everything is as before then.
-    pub fn retire(&self) -> io::Result<()> {
+    /// Those of mmap(2); the mapping is unchanged then.
+    pub fn revoke(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range is ours, and it stays readable and writable for views of it.
@@ -329,13 +329,13 @@ impl Reservation {
         (covered >= end).then(|| self.mem.slice(offset as usize, len as usize).ok()).flatten()
     }
 
-    /// Ends all mappings at once: zero pages take the place of the whole window, for good.
+    /// Replaces all mappings at once, and for good, by zero pages.
     ///
     /// # Errors
-    /// What mmap says; everything is as before then.
-    pub fn retire(&self) -> io::Result<()> {
+    /// Those of mmap(2); the mappings are unchanged then.
+    pub fn revoke(&self) -> io::Result<()> {
         let mut mapped = lock(&self.mapped);
-        self.mem.retire()?;
+        self.mem.revoke()?;
         mapped.clear();
         Ok(())
     }

@@ -108,11 +108,11 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_mapping_reads_as_zero_and_takes_stores() {
+    fn a_revoked_mapping_reads_as_zero_and_takes_stores() {
         let mem = SharedMem::anonymous(4096).unwrap();
         let registers = Registers::new(&mem, 0, 4096).unwrap();
         registers.write_u32(0, 7).unwrap();
-        mem.retire().unwrap();
+        mem.revoke().unwrap();
         assert_eq!(registers.read_u32(0).unwrap(), 0);
         registers.write_u32(0, 8).unwrap();
     }

@@ -76,12 +76,12 @@ impl SharedSlice {
         self.start.as_ptr() as usize
     }
 
-    /// Puts private zero pages in the place of the whole mapping that this is a view of.
+    /// Replaces the whole mapping of which this is a view by private zero pages.
     ///
     /// # Errors
-    /// What mmap says; everything is as before then.
-    pub fn retire(&self) -> io::Result<()> {
-        self.owner.retire()
+    /// Those of mmap(2); the mapping is unchanged then.
+    pub fn revoke(&self) -> io::Result<()> {
+        self.owner.revoke()
     }
 
     /// The first byte.
@@ -134,27 +134,6 @@ impl SharedSlice {
                 dst.as_mut_ptr(),
                 dst.len(),
             );
-        }
-        Ok(())
-    }
-
-    /// Copies between two shared slices (source and target may be the same memory).
-    ///
-    /// # Errors
-    /// One of the ranges does not lie in its slice; nothing was copied.
-    pub fn copy_to(
-        &self,
-        offset: usize,
-        target: &SharedSlice,
-        at: usize,
-        len: usize,
-    ) -> Result<(), OutOfBounds> {
-        check(offset, len, self.len)?;
-        check(at, len, target.len)?;
-        // SAFETY: both ranges were checked and are kept mapped by their owners; `copy` allows
-        // overlap. Peers may race with it (module text).
-        unsafe {
-            std::ptr::copy(self.start.as_ptr().add(offset), target.start.as_ptr().add(at), len);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Where a virtio-ism device is.
+//! The address of a virtio-ism device.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use super::pci::{self, PciAddress};
 use super::{RunningDevice, TransportError, vhost_user};
 
-/// A device, as a user names it.
+/// The address of a device, as a user writes it.
 ///
-/// As text: `pci` is any free device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) that
-/// one, and everything else the path of a vhost-user socket.
+/// As text, `pci` is any free PCI device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) is
+/// the device at that PCI address, and any other text is the path of a vhost-user socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceAddress {
     /// The daemon's vhost-user socket: this process is the front end.
@@ -24,7 +24,7 @@ pub enum DeviceAddress {
 }
 
 impl DeviceAddress {
-    /// Reaches the device and sets it up: features, memory, queues, window.
+    /// Connects to the device and sets it up: features, memory, queues, window.
     ///
     /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory
     /// that the device can reach, in bytes.
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pci_address_is_a_path() {
+    fn a_text_that_is_no_pci_address_is_a_path() {
         for text in ["0000:00:20.0", "0000:00:04.8", "0:00:04.0", "0000:00:04", "+000:00:04.0", ""]
         {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");

@@ -13,31 +13,31 @@ pub enum TransportError {
     /// The device could not be reached.
     #[error("{what}: {source}")]
     Connect {
-        /// What was tried.
+        /// The step that failed.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A PCI device cannot be used.
     #[error("PCI device {address}: {source}")]
     Pci {
-        /// Where it is.
+        /// Its address.
         address: PciAddress,
-        /// Why not.
+        /// The reason.
         source: PciError,
     },
-    /// No PCI device can be used; which ones were tried, and what came of it.
+    /// No PCI device can be used. The text lists the devices and the reason for each.
     #[error("no free ISM device: {0}")]
     NoPciDevice(String),
     /// A step of setting the device up failed.
     #[error("setting up the device, {step}: {reason}")]
     Setup {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
-        /// What came of it.
+        /// The error, as text.
         reason: String,
     },
-    /// The device's configuration makes no sense to this driver.
+    /// A field of the device's configuration has a value that this driver cannot use.
     #[error("configuration field {field} is {value}")]
     Config {
         /// The field.
@@ -45,7 +45,7 @@ pub enum TransportError {
         /// Its value.
         value: u64,
     },
-    /// The device lacks something the driver cannot do without.
+    /// The device lacks something that the driver needs.
     #[error("the device does not offer {0}")]
     Missing(&'static str),
     /// The device's configuration has another length than this driver knows.
@@ -62,9 +62,9 @@ pub enum TransportError {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }

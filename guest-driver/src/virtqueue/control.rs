@@ -1,7 +1,7 @@
 //! The control queue: one request, one reply, several threads.
 //!
-//! Each command has a slot of its own memory and a tag. Of the threads that wait for replies, one
-//! listens to the interrupt, collects whatever came back, and wakes the others.
+//! Each command has a slot with memory of its own, and a tag. Of the threads that wait for replies,
+//! one waits for the interrupt, takes all completions, and wakes the others.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ const ENTRIES: usize = 64;
 const SLOTS: usize = ENTRIES / 2;
 /// Bytes of a slot for the request, and again for the reply; a REGISTER may name up to 29 pieces.
 const PART: usize = 512;
-/// How long a wait lasts before the state is looked at anyway.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a wait lasts before the thread rechecks the ring without an interrupt.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slot {
     Free,
     Posted,
-    /// The reply is there, so many bytes.
+    /// The reply is there; its length in bytes.
     Done(u32),
 }
 
@@ -33,7 +33,7 @@ struct State {
     ring: SplitQueue<ENTRIES>,
     slots: [Slot; SLOTS],
     next_tag: u32,
-    // A thread listens to the interrupt.
+    // Whether a thread waits for the interrupt.
     listening: bool,
 }
 
@@ -103,8 +103,8 @@ impl ControlQueue {
             if let Some(Slot::Done(written)) = state.slots.get(index) {
                 break *written as usize;
             }
-            // The slot of a command that never came back stays posted: the device may still write
-            // there.
+            // The slot of a command without a completion stays posted: the device may still write
+            // to it.
             self.check_alive()?;
             state = self.wait(state, deadline, "a control command")?;
         };
@@ -145,7 +145,7 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Waits for something to change: at the interrupt if nobody is there, else for who is.
+    /// Waits for a change: for the interrupt if no other thread does, else for that thread.
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -160,7 +160,7 @@ impl ControlQueue {
             self.changed.notify_all();
             return Err(QueueError::Timeout { what, after });
         }
-        let left = left.min(LOOK_AGAIN);
+        let left = left.min(RECHECK_INTERVAL);
         if state.listening {
             let (state, _) =
                 self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +177,7 @@ impl ControlQueue {
         state.listening = false;
         state.ring.suppress();
         self.wiring.health.clear(&self.wiring.call);
-        // Whoever waits for a change may have to listen from now on.
+        // One of the threads that wait for a change has to wait for the interrupt from now on.
         self.changed.notify_all();
         woken.map_err(|source| QueueError::System { what: "poll", source })?;
         Ok(state)

@@ -1,4 +1,4 @@
-//! The event queue: every buffer is with the device except while it is copied out.
+//! The event queue: the device has every buffer, except while the driver copies a record out.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
@@ -17,8 +17,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes the queue and gives it all buffers; the device learns of them by
-    /// [`start`](Self::start).
+    /// Makes the queue and adds all buffers. [`start`](Self::start) tells the device of them.
     pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, QueueError> {
         let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
         let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
@@ -41,7 +40,7 @@ impl EventQueue {
         lock(&self.ring).addresses()
     }
 
-    /// Tells the device, once the queue is enabled, that there are buffers.
+    /// Tells the device of the buffers, once the queue is enabled.
     pub(crate) fn start(&self) {
         if lock(&self.ring).must_kick() {
             self.wiring.kick.notify();
@@ -61,7 +60,7 @@ impl EventQueue {
             }
         };
         let mut record = [0; EVENT_LEN];
-        // A record is always whole; what a shorter one left over from before must not be read.
+        // The buffer behind a shorter record holds bytes of an earlier one, which must not be read.
         let written = (done.written as usize).min(EVENT_LEN);
         let (head, _) = record.split_at_mut(written);
         self.buffers.slice().copy_out(done.cookie as usize * EVENT_LEN, head)?;

@@ -1,4 +1,4 @@
-//! Whether a device still lives, and how everybody learns that it does not.
+//! Whether a device still works, and how waiting threads learn that it does not.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::sys::{EventFd, lock, shut_down};
 
-/// The one-way switch of a transport.
+/// A switch that turns once, from a device that works to one that is gone.
 #[derive(Debug)]
 pub(crate) struct Health {
     gone: AtomicBool,
-    // Who waits for an interrupt or in a request to the device.
+    // The eventfds and sockets of threads that wait for an interrupt, or for an answer of the device.
     wake: Mutex<Vec<Arc<EventFd>>>,
     sockets: Mutex<Vec<OwnedFd>>,
 }
@@ -37,7 +37,7 @@ impl Health {
         }
     }
 
-    /// Ends a socket when the device goes, so that nobody stays blocked on it.
+    /// Shuts a socket down when the device goes, so that no thread stays blocked on it.
     pub(crate) fn shut_down_with(&self, socket: OwnedFd) {
         let mut sockets = lock(&self.sockets);
         if self.is_gone() {
@@ -46,7 +46,7 @@ impl Health {
         sockets.push(socket);
     }
 
-    /// The device is gone, for this reason. Only the first call counts.
+    /// Marks the device as gone, and wakes all waiting threads. Only the first call has an effect.
     pub(crate) fn fail(&self, why: &str) {
         // Release: partner of the Acquire in `is_gone`, for the sake of the log's order only.
         if self.gone.swap(true, Ordering::AcqRel) {

@@ -1,8 +1,8 @@
-//! Memory that the device can reach, handed out in blocks.
+//! Memory that the device can reach, allocated in blocks.
 //!
-//! For a daemon it is one sealed file, and bus addresses are those of this process. For a PCI
-//! device it is pinned memory whose every 2 MiB lie somewhere else on the bus; blocks up to that
-//! size are in one piece, larger ones are a list of pieces.
+//! For a daemon the memory is one sealed file, and bus addresses are addresses in this process. For
+//! a PCI device it is pinned memory, each 2 MiB of which have a bus address of their own. A block of
+//! up to 2 MiB is contiguous on the bus; a larger one is a list of pieces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,9 +23,9 @@ pub struct GuestPool {
     file: Option<OwnedFd>,
     // All of the memory; of a file, as the device maps it.
     whole: SharedSlice,
-    // From the first multiple of `BASE_ALIGN` on: what is handed out.
+    // The part that is allocated from: it starts at the first multiple of `BASE_ALIGN`.
     usable: SharedSlice,
-    // Bus addresses of each `BASE_ALIGN` bytes of `usable`; none: as in this process.
+    // Bus addresses of each `BASE_ALIGN` bytes of `usable`. `None`: addresses in this process.
     bus: Option<Vec<u64>>,
     free: Mutex<Buddy>,
 }
@@ -34,7 +34,7 @@ impl GuestPool {
     /// A pool of `size` bytes, rounded up to a power of two.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the system calls, or `OutOfMemory` for a size that no process can have.
     pub fn new(size: u64) -> io::Result<Arc<GuestPool>> {
         let size = usize::try_from(size)
             .ok()
@@ -52,7 +52,7 @@ impl GuestPool {
         Ok(Arc::new(GuestPool { file: Some(file), whole, usable, bus: None, free }))
     }
 
-    /// A pool of pinned memory, as a PCI device needs it.
+    /// A pool of pinned memory, for a PCI device.
     pub fn pinned(memory: DmaMemory) -> Arc<GuestPool> {
         let (slice, bus) = memory.into_parts();
         let free = Mutex::new(Buddy::new(slice.len()));
@@ -70,18 +70,18 @@ impl GuestPool {
         &self.whole
     }
 
-    /// The file, to be told to the device; pinned memory has none.
+    /// The file that the device maps; pinned memory has none.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Gives the memory back to the kernel although parts of it are handed out: these are zeros from
-    /// now on, and no device's any more. Only when the device can no longer reach it.
+    /// Frees the pages of the pool, although blocks of it may still be in use: these blocks read as
+    /// zeros from now on. Call this only when the device can no longer reach the memory.
     ///
     /// # Errors
-    /// What the kernel says; everything is as before then.
-    pub fn retire(&self) -> io::Result<()> {
-        self.whole.retire()
+    /// Those of mmap(2); the pool is unchanged then.
+    pub fn revoke(&self) -> io::Result<()> {
+        self.whole.revoke()
     }
 
     /// Bytes of the pool.
@@ -107,7 +107,7 @@ impl GuestPool {
     /// 2 MiB).
     ///
     /// # Errors
-    /// The pool is used up.
+    /// The pool has no free block of that size.
     pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
         let refused = QueueError::OutOfMemory { wanted: len, size: self.usable.len() };
         let Some(block) = len.max(MIN_BLOCK).checked_next_power_of_two() else {
@@ -121,23 +121,23 @@ impl GuestPool {
         Ok(GuestMem { slice, offset, block, pool: Arc::clone(self), leak: false })
     }
 
-    /// Like [`alloc`](Self::alloc), for as long as the pool lives; with the bus address.
+    /// Like [`alloc`](Self::alloc), but never freed. Returns the memory and its bus address.
     ///
     /// # Errors
-    /// The pool is used up.
+    /// The pool has no free block of that size.
     pub fn permanent(self: &Arc<Self>, len: usize) -> Result<(SharedSlice, u64), QueueError> {
         let mut mem = self.alloc(len)?;
         mem.leak();
         Ok((mem.slice().clone(), mem.gpa()))
     }
 
-    /// Bytes handed out, in whole blocks.
+    /// Bytes in use, in whole blocks.
     pub fn used(&self) -> usize {
         lock(&self.free).used
     }
 }
 
-/// Memory from a [`GuestPool`]; goes back when dropped.
+/// Memory from a [`GuestPool`]. Dropping it frees it.
 #[derive(Debug)]
 pub struct GuestMem {
     slice: SharedSlice,
@@ -199,7 +199,7 @@ impl GuestMem {
         &self.slice
     }
 
-    /// Never gives the memory back: the device may still write it.
+    /// Keeps the memory from ever being freed, because the device may still write it.
     pub fn leak(&mut self) {
         self.leak = true;
     }
@@ -219,7 +219,7 @@ struct Buddy {
     size: usize,
     // Free blocks of MIN_BLOCK << order, by offset.
     free: Vec<BTreeSet<usize>>,
-    // Nothing at or above was ever handed out: still zero.
+    // No block at or above this offset was ever allocated: the memory there is still zero.
     touched: usize,
     used: usize,
 }
@@ -239,7 +239,7 @@ impl Buddy {
         Buddy { size, free, touched: 0, used: 0 }
     }
 
-    /// The lowest free block of `block` bytes (a power of two), and whether nobody had it before.
+    /// The lowest free block of `block` bytes (a power of two), and whether it was never used before.
     fn alloc(&mut self, block: usize) -> Option<(usize, bool)> {
         let wanted = order(block);
         let from = (wanted..self.free.len())
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn leaked_memory_is_never_handed_out_again() {
+    fn leaked_memory_is_never_allocated_again() {
         let pool = GuestPool::new(2 << 20).unwrap();
         let mut mem = pool.alloc(2 << 20).unwrap();
         mem.leak();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_memory_is_told_to_the_device_piece_by_piece() {
+    fn pinned_memory_is_described_piece_by_piece() {
         const M2: u64 = 2 << 20;
         let bus = vec![0x1000_0000, 0x1000_0000 + M2, 0x7000_0000];
         let pool = GuestPool::pinned(DmaMemory::pretend(bus.clone()));

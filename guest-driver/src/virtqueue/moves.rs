@@ -1,7 +1,7 @@
-//! A move queue: payload is copied into bounce slots, the device copies it on.
+//! A move queue: the driver copies payload into bounce slots, and the device copies it on.
 //!
-//! A MOVE is asynchronous. Its outcome is collected by later posts (and by `reap`) and noted in
-//! the path it belongs to. Bounce slots and kick chains are made once; posting allocates nothing.
+//! A MOVE is asynchronous. A later post (or `reap`) takes its completion and notes a refusal in the
+//! move's path. Bounce slots and kick chains are made once, so posting allocates nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::{
 use crate::sys::lock;
 
 const ENTRIES: usize = 256;
-/// Moves under way at most; their descriptors leave room for 96 kicks.
+/// Moves under way at most. Their descriptors leave room for 96 kicks.
 const SLOTS: u32 = 32;
 /// Bytes of a bounce slot: header, segments, payload, status.
 const SLOT: usize = 128 << 10;
@@ -27,20 +27,20 @@ const HEAD: usize = size_of::<MoveHeader>() + MAX_PIECES * size_of::<Segment>();
 const STATUS: usize = 4;
 /// Distance of kick chains: header, status, padding.
 const KICK: usize = 32;
-/// Bytes of memory for kick chains that are made at a time.
+/// Bytes of memory that the queue allocates at a time for kick chains.
 const KICKS: usize = 4096;
 /// Marks the cookie of a kick; the rest is the path's number.
 const KICK_COOKIE: u32 = 1 << 31;
-/// How long a post spins for room before it sleeps.
+/// How long a post spins for a free slot before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a kick waits for room at most.
-const KICK_PATIENCE: Duration = Duration::from_millis(1);
-/// How long a sleep for room lasts before the ring is looked at anyway.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long a kick waits for free descriptors, at most.
+const KICK_TIMEOUT: Duration = Duration::from_millis(1);
+/// How long a post sleeps before it rechecks the ring without an interrupt.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the queue knows of a path.
+/// A path in the table of the queue, with its moves and kick under way.
 struct Entry {
-    // None: free.
+    // `None`: the entry is free.
     path: Option<Arc<MovePath>>,
     moves: u32,
     kick: bool,
@@ -49,7 +49,7 @@ struct Entry {
 
 struct State {
     ring: SplitQueue<ENTRIES>,
-    // Free bounce slots; the last one used is the first to be used again, as its lines are cached.
+    // Free bounce slots. The slot that was used last is used again first, as its lines are cached.
     free: Vec<u32>,
     // The path of the move in each slot.
     users: [u32; SLOTS as usize],
@@ -67,7 +67,7 @@ pub(crate) struct MoveQueue {
 }
 
 impl MoveQueue {
-    /// `max_move`: what the device takes at most, bytes of payload.
+    /// `max_move`: most payload of one MOVE that the device takes, bytes.
     pub(crate) fn new(
         pool: &Arc<GuestPool>,
         max_move: usize,
@@ -163,7 +163,7 @@ impl MoveQueue {
         Ok(())
     }
 
-    /// Writes header, segments and payload, and says how many bytes that is.
+    /// Writes header, segments and payload. Returns how many bytes these are.
     fn fill(
         &self,
         at: usize,
@@ -187,7 +187,7 @@ impl MoveQueue {
         Ok(payload_at - at)
     }
 
-    /// A free bounce slot and two free descriptors, waiting for them if need be.
+    /// Waits until a bounce slot and two descriptors are free, and takes the slot.
     fn take_slot(&self) -> Result<(MutexGuard<'_, State>, u32), QueueError> {
         let mut state = lock(&self.state);
         let mut start = None;
@@ -222,9 +222,10 @@ impl MoveQueue {
             drop(state);
             self.wiring
                 .call
-                .wait(LOOK_AGAIN)
+                .wait(RECHECK_INTERVAL)
                 .map_err(|source| QueueError::System { what: "poll", source })?;
-            // Another waiter whose wake-up this takes has seen it, or looks again soon.
+            // This may clear the wake-up of another waiting thread. That thread has returned from its
+            // wait already, or rechecks the ring after `RECHECK_INTERVAL`.
             self.wiring.health.clear(&self.wiring.call);
             state = lock(&self.state);
         }
@@ -238,8 +239,9 @@ impl MoveQueue {
         let mut start = None;
         loop {
             self.check_alive()?;
-            // Whether the previous kick is done must be looked up before it may be skipped: once
-            // the device has published it, it may have woken the owner before this news.
+            // Take completions before deciding to skip this kick. If the device has executed the
+            // previous kick, that one may have woken the owner before the change that this kick is
+            // for.
             self.collect(&mut state);
             if state.entries.get(path.slot() as usize).is_none_or(|entry| entry.kick) {
                 return Ok(());
@@ -247,7 +249,7 @@ impl MoveQueue {
             if state.ring.free() >= 2 {
                 break;
             }
-            if start.get_or_insert_with(Instant::now).elapsed() > KICK_PATIENCE {
+            if start.get_or_insert_with(Instant::now).elapsed() > KICK_TIMEOUT {
                 return Err(QueueError::Busy);
             }
             drop(state);
@@ -268,7 +270,7 @@ impl MoveQueue {
         Ok(())
     }
 
-    /// Notes outcomes unless somebody is at the queue, who does that anyway.
+    /// Takes completions, unless another thread uses the queue: that one takes them anyway.
     pub(crate) fn reap(&self) {
         if let Ok(mut state) = self.state.try_lock() {
             self.collect(&mut state);
@@ -291,7 +293,7 @@ impl MoveQueue {
             match state.ring.pop() {
                 Ok(Some(done)) => self.finish(state, done),
                 Ok(None) => return,
-                // Said once: the ring stays broken.
+                // The first error was logged; the ring stays broken.
                 Err(error) if self.wiring.health.is_gone() => {
                     return tracing::trace!(%error, "move queue");
                 }
@@ -340,7 +342,7 @@ impl MoveQueue {
 }
 
 impl State {
-    /// Frees the entry of a closed path when nothing of it is under way any more.
+    /// Frees the entry of a closed path that has neither moves nor a kick under way.
     fn recycle(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize) else { return };
         if entry.closed && entry.moves == 0 && !entry.kick && entry.path.take().is_some() {
@@ -360,7 +362,7 @@ fn move_header(token: Token, nseg: u16, total: u32, signal: bool) -> MoveHeader 
         token: token.0.into(),
         nseg: nseg.into(),
         flags: if signal { move_flags::SIGNAL } else { 0 }.into(),
-        // One bit is all there is to say: look at the control block.
+        // One bit is enough: it makes the owner read the control block.
         mask: if signal { 1 } else { 0 }.into(),
         total: total.into(),
         ..MoveHeader::new_zeroed()

@@ -1,4 +1,4 @@
-//! The move queue against a device worked by hand.
+//! The move queue, with a test in the part of the device.
 
 use super::*;
 use crate::sys::EventFd;
@@ -98,7 +98,7 @@ fn kicks_coalesce_while_one_is_under_way() {
     assert_eq!(bytes[16..], [0; 8]);
     device.answer(head, &OK);
     queue.kick(&path).unwrap();
-    assert!(device.next().is_some(), "published as done: the next news needs another");
+    assert!(device.next().is_some(), "the previous kick is done: the next change needs another");
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Makes the rings of control queue, event queue and one move queue per further wiring.
+    /// Makes the control queue, the event queue, and a move queue for each further wiring.
     pub(crate) fn new(
         pool: &Arc<GuestPool>,
         max_move: usize,
@@ -37,14 +37,15 @@ impl Queues {
         })
     }
 
-    /// Where each ring lies, in the order of queue numbers.
+    /// The addresses of each queue, in the order of queue numbers.
     pub(crate) fn addresses(&self) -> Vec<QueueAddresses> {
         let mut all = vec![self.control.addresses(), self.events.addresses()];
         all.extend(self.moves.iter().map(MoveQueue::addresses));
         all
     }
 
-    /// A path on the next move queue; it stays there, since queues have no order among them.
+    /// Opens a path on the next move queue. It stays there, since moves in different queues have no
+    /// order.
     pub(crate) fn open_path(&self, token: Token) -> Result<Arc<MovePath>, QueueError> {
         let n = self.next_path.fetch_add(1, Ordering::Relaxed) % self.moves.len().max(1);
         match self.moves.get(n) {
@@ -53,6 +54,7 @@ impl Queues {
         }
     }
 
+    /// The queue of a path.
     pub(crate) fn of(&self, path: &MovePath) -> Result<&MoveQueue, QueueError> {
         let n = usize::from(path.queue());
         self.moves.get(n).ok_or(QueueError::NoMoveQueue(n))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Health;
 use crate::sys::EventFd;
 
-/// Tells the device that a queue has something new.
+/// Notifies the device of new chains in a queue (a kick).
 pub(crate) trait Notify: Send + Sync {
     fn notify(&self);
 }
@@ -16,12 +16,13 @@ impl Notify for Arc<EventFd> {
     }
 }
 
-/// What a queue needs besides its ring.
+/// The connections between one queue and its device.
 pub(crate) struct Wiring {
-    /// Where new chains are announced.
+    /// Tells the device of new chains.
     pub(crate) kick: Box<dyn Notify>,
-    /// Where the device announces completions.
+    /// Becomes readable when the device interrupts because of completions.
     pub(crate) call: Arc<EventFd>,
     pub(crate) health: Arc<Health>,
+    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub(crate) event_idx: bool,
 }

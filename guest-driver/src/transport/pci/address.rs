@@ -1,4 +1,4 @@
-//! Where a PCI function is.
+//! The address of a PCI function.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,7 +35,7 @@ fn read_address(text: &str) -> Option<PciAddress> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
-    // `from_str_radix` takes a sign, which is none of ours.
+    // `from_str_radix` accepts a sign, which no PCI address has.
     let hex = |digits: &str, lengths: std::ops::RangeInclusive<usize>| {
         let digits = Some(digits).filter(|digits| {
             lengths.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -1,7 +1,7 @@
-//! Where the device's structures are: the list of virtio capabilities (virtio 1.3, 4.1.4).
+//! Places of the device's structures, from its list of virtio capabilities (virtio 1.3, 4.1.4).
 //!
-//! The list is walked in a private copy of the configuration space, a bounded number of steps.
-//! Offsets, lengths and BAR numbers are what the device says: each is held against the BAR.
+//! The parser walks the list in a private copy of the configuration space, in a bounded number of
+//! steps. Offsets, lengths and BAR numbers come from the device, so it checks each against the BAR.
 
 use thiserror::Error;
 use virtio_ism_abi::WINDOW_SHMID;
@@ -10,7 +10,7 @@ use virtio_ism_abi::WINDOW_SHMID;
 pub(super) const CONFIG_SPACE: usize = 256;
 /// The list starts beyond the header.
 const FIRST: u8 = 0x40;
-/// Entries that fit, 4 bytes each: a list with more is a loop.
+/// Most entries that fit, 4 bytes each: a list with more is a loop.
 const MOST: usize = (CONFIG_SPACE - FIRST as usize) / 4;
 /// Status bit: there is a list.
 const HAS_LIST: u8 = 1 << 4;
@@ -46,7 +46,7 @@ pub enum CapError {
     /// An entry is too short for its type, or ends beyond the configuration space.
     #[error("the entry at {at:#x} of type {kind} has {len} bytes instead of {needed}")]
     Length {
-        /// Where it is.
+        /// Its offset.
         at: u8,
         /// `cfg_type`.
         kind: u8,
@@ -90,7 +90,7 @@ pub enum CapError {
         /// Bytes that are needed.
         needed: u64,
     },
-    /// A structure is not aligned as its registers need it.
+    /// The offset of a structure is not aligned to the width of its registers.
     #[error("the structure of type {kind} is at {offset:#x}, which is not aligned")]
     Alignment {
         /// `cfg_type`.
@@ -114,7 +114,7 @@ pub(super) struct Place {
     pub(super) len: u64,
 }
 
-/// Where everything is.
+/// The places of all structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) common: Place,
@@ -126,8 +126,8 @@ pub(super) struct Layout {
     pub(super) window: Option<Place>,
 }
 
-/// Reads the capabilities in a copy of the configuration space. `bar_size` tells the bytes of a
-/// BAR, 0 if there is none.
+/// Reads the capabilities in a copy of the configuration space. `bar_size` returns the size of a BAR
+/// in bytes, 0 if there is none.
 ///
 /// Of several structures of one type the first counts: the device lists them in the order of its
 /// preference.
@@ -161,7 +161,7 @@ pub(super) fn read_layout(
             COMMON | ISR | DEVICE => CAP,
             NOTIFY => NOTIFY_CAP,
             SHARED_MEMORY => CAP64,
-            // PCI configuration access, vendor data, and what comes in the future.
+            // PCI configuration access, vendor data, and types of later revisions.
             _ => continue,
         };
         if len < needed || at + usize::from(len) > CONFIG_SPACE {
@@ -175,7 +175,7 @@ pub(super) fn read_layout(
             offset |= u64::from(word(at + 16)) << 32;
             size |= u64::from(word(at + 20)) << 32;
         }
-        // The rule of virtio for BAR values of the future.
+        // virtio reserves higher values: a driver ignores such structures.
         if bar > 5 {
             if kind == SHARED_MEMORY {
                 return Err(CapError::Bar { kind, bar });
@@ -191,7 +191,7 @@ pub(super) fn read_layout(
             DEVICE if device.is_none() => device = Some(checked?),
             SHARED_MEMORY if window.is_some() => return Err(CapError::TwoWindows),
             SHARED_MEMORY => window = Some(checked?),
-            // A second choice.
+            // A second structure of the type.
             _ => {}
         }
     }
@@ -215,7 +215,7 @@ fn check(kind: u8, place: Place, size: u64) -> Result<Place, CapError> {
         COMMON => (COMMON_LEN, 4),
         NOTIFY => (2, 2),
         DEVICE => (virtio_ism_abi::config::CONFIG_LEN as u64, 4),
-        // Less cannot be mapped on its own.
+        // A smaller region cannot be mapped on its own.
         SHARED_MEMORY => (4096, 4096),
         _ => (1, 1),
     };

@@ -11,7 +11,7 @@ use super::caps::Place;
 use crate::sys::Registers;
 use crate::virtqueue::QueueAddresses;
 
-/// Register accesses as a bus does them: what is not there reads as ones and ignores stores.
+/// Register accesses as a bus does them: an absent register reads as ones and ignores stores.
 pub(super) trait Io: Send + Sync {
     fn read8(&self, at: usize) -> u8;
     fn read16(&self, at: usize) -> u16;
@@ -67,20 +67,21 @@ pub(super) mod status {
     pub(in super::super) const DRIVER_OK: u8 = 4;
     pub(in super::super) const FEATURES_OK: u8 = 8;
     pub(in super::super) const NEEDS_RESET: u8 = 64;
-    /// What a bus answers for a device that is not there.
+    /// The value that a bus returns for an absent device.
     pub(in super::super) const NO_DEVICE: u8 = 0xff;
 }
 
-/// No vector: the device refused one, or is to have none.
+/// No vector: the device has refused one, or gets none.
 const NO_VECTOR: u16 = 0xffff;
 
-/// How long the device may take to reset, and how often it is asked. It stops its queues meanwhile.
-const RESET_PATIENCE: Duration = Duration::from_millis(1000);
+/// How long the device may take to reset; it stops its queues meanwhile.
+const RESET_TIMEOUT: Duration = Duration::from_millis(1000);
+/// Time between two reads of the status while the device resets.
 const RESET_PAUSE: Duration = Duration::from_micros(100);
 
-/// How often a configuration that changed under the reader is read again.
+/// How often the driver reads a configuration that changes meanwhile.
 const CONFIG_TRIES: u32 = 16;
-/// Fields of the configuration that have one width: offset, bytes of each, how many.
+/// Runs of configuration fields of the same width: offset, bytes of each field, number of fields.
 const CONFIG_FIELDS: [(usize, usize, usize); 6] =
     [(0, 4, 2), (8, 1, 16), (24, 2, 2), (28, 4, 4), (44, 2, 2), (48, 4, 6)];
 
@@ -92,14 +93,14 @@ impl<I: Io> Common<I> {
         self.0.read8(STATUS)
     }
 
-    /// Resets the device and waits until it says that it has. A device that is not there is reset.
+    /// Resets the device and waits until the reset is done. An absent device counts as reset.
     pub(super) fn reset(&self) -> Result<(), PciError> {
         self.0.write8(STATUS, 0);
         let start = Instant::now();
         loop {
             match self.status() {
                 0 | status::NO_DEVICE => return Ok(()),
-                status if start.elapsed() > RESET_PATIENCE => {
+                status if start.elapsed() > RESET_TIMEOUT => {
                     return Err(PciError::Reset { status });
                 }
                 _ => thread::sleep(RESET_PAUSE),
@@ -138,7 +139,7 @@ impl<I: Io> Common<I> {
         self.0.read16(NUM_QUEUES)
     }
 
-    /// Names the vector of configuration changes.
+    /// Sets the vector of configuration changes.
     pub(super) fn set_config_vector(&self, vector: Option<u16>) -> Result<(), PciError> {
         let vector = vector.unwrap_or(NO_VECTOR);
         self.0.write16(CONFIG_VECTOR, vector);
@@ -149,7 +150,7 @@ impl<I: Io> Common<I> {
         }
     }
 
-    /// Where a queue is notified, in units of the multiplier.
+    /// Offset of a queue's notification register, in units of the multiplier.
     pub(super) fn notify_off(&self, queue: u16) -> u16 {
         self.0.write16(QUEUE_SELECT, queue);
         self.0.read16(QUEUE_NOTIFY_OFF)
@@ -198,7 +199,7 @@ impl<I: Io> Common<I> {
     }
 }
 
-/// The configuration, each field in accesses of its width as virtio wants it.
+/// Reads the configuration, each field by accesses of its width, as virtio requires.
 pub(super) fn read_bytes(device: &impl Io) -> [u8; CONFIG_LEN] {
     let mut bytes = [0; CONFIG_LEN];
     for (start, width, n) in CONFIG_FIELDS {
@@ -214,7 +215,7 @@ pub(super) fn read_bytes(device: &impl Io) -> [u8; CONFIG_LEN] {
     bytes
 }
 
-/// Where a queue is notified, from the start of the notification structure.
+/// Offset of a queue's notification register from the start of the notification structure, bytes.
 pub(super) fn notify_offset(
     queue: u16,
     notify_off: u16,

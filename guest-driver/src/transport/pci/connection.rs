@@ -8,7 +8,7 @@ use crate::sys::{Registers, SharedSlice};
 use crate::transport::Window;
 use crate::virtqueue::{Health, Notify};
 
-/// The hold on a virtio-pci function that runs.
+/// The hold of a running device on its virtio-pci function.
 pub(super) struct Pci {
     pub(super) health: Arc<Health>,
     pub(super) window: Option<Arc<BarWindow>>,
@@ -40,12 +40,12 @@ impl Window for Pci {
     }
 
     fn is_cached(&self) -> bool {
-        // A BAR: whether the processor caches it is up to the hypervisor.
+        // The window is a BAR, and the hypervisor decides whether the processor caches it.
         false
     }
 
     fn outlives_device(&self) -> bool {
-        // The kernel gets the function back at once, see `monitor`.
+        // The thread closes the function when the device fails, see `monitor`.
         false
     }
 }

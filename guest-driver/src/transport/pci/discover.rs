@@ -1,4 +1,4 @@
-//! The virtio-ism functions of this machine, and which driver has each.
+//! The virtio-ism functions of this machine, and the kernel driver of each.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ const VENDOR: u16 = 0x1af4;
 /// Device ids of modern virtio devices start at 0x1040.
 const DEVICE: u16 = 0x1040 + VIRTIO_ID_ISM;
 
-/// Which driver of the kernel has a function, as far as it matters here.
+/// The kernel driver that is bound to a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     /// `vfio-pci`, in this group without IOMMU.
@@ -27,16 +27,16 @@ pub enum Binding {
     Uio(u32),
     /// Another driver, or one that is not ready.
     Other(String),
-    /// None.
+    /// No driver.
     Unbound,
 }
 
 /// A virtio-ism function.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Where it is.
+    /// Its address.
     pub address: PciAddress,
-    /// Which driver has it.
+    /// The driver that is bound to it.
     pub binding: Binding,
 }
 
@@ -60,7 +60,7 @@ fn functions_in(devices: &Path) -> Result<Vec<Function>, io::Error> {
         let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A function can vanish between the list and the look.
+        // A function can vanish between `read_dir` and the reads of its files.
         if ids(&entry.path()).is_ok_and(|ids| ids == (VENDOR, DEVICE)) {
             found.push(Function { address, binding: binding(&entry.path()) });
         }
@@ -79,7 +79,7 @@ pub(super) fn function(address: PciAddress) -> Result<Function, PciError> {
     Ok(Function { address, binding: binding(&path) })
 }
 
-/// Where the kernel shows a function.
+/// The directory of a function in sysfs.
 pub(super) fn directory(address: PciAddress) -> PathBuf {
     Path::new(DEVICES).join(address.to_string())
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ism_functions_are_listed_with_what_has_them() {
+    fn only_ism_functions_are_listed_with_their_drivers() {
         let tree = Tree::new("discover");
         tree.add("0000:00:02.0", "0x1041\n");
         let unbound = tree.add("0000:00:09.0", "0x106c\n");

@@ -1,4 +1,4 @@
-//! What can be wrong with a PCI device.
+//! Why a PCI device cannot be used.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub enum PciError {
     /// There is no such function.
     #[error("there is no such device in {DEVICES}")]
     Absent,
-    /// It is something else.
+    /// It is another device.
     #[error("it has id {vendor:04x}:{device:04x} instead of 1af4:106c (virtio-ism)")]
     OtherDevice {
         /// PCI vendor.
@@ -22,7 +22,7 @@ pub enum PciError {
         /// PCI device.
         device: u16,
     },
-    /// No driver gives it to user space.
+    /// The bound driver does not give it to user space, or none is bound.
     #[error(
         "it is bound to {}; \"smc devices --bind\" hands it to user space",
         .driver.as_deref().unwrap_or("no driver")
@@ -52,15 +52,15 @@ pub enum PciError {
     /// A file of the system.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The file or call.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The list of capabilities is no list.
+    /// The list of capabilities is invalid.
     #[error("capabilities: {0}")]
     Capability(#[from] super::caps::CapError),
-    /// A structure lies where it cannot be mapped.
+    /// A structure lies in a BAR that cannot be mapped.
     #[error("BAR {bar} cannot be mapped")]
     NotMappable {
         /// The BAR.
@@ -69,13 +69,13 @@ pub enum PciError {
     /// The device does not come out of reset.
     #[error("status {status:#04x} after reset")]
     Reset {
-        /// What the status register says.
+        /// Value of the status register.
         status: u8,
     },
-    /// The device does not accept the features, as while its backend is away.
+    /// The device does not accept the features, for example while its backend is not connected.
     #[error("the device does not accept features {features:#x} (is its daemon running?)")]
     Features {
-        /// What the driver wanted.
+        /// The features that the driver asked for.
         features: u64,
     },
     /// The device broke down while it was set up.
@@ -89,17 +89,17 @@ pub enum PciError {
     QueueSize {
         /// The queue.
         queue: u16,
-        /// What the device offers.
+        /// Entries that the device offers.
         max: u16,
-        /// What the driver needs.
+        /// Entries that the driver needs.
         needed: u16,
     },
-    /// A queue's notification would go to another place.
+    /// A queue's notification register lies outside its structure.
     #[error("queue {queue} is notified at {at:#x}, beyond {size:#x} bytes")]
     NotifyOffset {
         /// The queue.
         queue: u16,
-        /// Where, bytes from the start of the notification structure.
+        /// Its offset from the start of the notification structure, bytes.
         at: u64,
         /// Bytes of the structure.
         size: u64,
@@ -109,7 +109,7 @@ pub enum PciError {
     Vector {
         /// The vector.
         vector: u16,
-        /// For what.
+        /// The queue, or configuration changes.
         what: String,
     },
     /// There are no interrupts.
@@ -135,7 +135,7 @@ impl From<VfioError> for PciError {
     }
 }
 
-/// Devices that were tried, and what came of each; as a user reads it.
+/// A text for users: the devices that were tried, and the error of each.
 pub(super) fn tried(failures: &[(PciAddress, PciError)]) -> String {
     if failures.is_empty() {
         return "this machine has no virtio-ism PCI device (1af4:106c)".into();

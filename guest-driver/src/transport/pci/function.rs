@@ -1,4 +1,4 @@
-//! An open PCI function: configuration space, BARs, interrupts, whoever gives them.
+//! An open PCI function: configuration space, BARs and interrupts, through VFIO or UIO.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,11 +28,11 @@ const INTX_OFF: u16 = 1 << 10;
 
 pub(super) enum Function {
     Vfio { device: VfioDevice, config: VfioRegion },
-    Uio { interrupts: File, config: File, directory: PathBuf, _claim: Option<UnixListener> },
+    Uio { interrupts: File, config: File, directory: PathBuf, _name_lock: Option<UnixListener> },
 }
 
 impl Function {
-    /// Takes a function for this process.
+    /// Opens a function for this process alone.
     pub(super) fn open(address: PciAddress) -> Result<Function, PciError> {
         match discover::function(address)?.binding {
             Binding::Vfio(group) => {
@@ -53,20 +53,21 @@ impl Function {
     fn open_uio(address: PciAddress, number: u32) -> Result<Function, PciError> {
         let directory = discover::directory(address);
         let config = open(&directory.join("config"))?;
-        // UIO lets anybody in; who uses this library agrees on one at a time. That must be settled
-        // before UIO's own file is opened: closing it stops the function, whoever uses it.
-        let claim = match flock(&config, FlockOperation::NonBlockingLockExclusive) {
+        // UIO lets several processes open a function, so processes with this library lock it. The lock
+        // comes before UIO's own file is opened, because closing that file stops the function for the
+        // process that uses it.
+        let name_lock = match flock(&config, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => None,
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PciError::InUse),
-            // A kernel without file locks.
-            Err(rustix::io::Errno::NOSYS) => Some(claim(address)?),
+            // The kernel has no file locks.
+            Err(rustix::io::Errno::NOSYS) => Some(lock_by_name(address)?),
             Err(error) => return Err(system("locking the configuration space")(error.into())),
         };
         let interrupts = open(Path::new(&format!("/dev/uio{number}")))?;
-        Ok(Function::Uio { interrupts, config, directory, _claim: claim })
+        Ok(Function::Uio { interrupts, config, directory, _name_lock: name_lock })
     }
 
-    /// Where its interrupts come from.
+    /// How it interrupts.
     pub(super) fn interrupts(&self) -> Interrupts {
         match self {
             Function::Vfio { device, .. } => {
@@ -96,9 +97,9 @@ impl Function {
         self.set_command(MEMORY | BUS_MASTER, 0).map_err(system("PCI command register"))
     }
 
-    /// Keeps it from accessing memory.
+    /// Stops the function from accessing memory.
     pub(super) fn disable(&self) {
-        // Closing it does that, too.
+        // An error does not matter: closing the function does this, too.
         let _ = self.set_command(0, BUS_MASTER);
     }
 
@@ -123,7 +124,7 @@ impl Function {
         }
     }
 
-    /// Maps a place; the second value is where it starts in the mapping.
+    /// Maps a place. The second value is the offset of the place in the mapping.
     pub(super) fn map(&self, place: Place) -> Result<(Arc<SharedMem>, usize), PciError> {
         match self {
             Function::Vfio { device, .. } => {
@@ -147,7 +148,8 @@ impl Function {
         Ok((mem, registers))
     }
 
-    /// The file of a BAR that is to be mapped part by part; VFIO maps any BAR as it is touched.
+    /// The file of a BAR, to be mapped part by part. VFIO has none, and needs none: it makes page tables
+    /// when a page is touched.
     pub(super) fn bar_file(&self, bar: u8) -> Result<File, PciError> {
         match self {
             Function::Vfio { .. } => Err(PciError::NotMappable { bar }),
@@ -155,12 +157,12 @@ impl Function {
         }
     }
 
-    /// Whether mapping a large BAR whole costs as much as touching all of it.
+    /// Whether mapping a large BAR makes the page tables of all of it at once.
     pub(super) fn maps_eagerly(&self) -> bool {
         matches!(self, Function::Uio { .. })
     }
 
-    /// Has MSI-X vectors 0.. signal these eventfds.
+    /// Makes MSI-X vectors, from 0, signal these eventfds.
     pub(super) fn set_vectors(&self, events: &[BorrowedFd<'_>]) -> Result<(), PciError> {
         match self {
             Function::Vfio { device, .. } => {
@@ -170,7 +172,7 @@ impl Function {
         }
     }
 
-    /// Has an eventfd signalled when the kernel wants the function back.
+    /// Makes the kernel signal an eventfd when it wants to remove the function.
     pub(super) fn set_request(&self, event: BorrowedFd<'_>) -> Result<(), PciError> {
         match self {
             Function::Vfio { device, .. } => device
@@ -181,7 +183,7 @@ impl Function {
         }
     }
 
-    /// Ends all interrupts.
+    /// Turns all interrupts off.
     pub(super) fn clear_interrupts(&self) {
         match self {
             Function::Vfio { device, .. } => {
@@ -194,7 +196,7 @@ impl Function {
         }
     }
 
-    /// What becomes readable at an INTx interrupt.
+    /// The descriptor that becomes readable at an INTx interrupt.
     pub(super) fn intx(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Function::Vfio { .. } => None,
@@ -202,7 +204,10 @@ impl Function {
         }
     }
 
-    /// Takes the INTx interrupts that have come; an error if the function is gone.
+    /// Takes the INTx interrupts that have come.
+    ///
+    /// # Errors
+    /// The function is gone.
     pub(super) fn take_intx(&self) -> io::Result<()> {
         match self {
             Function::Vfio { .. } => Ok(()),
@@ -213,7 +218,7 @@ impl Function {
         }
     }
 
-    /// Lets the next INTx interrupt come; the kernel masks the line at each.
+    /// Unmasks the INTx line, which the kernel masks at each interrupt.
     pub(super) fn unmask_intx(&self) -> io::Result<()> {
         match self {
             Function::Vfio { .. } => Ok(()),
@@ -222,8 +227,8 @@ impl Function {
     }
 }
 
-/// A name that one process can have at a time.
-fn claim(address: PciAddress) -> Result<UnixListener, PciError> {
+/// Binds an abstract socket address that only one process at a time can have.
+fn lock_by_name(address: PciAddress) -> Result<UnixListener, PciError> {
     let name = format!("virtio-ism {address}");
     let bound = SocketAddr::from_abstract_name(&name).and_then(|at| UnixListener::bind_addr(&at));
     bound.map_err(|source| match source.kind() {
@@ -232,7 +237,7 @@ fn claim(address: PciAddress) -> Result<UnixListener, PciError> {
     })
 }
 
-/// The pages of a place: offset of the first, bytes, and where in them the place starts.
+/// The pages of a place: offset of the first page, bytes, and the offset of the place in them.
 fn in_pages(place: Place) -> Result<(u64, usize, usize), PciError> {
     let page = rustix::param::page_size() as u64;
     let start = place.offset / page * page;
@@ -243,7 +248,7 @@ fn in_pages(place: Place) -> Result<(u64, usize, usize), PciError> {
     }
 }
 
-/// Maps a place by the files that the kernel shows of a function.
+/// Maps a place by the file of its BAR in sysfs.
 pub(super) fn map_sysfs(
     directory: &Path,
     place: Place,

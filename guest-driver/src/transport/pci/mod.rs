@@ -1,15 +1,15 @@
-//! The transport of a virtual machine: a virtio-pci function, worked from user space.
+//! The transport of a virtual machine: a virtio-pci function, driven from user space.
 //!
-//! The function comes from VFIO without IOMMU (interrupts by MSI-X, each queue's own vector
-//! straight into its eventfd) or, where that is not to be had, from `uio_pci_generic` (one INTx
-//! line, which a thread takes apart). Either way the device sees physical addresses, so rings and
-//! buffers lie in pinned memory ([`DmaMemory`](crate::sys::DmaMemory)), and only one process at a
-//! time has the function.
+//! The kernel gives the function to this process by VFIO without IOMMU: interrupts are MSI-X, and
+//! each queue's vector signals its eventfd. Where VFIO is missing, `uio_pci_generic` gives it, with
+//! one INTx line that a thread passes on to the queues. In both cases the device uses physical
+//! addresses, so rings and buffers lie in pinned memory ([`DmaMemory`](crate::sys::DmaMemory)). Only
+//! one process at a time can have the function.
 //!
-//! A small thread per device hears of configuration changes and of requests to give the device
-//! back. When the device fails, or the driver closes it, the same thread resets it and lets go of
-//! everything, although views of the window may still exist (they read zeros from then on): the
-//! kernel can remove the function at once, and it can be opened again.
+//! A thread per device receives configuration changes and requests to remove the device. When the
+//! device fails, or the driver closes it, the same thread resets the device and closes the function.
+//! Views of the window may still exist; they read zeros from then on. So the kernel can remove the
+//! function at once, and a process can open it again.
 
 mod address;
 mod caps;

@@ -1,4 +1,4 @@
-//! The thread of a PCI device: hears what no queue says, and ends the device.
+//! The thread of a PCI device: handles interrupts of no queue, and closes the device.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,17 +13,17 @@ use super::{Interrupts, PciError};
 use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
 use crate::virtqueue::{GuestPool, Health};
 
-/// How often the device is looked at if nothing happens. One register read; it notices a device
-/// that was pulled out without a word.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between the news that the device failed and the end of its memory.
+/// How often the thread reads the device's status without an interrupt. This finds a device that was
+/// removed without notice.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between the failure of the device and the release of its memory.
 const GRACE: Duration = Duration::from_millis(50);
 /// Bit of the interrupt status: a queue.
 const ISR_QUEUE: u8 = 1;
 /// Number of the event queue.
 const EVENTS: usize = 1;
 
-/// Everything that holds the function. Dropping it resets the device and lets go.
+/// An open function and its mappings. Dropping it resets the device and closes the function.
 pub(super) struct PciDevice {
     pub(super) function: Function,
     pub(super) common: Common<Registers>,
@@ -35,29 +35,30 @@ pub(super) struct PciDevice {
 
 impl Drop for PciDevice {
     fn drop(&mut self) {
-        // First of all the device stops using our memory.
+        // First of all, the device must stop using memory of this process.
         if let Err(error) = self.common.reset() {
             tracing::warn!(%error, "the device was not reset");
         }
         self.function.disable();
         self.function.clear_interrupts();
         if let Some(window) = &self.window {
-            window.retire();
+            window.revoke();
         }
-        // Connections that nobody has closed yet must not keep huge pages from the next life.
-        if let Some(Err(error)) = self.pool.as_ref().map(|pool| pool.retire()) {
+        // Connections that are still open must not keep huge pages that the next session needs.
+        if let Some(Err(error)) = self.pool.as_ref().map(|pool| pool.revoke()) {
             tracing::warn!(%error, "memory of the device stays in use");
         }
         for mem in &self.maps {
-            if let Err(error) = mem.retire() {
+            if let Err(error) = mem.revoke() {
                 tracing::error!(%error, "registers cannot be unmapped");
             }
         }
     }
 }
 
-/// Vector of each queue, and how many vectors are used. Vector 0 is for configuration changes;
-/// queues that get none of their own share it. The event queue comes first: sleepers wait for it.
+/// The vector of each queue, and the number of vectors in use. Vector 0 is for configuration changes,
+/// and for queues that get no vector of their own. The event queue gets the first vector, since
+/// sleeping threads wait for it.
 pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
     let mut order: Vec<usize> = (0..queues).collect();
     if queues > EVENTS {
@@ -76,13 +77,13 @@ pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
     (plan, used)
 }
 
-/// What the thread listens to.
+/// The descriptors for which the thread waits.
 pub(super) struct PciMonitor {
-    /// The device failed, or is to be closed.
+    /// The device has failed, or the driver closes it.
     pub(super) stop: Arc<EventFd>,
     /// Vector 0.
     pub(super) config: Arc<EventFd>,
-    /// The kernel wants the function back.
+    /// The kernel wants to remove the function.
     pub(super) request: Arc<EventFd>,
     /// Queues without a vector of their own.
     pub(super) shared: Vec<Arc<EventFd>>,
@@ -90,8 +91,8 @@ pub(super) struct PciMonitor {
 }
 
 impl PciMonitor {
-    /// Wires the interrupts of a device whose queues have these eventfds, and says which vector
-    /// each queue has (none: INTx).
+    /// Connects the interrupts of a device to the eventfds of its queues. Returns the vector of each
+    /// queue (`None`: INTx).
     pub(super) fn wire(
         function: &Function,
         interrupts: Interrupts,
@@ -136,18 +137,18 @@ impl PciMonitor {
 
     fn run(&self, device: PciDevice) {
         while !self.health.is_gone() {
-            if let Err(why) = self.round(&device) {
+            if let Err(why) = self.wait_once(&device) {
                 self.health.fail(&why);
-                // Whoever uses the device is being woken. Memory that turns to zeros before they
-                // know why would look like a peer that lies.
+                // `fail` wakes the threads that use the device. If its memory turned to zeros before
+                // they know why, the zeros would look like wrong data of a peer.
                 std::thread::sleep(GRACE);
             }
         }
         drop(device);
     }
 
-    /// Waits once; what is wrong with the device is the error.
-    fn round(&self, device: &PciDevice) -> Result<(), String> {
+    /// Waits once and handles what came. The error says why the device must be closed.
+    fn wait_once(&self, device: &PciDevice) -> Result<(), String> {
         let intx = device.function.intx();
         let interrupt = intx.unwrap_or(self.config.as_fd());
         let waited_for = [
@@ -156,7 +157,7 @@ impl PciMonitor {
             (interrupt, Interest::Read),
         ];
         let [_, request, interrupt] =
-            wait(waited_for, Some(LOOK)).map_err(|error| format!("poll: {error}"))?;
+            wait(waited_for, Some(STATUS_INTERVAL)).map_err(|error| format!("poll: {error}"))?;
         if request.readable {
             return Err("the device is being removed".into());
         }
@@ -168,15 +169,15 @@ impl PciMonitor {
                 self.wake_shared();
             }
         }
-        look(device.common.status())
+        check_status(device.common.status())
     }
 
     fn take_intx(&self, device: &PciDevice) -> Result<(), String> {
         let gone = |error| format!("the interrupt line is gone: {error}");
         device.function.take_intx().map_err(gone)?;
-        // Reading it lowers the line.
-        let why = device.isr.read_u8(0).unwrap_or(0);
-        if why & ISR_QUEUE != 0 {
+        // Reading the register lowers the line.
+        let causes = device.isr.read_u8(0).unwrap_or(0);
+        if causes & ISR_QUEUE != 0 {
             self.wake_shared();
         }
         device.function.unmask_intx().map_err(gone)
@@ -189,8 +190,8 @@ impl PciMonitor {
     }
 }
 
-/// What a status says about the device.
-fn look(status: u8) -> Result<(), String> {
+/// Checks that the status is that of a running device.
+fn check_status(status: u8) -> Result<(), String> {
     match status {
         status::NO_DEVICE => Err("the device is not on its bus any more".into()),
         bits if bits & status::NEEDS_RESET != 0 => Err("the device asks for a reset".into()),
@@ -217,16 +218,16 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_ends_the_device_is_told_from_one_that_does_not() {
+    fn only_a_status_of_a_running_device_is_accepted() {
         use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK, NEEDS_RESET, NO_DEVICE};
         let running = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
-        assert!(look(running).is_ok());
+        assert!(check_status(running).is_ok());
         for (status, why) in [
             (NO_DEVICE, "not on its bus"),
             (running | NEEDS_RESET, "asks for a reset"),
             (0, "was reset"),
         ] {
-            assert!(look(status).unwrap_err().contains(why), "{status:#x}");
+            assert!(check_status(status).unwrap_err().contains(why), "{status:#x}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A look at a device without taking it, for those that another process uses.
+//! Reads the configuration of a device without opening it, for devices that another process uses.
 
 use std::fs;
 use std::io;
@@ -15,17 +15,18 @@ use crate::sys::Registers;
 /// Command register: memory accesses are answered.
 const MEMORY: u8 = 1 << 1;
 
-/// Reads the configuration of a device, whoever has it; that changes nothing for them.
+/// Reads the configuration of a device, which another process may be using. This does not disturb
+/// that process.
 ///
 /// # Errors
-/// There is no such device, it is switched off, or this process may not look.
+/// There is no such device, it is switched off, or this process lacks the rights.
 pub fn peek(address: PciAddress) -> Result<Config, PciError> {
     let directory = discover::directory(address);
     let path = directory.join("config");
     let bytes = fs::read(&path)
         .map_err(|source| PciError::System { what: path.display().to_string(), source })?;
     let Some(space) = bytes.first_chunk::<CONFIG_SPACE>() else {
-        // The kernel shows its beginning to everybody.
+        // Without rights, the kernel shows only the beginning of the file.
         let source = io::ErrorKind::PermissionDenied.into();
         return Err(PciError::System { what: path.display().to_string(), source });
     };

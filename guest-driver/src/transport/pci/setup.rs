@@ -1,4 +1,4 @@
-//! From an address to a device that runs (virtio 1.3, 3.1.1).
+//! From an address to a running device (virtio 1.3, 3.1.1).
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::sys::{DmaMemory, EventFd, Registers};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, Queues, Wiring};
 
-/// virtio: ring indices say when to notify.
+/// VIRTIO_F_EVENT_IDX: event indices decide about notifications.
 const EVENT_IDX: u64 = 1 << 29;
 /// virtio 1.0 or later.
 const VERSION_1: u64 = 1 << 32;
@@ -119,7 +119,7 @@ pub fn open(
 /// Opens the first virtio-ism function that no other process uses.
 ///
 /// # Errors
-/// There is none; the text says what was tried and what came of it.
+/// There is none. The text lists the devices and the reason for each.
 pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice>, TransportError> {
     let found = discover::functions()
         .map_err(|source| TransportError::System { what: "listing PCI devices", source })?;
@@ -134,7 +134,7 @@ pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice
     Err(TransportError::NoPciDevice(error::tried(&failures)))
 }
 
-/// Maps the device's structures; the notification registers and the configuration come apart.
+/// Maps the device's structures. Returns notification registers and configuration separately.
 fn map(function: Function, layout: &Layout) -> Result<(PciDevice, Registers, Registers), PciError> {
     let (common_map, common) = function.registers(layout.common)?;
     let (notify_map, notify) = function.registers(layout.notify)?;
@@ -177,13 +177,13 @@ fn negotiate<I: Io>(
     Ok(Negotiated { config, features, event_idx: offered & EVENT_IDX != 0 })
 }
 
-/// The window, if it is what the configuration says; moves work without it.
+/// Maps the window, if it has the size in the configuration. Without it, the device works by moves.
 fn map_window(function: &Function, layout: &Layout, config: &Config) -> Option<BarWindow> {
     let place = layout.window?;
-    let said = config.window_size.get();
-    if place.len != said {
-        // 0: the front end cannot map.
-        tracing::info!(region = place.len, window_size = said, "no window: moves only");
+    let window_size = config.window_size.get();
+    if place.len != window_size {
+        // The size is 0 if the front end cannot map.
+        tracing::info!(region = place.len, window_size, "no window: moves only");
         return None;
     }
     match BarWindow::map(function, place) {

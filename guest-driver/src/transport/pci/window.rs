@@ -1,4 +1,4 @@
-//! The window: a part of a BAR that the device fills with slabs.
+//! The window: a part of a BAR into which the device maps slabs.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,13 +9,13 @@ use super::caps::Place;
 use super::function::Function;
 use crate::sys::{MapError, Reservation, SharedMem, SharedSlice, lock};
 
-/// What is mapped at a time of a window that is mapped part by part, bytes: the alignment of slabs.
+/// Size of a part, for a window that is mapped part by part, bytes: the alignment of slabs.
 const PART: u64 = 2 << 20;
 
 pub(super) enum BarWindow {
-    /// Mapped whole; the kernel makes page tables as it is touched.
+    /// Mapped as a whole. The kernel makes page tables when a page is touched.
     Whole { mem: Arc<SharedMem>, offset: usize, len: usize },
-    /// Mapped as slabs come, since the kernel makes page tables at once.
+    /// Mapped part by part as slabs come, since the kernel makes the page tables of a mapping at once.
     Parts { parts: Reservation, file: Mutex<Option<File>>, offset: u64 },
 }
 
@@ -59,7 +59,7 @@ impl BarWindow {
                     let at = part * PART;
                     let size = PART.min(parts.size() - at);
                     match parts.map_device(at, size, file.as_fd(), start + at) {
-                        // Neighbours stay; an overlap is this very part.
+                        // An overlap means that this part is mapped already.
                         Ok(()) | Err(MapError::Overlap { .. }) => {}
                         Err(error) => {
                             tracing::warn!(%error, "a part of the window cannot be mapped");
@@ -72,13 +72,13 @@ impl BarWindow {
         }
     }
 
-    /// Lets go of the BAR: views read zeros from now on.
-    pub(super) fn retire(&self) {
+    /// Unmaps the BAR. Views of the window read zeros from now on.
+    pub(super) fn revoke(&self) {
         let result = match self {
-            BarWindow::Whole { mem, .. } => mem.retire(),
+            BarWindow::Whole { mem, .. } => mem.revoke(),
             BarWindow::Parts { parts, file, .. } => {
                 *lock(file) = None;
-                parts.retire()
+                parts.revoke()
             }
         };
         if let Err(error) = result {

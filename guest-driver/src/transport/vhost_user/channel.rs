@@ -1,4 +1,4 @@
-//! What the daemon asks of its front end, and whether it is still there.
+//! The backend channel: answers requests of the daemon, and notices when the daemon goes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,7 +16,7 @@ use virtio_ism_abi::WINDOW_SHMID;
 use crate::sys::{Interest, MapError, Reservation, duplicate, wait};
 use crate::virtqueue::Health;
 
-/// How long setting up may take: the crate's requests have no time limit of their own.
+/// How long the set-up may take: requests of the `vhost` crate have no timeout of their own.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers SHMEM_MAP and SHMEM_UNMAP.
@@ -26,7 +26,7 @@ pub(super) struct WindowServer {
 }
 
 impl WindowServer {
-    /// Requests are refused until the window is known.
+    /// Sets the window. Until then, requests are refused.
     pub(super) fn open(&self, window: &Arc<Reservation>) {
         let _ = self.window.set(Arc::clone(window));
     }
@@ -66,7 +66,7 @@ impl VhostUserFrontendReqHandler for WindowServer {
     }
 }
 
-/// The answer on the wire is an errno; the text goes to the log.
+/// Converts an error to the errno of the answer, and logs its text.
 fn to_io(error: MapError) -> io::Error {
     tracing::debug!(%error, "window");
     let errno = match &error {
@@ -76,7 +76,7 @@ fn to_io(error: MapError) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// Serves the channel in a thread of its own and watches the main socket, until either ends.
+/// The backend channel and the main socket, which one thread serves until either ends.
 pub(super) struct Channel {
     handler: FrontendReqHandler<WindowServer>,
     requests: OwnedFd,
@@ -103,7 +103,7 @@ impl Channel {
         Ok(Channel { handler, requests, main, health, ready, deadline })
     }
 
-    /// The daemon's end, to be sent to it.
+    /// The daemon's end of the channel, to be sent to the daemon.
     pub(super) fn daemon_end(&self) -> io::Result<OwnedFd> {
         duplicate(&self.handler.get_tx_raw_fd())
     }
@@ -115,13 +115,13 @@ impl Channel {
         })
     }
 
-    /// Why it ended.
+    /// Serves the channel. Returns the reason for its end.
     fn serve(&mut self) -> String {
         loop {
             let timeout = if self.ready.load(Ordering::Acquire) {
                 None
             } else {
-                // Short, since nothing tells of `ready`.
+                // Short, since nothing wakes this thread when `ready` changes.
                 let left = self.deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return format!("set-up took longer than {SETUP_TIMEOUT:?}");
@@ -140,7 +140,7 @@ impl Channel {
             if requests.readable || requests.hang_up {
                 match self.handler.handle_request() {
                     Ok(_) => {}
-                    // Refused and answered: the daemon's business.
+                    // The request was refused and answered, which concerns the daemon only.
                     Err(VhostUserError::ReqHandlerError(_)) => {}
                     Err(error) => return format!("backend channel: {error}"),
                 }
@@ -187,8 +187,8 @@ mod tests {
         assert!(server.shmem_unmap(&request(1, 0, 2 * K64)).is_err(), "twice");
     }
 
-    /// Sends SHMEM_MAP as a daemon does; the answer's value.
-    fn ask(
+    /// Sends SHMEM_MAP as a daemon does. Returns the value of the answer.
+    fn shmem_map(
         daemon: &std::os::unix::net::UnixStream,
         request: &VhostUserMMap,
         fd: Option<&OwnedFd>,
@@ -228,18 +228,18 @@ mod tests {
         let daemon = std::os::unix::net::UnixStream::from(channel.daemon_end().unwrap());
         let thread = channel.start().unwrap();
         let fd = sealed_memfd("t", 2 * K64).unwrap();
-        assert_eq!(ask(&daemon, &request(1, K64, 2 * K64), Some(&fd)).unwrap(), 0);
+        assert_eq!(shmem_map(&daemon, &request(1, K64, 2 * K64), Some(&fd)).unwrap(), 0);
         assert!(window.slice(K64, 2 * K64).is_some());
-        assert_ne!(ask(&daemon, &request(1, 0, 2 * K64), Some(&fd)).unwrap(), 0, "overlap");
-        assert_ne!(ask(&daemon, &request(1, 4 * K64, K64), Some(&fd)).unwrap(), 0, "beyond");
+        assert_ne!(shmem_map(&daemon, &request(1, 0, 2 * K64), Some(&fd)).unwrap(), 0, "overlap");
+        assert_ne!(shmem_map(&daemon, &request(1, 4 * K64, K64), Some(&fd)).unwrap(), 0, "beyond");
         assert!(!health.is_gone());
-        ask(&daemon, &request(1, 0, K64), None).unwrap_err();
+        shmem_map(&daemon, &request(1, 0, K64), None).unwrap_err();
         thread.join().unwrap();
         assert!(health.is_gone() && window.slice(0, 1).is_none());
     }
 
     #[test]
-    fn a_daemon_that_never_answers_is_given_up() {
+    fn a_daemon_that_never_answers_fails_the_device() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let health = Health::new();
         let ready = Arc::new(AtomicBool::new(false));
@@ -248,7 +248,7 @@ mod tests {
             Channel::new(server, ours.try_clone().unwrap().into(), health.clone(), ready).unwrap();
         channel.deadline = Instant::now() + Duration::from_millis(20);
         let thread = channel.start().unwrap();
-        // What a request without an answer does.
+        // As a request does that gets no answer.
         assert_eq!(io::Read::read(&mut &ours, &mut [0; 1]).unwrap(), 0);
         thread.join().unwrap();
         assert!(health.is_gone());

@@ -1,9 +1,9 @@
-//! The transport of a host process or container: it is the front end of a vhost-user daemon.
+//! The transport of a host process or container, which is the front end of a vhost-user daemon.
 //!
-//! The process offers a pool of sealed memory as its "guest memory", with bus addresses equal to
-//! its own, and a reservation of address space as the window; the daemon maps slabs into it by
-//! requests on the backend channel, which a thread of this transport answers. The same thread
-//! notices at once when the daemon goes.
+//! The process offers the daemon a pool of sealed memory as its "guest memory", with bus addresses
+//! equal to the addresses in the process. It reserves address space as the window. The daemon maps
+//! slabs into the window by requests on the backend channel, which a thread of this transport
+//! answers. The same thread notices at once when the daemon goes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub use setup::connect;
 struct VhostUser {
     health: Arc<Health>,
     window: Option<Arc<Reservation>>,
-    // Keeps the connection.
+    // Keeps the connection open.
     frontend: Frontend,
     channel: Option<JoinHandle<()>>,
 }
@@ -45,7 +45,7 @@ impl Window for VhostUser {
     }
 
     fn outlives_device(&self) -> bool {
-        // Memory files, mapped as long as somebody looks at them.
+        // Memory files, which stay mapped as long as a view of them exists.
         true
     }
 }
@@ -53,8 +53,8 @@ impl Window for VhostUser {
 impl Drop for VhostUser {
     fn drop(&mut self) {
         if !self.health.is_gone() {
-            // Peers learn that this is an orderly end. No answer is waited for, and a daemon that
-            // does not know the request sees the connection end.
+            // The request tells the daemon, and so the peers, that this end is orderly. The driver does
+            // not wait for an answer. A daemon that does not know the request sees the connection end.
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
             let _ = self.frontend.reset_device();
         }

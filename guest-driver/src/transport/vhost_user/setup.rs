@@ -1,4 +1,4 @@
-//! From a socket to a device that runs.
+//! From a socket to a running device.
 
 use std::fmt::Display;
 use std::io;
@@ -23,7 +23,7 @@ use crate::sys::{EventFd, Reservation};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 
-/// virtio: ring indices say when to notify.
+/// VIRTIO_F_EVENT_IDX: event indices decide about notifications.
 const EVENT_IDX: u64 = 1 << 29;
 /// vhost-user: protocol features are negotiated.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -132,7 +132,7 @@ fn negotiate(
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
     let config = read_config(&mut frontend)?;
 
-    // A window of another size than the region's, or of none, is none.
+    // The window is used only if the configuration and the region have the same size.
     let window = window.filter(|window| window.size() == config.window_size.get());
     match &window {
         Some(window) => server.open(window),
@@ -155,7 +155,7 @@ fn negotiate(
     let max_move = config.max_move.get() as usize;
     let queues = Queues::new(&pool, max_move, control, events, wirings)?;
 
-    tell_memory(&frontend, &pool)?;
+    set_mem_table(&frontend, &pool)?;
     let rings = queues.addresses();
     for (i, ring) in rings.iter().enumerate() {
         if let (Some(kick), Some(call)) = (kicks.get(i), calls.get(i)) {
@@ -185,7 +185,7 @@ fn negotiate_protocol(
     let wanted = P::CONFIG | P::MQ | P::REPLY_ACK | P::BACKEND_REQ | P::SHMEM | P::RESET_DEVICE;
     let accepted = offered & wanted;
     frontend.set_protocol_features(accepted).map_err(step("SET_PROTOCOL_FEATURES"))?;
-    // Every request is acknowledged from here on, so that a refusal is seen where it happens.
+    // The daemon acknowledges every request from here on, so that a refusal shows where it happens.
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     Ok(accepted)
 }
@@ -199,7 +199,7 @@ fn read_config(frontend: &mut Frontend) -> Result<Config, TransportError> {
         .map_err(|_| TransportError::ConfigLength { len: bytes.len(), expected: CONFIG_LEN })
 }
 
-/// Address space for the window; without it, moves still work.
+/// Reserves address space for the window. Without it, the device works by moves.
 fn reserve(size: u64) -> Option<Arc<Reservation>> {
     let size = Some(size).filter(|size| (1..=LARGEST_WINDOW).contains(size))?;
     match Reservation::new(size) {
@@ -236,7 +236,7 @@ fn wire(
     Ok((wirings, kicks, calls))
 }
 
-fn tell_memory(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportError> {
+fn set_mem_table(frontend: &Frontend, pool: &GuestPool) -> Result<(), TransportError> {
     let address = pool.whole().address() as u64;
     let file = pool.file().ok_or(TransportError::Missing("a file of its memory"))?;
     let region = VhostUserMemoryRegionInfo {
@@ -258,7 +258,8 @@ fn start_queue(
     call: &EventFd,
     last: bool,
 ) -> Result<(), TransportError> {
-    // Answers are waited for only at the end: a daemon that refuses one of these ends the connection.
+    // Only the last request waits for an answer: a daemon that refuses one of these requests closes
+    // the connection.
     frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
     frontend.set_vring_num(index, ring.size).map_err(step("SET_VRING_NUM"))?;
     let layout = VringConfigData {

@@ -1,11 +1,11 @@
-//! The other side of a ring, worked by hand, for tests.
+//! The device side of a virtqueue, for tests.
 
 use std::sync::atomic::{Ordering, fence};
 
 use super::{DmaSpan, QueueAddresses};
 use crate::sys::SharedSlice;
 
-/// A device that works the other side of a ring by hand.
+/// The device side of a virtqueue: a test takes chains and returns them.
 pub(crate) struct DeviceSide {
     pool: SharedSlice,
     // Bus address minus address in this process.
@@ -49,7 +49,8 @@ impl DeviceSide {
     pub(crate) fn next_or_ask_for_kick(&mut self) -> Option<u16> {
         self.next().or_else(|| {
             self.wants_kick_after(self.seen);
-            // Orders the wish before the look; the driver adds a chain, fences, and looks at the wish.
+            // Orders the store of the event index before the load of the available index; the driver
+            // does both in reverse.
             fence(Ordering::SeqCst);
             self.next()
         })
@@ -66,7 +67,8 @@ impl DeviceSide {
     }
     /// Whether publishing the last completion interrupts the driver.
     pub(crate) fn interrupts(&self) -> bool {
-        // Orders the completion before the look at the wish; the driver does both in reverse.
+        // Orders the store of the used index before the load of the event index; the driver does both
+        // in reverse.
         fence(Ordering::SeqCst);
         let event = self.u16(self.ring.available + 4 + 2 * self.n());
         let (old, new) = (self.used.wrapping_sub(1), self.used);

@@ -1,4 +1,4 @@
-//! What `VirtQueue` asks of its surroundings.
+//! The environment that `VirtQueue` needs: memory for rings, and bus addresses of buffers.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ thread_local! {
     static BUFFERS: Cell<[(usize, u64); 2]> = const { Cell::new([(0, 0); 2]) };
 }
 
-/// Calls `f` with `gpa` as the bus address of `memory`, of which rings are made.
+/// Calls `f`, which makes rings in `memory`; `gpa` is the bus address of the memory.
 pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce() -> R) -> R {
     RING_MEMORY.with(|cell| *cell.borrow_mut() = Some((memory.clone(), gpa, 0)));
     let result = f();
@@ -25,7 +25,7 @@ pub(super) fn with_ring_memory<R>(memory: &SharedSlice, gpa: u64, f: impl FnOnce
     result
 }
 
-/// Calls `f`, in which these buffers are shared with the device.
+/// Calls `f`, which shares these buffers with the device.
 #[inline]
 pub(super) fn with_translation<R>(
     readable: Option<DmaSpan>,
@@ -76,7 +76,7 @@ unsafe impl Hal for SharedHal {
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
 }
 
-/// Learns where `VirtQueue` put its parts; real transports announce that later.
+/// Receives the addresses of the parts of a `VirtQueue`.
 pub(super) struct AddressCatcher {
     pub(super) size: u32,
     pub(super) caught: Option<QueueAddresses>,
@@ -84,7 +84,7 @@ pub(super) struct AddressCatcher {
 
 impl Transport for AddressCatcher {
     fn device_type(&self) -> DeviceType {
-        // The crate's list ends before ISM; nothing asks.
+        // The crate's list of types ends before ISM, and no code reads this.
         DeviceType::Pstore
     }
     fn read_device_features(&mut self) -> u64 {

@@ -3,11 +3,11 @@
 //! `virtio-drivers`' `VirtQueue` keeps descriptors and rings; this wrapper makes it safe to use
 //! and adds what it lacks:
 //!
-//! - Addresses: a buffer comes with both its addresses, in this process and on the bus, so sharing
-//!   it needs no lookup and any number of devices fit into one process.
-//! - Completions are checked: an id that is not in flight is an error, never a panic.
-//! - Notifications are decided here by the rule of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with
-//!   the fences it needs; `VirtQueue` itself runs with the feature off and so never touches
+//! - Addresses: a buffer comes with both its addresses, in this process and on the bus. Sharing it
+//!   needs no lookup, and one process can have any number of devices.
+//! - Completions: an id that is not in flight is an error, never a panic.
+//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with
+//!   the fences that they need. `VirtQueue` itself runs with the feature off and so never touches
 //!   `used_event`.
 
 use std::sync::atomic::{Ordering, fence};
@@ -40,7 +40,7 @@ pub struct SplitQueue<const N: usize> {
     queue: VirtQueue<SharedHal, N>,
     addresses: QueueAddresses,
     pool: SharedSlice,
-    // Holds the rings; offsets below are into it.
+    // Holds the rings; the offsets below are offsets in it.
     memory: SharedSlice,
     available_at: usize,
     used_at: usize,
@@ -63,8 +63,8 @@ impl<const N: usize> SplitQueue<N> {
         driver.next_multiple_of(PAGE_SIZE) + device.next_multiple_of(PAGE_SIZE)
     };
 
-    /// Makes an empty ring in `memory`, which the bus knows by `gpa` and sees in one piece, for
-    /// buffers in `pool`, with interrupts suppressed.
+    /// Makes an empty queue for buffers in `pool`, with interrupts suppressed. Its rings lie in
+    /// `memory`, which is contiguous on the bus and starts there at `gpa`.
     ///
     /// # Errors
     /// `memory` is too small or not page-aligned.
@@ -103,7 +103,7 @@ impl<const N: usize> SplitQueue<N> {
         Ok(ring)
     }
 
-    /// Where the device finds the ring.
+    /// Where the device finds the rings.
     pub fn addresses(&self) -> QueueAddresses {
         self.addresses
     }
@@ -113,13 +113,8 @@ impl<const N: usize> SplitQueue<N> {
         self.queue.available_desc()
     }
 
-    /// Chains that the device has.
-    pub fn outstanding(&self) -> u16 {
-        self.added.wrapping_sub(self.popped)
-    }
-
-    /// Gives the device a chain of a readable part, then a writable part (at least one of them).
-    /// Both must be left alone until the chain comes back with `cookie`. Ask
+    /// Makes a chain available to the device: a readable part, then a writable part (at least one of
+    /// them). The caller must not access either part until the chain comes back with `cookie`. Ask
     /// [`must_kick`](Self::must_kick) afterwards.
     ///
     /// # Errors
@@ -150,15 +145,15 @@ impl<const N: usize> SplitQueue<N> {
         Ok(())
     }
 
-    /// Whether the device wants to be told of what was added since this was last asked.
+    /// Whether the device wants a notification of the chains that were added since the last call.
     pub fn must_kick(&mut self) -> bool {
         let (old, new) = (self.announced, self.added);
         if old == new {
             return false;
         }
         self.announced = new;
-        // Orders the available index before the look at what the device wants; the device stores
-        // its wish, fences, and looks at the index.
+        // Orders the store of the available index before the load of the device's event index. The
+        // device stores its event index, fences, and loads the available index.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let event = self.load_u16(self.used_at + 4 + 8 * N);
@@ -168,10 +163,10 @@ impl<const N: usize> SplitQueue<N> {
         }
     }
 
-    /// The next chain that the device is done with.
+    /// The next chain that the device has used.
     ///
     /// # Errors
-    /// The device broke the rules; the ring is of no use any more.
+    /// The device broke the rules; the queue can no longer be used.
     pub fn pop(&mut self) -> Result<Option<UsedChain>, SplitQueueError> {
         if let Some(broken) = self.broken {
             return Err(broken);
@@ -199,19 +194,19 @@ impl<const N: usize> SplitQueue<N> {
             .ok()?;
         self.popped = self.popped.wrapping_add(1);
         if !self.armed && self.popped.is_multiple_of(1 << 12) {
-            // The far-away event index must stay far away.
+            // The event index must stay far from the used index.
             self.suppress_now();
         }
         let room = chain.writable.map_or(0, |span| span.len);
         Some(UsedChain { cookie: chain.cookie, written: written.min(room) })
     }
 
-    /// Whether [`pop`](Self::pop) has something.
+    /// Whether [`pop`](Self::pop) returns a chain or an error.
     pub fn can_pop(&self) -> bool {
         self.broken.is_some() || self.queue.can_pop()
     }
 
-    /// Asks for one interrupt at the next completion. `false`: there is a completion already, do
+    /// Asks for one interrupt at the next completion. `false`: there is a completion already, so do
     /// not wait for the interrupt.
     pub fn arm(&mut self) -> bool {
         self.armed = true;
@@ -220,8 +215,8 @@ impl<const N: usize> SplitQueue<N> {
         } else {
             self.store_u16(self.available_at, 0);
         }
-        // Orders the wish before the look; the device publishes a completion, fences, and looks
-        // at the wish.
+        // Orders the store of the event index before the load of the used index. The device stores the
+        // used index, fences, and loads the event index.
         fence(Ordering::SeqCst);
         !self.can_pop()
     }

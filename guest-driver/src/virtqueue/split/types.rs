@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Where the parts of a ring lie, in bus addresses.
+/// Bus addresses of the parts of a virtqueue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueAddresses {
     /// Entries of each part.
@@ -26,16 +26,16 @@ pub struct DmaSpan {
     pub len: u32,
 }
 
-/// A chain that came back.
+/// A chain that the device has used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsedChain {
-    /// What the chain was added with.
+    /// The number with which the driver added the chain.
     pub cookie: u32,
-    /// Bytes that the device says it wrote, not more than the writable part has.
+    /// Bytes that the device has written by its own account, at most the length of the writable part.
     pub written: u32,
 }
 
-/// What can be wrong with a ring.
+/// What can be wrong with a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SplitQueueError {
     /// The memory for the ring is too small, not aligned to a page, or not part of the pool.
@@ -52,11 +52,11 @@ pub enum SplitQueueError {
     /// No descriptor is left for now.
     #[error("the ring is full")]
     Full,
-    /// The device returned a chain that was not in flight, or changed a used entry after it
-    /// published it. The ring is of no use any more.
+    /// The device returned a chain that was not in flight, or changed a used element after it had
+    /// published it. The queue can no longer be used.
     #[error("the device returned chain {id}, which is not in flight")]
     BadCompletion {
-        /// What it returned.
+        /// The id that the device returned.
         id: u16,
     },
 }
