@@ -134,6 +134,16 @@ const NEVER: &[(&str, &[&str])] = &[
 fn smc_d_and_smc_r_do_not_know_each_other_and_what_waits_knows_neither() {
     let rooms = &workspace().rooms;
     let mut faults = Vec::new();
+    // A room that got another name must not escape; before the first has its name, none has.
+    let named = ["reactor", "smcd", "smcr", "conn", "handshake"].map(|name| {
+        let path = format!("guest-driver/src/{name}");
+        (rooms.rooms.iter().any(|room| room.path() == path), path)
+    });
+    if named.iter().any(|(is_room, _)| *is_room) {
+        for (_, path) in named.iter().filter(|(is_room, _)| !is_room) {
+            faults.push(format!("no room is called {path}: name it in this test as it is called"));
+        }
+    }
     for ((from, to), arrows) in uses(rooms) {
         let [from, to] = [from, to].map(|room| rooms.rooms[room].path());
         let never = NEVER.iter().any(|(room, never)| *room == from && never.contains(&to));
