@@ -17,8 +17,8 @@ const GIVEN_UP: &[&str] = &[
 /// Places where such a word is right, as part of this text of the line.
 const ALLOWED: &[&str] = &["GIVEN_UP"];
 
-/// Files in which such a word is the term of another protocol: QMP begins with a greeting.
-const TERMS_OF_OTHERS: &[&str] = &["tests/src/vm/qmp.rs"];
+/// Files in which such a word is right: QMP begins with a greeting, and the changelog has old names.
+const EXEMPT: &[&str] = &["CHANGELOG.md", "tests/src/vm/qmp.rs"];
 
 /// The same words in files that have not been renamed yet; each folder or file that is done goes.
 const NOT_YET: &[&str] = &[
@@ -159,7 +159,7 @@ pub(crate) fn given_up_in_use() -> Vec<String> {
     let pages = documents().into_iter().map(|page| (page.name, page.text));
     let mut found = Vec::new();
     for (file, text) in sources().into_iter().chain(pages) {
-        let own = file.starts_with("tests/tests/documents/") || TERMS_OF_OTHERS.contains(&&*file);
+        let own = file.starts_with("tests/tests/documents/") || EXEMPT.contains(&&*file);
         if own || NOT_YET.iter().any(|place| file.starts_with(place)) {
             continue;
         }
