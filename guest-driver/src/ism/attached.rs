@@ -1,7 +1,7 @@
 //! The paths to attached DMBs, for the device's notices that a DMB or its owner is gone.
 //!
-//! A notice can come before the thread that attached has registered its path here. So the table also
-//! remembers DMBs that were gone before their path came.
+//! A notice can come before the thread that attached has registered its path here. So the table
+//! also remembers DMBs that were gone before their path came.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
@@ -11,8 +11,8 @@ use virtio_ism_abi::{Gid, Token};
 use crate::sys::lock;
 use crate::virtqueue::MovePath;
 
-/// Tokens to remember of DMBs that were gone before their path was added, at most: more than threads
-/// wait for an ATTACH.
+/// Tokens to remember of DMBs that were gone before their path was added, at most: more than
+/// threads wait for an ATTACH.
 const MAX_GONE: usize = 64;
 
 /// The paths to peers' DMBs.
@@ -27,8 +27,8 @@ struct Paths {
 }
 
 impl Attached {
-    /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether the
-    /// owner has left the fabric.
+    /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether
+    /// the owner has left the fabric.
     pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {
         let mut paths = lock(&self.0);
         if paths.gone.contains(&token) {

@@ -1,8 +1,8 @@
 //! The speed of the window.
 //!
-//! A window behind a PCI BAR can be mapped uncached (user-space VFIO on AMD hosts). Every store then
-//! goes to memory by itself, 10 to 100 times slower than a copy by the device. User space cannot
-//! query the attributes of a mapping, so the driver measures the first DMB in the window.
+//! A window behind a PCI BAR can be mapped uncached (user-space VFIO on AMD hosts). Every store
+//! then goes to memory by itself, 10 to 100 times slower than a copy by the device. User space
+//! cannot query the attributes of a mapping, so the driver measures the first DMB in the window.
 
 use std::hint::black_box;
 use std::time::Instant;

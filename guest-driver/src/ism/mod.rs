@@ -159,14 +159,15 @@ impl IsmDevice {
         self.running.features()
     }
 
-    /// Whether the device is gone or failed: every call fails, and sleeping threads have been woken.
+    /// Whether the device is gone or failed: every call fails, and sleeping threads have been
+    /// woken.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.running.is_gone()
     }
 
-    /// Whether earlier reads of DMBs have read the bytes of the DMBs. `false`: the device is gone and
-    /// its memory with it, so these reads may have read zeros.
+    /// Whether earlier reads of DMBs have read the bytes of the DMBs. `false`: the device is gone
+    /// and its memory with it, so these reads may have read zeros.
     #[inline]
     pub fn has_memory(&self) -> bool {
         // Orders the reads before the check: memory goes after the device is marked as gone.
@@ -213,8 +214,8 @@ impl IsmDevice {
             .then_some(PeerFlags { window: flags & peer_flags::WINDOW != 0 }))
     }
 
-    /// Makes a zeroed DMB of `len` bytes that `user` may write. It lies in the window if both sides can
-    /// map it and the options prefer that, else in guest memory.
+    /// Makes a zeroed DMB of `len` bytes that `user` may write. It lies in the window if both sides
+    /// can map it and the options prefer that, else in guest memory.
     ///
     /// DMBs of different `wait_group`s never share a signal line.
     ///
@@ -233,8 +234,8 @@ impl IsmDevice {
     /// Starts using a peer's DMB of `expected_len` bytes.
     ///
     /// # Errors
-    /// There is no such token, or another GID may use it; the DMB has another length; its mapping does
-    /// not come; or the device is gone. After an error the DMB is not attached.
+    /// There is no such token, or another GID may use it; the DMB has another length; its mapping
+    /// does not come; or the device is gone. After an error the DMB is not attached.
     pub fn attach(self: &Arc<Self>, token: Token, expected_len: u32) -> Result<PeerDmb, IsmError> {
         peer::attach(self, token, expected_len)
     }
@@ -278,14 +279,14 @@ impl IsmDevice {
         self.slabs.unmap(self, |slab| slab.users == 0)
     }
 
-    /// Releases the slabs of peers that have left, if no own or attached DMB uses them. A failure is
-    /// only logged, because the next use or release of a slab tries again.
+    /// Releases the slabs of peers that have left, if no own or attached DMB uses them. A failure
+    /// is only logged, because the next use or release of a slab tries again.
     pub(crate) fn release_departed_slabs(&self) {
         self.slabs.release_done(self);
     }
 
-    /// Passes the records that have arrived to `handle`, oldest first, and returns how many. Returns 0
-    /// at once if another thread is polling.
+    /// Passes the records that have arrived to `handle`, oldest first, and returns how many.
+    /// Returns 0 at once if another thread is polling.
     ///
     /// If a record says that peer DMBs are gone, they have failed before `handle` gets the record.
     ///
@@ -315,8 +316,8 @@ impl IsmDevice {
         Ok(n)
     }
 
-    /// The interrupt: readable when a record arrives after [`arm_interrupts`](Self::arm_interrupts),
-    /// and for good once the device is gone.
+    /// The interrupt: readable when a record arrives after
+    /// [`arm_interrupts`](Self::arm_interrupts), and for good once the device is gone.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.running.event_fd()
     }
@@ -326,8 +327,8 @@ impl IsmDevice {
         self.running.clear_event_fd();
     }
 
-    /// Asks for an interrupt at the next record. `false`: a record has arrived already, so poll instead
-    /// of waiting.
+    /// Asks for an interrupt at the next record. `false`: a record has arrived already, so poll
+    /// instead of waiting.
     #[must_use = "false means: poll, do not wait"]
     pub fn arm_interrupts(&self) -> bool {
         self.running.arm_events()
@@ -362,8 +363,8 @@ impl IsmDevice {
         match event {
             Event::DmbGone { token, .. } => self.attached.dmb_is_gone(*token),
             Event::PeerDown { gid, .. } => {
-                // In this order: a thread that attaches adds the path and then asks whether the peer
-                // has left.
+                // In this order: a thread that attaches adds the path and then asks whether the
+                // peer has left.
                 self.slabs.peer_is_gone(*gid);
                 self.attached.peer_is_gone(*gid);
             }

@@ -16,8 +16,8 @@ use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
 use crate::sys::{OutOfBounds, SharedSlice, lock};
 use crate::virtqueue::GuestMem;
 
-/// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge pages
-/// are 16.
+/// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge
+/// pages are 16.
 const MOST_PIECES: usize = 28;
 
 #[derive(Debug)]
@@ -230,7 +230,8 @@ fn in_window(
         bit: reply.bit,
         nonce: reply.nonce.get(),
     };
-    // Before any check can fail: the device has mapped the slab, even if the DMB turns out unusable.
+    // Before any check can fail: the device has mapped the slab, even if the DMB turns out
+    // unusable.
     device.slabs.acquire(device, placement.slab_id, user);
     match placement.resolve(device) {
         Ok(placed) => {

@@ -11,8 +11,8 @@ use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
-/// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command. The
-/// slab in which the DMB lies stays mapped (see [`crate::ism`]).
+/// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
+/// The slab in which the DMB lies stays mapped (see [`crate::ism`]).
 ///
 /// Any thread may deliver to a DMB, but the order of the control words of two concurrent deliveries
 /// is undefined. Callers serialize the deliveries of a connection.
@@ -70,9 +70,9 @@ impl PeerDmb {
     /// the consumer-and-flags word (in the byte order of memory), in this order. With `signal` it
     /// also signals the owner.
     ///
-    /// In the window this takes copies, two stores and an atomic or; a system call only if the owner
-    /// sleeps. Otherwise it takes one MOVE, or several if the pieces exceed what one MOVE can carry.
-    /// If the device refuses a MOVE, [`is_failed`](Self::is_failed) turns true later.
+    /// In the window this takes copies, two stores and an atomic or; a system call only if the
+    /// owner sleeps. Otherwise it takes one MOVE, or several if the pieces exceed what one MOVE can
+    /// carry. If the device refuses a MOVE, [`is_failed`](Self::is_failed) turns true later.
     ///
     /// # Errors
     /// A piece does not lie in the DMB, the DMB failed, or the device is gone.
@@ -125,8 +125,9 @@ impl PeerDmb {
             memory.copy_in(*offset as usize, bytes).map_err(QueueError::from)?;
         }
         let word = |at: u32| memory.atomic_u64(at as usize).map_err(QueueError::from);
-        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner that loads a word
-        // also sees the bytes that it announces, and one that loads the second also sees the first.
+        // Release, both: partners of the Acquire loads of `OwnDmb::words`. An owner that loads a
+        // word also sees the bytes that it announces, and one that loads the second also sees the
+        // first.
         word(PRODUCER_WORD)?.store(producer, Ordering::Release);
         word(CONSUMER_WORD)?.store(consumer, Ordering::Release);
         if signal { self.raise(placed) } else { Ok(()) }
@@ -247,7 +248,8 @@ pub(super) fn attach(
     let mut reply = AttachReply::new_zeroed();
     device.command(Op::Attach, request.as_bytes(), reply.as_mut_bytes())?;
     let slab = (reply.flags & attach_flags::MOVE_ONLY == 0).then(|| reply.slab_id.get());
-    // Before any check can fail: the device has mapped the slab, even if the DMB turns out unusable.
+    // Before any check can fail: the device has mapped the slab, even if the DMB turns out
+    // unusable.
     if let Some(id) = slab {
         device.slabs.acquire(device, id, reply.owner_gid);
     }

@@ -65,8 +65,8 @@ impl Placement {
             return bad("bit", self.bit.into());
         }
         let tail = slab.slice(data as usize, CONTROL_LEN)?;
-        // If this process is the front end, it maps before it acknowledges. It then need not wait, and
-        // a peer that overwrites the nonce must not make it wait.
+        // If this process is the front end, it maps before it acknowledges. It then need not wait,
+        // and a peer that overwrites the nonce must not make it wait.
         let mapped = device.running().window_is_cached();
         self.await_nonce(&tail, if mapped { Duration::ZERO } else { NONCE_TIMEOUT })?;
         Ok(Placed {
@@ -138,8 +138,8 @@ struct Slabs {
 }
 
 impl SlabTable {
-    /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no DMB
-    /// used them.
+    /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no
+    /// DMB used them.
     pub(super) fn acquire(&self, device: &IsmDevice, id: u32, peer: Gid) {
         let any_idle = {
             let mut slabs = lock(&self.0);
@@ -160,8 +160,8 @@ impl SlabTable {
         }
     }
 
-    /// Releases a DMB's use of the slab. Returns the slab to the device if this was the last use and
-    /// the peer has left.
+    /// Releases a DMB's use of the slab. Returns the slab to the device if this was the last use
+    /// and the peer has left.
     pub(super) fn release(&self, device: &IsmDevice, id: u32) {
         let done = {
             let mut slabs = lock(&self.0);
@@ -193,8 +193,8 @@ impl SlabTable {
 
     /// Returns the chosen slabs to the device, which unmaps them. Returns how many.
     ///
-    /// The table stays locked meanwhile: the device may use the number of a released slab for the next
-    /// REGISTER, whose entry must not be mistaken for the old one.
+    /// The table stays locked meanwhile: the device may use the number of a released slab for the
+    /// next REGISTER, whose entry must not be mistaken for the old one.
     pub(super) fn unmap(
         &self,
         device: &IsmDevice,

@@ -200,8 +200,8 @@ impl<K: MapData, V: MapData> Map<K, V> {
         attributes.set_fd(0, self.fd.as_fd());
         attributes.set64(8, std::ptr::from_ref(key).expose_provenance() as u64);
         attributes.set64(16, std::ptr::from_mut(&mut value).expose_provenance() as u64);
-        // SAFETY: the map was made with keys of the size of K and values of the size of V; any bytes
-        // are a V.
+        // SAFETY: the map was made with keys of the size of K and values of the size of V; any
+        // bytes are a V.
         match unsafe { bpf(MAP_LOOKUP_ELEM, &mut attributes) } {
             Ok(_) => Ok(Some(value)),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -215,8 +215,8 @@ impl<K: MapData, V: MapData> Map<K, V> {
         attributes.set_fd(0, self.fd.as_fd());
         attributes.set64(8, std::ptr::from_ref(key).expose_provenance() as u64);
         attributes.set64(16, std::ptr::from_ref(value).expose_provenance() as u64);
-        // SAFETY: the map was made with keys of the size of K and values of the size of V, which the
-        // kernel only reads.
+        // SAFETY: the map was made with keys of the size of K and values of the size of V, which
+        // the kernel only reads.
         unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
     }
 }
@@ -339,7 +339,8 @@ pub(super) fn set_socket_option(
 pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
     let mut saves = 0i32;
     let mut length = size_of_val(&saves) as libc::socklen_t;
-    // SAFETY: both addresses are those of variables that live, the first as long as the second says.
+    // SAFETY: both addresses are those of variables that live, the first as long as the second
+    // says.
     let result = unsafe {
         libc::getsockopt(
             listener.as_raw_fd(),

@@ -1,7 +1,7 @@
 //! How two TCP ends find that both speak SMC: RFC 7609's TCP option.
 //!
-//! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN; a
-//! server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
+//! A client that wants SMC puts the experimental option 254 with the magic E2 D4 C3 D9 on its SYN;
+//! a server that speaks it answers with the same bytes on its SYN-ACK (RFC 7609 section 3.1 and
 //! appendix A.1, OPT-1, OPT-4). The handshake of SMC begins only if both ends sent the option; any
 //! other peer never receives a byte of it (OPT-9). The kernel's AF_SMC finds its peers in the same
 //! way.
@@ -17,10 +17,10 @@
 //! # Which sockets send the option
 //!
 //! The programs serve only sockets that were passed to [`Rendezvous::want`] or
-//! [`Rendezvous::listen`] and that the [`Policy`] allows. They change no other socket of the cgroup.
-//! A listener answers only a SYN that carries the option (OPT-5). It does not answer where the
-//! connection could not use SMC afterwards: with SYN cookies, with TCP Fast Open, or without room for
-//! the option.
+//! [`Rendezvous::listen`] and that the [`Policy`] allows. They change no other socket of the
+//! cgroup. A listener answers only a SYN that carries the option (OPT-5). It does not answer where
+//! the connection could not use SMC afterwards: with SYN cookies, with TCP Fast Open, or without
+//! room for the option.
 //!
 //! The kernel keeps request and answer in the socket itself (a BPF socket storage) and frees them
 //! with it, so one connection cannot be mistaken for another. Nothing is pinned, so everything ends
@@ -33,10 +33,10 @@
 //!
 //! Linux 5.15 or later, cgroup v2 mounted (beside version 1 is fine), and the capabilities CAP_BPF
 //! and CAP_NET_ADMIN at the time of [`Rendezvous::attach`]. The process may drop them afterwards,
-//! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has them
-//! may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]). [`Unavailable`]
-//! says what is missing and which command grants it. [`Rendezvous::listen`] on a socket that listens
-//! already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
+//! except before Linux 5.19 where `kernel.unprivileged_bpf_disabled` is set. A process that has
+//! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]).
+//! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
+//! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
 
 mod assembler;
 mod bpf;
@@ -79,8 +79,8 @@ const BACKLOG: i32 = 4096;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The directory of the cgroup whose sockets take part: the cgroup of this process, or one above
-    /// it. `None`: the cgroup of this process.
+    /// The directory of the cgroup whose sockets take part: the cgroup of this process, or one
+    /// above it. `None`: the cgroup of this process.
     pub cgroup: Option<PathBuf>,
     /// Which connections may send and answer the option. Rules that name programs are compared with
     /// the executable of this process.
@@ -168,8 +168,8 @@ impl Rendezvous {
     }
 
     /// Makes the rendezvous available to programs that this process starts and that may lack the
-    /// capabilities for one of their own. The text of the result goes into their environment or onto
-    /// their command line, and from there to [`Rendezvous::adopt`].
+    /// capabilities for one of their own. The text of the result goes into their environment or
+    /// onto their command line, and from there to [`Rendezvous::adopt`].
     ///
     /// # Errors
     /// No descriptors are left.
@@ -260,9 +260,9 @@ impl Rendezvous {
     /// listen(2). `false`: the policy forbids it.
     ///
     /// # Errors
-    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process has
-    /// dropped its capabilities. Others are those of system calls. The listener then answers as any
-    /// other.
+    /// `Unsupported`: the socket listens already, and the kernel is older than 6.12 or the process
+    /// has dropped its capabilities. Others are those of system calls. The listener then answers as
+    /// any other.
     pub fn listen(&self, listener: impl AsFd) -> io::Result<bool> {
         let listener = listener.as_fd();
         if !self.allow_clients(listener)? {
@@ -289,9 +289,9 @@ impl Rendezvous {
 
     /// Whether both ends of a connection have sent the option, as this end knows.
     ///
-    /// `None`: not known. The connection is not established, its socket was not marked, or the kernel
-    /// did not save the SYN of an accepted socket. A client must take `None` for "no", because its
-    /// server does not wait for a Proposal; a server may peek at the first bytes.
+    /// `None`: not known. The connection is not established, its socket was not marked, or the
+    /// kernel did not save the SYN of an accepted socket. A client must take `None` for "no",
+    /// because its server does not wait for a Proposal; a server may peek at the first bytes.
     pub fn peer_speaks_smc(&self, stream: impl AsFd) -> Option<bool> {
         let found = self.marks.get(&stream.as_fd().as_raw_fd());
         let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
@@ -325,8 +325,8 @@ impl Rendezvous {
         self.marks.set(&socket.as_raw_fd(), &bit)
     }
 
-    /// Prepares a listener that listens already. Only code inside the kernel can request the callbacks
-    /// for such a socket, so this runs a program there by setsockopt(2).
+    /// Prepares a listener that listens already. Only code inside the kernel can request the
+    /// callbacks for such a socket, so this runs a program there by setsockopt(2).
     fn prepare_listening(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
         let unsupported = |error: io::Error| {
             let text = format!("a socket that listens already cannot answer the option: {error}");

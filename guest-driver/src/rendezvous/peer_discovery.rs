@@ -1,4 +1,5 @@
-//! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use TCP.
+//! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use
+//! TCP.
 
 use std::fmt;
 use std::io;
@@ -89,8 +90,8 @@ enum Request {
     Failed,
 }
 
-/// How a stack finds out which peers speak SMC: a [`Mode`], and the rendezvous if the machine allows
-/// one.
+/// How a stack finds out which peers speak SMC: a [`Mode`], and the rendezvous if the machine
+/// allows one.
 pub struct PeerDiscovery {
     mode: Mode,
     rendezvous: Result<Arc<Rendezvous>, Option<Unavailable>>,
@@ -181,8 +182,8 @@ impl PeerDiscovery {
         super::bind(addr, |socket| self.listen(socket))
     }
 
-    /// Has a listener answer the option. Call this when the listener is bound, if possible before it
-    /// listens.
+    /// Has a listener answer the option. Call this when the listener is bound, if possible before
+    /// it listens.
     pub fn listen(&self, listener: impl AsFd) {
         if let Ok(rendezvous) = &self.rendezvous
             && let Err(error) = rendezvous.listen(listener)

@@ -1,8 +1,9 @@
-//! Memory whose place on the bus is known: what a device behind PCI can reach without an IOMMU.
+//! Memory with known bus addresses, which a PCI device can reach without an IOMMU.
 //!
-//! Bus addresses are physical addresses of the (virtual) machine. Huge pages have them by
-//! construction and keep them; where none are reserved, pages that the kernel made huge by itself
-//! are locked and checked, which nothing but luck keeps in place if the kernel compacts memory.
+//! Bus addresses are physical addresses of the (virtual) machine. Huge pages are contiguous there
+//! and keep their addresses. If none are reserved, this module locks ordinary pages and uses those
+//! that are contiguous, because the kernel made huge pages of them. The kernel may move these if it
+//! compacts memory.
 
 use std::fs::File;
 use std::io;
@@ -17,12 +18,12 @@ use super::{SharedMem, SharedSlice};
 /// Why there is no memory for the device.
 #[derive(Debug, Error)]
 pub enum DmaError {
-    /// The kernel did not give it.
+    /// A call of the kernel failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The call.
         what: &'static str,
-        /// What the kernel said.
+        /// Its error.
         source: io::Error,
     },
     /// Physical addresses read as zero.
@@ -31,16 +32,16 @@ pub enum DmaError {
     /// A page is not in memory although it should be pinned there.
     #[error("the page at byte {offset} is not in memory")]
     Absent {
-        /// Where, bytes from the start.
+        /// Offset of the page, bytes.
         offset: usize,
     },
-    /// There is less than what is needed at least.
+    /// There is less memory than the driver needs.
     #[error(
         "only {got} bytes of contiguous memory instead of {least} (no free huge pages of 2 MiB; \
          \"smc devices --bind\" reserves some)"
     )]
     TooLittle {
-        /// Bytes that could be had.
+        /// Bytes that the kernel gave.
         got: usize,
         /// Bytes that are needed.
         least: usize,
@@ -72,7 +73,7 @@ impl DmaMemory {
         let least = pieces_of(least);
         let wanted = pieces_of(wanted).max(least);
         let mut n = wanted.min(free_huge_pages().unwrap_or(wanted));
-        // Another process may be faster: less may have to do.
+        // Another process may have taken some of the pages meanwhile, so try less, too.
         while n >= least {
             match SharedMem::huge(n * PIECE) {
                 Ok(mem) => return Self::from_huge(&mem),
@@ -97,7 +98,7 @@ impl DmaMemory {
         let skip = address(&mem).next_multiple_of(PIECE) - address(&mem);
         // A page that a child shares would be copied, and moved, by the next store.
         advise(&mem, 0, mem.len(), Advice::LinuxDontFork, "madvise")?;
-        // Not every kernel has them; then nothing will be contiguous below.
+        // Not every kernel has transparent huge pages. Without them, no piece is contiguous below.
         let _ = advise(&mem, 0, mem.len(), Advice::LinuxHugepage, "madvise");
         advise(&mem, skip, wanted * PIECE, Advice::LinuxPopulateWrite, "populating memory")?;
         lock_in_memory(&mem, skip, wanted * PIECE)?;
@@ -118,12 +119,12 @@ impl DmaMemory {
         self.slice.len()
     }
 
-    /// Never.
+    /// Always `false`: there is one piece at least.
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()
     }
 
-    /// Whether it is huge pages, which stay where they are.
+    /// Whether it consists of huge pages, which the kernel does not move.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
@@ -133,7 +134,7 @@ impl DmaMemory {
         (self.slice, self.pieces)
     }
 
-    /// Memory that pretends to lie at these bus addresses, for tests.
+    /// Memory that is said to have these bus addresses, for tests.
     #[cfg(test)]
     pub(crate) fn pretend(pieces: Vec<u64>) -> DmaMemory {
         let mem = SharedMem::anonymous((pieces.len() + 1) * PIECE).unwrap();
@@ -168,8 +169,8 @@ fn advise(
     what: &'static str,
 ) -> Result<(), DmaError> {
     let len = len.min(mem.len().saturating_sub(offset));
-    // SAFETY: the range lies in a mapping that we own and nobody has a view of yet; none of these
-    // advices changes what it holds.
+    // SAFETY: the range lies in a mapping that we own and of which there is no view yet. None of
+    // these advices changes its content.
     unsafe { madvise(mem.start().as_ptr().add(offset.min(mem.len())).cast(), len, advice) }
         .map_err(|error| system(what)(error.into()))
 }
@@ -216,7 +217,7 @@ fn contiguous(pagemap: &File, base: usize, offset: usize) -> Result<Option<u64>,
     Ok(Some(start))
 }
 
-/// The longest run of pieces that are there: index of the first, and all of them.
+/// The longest run of contiguous pieces: the index of the first, and all addresses.
 fn longest_run(pieces: &[Option<u64>]) -> (usize, Vec<u64>) {
     let mut best = (0, Vec::new());
     let mut run = Vec::new();
@@ -232,7 +233,7 @@ fn longest_run(pieces: &[Option<u64>]) -> (usize, Vec<u64>) {
     best
 }
 
-/// Huge pages of 2 MiB that nobody uses or has reserved.
+/// Number of huge pages of 2 MiB that are neither used nor reserved.
 fn free_huge_pages() -> Option<usize> {
     let read = |name: &str| -> Option<usize> {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}_hugepages");

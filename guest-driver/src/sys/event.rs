@@ -1,4 +1,4 @@
-//! Descriptors that are waited for.
+//! Waiting for descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A counter that wakes who waits for it; reads and writes never block.
+/// An eventfd(2) counter, which wakes threads that wait for it. Reads and writes never block.
 #[derive(Debug)]
 pub struct EventFd(vmm_sys_util::eventfd::EventFd);
 
@@ -14,7 +14,7 @@ impl EventFd {
     /// A new counter at zero.
     ///
     /// # Errors
-    /// What the kernel says (out of descriptors).
+    /// Those of eventfd(2) (out of descriptors).
     pub fn new() -> io::Result<EventFd> {
         let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
         Ok(EventFd(vmm_sys_util::eventfd::EventFd::new(flags)?))
@@ -22,7 +22,7 @@ impl EventFd {
 
     /// Makes it readable.
     pub fn signal(&self) {
-        // The only failure is a counter at its maximum: then it is readable anyway.
+        // The write fails only if the counter is at its maximum, and then it is readable anyway.
         let _ = self.0.write(1);
     }
 
@@ -34,13 +34,13 @@ impl EventFd {
     /// Waits until it is readable, `false` after `timeout`. Does not clear it.
     ///
     /// # Errors
-    /// What poll says.
+    /// Those of poll(2).
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let [state] = wait([(self.as_fd(), Interest::Read)], Some(timeout))?;
         Ok(state.readable || state.hang_up)
     }
 
-    /// The same counter as the rust-vmm crates name it.
+    /// The same counter as a type of the rust-vmm crates.
     pub fn as_vmm(&self) -> &vmm_sys_util::eventfd::EventFd {
         &self.0
     }
@@ -53,29 +53,29 @@ impl AsFd for EventFd {
     }
 }
 
-/// What a wait is for.
+/// The condition for which [`wait`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Something to read, or the end.
+    /// There are bytes to read, or the other end is gone.
     Read,
-    /// The end only.
+    /// The other end is gone.
     HangUp,
 }
 
-/// What a wait found about one descriptor.
+/// What [`wait`] found out about one descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// A read would not block.
     pub readable: bool,
-    /// The other end is gone, or the descriptor is of no use.
+    /// The other end is gone, or the descriptor is invalid.
     pub hang_up: bool,
 }
 
-/// Waits until one of the descriptors has what is of interest, or `timeout` (none: for ever) is
-/// over. An interrupted wait ends early with nothing ready.
+/// Waits until the condition of one of the descriptors holds, for at most `timeout` (`None`:
+/// without end). A signal ends the wait early, with no descriptor ready.
 ///
 /// # Errors
-/// What poll says.
+/// Those of poll(2).
 pub fn wait<const N: usize>(
     fds: [(BorrowedFd<'_>, Interest); N],
     timeout: Option<Duration>,
@@ -100,25 +100,25 @@ pub fn wait<const N: usize>(
     }))
 }
 
-/// Signals that are blocked, as the kernel has them: bit `n - 1` is signal `n`.
+/// A set of blocked signals in the form of the kernel: bit `n - 1` is signal `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalMask(pub u64);
 
-/// At most so many descriptors are polled by [`poll_readable`].
+/// Descriptors that [`poll_readable`] polls, at most.
 pub const POLLED: usize = 3;
 
-/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, and tells which; for
-/// at most `timeout` (`None`: without end). As long as it sleeps, `mask` takes the place of the
-/// thread's own signal mask.
+/// Waits until one of at most [`POLLED`] descriptors is readable or has an error, for at most
+/// `timeout` (`None`: without end). Returns which descriptors are. While the thread sleeps, `mask`
+/// replaces its signal mask.
 ///
 /// # Errors
-/// What ppoll says, `Interrupted` among it.
+/// Those of ppoll(2), including `Interrupted`.
 pub fn poll_readable(
     fds: &[BorrowedFd<'_>],
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> io::Result<[bool; POLLED]> {
-    // The kernel leaves out what has a negative number.
+    // The kernel ignores entries with a negative number.
     let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; POLLED];
     for (entry, fd) in list.iter_mut().zip(fds) {
         entry.fd = fd.as_raw_fd();
@@ -141,12 +141,12 @@ pub fn poll_readable(
     Ok(list.map(|entry| entry.revents != 0))
 }
 
-/// Waits until `epoll` has something to report, and returns the data of at most [`POLLED`] such
-/// events; none: not within `timeout` (`None`: without end; else in milliseconds, rounded up). For
-/// as long as it sleeps, `mask` takes the place of the thread's own signal mask.
+/// Waits for events of `epoll`, for at most `timeout` (`None`: without end; else rounded up to
+/// whole milliseconds). Returns the data of at most [`POLLED`] events, of none after the timeout.
+/// While the thread sleeps, `mask` replaces its signal mask.
 ///
 /// # Errors
-/// What epoll_pwait says, `Interrupted` among it.
+/// Those of epoll_pwait(2), including `Interrupted`.
 pub fn wait_in_set(
     epoll: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -175,7 +175,7 @@ pub fn wait_in_set(
     Ok(events.into_iter().take(n).map(|event| event.u64))
 }
 
-/// A descriptor of our own for an open file that a library only shows by number.
+/// Duplicates the descriptor of an open file that a library shows by its number only.
 ///
 /// # Errors
 /// The number is not that of an open descriptor, or none is left.
@@ -184,13 +184,14 @@ pub fn duplicate<T: AsRawFd + ?Sized>(shown: &T) -> io::Result<OwnedFd> {
     if raw < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: used for the duration of one dup only. `shown` is borrowed for as long, so what it
-    // owns stays open; a number that nobody owns yields EBADF and nothing else.
+    // SAFETY: used for the duration of one dup only. `shown` is borrowed for as long, so a
+    // descriptor that it owns stays open. A number without an open file causes EBADF and has no
+    // other effect.
     let borrowed = unsafe { BorrowedFd::borrow_raw(raw) };
     borrowed.try_clone_to_owned()
 }
 
-/// Ends a socket in both directions: whoever blocks on it returns.
+/// Shuts a socket down in both directions. Threads that block on it return.
 pub fn shut_down(socket: BorrowedFd<'_>) {
     // An error means that it is not connected any more.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);

@@ -11,13 +11,14 @@ use thiserror::Error;
 
 use super::{OutOfBounds, SharedSlice, check_sealed, lock};
 
-/// A range of address space that this process owns, unmapped when the last view of it is gone.
+/// A range of address space that this process owns. It is unmapped when the last view of it is
+/// gone.
 pub struct SharedMem {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: `SharedMem` is an address range; who may touch the bytes is up to `SharedSlice`.
+// SAFETY: `SharedMem` is an address range; `SharedSlice` controls access to the bytes.
 unsafe impl Send for SharedMem {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SharedMem {}
@@ -26,7 +27,7 @@ impl SharedMem {
     /// Maps the first `len` bytes of `fd`, shared, readable and writable.
     ///
     /// # Errors
-    /// What mmap says.
+    /// Those of mmap(2).
     pub fn from_fd(fd: impl AsFd, len: usize) -> io::Result<Arc<SharedMem>> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe {
@@ -42,11 +43,11 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
-    /// Maps `len` bytes at `offset` of `fd`, shared, readable and writable. For files that have
-    /// the range for as long as they are open: parts of a device.
+    /// Maps `len` bytes at `offset` of `fd`, shared, readable and writable. The file must keep the
+    /// range as long as it is open, as the file of a device does.
     ///
     /// # Errors
-    /// What mmap says (the offset is no multiple of the page size).
+    /// Those of mmap(2) (the offset is no multiple of the page size).
     pub fn from_fd_at(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
@@ -54,11 +55,11 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
-    /// Zeroed memory in pages of 2 MiB that stays where it is, also when this process forks; `len`
-    /// is a multiple of 2 MiB.
+    /// Zeroed memory in pages of 2 MiB, which keep their physical addresses, also when this process
+    /// forks. `len` is a multiple of 2 MiB.
     ///
     /// # Errors
-    /// What mmap says (not as many huge pages are free).
+    /// Those of mmap(2) (too few huge pages are free).
     pub(super) fn huge(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
@@ -67,8 +68,8 @@ impl SharedMem {
         Self::own(start.cast(), len)
     }
 
-    /// Replaces the mapping by private zero pages, so that the file behind it can be closed while views
-    /// of it still exist. Loads and stores of these views then do no harm.
+    /// Replaces the mapping by private zero pages, so that the file behind it can be closed while
+    /// views of it still exist. Loads and stores of these views then do no harm.
     ///
     /// # Errors
     /// Those of mmap(2); the mapping is unchanged then.
@@ -83,7 +84,7 @@ impl SharedMem {
     /// Private zeroed memory that behaves like shared memory.
     ///
     /// # Errors
-    /// What mmap says.
+    /// Those of mmap(2).
     pub fn anonymous(len: usize) -> io::Result<Arc<SharedMem>> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
@@ -121,8 +122,8 @@ impl SharedMem {
 
 impl Drop for SharedMem {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by this module, nobody else unmaps it, and every view of
-        // it holds an `Arc` of `self`.
+        // SAFETY: this module mapped the range, no other code unmaps it, and every view of it holds
+        // an `Arc` of `self`.
         if let Err(error) = unsafe { munmap(self.start.as_ptr().cast(), self.len) } {
             tracing::error!(%error, len = self.len, "unmap failed");
         }
@@ -152,7 +153,7 @@ pub enum MapError {
         /// Granularity, bytes.
         step: u64,
     },
-    /// Something is mapped there already.
+    /// The range overlaps a mapping.
     #[error("{len} bytes at {offset:#x} of the window overlap a mapping")]
     Overlap {
         /// Offset in the window, bytes.
@@ -176,7 +177,7 @@ pub enum MapError {
     Unsealed {
         /// Bytes the file would need.
         needed: u64,
-        /// What is wrong with it.
+        /// The reason.
         source: io::Error,
     },
     /// mmap failed.
@@ -187,10 +188,10 @@ pub enum MapError {
 /// Smallest unit of a mapping into a window, bytes (no page size is larger).
 const STEP: u64 = 64 << 10;
 
-/// Address space for a window: nothing is accessible until a device maps something into it.
+/// Address space for a window. It is inaccessible until a device maps memory into it.
 ///
-/// A view ([`Reservation::slice`]) is only given of mapped ranges. Unmapping puts zero pages in
-/// place, never a hole, so that a late load or store of a view does no harm.
+/// Views ([`Reservation::slice`]) exist of mapped ranges only. Unmapping replaces a range by zero
+/// pages and leaves no hole, so that a late load or store of a view does no harm.
 pub struct Reservation {
     mem: Arc<SharedMem>,
     // Live mappings, sorted by offset: (offset, length).
@@ -201,7 +202,7 @@ impl Reservation {
     /// Reserves `size` bytes of address space; no memory is used.
     ///
     /// # Errors
-    /// What mmap says; a size that this machine cannot address.
+    /// Those of mmap(2), or the size is larger than the address space of this machine.
     pub fn new(size: u64) -> io::Result<Reservation> {
         let len = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -228,10 +229,10 @@ impl Reservation {
         fd: BorrowedFd<'_>,
         fd_offset: u64,
     ) -> Result<(), MapError> {
-        self.place(offset, len, fd, fd_offset, |needed| check_sealed(fd, needed))
+        self.map_checked(offset, len, fd, fd_offset, |needed| check_sealed(fd, needed))
     }
 
-    fn place(
+    fn map_checked(
         &self,
         offset: u64,
         len: u64,
@@ -257,7 +258,7 @@ impl Reservation {
             return Err(MapError::Overlap { offset, len });
         }
         // SAFETY: the range was checked to lie in this reservation, which we own, and overlaps no
-        // live mapping; what it replaces is inaccessible or zero pages of the reservation.
+        // live mapping. It replaces inaccessible address space or zero pages of the reservation.
         unsafe {
             mmap(
                 self.mem.start().as_ptr().add(offset as usize).cast(),
@@ -273,7 +274,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Ends a mapping: private zero pages take its place.
+    /// Unmaps a range: private zero pages replace it.
     ///
     /// # Errors
     /// There is no mapping of exactly this range.
@@ -308,7 +309,7 @@ impl Reservation {
         fd: BorrowedFd<'_>,
         fd_offset: u64,
     ) -> Result<(), MapError> {
-        self.place(offset, len, fd, fd_offset, |_| Ok(()))
+        self.map_checked(offset, len, fd, fd_offset, |_| Ok(()))
     }
 
     /// A view of a range that live mappings cover without a gap; `None` otherwise.

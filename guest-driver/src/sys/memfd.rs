@@ -1,4 +1,4 @@
-//! Sealed memory files: memory that can be handed to a stranger, or taken from one.
+//! Sealed memory files: memory to share with a process that is not trusted.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,12 +7,13 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
-/// A new memory file of `len` bytes whose size nobody can change any more.
+/// A new memory file of `len` bytes whose size no process can change.
 ///
-/// A device accepts only such files, since one that shrinks kills whoever touches the lost part.
+/// A device accepts only such files: if a file shrinks, the kernel kills processes that access the
+/// lost part.
 ///
 /// # Errors
-/// What the kernel says.
+/// Those of the system calls.
 pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, len)?;

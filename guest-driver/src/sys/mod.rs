@@ -1,11 +1,9 @@
-//! What the driver asks of the operating system, and its `unsafe` (that of other libraries and calls
-//! is in `verbs` and `rendezvous`).
+//! Safe types over the operating system's interfaces.
 //!
-//! Everything above this module sees safe types: memory shared with an untrusted peer
-//! ([`SharedSlice`]), a window into which a device maps slabs ([`Reservation`]), descriptors that
-//! are waited for ([`EventFd`], [`wait`]), and what it
-//! takes to work a PCI function: [`VfioDevice`], [`Registers`], [`DmaMemory`]; and what the kernel
-//! tells of a socket.
+//! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
+//! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors. [`VfioDevice`],
+//! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
+//! a socket.
 
 mod dma;
 mod event;
@@ -30,9 +28,9 @@ pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex whose data stays consistent whatever a panicking holder did.
+/// Locks a mutex, also after a thread has panicked while it held the lock.
 ///
-/// The driver never panics while it holds a lock; a test that does must not hide its own message.
+/// The driver does not panic while it holds a lock. A test may, and its own message must show.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

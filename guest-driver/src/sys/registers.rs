@@ -24,7 +24,8 @@ macro_rules! access {
         pub fn $read(&self, at: usize) -> Result<$word, OutOfBounds> {
             let word = self.word(at, size_of::<$word>())?.cast::<$word>();
             // SAFETY: `word` checked bounds and alignment; `mem` keeps the range mapped. Any bits
-            // are a value of the type. Whatever the load does to the device is not memory of ours.
+            // are a value of the type. An effect of the load on the device does not concern our
+            // memory.
             Ok(<$word>::from_le(unsafe { word.read_volatile() }))
         }
 

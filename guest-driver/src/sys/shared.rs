@@ -1,12 +1,12 @@
 //! A view of memory that an untrusted peer may read and write at any time.
 //!
 //! Nothing here ever yields a `&[u8]` or `&mut [u8]` of that memory: bytes are copied in and out,
-//! words are seen through atomics. What was copied out is judged as a copy.
+//! words are accessed through atomics. Callers check values in their own copies.
 //!
-//! The bulk copies race with the peer on purpose. The peer is another process (or a device), so
-//! what a race can do is to deliver bytes that are a mixture of old and new: the layer above reads
-//! a range only after the peer published it with a Release store, and a peer that scribbles into a
-//! published range garbles its own data and nothing else. Bytes have no invalid values.
+//! The bulk copies race with the peer on purpose. The peer is another process (or a device), so a
+//! race can only deliver bytes that are a mixture of old and new. The layer above reads a range
+//! only after the peer has published it with a Release store. A peer that overwrites a published
+//! range damages only its own data. Bytes have no invalid values.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::SharedMem;
 
-/// A range that does not lie in the memory it was asked of.
+/// A range that does not lie in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "{len} bytes at offset {offset} do not lie in (or are not aligned for) {size} bytes of shared memory"
@@ -42,7 +42,7 @@ pub struct SharedSlice {
     owner: Arc<SharedMem>,
 }
 
-// SAFETY: the range stays mapped while `owner` lives, whichever thread looks at it, and all access
+// SAFETY: the range stays mapped while `owner` lives, for all threads, and all access
 // goes through atomics or through copies that are meant to race (see the module text).
 unsafe impl Send for SharedSlice {}
 // SAFETY: as for `Send`; no method gives out a plain reference to the bytes.
@@ -71,7 +71,7 @@ impl SharedSlice {
         self.len == 0
     }
 
-    /// Address of the first byte in this process, for tables that are told to a device.
+    /// Address of the first byte in this process, for tables that a device reads.
     pub fn address(&self) -> usize {
         self.start.as_ptr() as usize
     }
@@ -117,8 +117,8 @@ impl SharedSlice {
         Ok(())
     }
 
-    /// Copies the shared memory at `offset` to `dst`, at memcpy speed: see that the range was
-    /// published (an Acquire load) before.
+    /// Copies the shared memory at `offset` to `dst`, at memcpy speed. Before, make sure by an
+    /// Acquire load that the peer has published the range.
     ///
     /// # Errors
     /// The source does not lie in the slice; nothing was copied.

@@ -1,17 +1,17 @@
-//! What the kernel tells of a socket.
+//! Properties of sockets that the kernel reports.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Beginning of the kernel's `struct tcp_info`, in words of eight bytes: up to and with
-/// `tcpi_bytes_received`.
+/// Length of the kernel's `struct tcp_info` up to and including `tcpi_bytes_received`, in words of
+/// eight bytes.
 const WORDS: usize = 17;
 /// Word of `tcpi_bytes_acked`.
 const ACKED: usize = 15;
 /// Word of `tcpi_bytes_received`.
 const RECEIVED: usize = 16;
 
-/// A TCP connection as the kernel sees it.
+/// Counters of a TCP connection in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpCounts {
     /// State, as in `include/net/tcp_states.h`: 1 is ESTABLISHED.
@@ -29,8 +29,8 @@ pub struct TcpCounts {
 pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     let mut words = [0u64; WORDS];
     let mut length = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: both addresses are those of variables that live, the first as long as the second says;
-    // any bytes make an integer.
+    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // first; any bytes make an integer.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -50,16 +50,16 @@ pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     Ok(TcpCounts { state, acknowledged: words[ACKED], received: words[RECEIVED] })
 }
 
-/// The process at the other end of a Unix socket, by its number as seen from here: the one that
-/// connected, or that began to listen. `None`: it is not in this PID namespace.
+/// The number in this PID namespace of the process at the other end of a Unix socket: the process
+/// that connected, or that began to listen. `None`: it is not in this PID namespace.
 ///
 /// # Errors
-/// It is no such socket.
+/// It is no Unix socket.
 pub fn peer_process(socket: impl AsFd) -> io::Result<Option<i32>> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of_val(&who) as libc::socklen_t;
-    // SAFETY: both addresses are those of variables that live, the first as long as the second says;
-    // any bytes make three integers.
+    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // first; any bytes make three integers.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

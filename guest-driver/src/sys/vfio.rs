@@ -1,8 +1,8 @@
-//! VFIO without an IOMMU: a PCI function in the hands of this process.
+//! VFIO without an IOMMU, by which this process drives a PCI function.
 //!
-//! Numbers and structures are those of `linux/vfio.h`. A group can be open once in a system, which
-//! is what makes a device belong to one process; closing the last descriptor (and mapping) of it
-//! makes the kernel stop and reset the function, also after a crash.
+//! Numbers and structures are those of `linux/vfio.h`. A group can be open only once in a system,
+//! so only one process can have a device. When its last descriptor and mapping are closed, also by
+//! a crash, the kernel stops and resets the function.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -41,7 +41,7 @@ const IRQ_ACTION_TRIGGER: u32 = 1 << 5;
 
 /// Region of the configuration space; regions 0 to 5 are the BARs.
 pub const CONFIG_REGION: u32 = 7;
-/// Most vectors that are set up: 62 move queues, control, events, configuration.
+/// Most vectors in use: 62 move queues, control, events, configuration.
 const MAX_VECTORS: usize = 65;
 
 /// A kind of interrupt of a function.
@@ -90,21 +90,21 @@ struct IrqSet {
     fds: [i32; MAX_VECTORS],
 }
 
-/// Why a function cannot be had.
+/// Why a function cannot be opened.
 #[derive(Debug, Error)]
 pub enum VfioError {
     /// A step failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The step.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process has the function open.
     #[error("it is in use by another process")]
     InUse,
-    /// The kernel speaks another version.
+    /// The kernel has another version of the interface.
     #[error("VFIO of version {0}")]
     Version(i32),
     /// The kernel has no mode without IOMMU.
@@ -115,14 +115,14 @@ pub enum VfioError {
     NotViable,
 }
 
-/// Where a region lies in the device's file.
+/// The place of a region in the device's file.
 #[derive(Clone, Copy, Debug)]
 pub struct VfioRegion {
     /// Bytes; 0 if there is none.
     pub size: u64,
     /// Offset in the device's file.
     pub offset: u64,
-    /// It can be mapped.
+    /// Whether it can be mapped.
     pub mappable: bool,
 }
 
@@ -130,7 +130,7 @@ pub struct VfioRegion {
 #[derive(Debug)]
 pub struct VfioDevice {
     device: File,
-    // The order of closing does not matter, but all three must be open while the device is.
+    // All three must be open while the device is in use; the order of closing does not matter.
     _group: File,
     _container: File,
 }
@@ -139,7 +139,7 @@ impl VfioDevice {
     /// Opens the function `name` (`0000:00:04.0`) of a group without IOMMU.
     ///
     /// # Errors
-    /// Another process has it ([`VfioError::InUse`]), or see [`VfioError`].
+    /// Another process has the function open ([`VfioError::InUse`]), or see [`VfioError`].
     pub fn open(group: &Path, name: &str) -> Result<VfioDevice, VfioError> {
         let container = open(Path::new("/dev/vfio/vfio"))?;
         match call(&container, GET_API_VERSION, 0).map_err(failed("VFIO_GET_API_VERSION"))? {
@@ -155,7 +155,7 @@ impl VfioDevice {
         let mut raw = container.as_raw_fd();
         exchange(&group, GROUP_SET_CONTAINER, &mut raw)
             .map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
-        // Only a container with a group says which modes it has.
+        // The kernel reports the modes of a container only once it has a group.
         if call(&container, CHECK_EXTENSION, NOIOMMU).unwrap_or(0) == 0 {
             return Err(VfioError::NoNoIommu);
         }
@@ -165,10 +165,10 @@ impl VfioDevice {
         Ok(VfioDevice { device, _group: group, _container: container })
     }
 
-    /// Where a region is.
+    /// The place of a region.
     ///
     /// # Errors
-    /// What the kernel says (there is no such region).
+    /// Those of ioctl(2) (there is no such region).
     pub fn region(&self, index: u32) -> io::Result<VfioRegion> {
         let argsz = size_of::<RegionInfo>() as u32;
         let mut info = RegionInfo { argsz, index, ..RegionInfo::default() };
@@ -180,34 +180,34 @@ impl VfioDevice {
         })
     }
 
-    /// Reads from a region, for those that are not mapped.
+    /// Reads from a region that is not mapped.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of pread(2).
     pub fn read(&self, region: VfioRegion, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.device.read_exact_at(bytes, region.offset.saturating_add(at))
     }
 
-    /// Writes to a region, for those that are not mapped.
+    /// Writes to a region that is not mapped.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of pwrite(2).
     pub fn write(&self, region: VfioRegion, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.device.write_all_at(bytes, region.offset.saturating_add(at))
     }
 
-    /// Maps a part of a region; nothing is touched yet.
+    /// Maps a part of a region, without accessing it.
     ///
     /// # Errors
-    /// What mmap says.
+    /// Those of mmap(2).
     pub fn map(&self, region: VfioRegion, at: u64, len: usize) -> io::Result<Arc<SharedMem>> {
         SharedMem::from_fd_at(&self.device, region.offset.saturating_add(at), len)
     }
 
-    /// How many interrupts of a kind there are.
+    /// The number of interrupts of a kind.
     ///
     /// # Errors
-    /// What the kernel says (there is no such kind).
+    /// Those of ioctl(2) (there is no such kind).
     pub fn irqs(&self, kind: VfioIrq) -> io::Result<u32> {
         let argsz = size_of::<IrqInfo>() as u32;
         let mut info = IrqInfo { argsz, index: kind as u32, ..IrqInfo::default() };
@@ -215,10 +215,10 @@ impl VfioDevice {
         Ok(info.count)
     }
 
-    /// Has the interrupts 0.. of a kind signal these eventfds.
+    /// Makes the interrupts of a kind, from 0, signal these eventfds.
     ///
     /// # Errors
-    /// What the kernel says; too many.
+    /// Those of ioctl(2), or there are too many eventfds.
     pub fn set_irqs(&self, kind: VfioIrq, events: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut set = irq_set(kind, IRQ_DATA_EVENTFD, events.len());
         if events.len() > MAX_VECTORS {
@@ -230,9 +230,9 @@ impl VfioDevice {
         exchange(&self.device, DEVICE_SET_IRQS, &mut set).map(drop)
     }
 
-    /// Ends the interrupts of a kind.
+    /// Turns the interrupts of a kind off.
     pub fn clear_irqs(&self, kind: VfioIrq) {
-        // There is nothing to do about an error, and closing ends them anyway.
+        // An error does not matter, because closing the device turns them off, too.
         let mut set = irq_set(kind, IRQ_DATA_NONE, 0);
         let _ = exchange(&self.device, DEVICE_SET_IRQS, &mut set);
     }
@@ -270,14 +270,14 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> VfioError {
     move |source| VfioError::System { what, source }
 }
 
-/// A request whose argument is a number.
+/// Makes a request whose argument is a number.
 fn call(file: &File, request: u32, argument: i32) -> io::Result<i32> {
     // SAFETY: the requests that take a number (`GET_API_VERSION`, `CHECK_EXTENSION`, `SET_IOMMU`)
     // touch no memory of this process.
     check(unsafe { libc::ioctl(file.as_raw_fd(), request.into(), libc::c_long::from(argument)) })
 }
 
-/// A request whose argument is a structure that the kernel reads, and may fill.
+/// Makes a request whose argument is a structure that the kernel reads, and may fill.
 fn exchange<T>(file: &File, request: u32, argument: &mut T) -> io::Result<i32> {
     // SAFETY: every caller passes the structure that belongs to the request, whose size it states
     // in `argsz` where the request has one; it is borrowed for the call and all bit patterns are
@@ -293,7 +293,7 @@ fn get_device(group: &File, name: &str) -> io::Result<File> {
     let raw = check(unsafe {
         libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr())
     })?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for this call; no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) }.into())
 }
 

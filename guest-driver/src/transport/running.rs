@@ -70,15 +70,15 @@ impl RunningDevice {
     }
 
     /// Executes a control command: sends `body` (the bytes after the request header) and, if the
-    /// status is OK, fills `reply` (the bytes after the reply header) completely. Returns the status
-    /// code of the answer.
+    /// status is OK, fills `reply` (the bytes after the reply header) completely. Returns the
+    /// status code of the answer.
     ///
     /// Blocks until the device answers; several threads may have commands under way.
     ///
     /// # Errors
     /// The device is gone, did not answer within
-    /// [`CONTROL_TIMEOUT`](crate::virtqueue::CONTROL_TIMEOUT) (and is gone from now on), or answered
-    /// something else.
+    /// [`CONTROL_TIMEOUT`](crate::virtqueue::CONTROL_TIMEOUT) (and is gone from now on), or
+    /// answered something else.
     pub fn control(&self, op: Op, body: &[u8], reply: &mut [u8]) -> Result<u16, QueueError> {
         self.queues.control.command(op, body, reply)
     }
@@ -133,9 +133,9 @@ impl RunningDevice {
         self.queues.max_payload()
     }
 
-    /// Copies the pieces (offset in the DMB, bytes) into memory that the device can reach, and posts
-    /// one MOVE. The device executes the moves of one path in the order of posting. The call waits
-    /// for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
+    /// Copies the pieces (offset in the DMB, bytes) into memory that the device can reach, and
+    /// posts one MOVE. The device executes the moves of one path in the order of posting. The call
+    /// waits for a free slot if need be, but not for the move; the queue notes a refusal in `path`.
     ///
     /// # Errors
     /// There are more than [`MAX_PIECES`](crate::virtqueue::MAX_PIECES) pieces or

@@ -1,4 +1,4 @@
-//! What is complete: completion queues, and the channel that wakes who waits for them.
+//! Completion queues, and the channel that wakes threads which wait for completions.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -14,7 +14,8 @@ use super::context::set_nonblocking;
 use super::library::Functions;
 use super::{Context, CqId, VerbsError, ffi};
 
-/// A descriptor (`AsFd`) that is readable when a completion queue that was armed has something.
+/// A completion channel. Its descriptor (`AsFd`) becomes readable when an armed completion queue
+/// gets a completion.
 pub struct Channel {
     raw: NonNull<ffi::CompChannel>,
     context: Arc<Context>,
@@ -26,10 +27,10 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// A new channel; reads of it never block.
+    /// A new channel, whose reads never block.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_create_comp_channel`.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Channel>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.functions().ibv_create_comp_channel)(context.raw()) };
@@ -40,18 +41,23 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Takes up to `limit` notices (each of one arming), acknowledged, and tells whose they were;
-    /// how many there were. What is left keeps the descriptor readable. A system call per notice and
-    /// one more, but where the kernel does the arming one for many.
+    /// Takes and acknowledges up to `limit` completion events, and calls `seen` with the queue of
+    /// each. Returns how many there were. The events that are left keep the descriptor readable.
+    ///
+    /// Each `Cq::arm` causes one event at most. This takes one system call per event and one more,
+    /// or one for many events where the kernel arms the queues (soft-RoCE).
     pub fn drain(&self, limit: usize, mut seen: impl FnMut(CqId)) -> usize {
-        let mut row =
-            Row { functions: self.context.functions(), cq: std::ptr::null_mut(), count: 0 };
+        let mut unacknowledged = Unacknowledged {
+            functions: self.context.functions(),
+            cq: std::ptr::null_mut(),
+            count: 0,
+        };
         let mut taken = 0;
         while taken < limit {
             let wanted = limit - taken;
             let got = match self.context.kernel_arms() {
-                true => self.read_many(wanted, &mut row, &mut seen),
-                false => self.read_one(&mut row, &mut seen),
+                true => self.read_many(wanted, &mut unacknowledged, &mut seen),
+                false => self.read_one(&mut unacknowledged, &mut seen),
             };
             if got == 0 {
                 break;
@@ -61,51 +67,61 @@ impl Channel {
         taken
     }
 
-    fn read_one(&self, row: &mut Row, seen: &mut impl FnMut(CqId)) -> usize {
+    fn read_one(&self, unacknowledged: &mut Unacknowledged, seen: &mut impl FnMut(CqId)) -> usize {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the channel lives; the two are where the answer is put.
         let code = unsafe {
-            (row.functions.ibv_get_cq_event)(self.raw.as_ptr(), &raw mut cq, &raw mut context)
+            (unacknowledged.functions.ibv_get_cq_event)(
+                self.raw.as_ptr(),
+                &raw mut cq,
+                &raw mut context,
+            )
         };
         if code != 0 {
             return 0;
         }
-        row.note(cq);
+        unacknowledged.add(cq);
         seen(CqId::from_number(context.addr()));
         1
     }
 
-    /// As `ibv_get_cq_event`, which reads one `struct ib_uverbs_comp_event_desc` and lets the device
-    /// library know, which where the kernel arms does not want to.
-    fn read_many(&self, wanted: usize, row: &mut Row, seen: &mut impl FnMut(CqId)) -> usize {
+    /// Reads many events at once. `ibv_get_cq_event` reads one `struct ib_uverbs_comp_event_desc`
+    /// and then calls the device library; where the kernel arms the queues, the device library has
+    /// no function to be called.
+    fn read_many(
+        &self,
+        wanted: usize,
+        unacknowledged: &mut Unacknowledged,
+        seen: &mut impl FnMut(CqId),
+    ) -> usize {
         const AT_ONCE: usize = 32;
-        let mut notices = [[0; 8]; AT_ONCE];
-        // The kernel puts one into each buffer.
-        let mut buffers = notices.each_mut().map(|notice| IoSliceMut::new(notice));
+        let mut events = [[0; 8]; AT_ONCE];
+        // The kernel fills each buffer with one event.
+        let mut buffers = events.each_mut().map(|event| IoSliceMut::new(event));
         let buffers = buffers.get_mut(..wanted.min(AT_ONCE)).unwrap_or_default();
         let got = rustix::io::readv(self, buffers).unwrap_or(0) / size_of::<u64>();
-        for notice in notices.iter().take(got) {
-            // The library names a queue to the kernel by where it lies.
-            let name = u64::from_ne_bytes(*notice);
+        for event in events.iter().take(got) {
+            // An event names a queue by the address that the library gave the kernel.
+            let name = u64::from_ne_bytes(*event);
             let cq: *mut ffi::Cq = std::ptr::with_exposed_provenance_mut(name as usize);
-            row.note(cq);
-            // SAFETY: a queue exists until its notices are acknowledged.
+            unacknowledged.add(cq);
+            // SAFETY: a queue exists until its events are acknowledged.
             seen(CqId::from_number(unsafe { (*cq).cq_context }.addr()));
         }
         got
     }
 }
 
-/// Notices that were taken and have to be acknowledged. Those of one queue come in a row mostly:
-/// they are acknowledged at once.
-struct Row {
+/// Events that were taken and are not acknowledged yet, all of the same queue. Most events of one
+/// queue follow each other, so one call acknowledges several.
+struct Unacknowledged {
     functions: &'static Functions,
     cq: *mut ffi::Cq,
     count: u32,
 }
 
-impl Row {
-    fn note(&mut self, cq: *mut ffi::Cq) {
+impl Unacknowledged {
+    fn add(&mut self, cq: *mut ffi::Cq) {
         if cq != self.cq {
             self.acknowledge();
             self.cq = cq;
@@ -115,15 +131,15 @@ impl Row {
 
     fn acknowledge(&mut self) {
         if self.count != 0 {
-            // SAFETY: `count` notices of this queue were got and not acknowledged, so it exists:
-            // destroying it waits for them.
+            // SAFETY: `count` events of this queue were taken and not acknowledged, so the queue
+            // exists: its destruction waits for them.
             unsafe { (self.functions.ibv_ack_cq_events)(self.cq, self.count) };
             self.count = 0;
         }
     }
 }
 
-impl Drop for Row {
+impl Drop for Unacknowledged {
     fn drop(&mut self) {
         self.acknowledge();
     }
@@ -131,14 +147,15 @@ impl Drop for Row {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel owns the descriptor, which stays open as long.
+        // SAFETY: the channel owns the descriptor, which stays open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: the library made it, it goes once, and its queues held an `Arc` of it.
+        // SAFETY: the library made the channel, this destroys it once, and its queues, which held
+        // an `Arc` of it, are gone.
         let code =
             unsafe { (self.context.functions().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
         if code != 0 {
@@ -156,12 +173,12 @@ impl fmt::Debug for Channel {
 /// A completion queue.
 ///
 /// It must have room for a completion of every signaled request and every receive of its queue
-/// pairs: one that overruns is of no use any more.
+/// pairs. A queue that has overrun can no longer be used.
 pub struct Cq {
     raw: NonNull<ffi::Cq>,
     poll: ffi::PollCq,
     arm: ffi::ReqNotifyCq,
-    /// The kernel's name of it, if the device library leaves arming to the kernel.
+    /// The kernel's handle of the queue, if the device library leaves arming to the kernel.
     kernel: Option<u32>,
     id: CqId,
     entries: u32,
@@ -175,11 +192,11 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// A queue with room for `entries` completions at least; with a channel of the same device if
-    /// it is to be waited for.
+    /// A queue with room for `entries` completions at least. A thread can wait for its completions
+    /// if it has a channel, which must be of the same device.
     ///
     /// # Errors
-    /// What the library says (more entries than the device can have).
+    /// Those of `ibv_create_cq` (more entries than the device can have).
     pub fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -192,16 +209,16 @@ impl Cq {
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let notices = channel.map_or(std::ptr::null_mut(), |channel| channel.raw.as_ptr());
         let mark = std::ptr::without_provenance_mut(id);
-        // SAFETY: the context is open, the channel is one of it or null; the mark is a number
-        // that the library hands back and does not follow.
+        // SAFETY: the context is open, and the channel is one of it or null. The library returns
+        // the mark, which is a number, and does not dereference it.
         let raw =
             unsafe { (context.functions().ibv_create_cq)(context.raw(), wanted, mark, notices, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_cq"))?;
-        // SAFETY: the library made both; it filled the table when the device was opened.
+        // SAFETY: the library made both, and filled the table when it opened the device.
         let (ops, cqe, handle) =
             unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().cqe, raw.as_ref().handle) };
         let (Some(poll), Some(arm)) = (ops.poll_cq, ops.req_notify_cq) else {
-            // SAFETY: made above, and goes once.
+            // SAFETY: made above, and destroyed once.
             unsafe { (context.functions().ibv_destroy_cq)(raw.as_ptr()) };
             return Err(VerbsError::call("ibv_create_cq", libc::EOPNOTSUPP));
         };
@@ -217,52 +234,53 @@ impl Cq {
         }))
     }
 
-    /// What a notice or an asynchronous event calls it.
+    /// The number by which completion events and asynchronous events name it.
     pub fn id(&self) -> CqId {
         self.id
     }
 
-    /// Completions it has room for.
+    /// Completions for which it has room.
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// The channel that it was made with.
+    /// Its channel, if it has one.
     pub fn channel(&self) -> Option<&Arc<Channel>> {
         self.channel.as_ref()
     }
 
-    /// The device.
+    /// The device to which it belongs.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Takes completions, oldest first, into the start of `into`; how many there were. No system
-    /// call. Fewer than `into` has room for means that the queue was empty.
+    /// Takes completions, oldest first, into the start of `into`, and returns how many. It makes no
+    /// system call. If it returns fewer than `into` has room for, the queue is empty.
     ///
     /// # Errors
-    /// The queue is of no use any more (it has overrun).
+    /// The queue has overrun and can no longer be used.
     #[inline]
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
         let room = i32::try_from(into.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue lives, and `into` has room for as many; `Completion` is laid out as
-        // the structure that the library fills in.
+        // SAFETY: the queue lives, and `into` has room for `room` completions. `Completion` has the
+        // layout of the structure that the library fills in.
         let count = unsafe { (self.poll)(self.raw.as_ptr(), room, into.as_mut_ptr().cast()) };
         usize::try_from(count).map_err(|_| VerbsError::call("ibv_poll_cq", libc::EIO))
     }
 
-    /// Asks for one notice on the channel at the next completion (with `solicited_only`: of a
-    /// receive whose sender asked for it). Poll once more afterwards: what came before the arming
-    /// gives no notice.
+    /// Arms the queue: the next completion causes one event on the channel. With `solicited_only`
+    /// only a receive does whose sender asked for it. Poll once more afterwards, because a
+    /// completion that came before the arming causes no event.
     ///
-    /// A failure should wake who waits for solicited messages too, but a software RNIC (rxe) does
-    /// not do so for flushed requests: do without `solicited_only` where that matters.
+    /// By the specification, a failed request causes an event with `solicited_only`, too. The
+    /// software RNIC (rxe) causes none for flushed requests. Do not use `solicited_only` where that
+    /// matters.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_req_notify_cq`.
     #[inline]
     pub fn arm(&self, solicited_only: bool) -> Result<(), VerbsError> {
-        if self.kernel.is_some_and(|handle| self.ask_kernel(handle, solicited_only)) {
+        if self.kernel.is_some_and(|handle| self.arm_in_kernel(handle, solicited_only)) {
             return Ok(());
         }
         // SAFETY: the queue lives.
@@ -272,11 +290,12 @@ impl Cq {
         }
     }
 
-    /// What `ibv_cmd_req_notify_cq` asks for, in the way in which soft-RoCE's own library tells the
-    /// kernel of requests: the library's goes through a general ioctl, which takes longer, and who
-    /// sleeps for each message asks each time. `false`: the kernel does not want to be asked so.
+    /// Does what `ibv_cmd_req_notify_cq` does, by a write to the command descriptor, as soft-RoCE's
+    /// device library does for requests. The library's function uses a general ioctl, which takes
+    /// longer, and a thread that sleeps for each message arms for each message. `false`: the kernel
+    /// does not accept this write.
     #[inline]
-    fn ask_kernel(&self, handle: u32, solicited_only: bool) -> bool {
+    fn arm_in_kernel(&self, handle: u32, solicited_only: bool) -> bool {
         let command = ffi::req_notify(handle, solicited_only);
         let command = command.as_flattened();
         rustix::io::write(self.context.command_fd(), command) == Ok(command.len())
@@ -289,9 +308,9 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: the library made it, it goes once, and its queue pairs held an `Arc` of it. It
-        // waits for notices that another thread has taken and not acknowledged yet, which are
-        // the few that a `drain` has in hand.
+        // SAFETY: the library made the queue, this destroys it once, and its queue pairs, which
+        // held an `Arc` of it, are gone. The call waits for events that a `drain` of another thread
+        // has taken and not acknowledged yet.
         let code = unsafe { (self.context.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::debug!(code, "a completion queue was not destroyed");
@@ -305,62 +324,62 @@ impl fmt::Debug for Cq {
     }
 }
 
-/// What was completed.
+/// The kind of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completed {
     /// A SEND.
     Send,
     /// An RDMA WRITE.
     Write,
-    /// A receive, of as many bytes.
+    /// A receive.
     Receive {
-        /// Bytes that came.
+        /// Length of the message, bytes.
         len: usize,
     },
-    /// Something that was never asked for; the number that verbs have for it.
+    /// A request that this program never posts; its number in `enum ibv_wc_opcode`.
     Other(u32),
 }
 
-/// Why a work request failed. Its queue pair is in the error state then.
+/// Why a work request failed. Its queue pair is then in the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum WcStatus {
-    /// Longer than the receive buffer, or than a message can be.
+    /// The message is longer than the receive buffer, or than a message can be.
     #[error("local length error")]
     LocalLength,
-    /// The device does not do what was asked for.
+    /// The device does not support the request.
     #[error("local operation error")]
     LocalOperation,
-    /// Own memory is not registered, or not in this domain.
+    /// Local memory is not registered, or not in this protection domain.
     #[error("local protection error")]
     LocalProtection,
-    /// Not done because the queue pair is in the error state.
+    /// The device did not execute the request, because the queue pair is in the error state.
     #[error("flushed")]
     Flushed,
-    /// The peer's answer makes no sense.
+    /// The peer's response is invalid.
     #[error("bad response")]
     BadResponse,
-    /// Own memory may not be written.
+    /// Local memory may not be written.
     #[error("local access error")]
     LocalAccess,
-    /// The peer has no room as large, or does not do such requests.
+    /// The peer's receive buffer is too small, or the peer does not support the request.
     #[error("remote invalid request")]
     RemoteInvalidRequest,
-    /// The peer's memory is not registered under this key, or may not be written there.
+    /// The peer's memory is not registered under this key, or may not be written at this place.
     #[error("remote access error")]
     RemoteAccess,
-    /// The peer could not do it.
+    /// The peer failed to execute the request.
     #[error("remote operation error")]
     RemoteOperation,
-    /// The peer does not answer.
+    /// The peer does not acknowledge.
     #[error("transport retry counter exceeded")]
     RetriesExceeded,
     /// The peer has no receive posted.
     #[error("receiver-not-ready retry counter exceeded")]
     RnrRetriesExceeded,
-    /// The device is of no use any more.
+    /// The device can no longer be used.
     #[error("fatal error")]
     Fatal,
-    /// Any other; the number that verbs have for it.
+    /// Another status; its number in `enum ibv_wc_status`.
     #[error("completion status {0}")]
     Other(u32),
 }
@@ -377,16 +396,16 @@ impl Completion {
         self.0.wr_id
     }
 
-    /// The queue pair.
+    /// The number of its queue pair.
     #[inline]
     pub fn qp_num(&self) -> Qpn {
         Qpn::new(self.0.qp_num)
     }
 
-    /// What was done.
+    /// The kind of the completed request.
     ///
     /// # Errors
-    /// Why it was not; what it would have been is not known then (but by its number).
+    /// Why the request failed. The device then reports the request's number, but not its kind.
     #[inline]
     pub fn result(&self) -> Result<Completed, WcStatus> {
         match self.0.status {
@@ -398,11 +417,6 @@ impl Completion {
             }),
             status => Err(status_of(status)),
         }
-    }
-
-    /// What the device's maker says about a failure.
-    pub fn vendor_error(&self) -> u32 {
-        self.0.vendor_err
     }
 }
 

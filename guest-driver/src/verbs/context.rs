@@ -1,4 +1,4 @@
-//! An open RNIC: its limits, its ports, and what it tells without being asked.
+//! An open RNIC: its limits, its ports, and its asynchronous events.
 
 use std::fmt;
 use std::io;
@@ -13,10 +13,10 @@ use smc_core::wire::ids::{Mtu, Qpn};
 use super::library::Functions;
 use super::{CqId, DeviceInfo, GidEntry, VerbsError, device, ffi, gid};
 
-/// Entries of a GID table that are read; devices have up to a few thousand.
+/// Entries of GID tables that the driver reads, at most. Devices have up to a few thousand.
 const GID_TABLE_LIMIT: usize = 4096;
 
-/// An open RNIC. Its descriptor (`AsFd`) is readable when [`next_async_event`] has something.
+/// An open RNIC. Its descriptor (`AsFd`) is readable when [`next_async_event`] has an event.
 ///
 /// [`next_async_event`]: Context::next_async_event
 pub struct Context {
@@ -30,7 +30,7 @@ unsafe impl Send for Context {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Context {}
 
-/// What a device can have at most.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Queue pairs.
@@ -52,13 +52,13 @@ pub struct DeviceLimits {
 /// Whether a port can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
-    /// Packets go through.
+    /// The port carries packets.
     Active,
-    /// Anything else: down, or on its way up; the number that verbs have for it.
+    /// The port is down, or on its way up; its number in `enum ibv_port_state`.
     Down(u32),
 }
 
-/// A port as it is now.
+/// The present properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// Whether it can be used.
@@ -69,18 +69,18 @@ pub struct PortInfo {
     pub max_message: u32,
     /// Whether it is an Ethernet port, as RoCE needs.
     pub ethernet: bool,
-    /// Places in the GID table.
+    /// Number of entries of the GID table.
     pub gid_table_len: u32,
 }
 
 impl PortInfo {
-    /// Whether packets go through.
+    /// Whether the port carries packets.
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
     }
 }
 
-/// What a device tells without being asked.
+/// An asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// The port came up.
@@ -89,21 +89,22 @@ pub enum AsyncEvent {
     PortDown(u8),
     /// The port's GID table has changed.
     GidChange(u8),
-    /// Something else of the port has changed (LID, P_Key, subnet manager, reregistration).
+    /// Another property of the port has changed (LID, P_Key, subnet manager, reregistration).
     PortChange(u8),
-    /// The device is of no use any more.
+    /// The device can no longer be used.
     DeviceFatal,
-    /// The queue pair is in the error state because of the device.
+    /// The queue pair is in the error state because the device failed.
     QpFatal(Qpn),
-    /// The queue pair is in the error state because of a request it got: malformed.
+    /// The queue pair is in the error state because it received a malformed request.
     QpRequest(Qpn),
-    /// The queue pair is in the error state because of a request it got: not allowed.
+    /// The queue pair is in the error state because it received a request that is not allowed.
     QpAccess(Qpn),
-    /// Something of the queue pair that needs no answer; the number that verbs have for it.
+    /// An event of the queue pair that needs no reaction; its number in `enum ibv_event_type`.
     QpNotice(Qpn, u32),
-    /// The completion queue has overrun, or cannot be written: its queue pairs are of no use.
+    /// The completion queue has overrun, or cannot be written. Its queue pairs can no longer be
+    /// used.
     CqError(CqId),
-    /// Something this room has no word for; the number that verbs have for it.
+    /// Another event; its number in `enum ibv_event_type`.
     Other(u32),
 }
 
@@ -111,7 +112,7 @@ impl Context {
     /// Opens a device.
     ///
     /// # Errors
-    /// The device is gone, or may not be used.
+    /// The device is gone, or this process may not open it.
     pub fn open(info: &DeviceInfo) -> Result<Arc<Context>, VerbsError> {
         let (functions, raw) = device::open(info)?;
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::Gone(info.name().to_owned()))?;
@@ -121,18 +122,18 @@ impl Context {
         Ok(context)
     }
 
-    /// Which device it is.
+    /// The device.
     pub fn device(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What the device can have at most.
+    /// The limits of the device.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_query_device`.
     pub fn limits(&self) -> Result<DeviceLimits, VerbsError> {
         let mut attr = ffi::DeviceAttr::EMPTY;
-        // SAFETY: the context is open, `attr` is where the answer is put.
+        // SAFETY: the context is open, the library writes the answer to `attr`.
         let code = unsafe { (self.functions.ibv_query_device)(self.raw(), &raw mut attr) };
         if code != 0 {
             return Err(VerbsError::call("ibv_query_device", code));
@@ -149,18 +150,19 @@ impl Context {
         })
     }
 
-    /// A port, from 1, as it is now.
+    /// The present properties of a port; ports count from 1.
     ///
     /// # Errors
-    /// What the library says (there is no such port).
+    /// Those of `ibv_query_port` (there is no such port).
     pub fn port(&self, port: u8) -> Result<PortInfo, VerbsError> {
         let mut attr = ffi::PortAttr::default();
-        // SAFETY: the context is open, `attr` is where the answer is put.
+        // SAFETY: the context is open, the library writes the answer to `attr`.
         let code = unsafe { (self.functions.ibv_query_port)(self.raw(), port, &raw mut attr) };
         if code != 0 {
             return Err(VerbsError::call("ibv_query_port", code));
         }
-        // 4 is ACTIVE, and 5 is ACTIVE_DEFER: links are kept, though packets wait a little.
+        // 4 is ACTIVE. 5 is ACTIVE_DEFER: the port keeps its connections, but packets wait a
+        // little.
         let state = match attr.state {
             4 | 5 => PortState::Active,
             other => PortState::Down(other),
@@ -177,13 +179,14 @@ impl Context {
     /// The RoCE GIDs of a port that a queue pair can use (index up to 255), by index.
     ///
     /// # Errors
-    /// What the library says, or what reading sysfs says where the library is too old.
+    /// Those of `ibv_query_gid_table`. A library that is too old has none: the entries then come
+    /// from sysfs.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
         let Some(query) = self.functions._ibv_query_gid_table else {
             return Ok(gid::sysfs_table(&gid::port_dir(self.info.name(), port)));
         };
         let mut entries = vec![ffi::GidEntry::default(); self.gid_table_len()?];
-        // SAFETY: the context is open, and there is room for `len` entries of the size that is said.
+        // SAFETY: the context is open, and `entries` has room for `len` entries of the stated size.
         let count = unsafe {
             query(self.raw(), entries.as_mut_ptr(), entries.len(), 0, size_of::<ffi::GidEntry>())
         };
@@ -195,7 +198,7 @@ impl Context {
         Ok(entries.filter_map(gid::entry_of).collect())
     }
 
-    /// Room for the tables of all ports: the library fills in the entries of all of them at once.
+    /// The number of entries of the tables of all ports, which the library returns in one call.
     fn gid_table_len(&self) -> Result<usize, VerbsError> {
         let mut len = 0;
         for port in 1..=self.limits()?.ports {
@@ -204,21 +207,21 @@ impl Context {
         Ok(len.clamp(1, GID_TABLE_LIMIT))
     }
 
-    /// The next thing the device has to tell, already acknowledged; `None` if there is nothing
-    /// now. Never blocks.
+    /// Takes and acknowledges the next asynchronous event; `None` if there is none now. Never
+    /// blocks.
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<ffi::AsyncEvent>::uninit();
-        // SAFETY: the context is open, `event` is where the answer is put.
+        // SAFETY: the context is open, the library writes the answer to `event`.
         let code = unsafe { (self.functions.ibv_get_async_event)(self.raw(), event.as_mut_ptr()) };
         if code != 0 {
             return None;
         }
-        // SAFETY: success means that it was filled in.
+        // SAFETY: the library has filled it in, since it returned success.
         let mut event = unsafe { event.assume_init() };
-        // SAFETY: the element is the arm that belongs to the type, and the object it points to
-        // exists until the event is acknowledged (destroying it waits for that).
+        // SAFETY: the element is the arm that belongs to the type. The object to which it points
+        // exists until the event is acknowledged, since its destruction waits for that.
         let seen = unsafe { interpret(&event) };
-        // SAFETY: the event was got from the library just now, and is acknowledged once.
+        // SAFETY: the library has just returned the event, and this acknowledges it once.
         unsafe { (self.functions.ibv_ack_async_event)(&raw mut event) };
         Some(seen)
     }
@@ -227,20 +230,20 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// Where the kernel takes commands.
+    /// The descriptor by which the kernel takes commands.
     #[inline]
     pub(super) fn command_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context owns the descriptor, which stays open as long.
+        // SAFETY: the context owns the descriptor, which stays open as long as the context lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).cmd_fd) }
     }
 
-    /// Whether the device library leaves it to the kernel to arm completion queues, as that of
-    /// soft-RoCE does. Others ring the device, and keep count of notices for that.
+    /// Whether the device library leaves the arming of completion queues to the kernel, as that of
+    /// soft-RoCE does. Others write a doorbell of the device, and count completion events for that.
     pub(super) fn kernel_arms(&self) -> bool {
-        // SAFETY: the context is open, and the library filled its table when it was opened.
+        // SAFETY: the context is open, and the library filled the table when it opened the device.
         let arm = unsafe { (*self.raw.as_ptr()).ops.req_notify_cq };
         match (arm, self.functions.ibv_cmd_req_notify_cq) {
-            (Some(arm), Some(ask_kernel)) => std::ptr::fn_addr_eq(arm, ask_kernel),
+            (Some(arm), Some(by_kernel)) => std::ptr::fn_addr_eq(arm, by_kernel),
             _ => false,
         }
     }
@@ -253,7 +256,7 @@ impl Context {
 /// # Safety
 /// `event` came from the library and is not acknowledged yet.
 unsafe fn interpret(event: &ffi::AsyncEvent) -> AsyncEvent {
-    // SAFETY: for the types that ask for it, the element is this arm (see the caller).
+    // SAFETY: this arm is read only for the types to which it belongs (see the caller).
     let port = || u8::try_from(unsafe { event.element.port_num }).unwrap_or(0);
     // SAFETY: as above, and the object exists.
     let qp = || Qpn::new(unsafe { event.element.qp.as_ref().map_or(0, |qp| qp.qp_num) });
@@ -281,15 +284,15 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context owns the descriptor, which stays open as long.
+        // SAFETY: the context owns the descriptor, which stays open as long as the context lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was opened by the library and is closed once; everything that was made with
-        // it holds an `Arc` of it, and is gone.
+        // SAFETY: the library opened it, and this closes it once. All objects that were made with
+        // it held an `Arc` of it, and are gone.
         let code = unsafe { (self.functions.ibv_close_device)(self.raw()) };
         if code != 0 {
             tracing::debug!(device = self.info.name(), code, "closing an RDMA device failed");

@@ -1,6 +1,6 @@
-//! The number of a completion queue, by which notices and asynchronous events name it.
+//! The number of a completion queue, by which completion events and asynchronous events name it.
 
-/// Tells the completion queues of this process apart.
+/// The number of a completion queue, unique in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CqId(usize);
 

@@ -1,4 +1,4 @@
-//! Which RNICs there are.
+//! The RNICs of this machine.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use super::library::{Functions, functions};
-use super::{NetDevice, NoRdma, VerbsError, ffi, gid};
+use super::{NetDevice, VerbsError, VerbsUnavailable, ffi, gid};
 
 /// An RNIC that this process may open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,14 +27,14 @@ impl DeviceInfo {
         &self.node
     }
 
-    /// Network devices whose addresses are in the GID table of the device, each once. Empty where
-    /// the kernel does not tell, and while the device has no GID.
+    /// Network devices whose addresses are in the GID table of the device, each once. Empty if
+    /// the kernel does not name them, and while the device has no GID.
     pub fn net_devices(&self) -> Vec<NetDevice> {
         gid::net_devices(&self.name)
     }
 }
 
-/// The library's list of devices, given back when dropped. Its entries live as long.
+/// The library's list of devices. Its entries live as long as the list.
 pub(super) struct List {
     functions: &'static Functions,
     start: *mut *mut ffi::Device,
@@ -42,20 +42,20 @@ pub(super) struct List {
 }
 
 impl List {
-    pub(super) fn new() -> Result<List, NoRdma> {
+    pub(super) fn new() -> Result<List, VerbsUnavailable> {
         let functions = functions()?;
         let mut count: c_int = 0;
-        // SAFETY: the argument is where the number of entries is put.
+        // SAFETY: the library writes the number of entries to the argument.
         let start = unsafe { (functions.ibv_get_device_list)(&raw mut count) };
         if start.is_null() {
-            // ENOSYS: the kernel has no RDMA. Whatever else it says, there is no device to use.
+            // ENOSYS: the kernel has no RDMA. With any other error, too, there is no usable device.
             tracing::debug!(error = %io::Error::last_os_error(), "no list of RDMA devices");
-            return Err(NoRdma::Device);
+            return Err(VerbsUnavailable::Device);
         }
         Ok(List { functions, start, len: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// The devices, with the pointers that are good while the list lives.
+    /// The devices, with pointers that are valid while the list lives.
     pub(super) fn entries(&self) -> impl Iterator<Item = (*mut ffi::Device, DeviceInfo)> + '_ {
         (0..self.len).filter_map(|i| {
             // SAFETY: the list has `len` entries, which are pointers to devices that live as
@@ -64,8 +64,8 @@ impl List {
                 let device = *self.start.add(i);
                 (device, device.as_ref()?)
             };
-            // Channel adapters with the InfiniBand transport, which RoCE uses: others (iWARP)
-            // are not for SMC-R.
+            // SMC-R needs channel adapters with the InfiniBand transport, which RoCE uses. Others
+            // (iWARP) cannot carry it.
             if entry.node_type != ffi::NODE_CA || entry.transport_type != ffi::TRANSPORT_IB {
                 return None;
             }
@@ -78,7 +78,7 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: `start` came from ibv_get_device_list and is given back once.
+        // SAFETY: `start` came from ibv_get_device_list, and this frees it once.
         unsafe { (self.functions.ibv_free_device_list)(self.start) };
     }
 }
@@ -90,11 +90,11 @@ fn text(chars: &[c_char]) -> Option<String> {
     (!text.is_empty() && !text.contains('/')).then(|| text.to_owned())
 }
 
-/// The RNICs of this host that this process may use: one at least.
+/// The RNICs of this machine that this process may open, one at least.
 ///
 /// # Errors
-/// Which of the three reasons there is for having none.
-pub fn devices() -> Result<Vec<DeviceInfo>, NoRdma> {
+/// Why there is none.
+pub fn devices() -> Result<Vec<DeviceInfo>, VerbsUnavailable> {
     let list = List::new()?;
     usable(list.entries().map(|(_, info)| info), |node| {
         access(node, Access::READ_OK | Access::WRITE_OK).is_ok()
@@ -104,16 +104,16 @@ pub fn devices() -> Result<Vec<DeviceInfo>, NoRdma> {
 fn usable(
     all: impl Iterator<Item = DeviceInfo>,
     may_open: impl Fn(&Path) -> bool,
-) -> Result<Vec<DeviceInfo>, NoRdma> {
+) -> Result<Vec<DeviceInfo>, VerbsUnavailable> {
     let (usable, refused): (Vec<_>, Vec<_>) = all.partition(|info| may_open(&info.node));
     match (usable.is_empty(), refused.into_iter().next()) {
         (false, _) => Ok(usable),
-        (true, Some(first)) => Err(NoRdma::Permission(first.node)),
-        (true, None) => Err(NoRdma::Device),
+        (true, Some(first)) => Err(VerbsUnavailable::Permission(first.node)),
+        (true, None) => Err(VerbsUnavailable::Device),
     }
 }
 
-/// Opens the device that has this name now.
+/// Opens the device that now has this name.
 pub(super) fn open(
     info: &DeviceInfo,
 ) -> Result<(&'static Functions, *mut ffi::Context), VerbsError> {
@@ -127,7 +127,9 @@ pub(super) fn open(
     if context.is_null() {
         let source = io::Error::last_os_error();
         return Err(match source.kind() {
-            io::ErrorKind::PermissionDenied => NoRdma::Permission(info.node.clone()).into(),
+            io::ErrorKind::PermissionDenied => {
+                VerbsUnavailable::Permission(info.node.clone()).into()
+            }
             _ => VerbsError::Call { call: "ibv_open_device", source },
         });
     }
@@ -156,14 +158,14 @@ mod tests {
         assert_eq!(usable(two(), |_| true).unwrap().len(), 2);
         assert_eq!(usable(two(), |node| node.ends_with("b")).unwrap(), [info("b")]);
         let node = PathBuf::from("/dev/infiniband/a");
-        assert_eq!(usable(two(), |_| false), Err(NoRdma::Permission(node)));
-        assert_eq!(usable([].into_iter(), |_| true), Err(NoRdma::Device));
+        assert_eq!(usable(two(), |_| false), Err(VerbsUnavailable::Permission(node)));
+        assert_eq!(usable([].into_iter(), |_| true), Err(VerbsUnavailable::Device));
     }
 
     #[test]
     fn opening_what_is_not_there_says_so() {
         let error = open(&info("nobody0")).unwrap_err();
-        assert!(matches!(error, VerbsError::Gone(_) | VerbsError::NoRdma(_)), "{error}");
+        assert!(matches!(error, VerbsError::Gone(_) | VerbsError::Unavailable(_)), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What `<infiniband/verbs.h>` declares, as far as this room uses it, for 64-bit Linux.
+//! The declarations of `<infiniband/verbs.h>` that this room uses, for 64-bit Linux.
 //!
 //! These are the structures and numbers of the stable interface of `libibverbs.so.1` (symbol
 //! version IBVERBS_1.1 and later), written by hand: a generator would bring a C compiler's parser
@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 /// `int`-sized C enum.
 pub(super) type Enum = u32;
 
-/// A part of a structure that only the library looks at.
+/// A part of a structure that only the library reads.
 type Opaque = PhantomData<*mut u8>;
 
 #[repr(C)]
@@ -102,7 +102,8 @@ pub(super) struct Cq {
 }
 
 /// `struct ib_uverbs_cmd_hdr` and `struct ib_uverbs_req_notify_cq` of `<rdma/ib_user_verbs.h>`: the
-/// command, its length in words, no answer; the queue, and what is asked for.
+/// command, its length in words, no answer; the queue, and whether only solicited completions
+/// count.
 #[inline]
 pub(super) fn req_notify(cq_handle: u32, solicited_only: bool) -> [[u8; 4]; 4] {
     const IB_USER_VERBS_CMD_REQ_NOTIFY_CQ: u32 = 23;
@@ -154,7 +155,7 @@ pub(super) struct SendWr {
 }
 
 impl SendWr {
-    /// A request of nothing.
+    /// A request without any operation.
     pub(super) const EMPTY: SendWr = SendWr {
         wr_id: 0,
         next: std::ptr::null_mut(),
@@ -311,7 +312,7 @@ pub(super) struct PortAttr {
     pub(super) link_layer: u8,
     pub(super) flags: u8,
     port_cap_flags2: u16,
-    /// Not of the structure: room for a library that believes it is longer.
+    /// Not a part of the structure: room for a library in which the structure is longer.
     spare: [u8; 12],
 }
 
@@ -335,7 +336,7 @@ pub(super) struct DeviceAttr {
     pub(super) max_pkeys: u16,
     pub(super) local_ca_ack_delay: u8,
     pub(super) phys_port_cnt: u8,
-    /// Not of the structure: room for a library that believes it is longer.
+    /// Not a part of the structure: room for a library in which the structure is longer.
     pub(super) spare: [u64; 8],
 }
 
@@ -363,7 +364,7 @@ impl DeviceAttr {
     };
 }
 
-/// What an asynchronous event is about: an object, or a port by its number.
+/// The subject of an asynchronous event: an object, or a port by its number.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union Element {

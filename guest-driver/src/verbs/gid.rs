@@ -16,7 +16,7 @@ const LAST_INDEX: u32 = 255;
 /// Missing entries after which a table in sysfs is taken to have no more.
 const GAP: u32 = 16;
 
-/// How packets from a GID look.
+/// The format of packets from a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidKind {
     /// RoCE version 1: its own Ethernet type.
@@ -28,14 +28,14 @@ pub enum GidKind {
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetDevice {
-    /// Number of the interface; 0 if the kernel does not tell.
+    /// Number of the interface; 0 if the kernel does not name it.
     pub index: u32,
     /// Name of the interface in this network namespace.
     pub name: String,
 }
 
 impl NetDevice {
-    /// Its Ethernet address as it is now; `None` if it has none or is gone.
+    /// Its present Ethernet address; `None` if it has none or is gone.
     pub fn mac(&self) -> Option<Mac> {
         let path = Path::new("/sys/class/net").join(&self.name).join("address");
         parse_mac(fs::read_to_string(path).ok()?.trim())
@@ -45,17 +45,17 @@ impl NetDevice {
 /// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Place in the table, by which a queue pair names it.
+    /// Index in the table, by which a queue pair names it.
     pub index: u8,
     /// The GID.
     pub gid: Gid,
-    /// How packets look.
+    /// The format of packets.
     pub kind: GidKind,
-    /// The network device whose address it is; `None` if that is in another network namespace.
+    /// The network device that has the address; `None` if it is in another network namespace.
     pub net_device: Option<NetDevice>,
 }
 
-/// An entry as the library gives it; `None` if a queue pair cannot use it.
+/// Converts an entry of the library; `None` if a queue pair cannot use it.
 pub(super) fn entry_of(entry: &ffi::GidEntry) -> Option<GidEntry> {
     let kind = match entry.gid_type {
         ffi::GID_TYPE_ROCE_V1 => GidKind::RoceV1,
@@ -104,7 +104,7 @@ pub(super) fn net_devices(device: &str) -> Vec<NetDevice> {
     found
 }
 
-/// The table below a port's directory; an entry that is not there cannot be read, or is zero.
+/// The table below a port's directory. An absent entry cannot be read, or is zero.
 pub(super) fn sysfs_table(dir: &Path) -> Vec<GidEntry> {
     let mut table = Vec::new();
     let mut missing = 0;

@@ -1,17 +1,17 @@
-//! `libibverbs.so.1`, opened when it is first asked for.
+//! `libibverbs.so.1`, opened by the first call that needs it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::sync::OnceLock;
 
-use super::NoRdma;
+use super::VerbsUnavailable;
 use super::ffi;
 
 macro_rules! functions {
     (required { $($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
      optional { $($new:ident: fn($($narg:ty),*) $(-> $nret:ty)?;)* }) => {
-        /// The functions of the library, all of version IBVERBS_1.1 or older but for those that
-        /// are optional.
+        /// The functions of the library. All have symbol version IBVERBS_1.1 or older, except the
+        /// optional ones.
         #[derive(Debug)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
@@ -19,14 +19,14 @@ macro_rules! functions {
         }
 
         impl Functions {
-            fn find(library: &Library) -> Result<Functions, NoRdma> {
+            fn find(library: &Library) -> Result<Functions, VerbsUnavailable> {
                 $(
                     let name = concat!(stringify!($name), "\0");
                     let $name = library.symbol(name).ok_or_else(|| {
-                        NoRdma::Library(format!("it has no {}", stringify!($name)))
+                        VerbsUnavailable::Library(format!("it has no {}", stringify!($name)))
                     })?;
-                    // SAFETY: the library's function of this name has this signature: it is
-                    // exported with the symbol version that the header describes.
+                    // SAFETY: the library's function of this name has this signature, because the
+                    // library exports it with the symbol version that the header describes.
                     let $name = unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>($name)
                     };
@@ -77,13 +77,14 @@ functions! {
     }
 }
 
-/// A shared library; it is never closed, because the device libraries it loads do not expect that.
+/// A shared library. It is never closed, because the device libraries that it loads do not expect
+/// that.
 struct Library(*mut c_void);
 
 impl Library {
-    fn open(name: &CStr) -> Result<Library, NoRdma> {
-        // SAFETY: the name is a C string. Loading runs the library's constructors, which is what
-        // linking with it would do.
+    fn open(name: &CStr) -> Result<Library, VerbsUnavailable> {
+        // SAFETY: the name is a C string. Loading runs the library's constructors, as linking with
+        // the library would.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !handle.is_null() {
             return Ok(Library(handle));
@@ -91,7 +92,7 @@ impl Library {
         // SAFETY: no argument; the result is a C string of this thread until the next such call,
         // or null.
         let text = unsafe { libc::dlerror() };
-        Err(NoRdma::Library(string(text)))
+        Err(VerbsUnavailable::Library(string(text)))
     }
 
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
@@ -113,34 +114,36 @@ fn string(text: *const c_char) -> String {
 
 /// Whether the kernel keeps pinned pages with the parent when a process forks (Linux 5.12 does).
 /// Otherwise the library has to keep them out of the child, with a system call per registration,
-/// and a child that touches them is killed.
+/// and the kernel kills a child that accesses them.
 fn forks_are_safe(functions: &Functions) -> bool {
     const UNNEEDED: u32 = 2;
     // SAFETY: no argument; it asks the kernel.
-    functions.ibv_is_fork_initialized.is_some_and(|ask| unsafe { ask() } == UNNEEDED)
+    functions.ibv_is_fork_initialized.is_some_and(|state| unsafe { state() } == UNNEEDED)
 }
 
 /// Opens a library by name and finds all functions in it.
-fn load(name: &CStr) -> Result<Functions, NoRdma> {
+fn load(name: &CStr) -> Result<Functions, VerbsUnavailable> {
     if cfg!(not(target_pointer_width = "64")) {
-        return Err(NoRdma::Library("its structures are known for 64-bit machines".to_owned()));
+        return Err(VerbsUnavailable::Library(
+            "its structures are known for 64-bit machines".to_owned(),
+        ));
     }
     let functions = Functions::find(&Library::open(name)?)?;
     if !forks_are_safe(&functions) {
-        // SAFETY: no argument, and nothing of the library has been used before. Where it cannot
-        // be done, a program that does not fork is none the worse.
+        // SAFETY: no argument, and no other function of the library has been called before. A
+        // failure does not matter for a program that does not fork.
         let _ = unsafe { (functions.ibv_fork_init)() };
     }
     Ok(functions)
 }
 
-/// The library; loaded at the first call.
-pub(super) fn functions() -> Result<&'static Functions, NoRdma> {
-    static LOADED: OnceLock<Result<Functions, NoRdma>> = OnceLock::new();
+/// The functions of the library, which the first call loads.
+pub(super) fn functions() -> Result<&'static Functions, VerbsUnavailable> {
+    static LOADED: OnceLock<Result<Functions, VerbsUnavailable>> = OnceLock::new();
     LOADED.get_or_init(|| load(c"libibverbs.so.1")).as_ref().map_err(Clone::clone)
 }
 
-/// What a function says that returns an error number (or -1 with `errno` set).
+/// The error of a function that returns an error number (or -1 with `errno` set).
 pub(super) fn error_of(code: c_int) -> io::Error {
     match code {
         -1 => io::Error::last_os_error(),
@@ -155,14 +158,14 @@ mod tests {
     #[test]
     fn a_library_that_is_not_there_is_an_ordinary_answer() {
         let error = load(c"libibverbs-of-nobody.so.1").unwrap_err();
-        assert!(matches!(error, NoRdma::Library(_)));
+        assert!(matches!(error, VerbsUnavailable::Library(_)));
         assert!(error.to_string().contains("libibverbs-of-nobody"), "{error}");
     }
 
     #[test]
     fn a_library_without_the_functions_is_an_ordinary_answer() {
         let error = load(c"libc.so.6").unwrap_err();
-        assert_eq!(error, NoRdma::Library("it has no ibv_get_device_list".to_owned()));
+        assert_eq!(error, VerbsUnavailable::Library("it has no ibv_get_device_list".to_owned()));
     }
 
     #[test]

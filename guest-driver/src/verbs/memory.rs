@@ -1,4 +1,4 @@
-//! Memory that a device reads and peers write, and its registration.
+//! Memory that devices read and peers write, and its registration.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use smc_core::wire::ids::Rkey;
 use super::{Context, VerbsError, ffi};
 use crate::sys::{OutOfBounds, SharedMem, SharedSlice, sealed_memfd};
 
-/// A protection domain: queue pairs of one can only use memory registered in the same one.
+/// A protection domain. A queue pair can only use memory that is registered in its own domain.
 pub struct Pd {
     raw: NonNull<ffi::Pd>,
     context: Arc<Context>,
@@ -28,7 +28,7 @@ impl Pd {
     /// A new domain.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_alloc_pd`.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Pd>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { (context.functions().ibv_alloc_pd)(context.raw()) };
@@ -36,7 +36,7 @@ impl Pd {
         Ok(Arc::new(Pd { raw, context: Arc::clone(context) }))
     }
 
-    /// The device it is a domain of.
+    /// The device to which it belongs.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -48,7 +48,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: the library made it, it goes once, and everything in it held an `Arc` of it.
+        // SAFETY: the library made the domain, this frees it once, and all objects in it, which
+        // held an `Arc` of it, are gone.
         let code = unsafe { (self.context.functions().ibv_dealloc_pd)(self.raw()) };
         if code != 0 {
             tracing::debug!(code, "a protection domain was not freed");
@@ -62,22 +63,22 @@ impl fmt::Debug for Pd {
     }
 }
 
-/// Address, as devices and peers see it, of the next memory. It starts away from zero, which some
-/// take for "none".
+/// Address of the next memory, as devices and peers see it. It does not start at zero, which some
+/// implementations take for "none".
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(1 << 32);
-/// What addresses are multiples of, bytes: no page is larger, huge ones left aside.
+/// Addresses are multiples of this, bytes: the largest size of pages other than huge pages.
 const ADDRESS_STEP: u64 = 64 << 10;
 
-/// Zeroed memory in whole pages that can be registered with devices, and that peers may then
-/// write at any time: it is looked at through copies and atomics only ([`SharedSlice`]).
+/// Zeroed memory in whole pages that can be registered with devices. Peers may then write it at any
+/// time, so this process accesses it by copies and atomics only ([`SharedSlice`]).
 ///
 /// It is shared memory, so that a fork of this process does not separate it from the device. It
-/// lives until the last of its registrations and views is gone.
+/// lives until its last registration and its last view are gone.
 #[derive(Debug)]
 pub struct Memory {
     all: SharedSlice,
-    // What the first byte is called in work requests and by peers, where the library can tell a
-    // device so: peers do not learn where memory lies in this process.
+    // The address of the first byte in work requests and for peers, if the library can register it
+    // under another address than its own. Peers then do not learn addresses of this process.
     address: u64,
 }
 
@@ -85,7 +86,7 @@ impl Memory {
     /// `len` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// There is not as much, or `len` is zero or beyond what can be addressed.
+    /// There is too little memory, or `len` is zero or larger than the address space.
     pub fn new(len: usize) -> Result<Arc<Memory>, VerbsError> {
         let fail = |source| VerbsError::Memory { len, source };
         let page = rustix::param::page_size();
@@ -95,13 +96,13 @@ impl Memory {
         let mem = SharedMem::from_fd(file.as_fd(), size).map_err(fail)?;
         let beyond = |_| fail(io::ErrorKind::InvalidInput.into());
         let all = mem.slice(0, size).map_err(beyond)?;
-        // A gap between any two, so that one byte beyond the end is nobody's.
+        // A gap follows each memory, so that an address just beyond its end belongs to no memory.
         let room = (size as u64).next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
         let address = NEXT_ADDRESS.fetch_add(room, Ordering::Relaxed);
         Ok(Arc::new(Memory { all, address }))
     }
 
-    /// A view of all of it, which keeps the memory, but no registration, alive.
+    /// A view of all of it. The view keeps the memory alive, but no registration.
     pub fn slice(&self) -> &SharedSlice {
         &self.all
     }
@@ -125,7 +126,7 @@ impl Memory {
         self.all.copy_in(offset, src)
     }
 
-    /// Copies what is at `offset` to `dst`; see [`SharedSlice::copy_out`].
+    /// Copies the bytes at `offset` to `dst`; see [`SharedSlice::copy_out`].
     ///
     /// # Errors
     /// The source does not lie in the memory; nothing was copied.
@@ -143,35 +144,36 @@ impl Memory {
     }
 }
 
-/// Who may do what with registered memory.
+/// Access rights to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The own device, on behalf of own requests: send elements, receive buffers.
+    /// The local device may read and write it for local requests: send buffers, receive buffers.
     Local,
-    /// Also peers that know the key may write (not read): RMBs.
+    /// Peers that know the key may also write it, but not read it: RMBs.
     RemoteWrite,
 }
 
-/// A registration of one [`Memory`] in one protection domain. The keys end with it.
+/// A registration of one [`Memory`] in one protection domain. The keys are valid as long as it
+/// lives.
 pub struct Mr {
     raw: NonNull<ffi::Mr>,
     lkey: u32,
     rkey: Rkey,
     address: u64,
     pd: Arc<Pd>,
-    // Freed by hand, after the registration has gone: see `drop`.
+    // `drop` frees it after the registration.
     memory: ManuallyDrop<Arc<Memory>>,
 }
 
-// SAFETY: a registration is a handle; the library allows its end from any thread.
+// SAFETY: a registration is a handle; the library allows any thread to end it.
 unsafe impl Send for Mr {}
 // SAFETY: as for `Send`; nothing changes through a shared reference.
 unsafe impl Sync for Mr {}
 
 /// A piece of registered memory, for a work request.
 ///
-/// It is only a name: if the registration is gone when the device comes to it, the work request
-/// fails.
+/// It does not keep the registration alive. If the registration is gone when the device executes
+/// the work request, the request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge(pub(super) ffi::Sge);
 
@@ -188,10 +190,10 @@ impl Sge {
 }
 
 impl Mr {
-    /// Registers all of a memory: the pages are pinned.
+    /// Registers all of a memory. The kernel pins the pages.
     ///
     /// # Errors
-    /// [`VerbsError::Pin`] if that may not be, or what else the library says.
+    /// [`VerbsError::Pin`] if the pages cannot be pinned; else [`VerbsError::Call`].
     pub fn register(pd: &Arc<Pd>, memory: &Arc<Memory>, access: Access) -> Result<Mr, VerbsError> {
         let functions = pd.context.functions();
         let flags = match access {
@@ -200,9 +202,9 @@ impl Mr {
         };
         let start = std::ptr::with_exposed_provenance_mut(memory.all.address());
         let len = memory.len();
-        // For both: the domain lives, and `start .. start + len` is mapped, readable and writable
-        // until the registration ends (`Mr::drop` sees to the order). All access of this program
-        // to it expects others to write at any time.
+        // For both calls: the domain lives, and `start .. start + len` is mapped, readable and
+        // writable until the registration ends (`Mr::drop` keeps the order). All access of this
+        // program to it expects peers to write at any time.
         let mut raw = std::ptr::null_mut();
         let mut address = memory.address;
         let mut refused = true;
@@ -213,7 +215,7 @@ impl Mr {
             refused = raw.is_null() && matches!(error, Some(libc::EINVAL | libc::EOPNOTSUPP));
         }
         if refused {
-            // The library is too old, or the device cannot rename memory.
+            // The library is too old, or the device cannot register memory under another address.
             address = memory.all.address() as u64;
             // SAFETY: see above.
             raw = unsafe { (functions.ibv_reg_mr)(pd.raw(), start, len, flags) };
@@ -225,7 +227,7 @@ impl Mr {
                 _ => VerbsError::Call { call: "ibv_reg_mr", source },
             });
         };
-        // SAFETY: the library made it, and does not change it.
+        // SAFETY: the library made the registration, and does not change it.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, Rkey(raw.as_ref().rkey)) };
         let memory = ManuallyDrop::new(Arc::clone(memory));
         Ok(Mr { raw, lkey, rkey, address, pd: Arc::clone(pd), memory })
@@ -236,13 +238,13 @@ impl Mr {
         self.rkey
     }
 
-    /// The key with which own work requests name the memory ([`sge`](Self::sge) has it).
+    /// The key with which local work requests name the memory ([`sge`](Self::sge) contains it).
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// What the first byte is called in work requests, a peer's and own. Not its address in this
-    /// process, unless library or device are too old to rename it.
+    /// The address of the first byte in work requests, those of peers and local ones. It is not the
+    /// address in this process, unless library or device are too old for another one.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -252,7 +254,7 @@ impl Mr {
         &self.memory
     }
 
-    /// The domain.
+    /// The domain in which it is registered.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -274,13 +276,13 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: the library made it, and it ends once.
+        // SAFETY: the library made the registration, and this ends it once.
         let code = unsafe { (self.pd.context.functions().ibv_dereg_mr)(self.raw.as_ptr()) };
         if code == 0 {
-            // SAFETY: it is not used after this.
+            // SAFETY: no code uses it after this.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
-            // The device may still have the memory, so it stays mapped for good.
+            // The device may still access the memory, so it stays mapped for good.
             tracing::warn!(code, len = self.memory.len(), "memory was not deregistered");
         }
     }
@@ -288,7 +290,7 @@ impl Drop for Mr {
 
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Keys are rights; they belong in no log.
+        // A key is a right to write the memory, so keys do not belong in logs.
         f.debug_struct("Mr").field("len", &self.memory.len()).finish_non_exhaustive()
     }
 }

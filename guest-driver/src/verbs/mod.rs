@@ -1,18 +1,18 @@
-//! RDMA verbs: what `libibverbs.so.1` offers, as safe types.
+//! RDMA verbs: safe types over `libibverbs.so.1`.
 //!
-//! The library is opened when it is first asked for, so that a program runs where there is none:
-//! "no RDMA here" is an ordinary answer ([`NoRdma`]) of [`devices`].
+//! The first call opens the library, so that a program also runs on a machine without it. That a
+//! machine has no RDMA is an ordinary result of [`devices`]: [`VerbsUnavailable`].
 //!
-//! From the ground up: [`Context`] is an open RNIC with its ports, GIDs and asynchronous events,
-//! [`Pd`] a protection domain, [`Memory`] and [`Mr`] are memory and its registration, [`Channel`]
-//! and [`Cq`] tell what is complete, [`Qp`] is a reliable connected queue pair whose state is part
-//! of its type. Each holds what it needs to exist, so they can be dropped in any order.
+//! [`Context`] is an open RNIC with its ports, GIDs and asynchronous events. [`Pd`] is a protection
+//! domain. [`Memory`] and [`Mr`] are memory and its registration. [`Channel`] and [`Cq`] deliver
+//! completions. [`Qp`] is a reliable connected queue pair whose state is part of its type. Each
+//! object holds the objects that it needs, so a program can drop them in any order.
 //!
-//! What is not here on purpose: keys for all memory (a key is always that of one [`Memory`]),
-//! RDMA reads and atomics, and writes with immediate data, which make a Linux peer parse a receive
-//! buffer it has already seen.
+//! The room leaves out keys for all memory (a key is always that of one [`Memory`]), RDMA reads and
+//! atomics. It also leaves out writes with immediate data, because they make a Linux peer parse a
+//! receive buffer again that it has already parsed.
 //!
-//! Everything can be used from several threads at once; the library locks where it must.
+//! Several threads may use any object at once; the library takes the locks that this needs.
 //!
 //! ```no_run
 //! use guest_driver::verbs::{Context, Cq, Payload, Pd, Qp, QpCaps, RemoteEnd, Work, devices};
@@ -29,11 +29,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! After a fork the child must not use any of these objects, nor look at registered memory, which
-//! it shares with the parent or does not have (kernels before 5.12); starting another program is
-//! fine (the descriptors are close-on-exec). The parent is not disturbed by a fork: registered
-//! memory is shared memory, whose pages do not move away from under the device, and on old kernels
-//! the library is told to keep its own queues in place too.
+//! After a fork, the child must not use any of these objects. It must not access registered memory,
+//! which it shares with the parent or, on kernels before 5.12, does not have. It may execute
+//! another program, because the descriptors are close-on-exec. A fork does not disturb the parent:
+//! registered memory is shared memory, whose pages stay where the device accesses them. On old
+//! kernels `ibv_fork_init` makes the library keep its own queues in place, too.
 
 mod completion;
 mod context;
@@ -64,26 +64,27 @@ use std::path::PathBuf;
 use smc_core::wire::ids::Mtu;
 use thiserror::Error;
 
-/// Why there is no RDMA here. None of these is a fault.
+/// Why this process cannot use RDMA. None of these is a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoRdma {
-    /// The library is not installed, or too old; what the loader says.
+pub enum VerbsUnavailable {
+    /// The library is not installed, or too old. The text is that of the loader.
     #[error("no RDMA library: {0}")]
     Library(String),
-    /// The library is there, an RNIC is not.
+    /// The library is installed, but the machine has no RNIC.
     #[error("no RDMA device")]
     Device,
-    /// There are RNICs, and this process may use none of them; the device file of the first.
+    /// The machine has RNICs, but this process may open none of them. The path is the device file
+    /// of the first.
     #[error("no permission to use {}", .0.display())]
     Permission(PathBuf),
 }
 
-/// What went wrong with a call.
+/// Why a call failed.
 #[derive(Debug, Error)]
 pub enum VerbsError {
-    /// There is no RDMA here (any more).
+    /// This process cannot use RDMA, or no longer can.
     #[error(transparent)]
-    NoRdma(#[from] NoRdma),
+    Unavailable(#[from] VerbsUnavailable),
     /// The device of this name is gone.
     #[error("RDMA device {0} is gone")]
     Gone(String),
@@ -92,7 +93,7 @@ pub enum VerbsError {
     Call {
         /// The function of the library.
         call: &'static str,
-        /// What it said.
+        /// Its error.
         source: io::Error,
     },
     /// Memory could not be pinned: RLIMIT_MEMLOCK counts it, or the machine is out of memory.
@@ -100,15 +101,15 @@ pub enum VerbsError {
     Pin {
         /// Bytes to be registered.
         len: usize,
-        /// What the library said.
+        /// The error of the library.
         source: io::Error,
     },
-    /// Memory of this length cannot be made.
+    /// Memory of this length cannot be allocated.
     #[error("{len} bytes of memory: {source}")]
     Memory {
         /// Bytes wanted.
         len: usize,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The MTU has a reserved code (CLC-29).

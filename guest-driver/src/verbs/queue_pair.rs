@@ -9,7 +9,7 @@
 //! }
 //! ```
 //!
-//! nor can one without a port receive, or a state be entered twice:
+//! A queue pair without a port cannot receive, and no queue pair can enter a state twice:
 //!
 //! ```compile_fail,E0599
 //! # use guest_driver::verbs::{Qp, Reset};
@@ -37,31 +37,32 @@ use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn};
 use super::work::{check_inline, post_receives, post_sends};
 use super::{Cq, Pd, PostError, Recv, VerbsError, Work, ffi};
 
-/// Bytes of an LLC message (LLC-1), and of a CDC message (CDC-1): the least worth asking for inline.
+/// Bytes of an LLC message (LLC-1), and of a CDC message (CDC-1): a smaller inline limit is of no
+/// use.
 const MESSAGE: u32 = 44;
 
-// What Linux gives its queue pairs, which a peer may rely on.
-/// Time after which an unanswered packet is sent again: code of 134 ms.
+// The values that Linux uses for its queue pairs. A peer may rely on them.
+/// Time after which the device repeats an unacknowledged packet: code of 134 ms.
 const TIMEOUT: u8 = 15;
-/// How often.
+/// How often the device repeats it.
 const RETRIES: u8 = 7;
-/// How often a peer without a receive is asked again: for ever.
+/// How often the device repeats a packet for which the peer has no receive: without end.
 const RNR_RETRIES: u8 = 7;
-/// What a peer that finds no receive here waits: code of 80 us.
+/// How long a peer waits if there is no receive here: code of 80 us.
 const MIN_RNR_TIMER: u8 = 5;
-/// RDMA reads in flight; there are none, and devices want one at least.
+/// RDMA reads in flight. There are none, but devices require one at least.
 const READS: u8 = 1;
 
-/// The queue pair was made.
+/// The queue pair is new.
 #[derive(Debug)]
 pub enum Reset {}
-/// It has a port, and takes receives.
+/// The queue pair has a port, and takes receives.
 #[derive(Debug)]
 pub enum Init {}
-/// It knows its peer, and takes what comes.
+/// The queue pair has a peer, and receives.
 #[derive(Debug)]
 pub enum ReadyToReceive {}
-/// It sends.
+/// The queue pair receives and sends.
 #[derive(Debug)]
 pub enum ReadyToSend {}
 
@@ -79,37 +80,37 @@ mod sealed {
     impl State for super::ReadyToSend {}
 }
 
-/// The state that the device has a queue pair in.
+/// The state of a queue pair in the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
-    /// As the type says, or short of it.
+    /// The state of the type, or an earlier one.
     Alive,
-    /// Every request is flushed.
+    /// The device flushes every request.
     Error,
 }
 
 /// The number of a queue pair, in 24 bits.
 pub type QpNumber = Qpn;
 
-/// How much a queue pair has room for.
+/// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCaps {
     /// Send requests, those without completion included.
     pub send_requests: u32,
     /// Receive requests.
     pub receive_requests: u32,
-    /// Bytes that can be sent inline. What a device grants may be more; if it has not as much,
-    /// 44 are asked for, then none.
+    /// Bytes that can be sent inline. A device may grant more. If it refuses as much, `Qp::new`
+    /// tries 44 bytes, then none.
     pub inline: u32,
 }
 
-/// How far away the peer is. For RoCEv2, Linux puts the hop limit of its own route to the peer in place
-/// of these.
+/// The distance of the peer. For RoCEv2, Linux uses the hop limit of its own route to the peer
+/// instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hops {
-    /// On the same link: hop limit 1.
+    /// The peer is on the same subnet: hop limit 1.
     Direct,
-    /// Behind routers (SMC-Rv2): hop limit 64.
+    /// The peer is behind routers (SMC-Rv2): hop limit 64.
     Routed,
 }
 
@@ -122,29 +123,29 @@ impl Hops {
     }
 }
 
-/// What a queue pair has to know to receive from its peer.
+/// The parameters of the peer that a queue pair needs to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteEnd {
-    /// GID of the peer. The kernel finds the Ethernet address that belongs to it (and waits for
-    /// that: up to about a second).
+    /// GID of the peer. The kernel resolves it to an Ethernet address, which takes up to about a
+    /// second.
     pub gid: Gid,
     /// Queue pair of the peer.
     pub qp_num: Qpn,
-    /// Packet sequence number that the peer starts with.
+    /// First packet sequence number of the peer.
     pub psn: Psn,
     /// The smaller of both ends' MTUs.
     pub mtu: Mtu,
-    /// Own entry of the GID table.
+    /// Index of the local GID in the GID table.
     pub sgid_index: u8,
-    /// How far away it is.
+    /// The distance of the peer.
     pub hops: Hops,
 }
 
-/// A reliable connected queue pair in the state `S` (or in the error state, which it enters by
-/// itself: [`state`](Qp::state)).
+/// A reliable connected queue pair in the state `S`, or in the error state, which it can enter by
+/// itself (see [`state`](Qp::state)).
 ///
-/// Its work requests take no memory from the heap, and one system call at most per batch, which
-/// is none on devices whose doorbell is mapped.
+/// Posting allocates nothing, and makes at most one system call per batch: none on devices whose
+/// doorbell is mapped.
 pub struct Qp<S> {
     inner: Inner,
     port: u8,
@@ -168,10 +169,10 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Qp<Reset> {
-    /// A new queue pair whose requests and receives are told complete by these queues.
+    /// A new queue pair. Its requests complete in `send_cq`, its receives in `recv_cq`.
     ///
     /// # Errors
-    /// What the library says (more room than the device has).
+    /// Those of `ibv_create_qp` (more capacity than the device has).
     pub fn new(
         pd: &Arc<Pd>,
         send_cq: &Arc<Cq>,
@@ -182,14 +183,14 @@ impl Qp<Reset> {
         if !same(send_cq) || !same(recv_cq) {
             return Err(VerbsError::call("ibv_create_qp", libc::EINVAL));
         }
-        let mut asked = caps;
+        let mut wanted = caps;
         let inner = loop {
-            match Inner::new(pd, send_cq, recv_cq, asked) {
+            match Inner::new(pd, send_cq, recv_cq, wanted) {
                 Err(VerbsError::Call { source, .. })
-                    if asked.inline != 0 && is_about_room(&source) =>
+                    if wanted.inline != 0 && is_about_capacity(&source) =>
                 {
-                    tracing::debug!(inline = asked.inline, %source, "a queue pair was refused");
-                    asked.inline = if asked.inline > MESSAGE { MESSAGE } else { 0 };
+                    tracing::debug!(inline = wanted.inline, %source, "a queue pair was refused");
+                    wanted.inline = if wanted.inline > MESSAGE { MESSAGE } else { 0 };
                 }
                 other => break other?,
             }
@@ -197,10 +198,10 @@ impl Qp<Reset> {
         Ok(Qp { inner, port: 0, state: PhantomData })
     }
 
-    /// Gives it a port, with write access for its peer.
+    /// Assigns a port, and gives the peer write access.
     ///
     /// # Errors
-    /// What the library says; the queue pair is gone then.
+    /// Those of `ibv_modify_qp`; the queue pair is then destroyed.
     pub fn init(mut self, port: u8) -> Result<Qp<Init>, VerbsError> {
         let mut attr = ffi::QpAttr {
             qp_state: ffi::QPS_INIT,
@@ -217,14 +218,13 @@ impl Qp<Reset> {
 }
 
 impl Qp<Init> {
-    /// Tells it its peer. Post receives before.
+    /// Connects the queue pair to its peer. Post receives before.
     ///
-    /// May wait for the network up to about a second: until the kernel knows the Ethernet address
-    /// of the peer.
+    /// This can take up to about a second, until the kernel knows the Ethernet address of the peer.
     ///
     /// # Errors
-    /// [`VerbsError::Mtu`], or what the library says (no route to the peer); the queue pair is
-    /// gone then.
+    /// [`VerbsError::Mtu`], or those of `ibv_modify_qp` (no route to the peer); the queue pair is
+    /// then destroyed.
     pub fn ready_to_receive(self, remote: &RemoteEnd) -> Result<Qp<ReadyToReceive>, VerbsError> {
         if remote.mtu.bytes().is_err() {
             return Err(VerbsError::Mtu(remote.mtu));
@@ -241,8 +241,8 @@ impl Qp<Init> {
     }
 }
 
-/// Whether a device may have refused because it was asked for too much.
-fn is_about_room(error: &io::Error) -> bool {
+/// Whether a device may have refused because the capacity was too large.
+fn is_about_capacity(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM | libc::EOPNOTSUPP))
 }
 
@@ -269,10 +269,10 @@ fn rtr_attributes(remote: &RemoteEnd, port: u8) -> ffi::QpAttr {
 }
 
 impl Qp<ReadyToReceive> {
-    /// Lets it send, starting with packet `psn`, which is what the peer was told.
+    /// Lets the queue pair send, starting with packet `psn`, as the peer expects.
     ///
     /// # Errors
-    /// What the library says; the queue pair is gone then.
+    /// Those of `ibv_modify_qp`; the queue pair is then destroyed.
     pub fn ready_to_send(self, psn: Psn) -> Result<Qp<ReadyToSend>, VerbsError> {
         let mut attr = ffi::QpAttr {
             qp_state: ffi::QPS_RTS,
@@ -296,33 +296,33 @@ impl Qp<ReadyToReceive> {
 impl Qp<ReadyToSend> {
     /// Posts a batch, in order, with one doorbell per [`MAX_BATCH`](super::MAX_BATCH) requests.
     ///
-    /// In the error state requests are taken, and complete as flushed.
+    /// In the error state, the queue pair takes requests and completes them as flushed.
     ///
     /// # Errors
-    /// See [`PostError`], which says how many were posted.
+    /// See [`PostError`], which has the number of posted requests.
     #[inline]
     pub fn post_send(&self, batch: &[Work<'_>]) -> Result<(), PostError> {
         check_inline(batch, self.max_inline())?;
         let inner = &self.inner;
         post_sends(batch, |first, bad| {
-            // SAFETY: the queue pair lives; `first` is a chain whose requests, lists and inline
-            // bytes outlive the call, which copies what it needs. Memory that is not copied is
-            // named by keys, and so either registered or refused by the device.
+            // SAFETY: the queue pair lives. The requests, lists and inline bytes of the chain
+            // `first` outlive the call, which copies them. Keys name the memory that the call does
+            // not copy, so it is registered or the device refuses it.
             unsafe { (inner.post_send)(inner.raw.as_ptr(), first, bad) }
         })
     }
 }
 
 impl<S: Receives> Qp<S> {
-    /// Posts buffers for what comes, in order.
+    /// Posts buffers for messages of the peer, in order.
     ///
     /// # Errors
-    /// See [`PostError`], which says how many were posted.
+    /// See [`PostError`], which has the number of posted requests.
     pub fn post_recv(&self, batch: &[Recv]) -> Result<(), PostError> {
         let inner = &self.inner;
         post_receives(batch, |first, bad| {
-            // SAFETY: the queue pair lives; `first` is a chain that outlives the call, which
-            // copies it. The buffers are named by keys, and so either registered or refused.
+            // SAFETY: the queue pair lives. The chain `first` outlives the call, which copies it.
+            // Keys name the buffers, so they are registered or the device refuses them.
             unsafe { (inner.post_recv)(inner.raw.as_ptr(), first, bad) }
         })
     }
@@ -338,7 +338,7 @@ impl<S: sealed::State> Qp<S> {
         self.inner.qp_num
     }
 
-    /// What was granted.
+    /// The capacity that the device has granted.
     pub fn caps(&self) -> QpCaps {
         self.inner.caps
     }
@@ -349,38 +349,38 @@ impl<S: sealed::State> Qp<S> {
         self.inner.caps.inline as usize
     }
 
-    /// The queue that tells its sends complete.
+    /// The queue in which its sends complete.
     pub fn send_cq(&self) -> &Arc<Cq> {
         &self.inner.send_cq
     }
 
-    /// The queue that tells its receives complete.
+    /// The queue in which its receives complete.
     pub fn recv_cq(&self) -> &Arc<Cq> {
         &self.inner.recv_cq
     }
 
-    /// The domain of the memory it can use.
+    /// The protection domain of the memory that it can use.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.inner.pd
     }
 
-    /// Puts it into the error state: what was posted, and what will be, completes as flushed.
+    /// Moves it to the error state: all requests, posted before or later, complete as flushed.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_modify_qp`.
     pub fn fail(&self) -> Result<(), VerbsError> {
         let mut attr = ffi::QpAttr { qp_state: ffi::QPS_ERR, ..ffi::QpAttr::default() };
         self.inner.modify(&mut attr, 0)
     }
 
-    /// Whether it is in the error state. A system call.
+    /// Whether it is in the error state. Makes a system call.
     ///
     /// # Errors
-    /// What the library says.
+    /// Those of `ibv_query_qp`.
     pub fn state(&self) -> Result<QpState, VerbsError> {
         let mut attr = ffi::QpAttr::default();
         let mut init = Inner::no_attributes();
-        // SAFETY: the queue pair lives; the two structures are where the answer is put.
+        // SAFETY: the queue pair lives; the library writes the answer to the two structures.
         let code = unsafe {
             (self.inner.pd.context().functions().ibv_query_qp)(
                 self.inner.raw.as_ptr(),
@@ -390,7 +390,7 @@ impl<S: sealed::State> Qp<S> {
             )
         };
         match (code, attr.qp_state) {
-            // 5 is SQE, in which a send has failed and nothing more is sent.
+            // 5 is SQE: a send has failed, and the queue pair sends no more.
             (0, ffi::QPS_ERR | 5) => Ok(QpState::Error),
             (0, _) => Ok(QpState::Alive),
             (code, _) => Err(VerbsError::call("ibv_query_qp", code)),
@@ -433,10 +433,10 @@ impl Inner {
         // SAFETY: domain and queues live, and are of one device.
         let raw = unsafe { (functions.ibv_create_qp)(pd.raw(), &raw mut init) };
         let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("ibv_create_qp"))?;
-        // SAFETY: the library made both; it filled the table when the device was opened.
+        // SAFETY: the library made both, and filled the table when it opened the device.
         let (ops, qp_num) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().qp_num) };
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
-            // SAFETY: made above, and goes once.
+            // SAFETY: made above, and destroyed once.
             unsafe { (functions.ibv_destroy_qp)(raw.as_ptr()) };
             return Err(VerbsError::call("ibv_create_qp", libc::EOPNOTSUPP));
         };
@@ -458,7 +458,7 @@ impl Inner {
 
     fn modify(&self, attr: &mut ffi::QpAttr, mask: i32) -> Result<(), VerbsError> {
         let functions = self.pd.context().functions();
-        // SAFETY: the queue pair lives; `attr` has what the mask says.
+        // SAFETY: the queue pair lives; `attr` has the attributes that the mask names.
         let code =
             unsafe { (functions.ibv_modify_qp)(self.raw.as_ptr(), attr, mask | ffi::QP_STATE) };
         if code == 0 { Ok(()) } else { Err(VerbsError::call("ibv_modify_qp", code)) }
@@ -467,7 +467,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the library made it, and it goes once; what it uses goes after this.
+        // SAFETY: the library made the queue pair, and this destroys it once. The objects that it
+        // uses are dropped after it.
         let code = unsafe { (self.pd.context().functions().ibv_destroy_qp)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::debug!(code, "a queue pair was not destroyed");

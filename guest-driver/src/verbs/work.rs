@@ -1,4 +1,4 @@
-//! Work requests, and how a batch of them becomes the chain that the library wants.
+//! Work requests, and the chain that the library needs for a batch of them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,17 +9,17 @@ use thiserror::Error;
 use super::ffi;
 use super::memory::Sge;
 
-/// Requests that are posted with one doorbell; a longer batch rings once per as many.
+/// Requests per doorbell. A longer batch takes one doorbell for each so many requests.
 pub const MAX_BATCH: usize = 16;
 
 /// The bytes of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Copied when the request is posted; up to what [`Qp::max_inline`] says.
+    /// The post copies these bytes, at most [`Qp::max_inline`].
     ///
     /// [`Qp::max_inline`]: super::Qp::max_inline
     Inline(&'a [u8]),
-    /// Read by the device some time before the request completes.
+    /// The device reads this memory at some time before the request completes.
     Registered(Sge),
 }
 
@@ -48,20 +48,20 @@ pub struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// RDMA WRITE to `address` of the memory that the peer calls `rkey`.
+    /// RDMA WRITE to `address` of the peer's memory with the key `rkey`.
     #[inline]
     pub fn write(id: u64, payload: Payload<'a>, address: u64, rkey: Rkey) -> Work<'a> {
         Work { id, kind: Kind::Write { address, rkey }, payload, signaled: false }
     }
 
-    /// SEND, solicited: it wakes a peer that armed for such.
+    /// Solicited SEND: it wakes a peer that has armed its queue for solicited messages.
     #[inline]
     pub fn send(id: u64, payload: Payload<'a>) -> Work<'a> {
         Work { id, kind: Kind::Send { solicited: true }, payload, signaled: false }
     }
 
-    /// Asks for a completion. A request without one completes silently, unless it fails, and its
-    /// place in the queue is free when a later one with completion has completed.
+    /// Asks for a completion. A request without one causes a completion only if it fails. Its place
+    /// in the queue becomes free when a later signaled request has completed.
     #[inline]
     pub fn signaled(self) -> Work<'a> {
         Work { signaled: true, ..self }
@@ -77,16 +77,16 @@ impl<'a> Work<'a> {
     }
 }
 
-/// A buffer for one message that comes.
+/// A receive request: a buffer for one message.
 #[derive(Clone, Copy, Debug)]
 pub struct Recv {
     /// Number of the request, for its completion.
     pub id: u64,
-    /// Where the message goes.
+    /// The buffer for the message.
     pub buffer: Sge,
 }
 
-/// Why a batch was not posted, or not all of it.
+/// Why not all of a batch was posted.
 #[derive(Debug, Error)]
 pub enum PostError {
     /// Nothing was posted: a payload is longer than the queue pair takes inline.
@@ -108,7 +108,7 @@ pub enum PostError {
     Refused {
         /// Requests posted.
         posted: usize,
-        /// What the library said.
+        /// The error of the library.
         source: io::Error,
     },
 }
@@ -122,7 +122,7 @@ impl PostError {
     }
 }
 
-/// Refuses what would be too long inline, before anything is posted.
+/// Refuses a batch with an inline payload that is too long, before any request is posted.
 #[inline]
 pub(super) fn check_inline(batch: &[Work<'_>], room: usize) -> Result<(), PostError> {
     for work in batch {
@@ -135,8 +135,8 @@ pub(super) fn check_inline(batch: &[Work<'_>], room: usize) -> Result<(), PostEr
     Ok(())
 }
 
-/// Posts sends through `post`, which gets the first of a chain, and says (as the library does) an
-/// error number and the first request that was not posted.
+/// Posts sends through `post`. It gets the first request of a chain and, as the library does,
+/// returns an error number and the first request that was not posted.
 #[inline]
 pub(super) fn post_sends(
     batch: &[Work<'_>],
@@ -144,7 +144,7 @@ pub(super) fn post_sends(
 ) -> Result<(), PostError> {
     let mut posted = 0;
     for part in batch.chunks(MAX_BATCH) {
-        // As much of the two as the batch needs is written, and no more is looked at.
+        // The loop writes as many elements of both arrays as the batch needs; no others are read.
         let mut sges = [const { MaybeUninit::<ffi::Sge>::uninit() }; MAX_BATCH];
         let mut chain = [const { MaybeUninit::<ffi::SendWr>::uninit() }; MAX_BATCH];
         let first: *mut ffi::SendWr = chain.as_mut_ptr().cast();
@@ -167,7 +167,7 @@ pub(super) fn post_sends(
                     wr.send_flags |= ffi::SEND_INLINE;
                     sge.write(ffi::Sge {
                         addr: bytes.as_ptr().expose_provenance() as u64,
-                        // Compared before with a limit that is much smaller.
+                        // `check_inline` has compared it with a limit that is much smaller.
                         length: bytes.len() as u32,
                         lkey: 0,
                     });
@@ -231,7 +231,7 @@ pub(super) fn post_receives(
     Ok(())
 }
 
-/// Which of `len` elements `bad` is; the first if it is none of them.
+/// The index of `bad` among `len` elements; 0 if it is none of them.
 fn index_of<T>(first: *const T, bad: *const T, len: usize) -> usize {
     let distance = bad.addr().saturating_sub(first.addr()) / size_of::<T>();
     if distance < len { distance } else { 0 }

@@ -10,7 +10,8 @@ use crate::sys::{EventFd, lock, shut_down};
 #[derive(Debug)]
 pub(crate) struct Health {
     gone: AtomicBool,
-    // The eventfds and sockets of threads that wait for an interrupt, or for an answer of the device.
+    // The eventfds and sockets of threads that wait for an interrupt, or for an answer of the
+    // device.
     wake: Mutex<Vec<Arc<EventFd>>>,
     sockets: Mutex<Vec<OwnedFd>>,
 }

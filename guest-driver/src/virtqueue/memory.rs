@@ -1,8 +1,8 @@
 //! Memory that the device can reach, allocated in blocks.
 //!
 //! For a daemon the memory is one sealed file, and bus addresses are addresses in this process. For
-//! a PCI device it is pinned memory, each 2 MiB of which have a bus address of their own. A block of
-//! up to 2 MiB is contiguous on the bus; a larger one is a list of pieces.
+//! a PCI device it is pinned memory, each 2 MiB of which have a bus address of their own. A block
+//! of up to 2 MiB is contiguous on the bus; a larger one is a list of pieces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -239,7 +239,8 @@ impl Buddy {
         Buddy { size, free, touched: 0, used: 0 }
     }
 
-    /// The lowest free block of `block` bytes (a power of two), and whether it was never used before.
+    /// The lowest free block of `block` bytes (a power of two), and whether it was never used
+    /// before.
     fn alloc(&mut self, block: usize) -> Option<(usize, bool)> {
         let wanted = order(block);
         let from = (wanted..self.free.len())

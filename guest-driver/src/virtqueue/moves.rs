@@ -224,8 +224,8 @@ impl MoveQueue {
                 .call
                 .wait(RECHECK_INTERVAL)
                 .map_err(|source| QueueError::System { what: "poll", source })?;
-            // This may clear the wake-up of another waiting thread. That thread has returned from its
-            // wait already, or rechecks the ring after `RECHECK_INTERVAL`.
+            // This may clear the wake-up of another waiting thread. That thread has returned from
+            // its wait already, or rechecks the ring after `RECHECK_INTERVAL`.
             self.wiring.health.clear(&self.wiring.call);
             state = lock(&self.state);
         }

@@ -99,13 +99,13 @@ fn rdma() -> Finding {
         Err(reason) => {
             let finding = Finding::new(NAME, Verdict::No, reason.to_string());
             return match reason {
-                verbs::NoRdma::Library(_) => {
+                verbs::VerbsUnavailable::Library(_) => {
                     finding.grant("apt-get install libibverbs1 ibverbs-providers")
                 }
-                verbs::NoRdma::Device => {
+                verbs::VerbsUnavailable::Device => {
                     finding.grant("rdma link add rxe0 type rxe netdev eth0     # in software")
                 }
-                verbs::NoRdma::Permission(node) => {
+                verbs::VerbsUnavailable::Permission(node) => {
                     let node = node.display();
                     let who = rustix::process::getuid().as_raw();
                     Finding { verdict: Verdict::Broken, ..finding }

@@ -77,7 +77,7 @@ impl RdmaHost {
             return Err(NoRdma::NoDevice);
         }
         let infos = verbs::devices().map_err(|why| match why {
-            verbs::NoRdma::Library(_) => NoRdma::NoLibrary,
+            verbs::VerbsUnavailable::Library(_) => NoRdma::NoLibrary,
             other => match wanted {
                 Rnics::Names(names) => NoRdma::Rnic {
                     name: names.first().cloned().unwrap_or_default(),

@@ -126,8 +126,8 @@ pub(super) struct Layout {
     pub(super) window: Option<Place>,
 }
 
-/// Reads the capabilities in a copy of the configuration space. `bar_size` returns the size of a BAR
-/// in bytes, 0 if there is none.
+/// Reads the capabilities in a copy of the configuration space. `bar_size` returns the size of a
+/// BAR in bytes, 0 if there is none.
 ///
 /// Of several structures of one type the first counts: the device lists them in the order of its
 /// preference.

@@ -53,9 +53,9 @@ impl Function {
     fn open_uio(address: PciAddress, number: u32) -> Result<Function, PciError> {
         let directory = discover::directory(address);
         let config = open(&directory.join("config"))?;
-        // UIO lets several processes open a function, so processes with this library lock it. The lock
-        // comes before UIO's own file is opened, because closing that file stops the function for the
-        // process that uses it.
+        // UIO lets several processes open a function, so processes with this library lock it. The
+        // lock comes before UIO's own file is opened, because closing that file stops the function
+        // for the process that uses it.
         let name_lock = match flock(&config, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => None,
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(PciError::InUse),
@@ -148,8 +148,8 @@ impl Function {
         Ok((mem, registers))
     }
 
-    /// The file of a BAR, to be mapped part by part. VFIO has none, and needs none: it makes page tables
-    /// when a page is touched.
+    /// The file of a BAR, to be mapped part by part. VFIO has none, and needs none: it makes page
+    /// tables when a page is touched.
     pub(super) fn bar_file(&self, bar: u8) -> Result<File, PciError> {
         match self {
             Function::Vfio { .. } => Err(PciError::NotMappable { bar }),

@@ -13,8 +13,8 @@ use super::{Interrupts, PciError};
 use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
 use crate::virtqueue::{GuestPool, Health};
 
-/// How often the thread reads the device's status without an interrupt. This finds a device that was
-/// removed without notice.
+/// How often the thread reads the device's status without an interrupt. This finds a device that
+/// was removed without notice.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between the failure of the device and the release of its memory.
 const GRACE: Duration = Duration::from_millis(50);
@@ -56,9 +56,9 @@ impl Drop for PciDevice {
     }
 }
 
-/// The vector of each queue, and the number of vectors in use. Vector 0 is for configuration changes,
-/// and for queues that get no vector of their own. The event queue gets the first vector, since
-/// sleeping threads wait for it.
+/// The vector of each queue, and the number of vectors in use. Vector 0 is for configuration
+/// changes, and for queues that get no vector of their own. The event queue gets the first vector,
+/// since sleeping threads wait for it.
 pub(super) fn plan(vectors: u16, queues: usize) -> (Vec<u16>, u16) {
     let mut order: Vec<usize> = (0..queues).collect();
     if queues > EVENTS {
@@ -91,8 +91,8 @@ pub(super) struct PciMonitor {
 }
 
 impl PciMonitor {
-    /// Connects the interrupts of a device to the eventfds of its queues. Returns the vector of each
-    /// queue (`None`: INTx).
+    /// Connects the interrupts of a device to the eventfds of its queues. Returns the vector of
+    /// each queue (`None`: INTx).
     pub(super) fn wire(
         function: &Function,
         interrupts: Interrupts,
@@ -139,8 +139,8 @@ impl PciMonitor {
         while !self.health.is_gone() {
             if let Err(why) = self.wait_once(&device) {
                 self.health.fail(&why);
-                // `fail` wakes the threads that use the device. If its memory turned to zeros before
-                // they know why, the zeros would look like wrong data of a peer.
+                // `fail` wakes the threads that use the device. If its memory turned to zeros
+                // before they know why, the zeros would look like wrong data of a peer.
                 std::thread::sleep(GRACE);
             }
         }

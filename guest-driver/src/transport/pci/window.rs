@@ -15,7 +15,8 @@ const PART: u64 = 2 << 20;
 pub(super) enum BarWindow {
     /// Mapped as a whole. The kernel makes page tables when a page is touched.
     Whole { mem: Arc<SharedMem>, offset: usize, len: usize },
-    /// Mapped part by part as slabs come, since the kernel makes the page tables of a mapping at once.
+    /// Mapped part by part as slabs come, since the kernel makes the page tables of a mapping at
+    /// once.
     Parts { parts: Reservation, file: Mutex<Option<File>>, offset: u64 },
 }
 

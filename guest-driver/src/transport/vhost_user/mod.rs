@@ -53,8 +53,9 @@ impl Window for VhostUser {
 impl Drop for VhostUser {
     fn drop(&mut self) {
         if !self.health.is_gone() {
-            // The request tells the daemon, and so the peers, that this end is orderly. The driver does
-            // not wait for an answer. A daemon that does not know the request sees the connection end.
+            // The request tells the daemon, and so the peers, that this end is orderly. The driver
+            // does not wait for an answer. A daemon that does not know the request sees the
+            // connection end.
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
             let _ = self.frontend.reset_device();
         }

@@ -49,8 +49,8 @@ impl DeviceSide {
     pub(crate) fn next_or_ask_for_kick(&mut self) -> Option<u16> {
         self.next().or_else(|| {
             self.wants_kick_after(self.seen);
-            // Orders the store of the event index before the load of the available index; the driver
-            // does both in reverse.
+            // Orders the store of the event index before the load of the available index; the
+            // driver does both in reverse.
             fence(Ordering::SeqCst);
             self.next()
         })
@@ -67,8 +67,8 @@ impl DeviceSide {
     }
     /// Whether publishing the last completion interrupts the driver.
     pub(crate) fn interrupts(&self) -> bool {
-        // Orders the store of the used index before the load of the event index; the driver does both
-        // in reverse.
+        // Orders the store of the used index before the load of the event index; the driver does
+        // both in reverse.
         fence(Ordering::SeqCst);
         let event = self.u16(self.ring.available + 4 + 2 * self.n());
         let (old, new) = (self.used.wrapping_sub(1), self.used);

@@ -41,8 +41,8 @@ pub(super) fn with_translation<R>(
 pub(super) struct SharedHal;
 
 // SAFETY: `dma_alloc` hands out disjoint, page-aligned, zeroed parts of the memory that
-// `SplitQueue::new` was given and that the ring keeps mapped as long as its queue; the other methods
-// only translate addresses, as the owner of the buffers said.
+// `SplitQueue::new` was given and that the ring keeps mapped as long as its queue; the other
+// methods only translate addresses, as the owner of the buffers said.
 unsafe impl Hal for SharedHal {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         // Address 0 means failure.

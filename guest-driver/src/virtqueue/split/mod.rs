@@ -6,9 +6,9 @@
 //! - Addresses: a buffer comes with both its addresses, in this process and on the bus. Sharing it
 //!   needs no lookup, and one process can have any number of devices.
 //! - Completions: an id that is not in flight is an error, never a panic.
-//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10), with
-//!   the fences that they need. `VirtQueue` itself runs with the feature off and so never touches
-//!   `used_event`.
+//! - Notifications: this wrapper applies the rules of EVENT_IDX (virtio 1.3, 2.7.7 and 2.7.10),
+//!   with the fences that they need. `VirtQueue` itself runs with the feature off and so never
+//!   touches `used_event`.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -113,9 +113,9 @@ impl<const N: usize> SplitQueue<N> {
         self.queue.available_desc()
     }
 
-    /// Makes a chain available to the device: a readable part, then a writable part (at least one of
-    /// them). The caller must not access either part until the chain comes back with `cookie`. Ask
-    /// [`must_kick`](Self::must_kick) afterwards.
+    /// Makes a chain available to the device: a readable part, then a writable part (at least one
+    /// of them). The caller must not access either part until the chain comes back with `cookie`.
+    /// Ask [`must_kick`](Self::must_kick) afterwards.
     ///
     /// # Errors
     /// The ring is full or broken, or a buffer is not in the pool.
@@ -215,8 +215,8 @@ impl<const N: usize> SplitQueue<N> {
         } else {
             self.store_u16(self.available_at, 0);
         }
-        // Orders the store of the event index before the load of the used index. The device stores the
-        // used index, fences, and loads the event index.
+        // Orders the store of the event index before the load of the used index. The device stores
+        // the used index, fences, and loads the event index.
         fence(Ordering::SeqCst);
         !self.can_pop()
     }

@@ -31,7 +31,8 @@ pub struct DmaSpan {
 pub struct UsedChain {
     /// The number with which the driver added the chain.
     pub cookie: u32,
-    /// Bytes that the device has written by its own account, at most the length of the writable part.
+    /// Bytes that the device has written by its own account, at most the length of the writable
+    /// part.
     pub written: u32,
 }
 
