@@ -19,7 +19,7 @@ use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 const LEN: u32 = 64 << 10;
 /// Long enough for a loaded machine; nothing waits for it when all is well.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A directory for sockets, gone with its value.
 struct Dir(PathBuf);
@@ -91,7 +91,7 @@ fn await_event(device: &IsmDevice, mut wanted: impl FnMut(&IsmEvent) -> bool) {
     let start = Instant::now();
     let mut found = false;
     while !found {
-        assert!(start.elapsed() < PATIENCE, "the event does not come");
+        assert!(start.elapsed() < TIMEOUT, "the event does not come");
         device.poll_events(&mut |event| found |= wanted(&event)).unwrap();
         if !found {
             device.wait_events(Duration::from_secs(1)).unwrap();
@@ -102,7 +102,7 @@ fn await_event(device: &IsmDevice, mut wanted: impl FnMut(&IsmEvent) -> bool) {
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_micros(100));
     }
 }
@@ -169,7 +169,7 @@ fn a_sleeping_owner_is_woken_every_time() {
             }
             line.disarm();
             a.poll_events(&mut |_| ()).unwrap();
-            assert!(start.elapsed() < PATIENCE, "message {i} lost");
+            assert!(start.elapsed() < TIMEOUT, "message {i} lost");
         }
         sender.1.deliver(&[], [i, 0], true).unwrap();
     }
@@ -336,9 +336,9 @@ fn a_stopped_daemon_is_noticed_at_once() {
         let a = a.clone();
         thread::spawn(move || {
             let start = Instant::now();
-            while !a.is_gone() && start.elapsed() < PATIENCE {
+            while !a.is_gone() && start.elapsed() < TIMEOUT {
                 let _ = a.poll_events(&mut |_| ());
-                let _ = a.wait_events(PATIENCE);
+                let _ = a.wait_events(TIMEOUT);
             }
         })
     };
@@ -403,7 +403,7 @@ fn role_of_another_process() {
             let token = || std::fs::read(dir.join("token")).ok()?.try_into().ok();
             let start = Instant::now();
             let token = loop {
-                assert!(start.elapsed() < PATIENCE);
+                assert!(start.elapsed() < TIMEOUT);
                 match token() {
                     Some(token) => break Token(u64::from_le_bytes(token)),
                     None => thread::sleep(Duration::from_millis(1)),
@@ -450,7 +450,7 @@ fn a_killed_daemon_is_noticed_at_once() {
     assert!(a.arm_interrupts());
     other.0.kill().unwrap();
     let start = Instant::now();
-    assert!(a.wait_events(PATIENCE).unwrap());
+    assert!(a.wait_events(TIMEOUT).unwrap());
     assert!(a.is_gone());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::sys::{Interest, wait};
+use guest_driver::sys::{PollInterest, wait};
 use guest_driver::verbs::{
     Access, AsyncEvent, Channel, Completed, Completion, Context, Cq, GidEntry, GidKind, Hops,
     Memory, Mr, Payload, Pd, PostError, Qp, QpCaps, QpState, ReadyToSend, Recv, RemoteEnd,
@@ -19,7 +19,7 @@ use guest_driver::verbs::{
 };
 use smc_core::wire::ids::{Gid, Mtu, Psn, Qpn, Rkey};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const MESSAGE: usize = 44;
 const RECEIVES: u64 = 48;
 
@@ -107,7 +107,7 @@ fn pair(rnic: &Rnic) -> [End; 2] {
 }
 
 fn poll_one(cq: &Cq) -> Completion {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut one = [Completion::default()];
     while cq.poll(&mut one).unwrap() == 0 {
         assert!(Instant::now() < end, "nothing completes");
@@ -116,14 +116,14 @@ fn poll_one(cq: &Cq) -> Completion {
     one[0]
 }
 
-fn readable(fd: impl AsFd, patience: Duration) -> bool {
-    let [state] = wait([(fd.as_fd(), Interest::Read)], Some(patience)).unwrap();
+fn readable(fd: impl AsFd, timeout: Duration) -> bool {
+    let [state] = wait([(fd.as_fd(), PollInterest::Read)], Some(timeout)).unwrap();
     state.readable
 }
 
 /// Waits until the RNIC tells this, whatever else it tells.
 fn expect(context: &Context, wanted: AsyncEvent) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut seen = Vec::new();
     while !seen.contains(&wanted) {
         assert!(Instant::now() < end, "only {seen:?}");
@@ -182,7 +182,7 @@ fn a_write_is_there_when_the_send_after_it_arrives() {
         ])
         .unwrap();
 
-        assert!(readable(&b.channel, PATIENCE));
+        assert!(readable(&b.channel, TIMEOUT));
         let mut seen = Vec::new();
         assert_eq!(b.channel.drain(8, |cq| seen.push(cq)), 1);
         assert_eq!(seen, [b.recv_cq.id()]);
@@ -259,7 +259,7 @@ fn a_queue_pair_can_be_failed_and_its_requests_are_flushed() {
     for _ in 0..RECEIVES {
         assert_eq!(poll_one(&a.recv_cq).result(), Err(WcStatus::Flushed));
     }
-    assert!(readable(&a.channel, PATIENCE), "flushed requests wake who waits");
+    assert!(readable(&a.channel, TIMEOUT), "flushed requests wake who waits");
 }
 
 #[test]
@@ -514,7 +514,7 @@ fn cost() {
     time("wake through the channel", &mut || {
         b.recv_cq.arm(true).unwrap();
         a.qp.post_send(&[Work::send(1, Payload::Inline(&[7; MESSAGE])).signaled()]).unwrap();
-        assert!(readable(&b.channel, PATIENCE));
+        assert!(readable(&b.channel, TIMEOUT));
         assert_eq!(b.channel.drain(1, |_| ()), 1);
         let received = poll_one(&b.recv_cq);
         b.receive(received.id());

@@ -23,7 +23,7 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::sys::{Interest, wait};
+use crate::sys::{PollInterest, wait};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::QueueError;
 
@@ -348,7 +348,7 @@ impl IsmDevice {
         if !self.arm_interrupts() {
             return Ok(true);
         }
-        let [state] = wait([(self.event_fd(), Interest::Read)], Some(timeout))
+        let [state] = wait([(self.event_fd(), PollInterest::Read)], Some(timeout))
             .map_err(|source| QueueError::System { what: "poll", source })?;
         let woken = state.readable || state.hang_up;
         if woken {

@@ -156,7 +156,7 @@ impl SlabTable {
     /// Returns slabs of peers that have left to the device, if no DMB uses them.
     pub(super) fn release_done(&self, device: &IsmDevice) {
         if let Err(error) = self.unmap(device, Slab::is_done) {
-            tracing::debug!(%error, "slab of a departed peer stays mapped");
+            tracing::debug!(%error, "the slab of a peer that has left stays mapped");
         }
     }
 

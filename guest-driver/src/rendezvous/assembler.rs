@@ -1,5 +1,5 @@
-//! A small assembler of eBPF instructions: registers and labels have types, jumps are resolved at
-//! the end. What it makes is checked by the kernel's verifier.
+//! A small assembler of eBPF instructions. Registers and labels have types, and `finish` resolves
+//! the jumps. The kernel's verifier checks the result.
 
 /// `struct bpf_insn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub(super) struct Instruction {
     immediate: i32,
 }
 
-/// The registers. R0 is what calls return; R1 to R5 are their arguments and are lost by them; R6
-/// to R9 survive calls; R10 is the end of the stack.
+/// The registers. A call returns its result in R0 and takes its arguments in R1 to R5, which it
+/// overwrites. R6 to R9 keep their values over calls. R10 is the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reg {
     R0,
@@ -45,7 +45,7 @@ impl Reg {
     }
 }
 
-/// How many bytes are loaded or stored.
+/// The width of a load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     Byte,
@@ -63,7 +63,7 @@ impl Width {
     }
 }
 
-/// When a jump is made; comparisons are of 64 bits with a sign-extended constant.
+/// The condition of a jump. It compares 64 bits with a sign-extended constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     Equal,
@@ -93,37 +93,37 @@ pub(super) enum Helper {
     ReserveHeaderOption = 144,
 }
 
-/// A place in a program, before it is known where.
+/// A target of jumps, whose position in the program may not be set yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label(usize);
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     code: Vec<Instruction>,
-    /// Where each label is.
-    places: Vec<Option<usize>>,
-    /// Which instruction jumps to which label.
+    /// The position of each label.
+    positions: Vec<Option<usize>>,
+    /// The label to which each jump leads.
     jumps: Vec<(usize, Label)>,
 }
 
 impl Assembler {
-    /// A label that has no place yet.
+    /// A label without a position.
     pub(super) fn label(&mut self) -> Label {
-        self.places.push(None);
-        Label(self.places.len() - 1)
+        self.positions.push(None);
+        Label(self.positions.len() - 1)
     }
 
-    /// The label is here.
+    /// Sets the position of a label: the next instruction.
     pub(super) fn here(&mut self, label: Label) {
-        if let Some(place) = self.places.get_mut(label.0) {
-            *place = Some(self.code.len());
+        if let Some(position) = self.positions.get_mut(label.0) {
+            *position = Some(self.code.len());
         }
     }
 
     fn put(&mut self, code: u8, dst: Reg, src: u8, offset: i16, immediate: i32) {
         let (dst, src) = (dst.number(), src & 0xf);
-        // A bit field in the kernel: its order is that of the bytes of a number.
+        // The kernel has bit fields here, in the order of the bytes of a number.
         let registers =
             if cfg!(target_endian = "little") { dst | src << 4 } else { dst << 4 | src };
         self.code.push(Instruction { code, registers, offset, immediate });
@@ -211,11 +211,11 @@ impl Assembler {
         self.put(0x95, Reg::R0, 0, 0, 0);
     }
 
-    /// The program; `None` if a label has no place or is too far away.
+    /// The program; `None` if a label has no position or is too far from a jump.
     pub(super) fn finish(mut self) -> Option<Vec<Instruction>> {
         for (at, label) in self.jumps {
-            let place = (*self.places.get(label.0)?)?;
-            let distance = i64::try_from(place).ok()? - i64::try_from(at).ok()? - 1;
+            let position = (*self.positions.get(label.0)?)?;
+            let distance = i64::try_from(position).ok()? - i64::try_from(at).ok()? - 1;
             self.code.get_mut(at)?.offset = i16::try_from(distance).ok()?;
         }
         Some(self.code)

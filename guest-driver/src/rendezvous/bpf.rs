@@ -1,11 +1,11 @@
-//! The system call bpf(2), as much of it as a rendezvous needs.
+//! The commands of the system call bpf(2) that a rendezvous needs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::assembler::Instruction;
 
-/// What a program does for the kernel, and where it hangs.
+/// The type of a program, and the hook to which it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
     /// TCP callbacks of the sockets of a cgroup.
@@ -32,14 +32,14 @@ impl Hook {
     }
 }
 
-/// The kinds of map that are used.
+/// Types of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapKind {
-    /// A hash table that forgets what was not asked for in a while.
+    /// A hash table that drops the least recently used entry when it is full.
     LruHash,
     /// Longest prefix match.
     PrefixTrie,
-    /// A value in a socket, gone with it; the children of a listener begin with a copy.
+    /// A value in a socket, freed with it. Accepted sockets start with a copy of their listener's.
     SocketStorage,
 }
 
@@ -110,12 +110,12 @@ impl Attributes {
 /// Calls the kernel.
 ///
 /// # Safety
-/// The addresses in `attributes` are those of memory that is as long as the command wants it, and
-/// that it may read or write as the command does.
+/// The addresses in `attributes` are those of memory that has the length that the command needs,
+/// and that the command may read or write.
 unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
     let length = size_of_val(&attributes.0);
-    // SAFETY: the attributes live and are `length` bytes long; what their addresses point to is the
-    // caller's promise.
+    // SAFETY: the attributes live and are `length` bytes long. The caller guarantees the memory to
+    // which their addresses point.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), length) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
@@ -126,9 +126,9 @@ unsafe fn bpf(command: u32, attributes: &mut Attributes) -> io::Result<RawFd> {
 /// # Safety
 /// As for [`bpf`].
 unsafe fn bpf_fd(command: u32, attributes: &mut Attributes) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller guarantees.
     let fd = unsafe { bpf(command, attributes)? };
-    // SAFETY: the kernel has just made this descriptor, close-on-exec, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor, close-on-exec, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -139,7 +139,7 @@ pub(super) struct Map<K, V> {
     types: std::marker::PhantomData<fn(K) -> V>,
 }
 
-/// Types whose bytes are all theirs: no padding, any bits are a value.
+/// Types without padding, of which any bits are a value.
 pub(super) trait MapData:
     zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable
 {
@@ -162,19 +162,22 @@ impl<K: MapData, V: MapData> Map<K, V> {
         attributes.set32(12, entries);
         attributes.set32(16, flags);
         attributes.set_name(28, name);
-        // A storage is made only with a description of its types.
+        // The kernel requires a description of the types of a storage.
         let types = (kind == MapKind::SocketStorage).then(load_u32_btf).transpose()?;
         if let Some(types) = &types {
             attributes.set_fd(48, types.as_fd());
             attributes.set32(52, 1);
             attributes.set32(56, 1);
         }
-        // SAFETY: this command follows no addresses.
+        // SAFETY: this command dereferences no addresses.
         let fd = unsafe { bpf_fd(MAP_CREATE, &mut attributes)? };
         Ok(Self::of_fd(fd))
     }
 
-    /// A map of a process that passed it on; refused if it was not made with these types.
+    /// Adopts a map that another process passed on.
+    ///
+    /// # Errors
+    /// The map has other types, or the number is no open map.
     pub(super) fn adopt(kind: MapKind, number: RawFd) -> io::Result<Map<K, V>> {
         let fd = duplicate(number)?;
         let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
@@ -254,11 +257,11 @@ fn load_u32_btf() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub(super) struct Rejected {
     pub(super) error: io::Error,
-    /// The last lines of what the verifier said.
+    /// The last lines of the verifier's log.
     pub(super) verifier: String,
 }
 
-/// Has the kernel check and translate a program.
+/// Loads a program: the kernel checks and compiles it.
 pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<OwnedFd, Rejected> {
     let load = |log: Option<&mut [u8]>| {
         let mut attributes = Attributes::default();
@@ -279,7 +282,7 @@ pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<Ow
         unsafe { bpf_fd(PROG_LOAD, &mut attributes) }
     };
     load(None).map_err(|error| {
-        // Once more, now that there is a reason to have it explained.
+        // The kernel refused the program: load it again with a log.
         let mut log = vec![0u8; 64 << 10];
         let _ = load(Some(&mut log));
         let text = String::from_utf8_lossy(&log);
@@ -290,7 +293,7 @@ pub(super) fn load(hook: Hook, name: &str, program: &[Instruction]) -> Result<Ow
     })
 }
 
-/// Hangs a program into a cgroup beside those that are there, for as long as the returned
+/// Attaches a program to a cgroup, beside those that are attached, for as long as the returned
 /// descriptor is open.
 pub(super) fn attach(
     hook: Hook,
@@ -301,16 +304,16 @@ pub(super) fn attach(
     attributes.set_fd(0, program);
     attributes.set_fd(4, cgroup);
     attributes.set32(8, hook.attach_type());
-    // SAFETY: this command follows no addresses.
+    // SAFETY: this command dereferences no addresses.
     unsafe { bpf_fd(LINK_CREATE, &mut attributes) }
 }
 
-/// Another descriptor of what `number` is, which is none of this process's making.
+/// Duplicates the descriptor `number`, which another process passed on.
 pub(super) fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the number is only handed to fcntl(2), which refuses what is no descriptor.
+    // SAFETY: the number is only passed to fcntl(2), which refuses a number that is no descriptor.
     let theirs = unsafe { BorrowedFd::borrow_raw(number) };
     super::duplicate_high(theirs)
 }
@@ -322,7 +325,7 @@ pub(super) fn set_socket_option(
     name: i32,
     value: i32,
 ) -> io::Result<()> {
-    // SAFETY: the value lives and has the length that is told.
+    // SAFETY: the value lives and has the stated length.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -335,12 +338,12 @@ pub(super) fn set_socket_option(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the accepted sockets of a listener keep the SYN they began with (TCP_SAVE_SYN).
+/// Makes the accepted sockets of a listener save their SYN (TCP_SAVE_SYN).
 pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
     let mut saves = 0i32;
     let mut length = size_of_val(&saves) as libc::socklen_t;
-    // SAFETY: both addresses are those of variables that live, the first as long as the second
-    // says.
+    // SAFETY: both addresses are those of live variables, and the second holds the length of the
+    // first.
     let result = unsafe {
         libc::getsockopt(
             listener.as_raw_fd(),
@@ -350,7 +353,7 @@ pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
             &mut length,
         )
     };
-    // The application may keep more than is needed here.
+    // The application may have asked for more than is needed here.
     if result == 0 && saves != 0 {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Which cgroup this process is in.
+//! The cgroup of this process.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -35,9 +35,9 @@ fn find(mounts: &[u8], membership: &[u8]) -> Option<PathBuf> {
             return None;
         }
         let root = PathBuf::from(unescape(fields.get(3)?));
-        let place = PathBuf::from(unescape(fields.get(4)?));
+        let mount_point = PathBuf::from(unescape(fields.get(4)?));
         // A mount may show a part of the tree only.
-        Some(place.join(own.strip_prefix(root).ok()?))
+        Some(mount_point.join(own.strip_prefix(root).ok()?))
     })
 }
 

@@ -59,7 +59,7 @@ pub enum PolicyError {
     File {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
     /// No TOML, or none of this form. The text says where.
@@ -92,7 +92,7 @@ pub enum PolicyError {
     /// More rules or networks than are allowed.
     #[error("policy: {what}: {found}, and at most {most} are allowed")]
     TooMany {
-        /// What there is too much of.
+        /// Rules or networks.
         what: &'static str,
         /// How many.
         found: usize,

@@ -1,6 +1,6 @@
-//! The two programs that the kernel runs.
+//! The two eBPF programs that the kernel runs.
 //!
-//! The first is called back by TCP for the sockets of a cgroup. In C it would be:
+//! TCP calls the first for the sockets of a cgroup. In C it would be:
 //!
 //! ```c
 //! struct listening { __u64 netns; __u32 port; __u32 zero; };
@@ -16,13 +16,13 @@
 //!     case BPF_SOCK_OPS_TCP_CONNECT_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & WANT)
-//!             *mark = WANT | raise(s, *mark);         // be called back for options
+//!             *mark = WANT | set_callback(s, *mark);  // TCP calls for options
 //!         return 1;
 //!     case BPF_SOCK_OPS_TCP_LISTEN_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & ANSWER) {
 //!             ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }] = 1;
-//!             *mark = ANSWER | raise(s, *mark);
+//!             *mark = ANSWER | set_callback(s, *mark);
 //!         }
 //!         return 1;
 //!     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
@@ -39,16 +39,16 @@
 //!     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & WANT)
-//!             settle(s, mark, found(s, 0) ? KNOWN | PEER : KNOWN);
+//!             set_mark(s, mark, found(s, 0) ? KNOWN | PEER : KNOWN);
 //!         return 1;
 //!     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         if (mark && *mark & ANSWER)
-//!             settle(s, mark, the SYN was not saved ? 0
-//!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && welcome(s)
+//!             set_mark(s, mark, the SYN was not saved ? 0
+//!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s)
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
 //!         else if (mark && *mark & WANT)              // both ends connected to each other
-//!             settle(s, mark, KNOWN);
+//!             set_mark(s, mark, KNOWN);
 //!         return 1;
 //!     }
 //!     return 1;
@@ -61,15 +61,15 @@
 //!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
 //!         return mark && *mark & WANT;
 //!     }
-//!     // A SYN-ACK; s is not a socket yet, and its listener cannot be seen. A listener that this
-//!     // program has not prepared does not get here, unless another program asks for it.
+//!     // A SYN-ACK: s is not a socket yet, and does not show its listener. TCP calls only for a
+//!     // listener that this program, or another one, has prepared.
 //!     return !s->is_fullsock && s->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE
 //!         && ports[{ bpf_get_netns_cookie(s), s->local_port, 0 }]
-//!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && welcome(s);
+//!         && found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s);
 //! }
 //!
 //! // The longest prefix of { s->local_port, s->remote_ip6 or the like } in clients, if any.
-//! bool welcome(s);
+//! bool client_allowed(s);
 //!
 //! // Kind 254, magic, even length from 6: what Linux takes for SMC.
 //! bool found(s, flags)
@@ -81,14 +81,14 @@
 //!
 //! // Kind 34: data of a SYN would overtake the handshake, so that is plain TCP.
 //! bool fast_open(s);
-//! // Sets WRITE_HDR_OPT_CB_FLAG if nobody has, and says whether it is ours.
-//! __u32 raise(s, mark);
-//! // Stores the mark and clears WRITE_HDR_OPT_CB_FLAG if it is ours.
-//! void settle(s, mark, value);
+//! // Sets WRITE_HDR_OPT_CB_FLAG unless another program has. Returns OWNED if this program has.
+//! __u32 set_callback(s, mark);
+//! // Stores the mark and clears WRITE_HDR_OPT_CB_FLAG if this program has set it.
+//! void set_mark(s, mark, value);
 //! ```
 //!
-//! The second one takes a listener that listens already: the callback of listen(2) is over, so it
-//! does its work in a setsockopt(2) call that means nothing else.
+//! The second prepares a socket that listens already. TCP has made the callback of listen(2) for
+//! it, so the program runs in a call of setsockopt(2) with an option that the kernel does not know.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -96,19 +96,20 @@ use super::assembler::{Assembler, Helper, Instruction, Label, Reg, When, Width};
 
 /// The mark of a socket.
 pub(super) mod mark {
-    /// A client asks for SMC.
+    /// A client sends the option.
     pub(in super::super) const WANT: u32 = 1;
-    /// A listener answers clients that ask.
+    /// A listener answers the option.
     pub(in super::super) const ANSWER: u32 = 2;
-    /// The three-way handshake is over, and this is known:
+    /// The three-way handshake is over, and `PEER` is valid.
     pub(in super::super) const KNOWN: u32 = 4;
     /// Both ends have sent the option.
     pub(in super::super) const PEER: u32 = 8;
-    /// The socket's callback flag is ours to clear.
+    /// This program has set the socket's callback flag, and clears it.
     pub(in super::super) const OWNED: u32 = 16;
 }
 
-/// Level and name of the call that takes a listener: nobody's, the letters "SMCR" in EBCDIC.
+/// Level and name of the option for a socket that listens already: "SMCR" in EBCDIC, which no
+/// kernel uses.
 pub(super) const TAKE_LISTENER: (u32, u32) = (0x62d4_c3d9, 254);
 
 /// The option, RFC 7609 appendix A.1, as the start of eight bytes.
@@ -168,7 +169,7 @@ pub(super) struct Maps<'a> {
     pub(super) marks: BorrowedFd<'a>,
     pub(super) ports: BorrowedFd<'a>,
     pub(super) refused: BorrowedFd<'a>,
-    /// Which clients are answered, if that differs.
+    /// Which clients a listener answers, if the policy depends on clients.
     pub(super) clients: Option<BorrowedFd<'a>>,
 }
 
@@ -178,7 +179,7 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let (connect, listen) = (program.a.label(), program.a.label());
     let (length, write) = (program.a.label(), program.a.label());
     let (active, passive) = (program.a.label(), program.a.label());
-    let settle = program.a.label();
+    let set_mark = program.a.label();
     let out = program.a.label();
 
     let a = &mut program.a;
@@ -201,9 +202,9 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     program.connect(connect, out);
     program.listen(listen, out);
     program.write_options(length, write, out);
-    program.active(active, settle, out);
-    program.passive(passive, settle, out);
-    program.settle(settle, out);
+    program.active(active, set_mark, out);
+    program.passive(passive, set_mark, out);
+    program.set_mark(set_mark, out);
     program.a.finish()
 }
 
@@ -211,7 +212,7 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
 pub(super) fn take_listener(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let mut program = Program::new(maps);
     let out = program.a.label();
-    let raised = program.a.label();
+    let flag_is_set = program.a.label();
     let (level, name) = TAKE_LISTENER;
     let a = &mut program.a;
     a.copy(CONTEXT, Reg::R1);
@@ -225,12 +226,12 @@ pub(super) fn take_listener(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     a.load(Width::Word, VALUE, MARK, 0);
     a.jump_if(VALUE, When::NoneOf, mark::ANSWER.cast_signed(), out);
 
-    // Nothing but the flags of the socket tells who else wants to be called back.
+    // Only the flags of the socket show whether another program wants callbacks.
     program.socket_flags(Helper::GetSockOpt);
     let a = &mut program.a;
     a.jump_if(Reg::R0, When::NotEqual, 0, out);
     a.load(Width::Word, Reg::R1, Reg::R10, AT_FLAGS);
-    a.jump_if(Reg::R1, When::AnyOf, WRITE_OPTIONS, raised);
+    a.jump_if(Reg::R1, When::AnyOf, WRITE_OPTIONS, flag_is_set);
     a.or(Reg::R1, WRITE_OPTIONS);
     a.store(Width::Word, Reg::R10, AT_FLAGS, Reg::R1);
     program.socket_flags(Helper::SetSockOpt);
@@ -239,12 +240,12 @@ pub(super) fn take_listener(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     a.or(VALUE, mark::OWNED.cast_signed());
     a.store(Width::Word, MARK, 0, VALUE);
 
-    a.here(raised);
+    a.here(flag_is_set);
     a.load(Width::Double, Reg::R1, CONTEXT, sockopt::SK);
     a.load(Width::Word, VALUE, Reg::R1, sockopt::SK_PORT);
     program.listening();
     program.insert(maps.ports, AT_LISTENING);
-    // The kernel itself has nothing to do any more.
+    // Length -1: the kernel does not handle the option itself.
     let a = &mut program.a;
     a.set(Reg::R1, -1);
     a.store(Width::Word, CONTEXT, sockopt::OPTLEN, Reg::R1);
@@ -366,7 +367,8 @@ impl<'a> Program<'a> {
         self.require(mark::WANT, no);
     }
 
-    /// Goes on if the segment is the SYN-ACK to a client that asked a listener that answers.
+    /// Goes on if the segment is the SYN-ACK of a listener that answers, to a client that has sent
+    /// the option.
     fn synack(&mut self, no: Label) {
         let a = &mut self.a;
         a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::IS_FULLSOCK);
@@ -384,18 +386,18 @@ impl<'a> Program<'a> {
         self.client(no);
     }
 
-    fn active(&mut self, here: Label, settle: Label, out: Label) {
+    fn active(&mut self, here: Label, set_mark: Label, out: Label) {
         self.a.here(here);
         self.require(mark::WANT, out);
         self.a.set(VALUE, mark::KNOWN.cast_signed());
         self.load_option(OPTION, 0);
-        self.judge_option(settle, settle);
+        self.judge_option(set_mark, set_mark);
         self.a.or(VALUE, mark::PEER.cast_signed());
-        self.a.jump(settle);
+        self.a.jump(set_mark);
     }
 
-    fn passive(&mut self, here: Label, settle: Label, out: Label) {
-        let (crossed, plain) = (self.a.label(), self.a.label());
+    fn passive(&mut self, here: Label, set_mark: Label, out: Label) {
+        let (crossed, no_option) = (self.a.label(), self.a.label());
         self.a.here(here);
         self.find_mark(sock_ops::SK, out);
         let a = &mut self.a;
@@ -403,26 +405,26 @@ impl<'a> Program<'a> {
         a.jump_if(Reg::R1, When::NoneOf, mark::ANSWER.cast_signed(), crossed);
         a.set(VALUE, 0);
         self.load_option(OPTION, LOAD_SYN);
-        self.judge_option(plain, settle);
+        self.judge_option(no_option, set_mark);
         self.load_option(FAST_OPEN, LOAD_SYN);
-        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, plain);
-        self.client(plain);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no_option);
+        self.client(no_option);
         self.cookie();
         self.lookup(self.maps.refused, AT_COOKIE);
-        self.a.jump_if(Reg::R0, When::NotEqual, 0, plain);
+        self.a.jump_if(Reg::R0, When::NotEqual, 0, no_option);
         self.a.set(VALUE, (mark::KNOWN | mark::PEER).cast_signed());
-        self.a.jump(settle);
+        self.a.jump(set_mark);
 
         let a = &mut self.a;
         a.here(crossed);
         a.jump_if(Reg::R1, When::NoneOf, mark::WANT.cast_signed(), out);
-        a.here(plain);
+        a.here(no_option);
         a.set(VALUE, mark::KNOWN.cast_signed());
-        a.jump(settle);
+        a.jump(set_mark);
     }
 
-    /// Stores the mark; clears the callback flag if it is ours.
-    fn settle(&mut self, here: Label, out: Label) {
+    /// Stores the mark. Clears the callback flag if this program has set it.
+    fn set_mark(&mut self, here: Label, out: Label) {
         let a = &mut self.a;
         a.here(here);
         a.load(Width::Word, Reg::R1, MARK, 0);
@@ -447,8 +449,8 @@ impl<'a> Program<'a> {
         a.call(Helper::LoadHeaderOption);
     }
 
-    /// Goes on if an option was loaded and Linux would take it, too. `absent`: there is none, or
-    /// options that nobody can read; `unknown`: the SYN was not saved.
+    /// Goes on if an option was loaded and Linux would accept it, too. `absent`: there is none, or
+    /// the options are malformed; `unknown`: the kernel has not saved the SYN.
     fn judge_option(&mut self, absent: Label, unknown: Label) {
         let there = self.a.label();
         let a = &mut self.a;

@@ -1,4 +1,4 @@
-//! Why a process has no rendezvous, and what would give it one.
+//! Why a process cannot have a rendezvous, and how to grant it one.
 
 use std::fmt;
 use std::fs;
@@ -53,7 +53,7 @@ pub enum Unavailable {
     Cgroup {
         /// Its directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
     /// Another program holds the cgroup for itself.
@@ -65,7 +65,7 @@ pub enum Unavailable {
         /// The directory of the cgroup.
         path: PathBuf,
     },
-    /// The kernel does not have what is needed.
+    /// The kernel lacks a feature.
     #[error(
         "Linux {release} cannot do this ({what}): 5.15 or later with CONFIG_BPF_SYSCALL, \
          CONFIG_CGROUP_BPF and CONFIG_INET is needed"
@@ -73,17 +73,17 @@ pub enum Unavailable {
     Kernel {
         /// `uname -r`
         release: String,
-        /// What was refused, and how.
+        /// The refused step, and the error.
         what: String,
     },
-    /// The system is out of something.
+    /// The system lacks a resource.
     #[error(
         "{what}: {error}; if memory is short, `ulimit -l unlimited` helps on kernels before 5.11"
     )]
     System {
-        /// What was tried.
+        /// The step.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
 }
@@ -108,12 +108,12 @@ impl fmt::Display for Missing {
 }
 
 impl Unavailable {
-    /// What a failure of bpf(2) means.
+    /// Finds the reason of an error of bpf(2).
     pub(super) fn of_bpf(what: &'static str, error: io::Error) -> Unavailable {
-        Self::judge(what, error, &fs::read_to_string("/proc/self/status").unwrap_or_default())
+        Self::diagnose(what, error, &fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    fn judge(what: &'static str, error: io::Error, status: &str) -> Unavailable {
+    fn diagnose(what: &'static str, error: io::Error, status: &str) -> Unavailable {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => match (lacks(status), seccomp(status)) {
                 (Some(missing), _) => Unavailable::Capabilities { missing },
@@ -129,7 +129,7 @@ impl Unavailable {
         }
     }
 
-    /// The kernel does not have what is needed.
+    /// The kernel lacks a feature.
     pub(super) fn kernel(what: String) -> Unavailable {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         Unavailable::Kernel { release, what }
@@ -162,7 +162,7 @@ fn seccomp(status: &str) -> bool {
     field(status, "Seccomp").is_some_and(|mode| mode != "0")
 }
 
-/// The first user namespace maps everybody to himself.
+/// Whether this process is in a user namespace other than the first, which maps every id to itself.
 fn in_user_namespace() -> bool {
     fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"])
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn names_the_capabilities_that_are_missing_and_a_command() {
-        let why = Unavailable::judge("map", eperm(), USER);
+        let why = Unavailable::diagnose("map", eperm(), USER);
         let text = why.to_string();
         assert!(text.contains("lacks CAP_BPF and CAP_NET_ADMIN"), "{text}");
         assert!(text.contains("setcap cap_bpf,cap_net_admin+ep /"), "{text}");
@@ -197,18 +197,18 @@ mod tests {
         if in_user_namespace() {
             return;
         }
-        let why = Unavailable::judge("map", eperm(), FILTERED);
+        let why = Unavailable::diagnose("map", eperm(), FILTERED);
         assert!(matches!(why, Unavailable::Seccomp), "{why}");
-        let why = Unavailable::judge("map", eperm(), ROOT);
+        let why = Unavailable::diagnose("map", eperm(), ROOT);
         assert!(matches!(why, Unavailable::Forbidden(_)), "{why}");
     }
 
     #[test]
     fn a_call_that_does_not_exist_is_an_old_kernel_or_a_filter() {
         let enosys = || io::Error::from_raw_os_error(libc::ENOSYS);
-        let why = Unavailable::judge("map", enosys(), ROOT);
+        let why = Unavailable::diagnose("map", enosys(), ROOT);
         assert!(matches!(why, Unavailable::Kernel { .. }), "{why}");
-        let why = Unavailable::judge("map", enosys(), FILTERED);
+        let why = Unavailable::diagnose("map", enosys(), FILTERED);
         assert!(matches!(why, Unavailable::Seccomp), "{why}");
     }
 

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::timespec;
 
 /// An eventfd(2) counter, which wakes threads that wait for it. Reads and writes never block.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ impl EventFd {
     /// # Errors
     /// Those of poll(2).
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        let [state] = wait([(self.as_fd(), Interest::Read)], Some(timeout))?;
+        let [state] = wait([(self.as_fd(), PollInterest::Read)], Some(timeout))?;
         Ok(state.readable || state.hang_up)
     }
 
@@ -55,7 +57,7 @@ impl AsFd for EventFd {
 
 /// The condition for which [`wait`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interest {
+pub enum PollInterest {
     /// There are bytes to read, or the other end is gone.
     Read,
     /// The other end is gone.
@@ -64,7 +66,7 @@ pub enum Interest {
 
 /// What [`wait`] found out about one descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Readiness {
+pub struct PollResult {
     /// A read would not block.
     pub readable: bool,
     /// The other end is gone, or the descriptor is invalid.
@@ -77,26 +79,23 @@ pub struct Readiness {
 /// # Errors
 /// Those of poll(2).
 pub fn wait<const N: usize>(
-    fds: [(BorrowedFd<'_>, Interest); N],
+    fds: [(BorrowedFd<'_>, PollInterest); N],
     timeout: Option<Duration>,
-) -> io::Result<[Readiness; N]> {
+) -> io::Result<[PollResult; N]> {
     let mut polled = fds.map(|(fd, interest)| {
-        let read = if interest == Interest::Read { PollFlags::IN } else { PollFlags::empty() };
+        let read = if interest == PollInterest::Read { PollFlags::IN } else { PollFlags::empty() };
         PollFd::from_borrowed_fd(fd, read | PollFlags::RDHUP)
     });
-    let timeout = timeout.map(|t| Timespec {
-        tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: t.subsec_nanos().into(),
-    });
+    let timeout = timeout.map(timespec);
     match poll(&mut polled, timeout.as_ref()) {
         Ok(_) => {}
-        Err(rustix::io::Errno::INTR) => return Ok([Readiness::default(); N]),
+        Err(rustix::io::Errno::INTR) => return Ok([PollResult::default(); N]),
         Err(error) => return Err(error.into()),
     }
     Ok(polled.map(|fd| {
         let events = fd.revents();
         let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR | PollFlags::NVAL;
-        Readiness { readable: events.contains(PollFlags::IN), hang_up: events.intersects(gone) }
+        PollResult { readable: events.contains(PollFlags::IN), hang_up: events.intersects(gone) }
     }))
 }
 
@@ -216,11 +215,11 @@ mod tests {
     fn a_closed_socket_is_a_hang_up() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         let copy = duplicate(&a).unwrap();
-        let [quiet] = wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::ZERO)).unwrap();
-        assert_eq!(quiet, Readiness::default());
+        let [quiet] = wait([(copy.as_fd(), PollInterest::HangUp)], Some(Duration::ZERO)).unwrap();
+        assert_eq!(quiet, PollResult::default());
         drop(b);
         let [gone] =
-            wait([(copy.as_fd(), Interest::HangUp)], Some(Duration::from_secs(1))).unwrap();
+            wait([(copy.as_fd(), PollInterest::HangUp)], Some(Duration::from_secs(1))).unwrap();
         assert!(gone.hang_up);
     }
 }

@@ -12,18 +12,20 @@ mod memfd;
 mod registers;
 mod shared;
 mod sockopt;
+mod time;
 mod vfio;
 
 pub use dma::{DmaError, DmaMemory};
 pub use event::{
-    EventFd, Interest, POLLED, Readiness, SignalMask, duplicate, poll_readable, shut_down, wait,
-    wait_in_set,
+    EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
+    wait, wait_in_set,
 };
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{TcpCounts, peer_process, tcp_counts};
+pub use time::timespec;
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

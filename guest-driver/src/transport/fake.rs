@@ -40,7 +40,7 @@ pub(crate) struct Faults {
     pub(crate) no_window: AtomicBool,
     /// This status answers every move and kick.
     pub(crate) move_status: AtomicU16,
-    /// A member that vanishes is told of by PEER_DOWN only.
+    /// For a member that vanishes, the fabric posts PEER_DOWN only.
     pub(crate) no_dmb_gone: AtomicBool,
     /// So many commands are answered with EAGAIN.
     pub(crate) busy: AtomicU64,
@@ -497,8 +497,8 @@ impl Member {
                 Ok(answer.as_bytes().to_vec())
             }
             Op::QueryGid => {
-                let asked = QueryGidRequest::read_from_bytes(body).unwrap().gid;
-                if !lock(&self.fabric.state).members.contains_key(&asked) {
+                let gid = QueryGidRequest::read_from_bytes(body).unwrap().gid;
+                if !lock(&self.fabric.state).members.contains_key(&gid) {
                     return Err(Status::Enodev);
                 }
                 let flags = peer_flags::REACHABLE | peer_flags::WINDOW;

@@ -29,12 +29,12 @@ pub(in super::super) struct Inner {
     pub(in super::super) refuses_vectors: bool,
     pub(in super::super) needs_reset: bool,
     pub(in super::super) never_resets: bool,
-    /// The generation moves with every look.
+    /// Every read of the generation returns another number.
     pub(in super::super) restless: bool,
     pub(in super::super) absent: bool,
 }
 
-/// A device that behaves, unless told otherwise.
+/// A device that keeps the rules, except as its fields say.
 #[derive(Default)]
 pub(in super::super) struct Mock(Mutex<Inner>);
 

@@ -10,7 +10,7 @@ use super::common::{Common, status};
 use super::function::Function;
 use super::window::BarWindow;
 use super::{Interrupts, PciError};
-use crate::sys::{EventFd, Interest, Registers, SharedMem, wait};
+use crate::sys::{EventFd, PollInterest, Registers, SharedMem, wait};
 use crate::virtqueue::{GuestPool, Health};
 
 /// How often the thread reads the device's status without an interrupt. This finds a device that
@@ -152,9 +152,9 @@ impl PciMonitor {
         let intx = device.function.intx();
         let interrupt = intx.unwrap_or(self.config.as_fd());
         let waited_for = [
-            (self.stop.as_fd(), Interest::Read),
-            (self.request.as_fd(), Interest::Read),
-            (interrupt, Interest::Read),
+            (self.stop.as_fd(), PollInterest::Read),
+            (self.request.as_fd(), PollInterest::Read),
+            (interrupt, PollInterest::Read),
         ];
         let [_, request, interrupt] =
             wait(waited_for, Some(STATUS_INTERVAL)).map_err(|error| format!("poll: {error}"))?;

@@ -13,7 +13,7 @@ use vhost::vhost_user::{
 };
 use virtio_ism_abi::WINDOW_SHMID;
 
-use crate::sys::{Interest, MapError, Reservation, duplicate, wait};
+use crate::sys::{MapError, PollInterest, Reservation, duplicate, wait};
 use crate::virtqueue::Health;
 
 /// How long the set-up may take: requests of the `vhost` crate have no timeout of their own.
@@ -77,7 +77,7 @@ fn to_io(error: MapError) -> io::Error {
 }
 
 /// The backend channel and the main socket, which one thread serves until either ends.
-pub(super) struct Channel {
+pub(super) struct BackendChannel {
     handler: FrontendReqHandler<WindowServer>,
     requests: OwnedFd,
     main: OwnedFd,
@@ -86,21 +86,21 @@ pub(super) struct Channel {
     deadline: Instant,
 }
 
-impl Channel {
+impl BackendChannel {
     /// `main`: a descriptor of the main socket. `ready` is set when the device is set up.
     pub(super) fn new(
         server: Arc<WindowServer>,
         main: OwnedFd,
         health: Arc<Health>,
         ready: Arc<AtomicBool>,
-    ) -> io::Result<Channel> {
+    ) -> io::Result<BackendChannel> {
         let mut handler = FrontendReqHandler::new(server).map_err(io::Error::other)?;
         handler.set_reply_ack_flag(true);
         let requests = duplicate(&handler)?;
         health.shut_down_with(requests.try_clone()?);
         health.shut_down_with(main.try_clone()?);
         let deadline = Instant::now() + SETUP_TIMEOUT;
-        Ok(Channel { handler, requests, main, health, ready, deadline })
+        Ok(BackendChannel { handler, requests, main, health, ready, deadline })
     }
 
     /// The daemon's end of the channel, to be sent to the daemon.
@@ -128,8 +128,10 @@ impl Channel {
                 }
                 Some(left.min(Duration::from_millis(500)))
             };
-            let fds =
-                [(self.requests.as_fd(), Interest::Read), (self.main.as_fd(), Interest::HangUp)];
+            let fds = [
+                (self.requests.as_fd(), PollInterest::Read),
+                (self.main.as_fd(), PollInterest::HangUp),
+            ];
             let [requests, main] = match wait(fds, timeout) {
                 Ok(states) => states,
                 Err(error) => return format!("poll: {error}"),
@@ -224,7 +226,7 @@ mod tests {
         let window = Arc::new(Reservation::new(4 * K64).unwrap());
         server.open(&window);
         let ready = Arc::new(AtomicBool::new(true));
-        let channel = Channel::new(server, ours.into(), health.clone(), ready).unwrap();
+        let channel = BackendChannel::new(server, ours.into(), health.clone(), ready).unwrap();
         let daemon = std::os::unix::net::UnixStream::from(channel.daemon_end().unwrap());
         let thread = channel.start().unwrap();
         let fd = sealed_memfd("t", 2 * K64).unwrap();
@@ -245,7 +247,8 @@ mod tests {
         let ready = Arc::new(AtomicBool::new(false));
         let server = Arc::new(WindowServer::default());
         let mut channel =
-            Channel::new(server, ours.try_clone().unwrap().into(), health.clone(), ready).unwrap();
+            BackendChannel::new(server, ours.try_clone().unwrap().into(), health.clone(), ready)
+                .unwrap();
         channel.deadline = Instant::now() + Duration::from_millis(20);
         let thread = channel.start().unwrap();
         // As a request does that gets no answer.

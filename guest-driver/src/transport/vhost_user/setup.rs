@@ -17,7 +17,7 @@ use virtio_ism_abi::config::{CONFIG_LEN, Config, Features};
 use virtio_ism_abi::{FIRST_MOVE_QUEUE, WINDOW_SHMID};
 use zerocopy::FromBytes;
 
-use super::channel::{Channel, WindowServer};
+use super::channel::{BackendChannel, WindowServer};
 use super::{VhostUser, connect_error};
 use crate::sys::{EventFd, Reservation};
 use crate::transport::{RunningDevice, TransportError};
@@ -57,8 +57,9 @@ pub(super) fn set_up(
     let ready = Arc::new(AtomicBool::new(false));
     let server = Arc::new(WindowServer::default());
     let main: OwnedFd = stream.try_clone().map_err(system("dup"))?.into();
-    let channel = Channel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&ready))
-        .map_err(system("backend channel"))?;
+    let channel =
+        BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&ready))
+            .map_err(system("backend channel"))?;
     let daemon_end = channel.daemon_end().map_err(system("backend channel"))?;
     let thread = channel.start().map_err(system("thread"))?;
 
