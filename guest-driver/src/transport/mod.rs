@@ -4,7 +4,7 @@
 //! [`RunningDevice`], whatever carries the device: control commands with their replies, event
 //! records, moves and kicks, a window, and memory that the device can reach. [`vhost_user`] is the
 //! transport of a host process or container, [`pci`] that of a virtual machine. A transport
-//! implements [`Window`], the part in which they differ.
+//! implements `Window`, the part in which they differ.
 
 mod address;
 mod error;

@@ -1,13 +1,13 @@
 //! The virtqueues of a virtio-ism device, and the memory and health they share, whichever
 //! transport carries them.
 //!
-//! [`SplitQueue`] is the driver side of one virtqueue. [`Queues`] is all queues of one device:
-//! [`ControlQueue`] sends commands, [`EventQueue`] takes event records, a [`MoveQueue`] posts moves
-//! and kicks. Rings and buffers lie in a [`GuestPool`], which the device can reach. [`Health`] is
+//! [`SplitQueue`] is the driver side of one virtqueue. `Queues` is all queues of one device:
+//! `ControlQueue` sends commands, `EventQueue` takes event records, a `MoveQueue` posts moves
+//! and kicks. Rings and buffers lie in a [`GuestPool`], which the device can reach. `Health` is
 //! the one switch that says whether the device still works.
 //!
-//! A queue needs memory of this process, an eventfd for its interrupts and a [`Notify`] for its
-//! kicks; a transport provides them as [`Wiring`].
+//! A queue needs memory of this process, an eventfd for its interrupts and a `Notify` for its
+//! kicks; a transport provides them as `Wiring`.
 
 mod control;
 mod error;
