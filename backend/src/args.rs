@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use virtio_ism_abi::Chid;
 
-use crate::config::{self, Config, ConfigError, FabricConfig, PortSpec, Socket};
+use crate::config::{self, Config, ConfigError, FabricSpec, GuestSpec, Socket};
 
 const ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual machines \
 and processes of this host.";
@@ -173,18 +173,18 @@ impl Args {
         if let Some(chid) = chid
             && self.config.is_none()
         {
-            config.fabrics = vec![FabricConfig::new(chid)];
+            config.fabrics = vec![FabricSpec::new(chid)];
         }
         for text in &self.socket_path {
-            let spec = PortSpec::parse(text, default_chid)?;
+            let spec = GuestSpec::parse(text, default_chid)?;
             add_fabric(&mut config, spec.chid, self.config.is_some());
-            config.ports.push(spec);
+            config.guests.push(spec);
         }
         if let Some(fd) = self.fd {
             let socket = inherited(fd).map_err(|source| ConfigError::Fd { fd, source })?;
-            let mut spec = PortSpec { chid: default_chid, ..PortSpec::new(format!("fd{fd}")) };
+            let mut spec = GuestSpec { chid: default_chid, ..GuestSpec::new(format!("fd{fd}")) };
             spec.socket = Socket::Listening(Arc::new(socket));
-            config.ports.push(spec);
+            config.guests.push(spec);
         }
         config.check()?;
         Ok(config)
@@ -194,7 +194,7 @@ impl Args {
 /// Without a file, a fabric exists because a socket names it.
 fn add_fabric(config: &mut Config, chid: Chid, from_file: bool) {
     if !from_file && config.fabrics.iter().all(|fabric| fabric.chid != chid) {
-        config.fabrics.push(FabricConfig::new(chid));
+        config.fabrics.push(FabricSpec::new(chid));
     }
 }
 
@@ -229,14 +229,14 @@ mod tests {
         let config = config(&["-s", "/a/1.sock", "-s", "/a/2.sock,chid=ff05"]).unwrap();
         let chids: Vec<u16> = config.fabrics.iter().map(|fabric| fabric.chid.0).collect();
         assert_eq!(chids, [0xff00, 0xff05]);
-        assert_eq!(config.ports[1].chid.0, 0xff05);
+        assert_eq!(config.guests[1].chid.0, 0xff05);
     }
 
     #[test]
     fn chid_is_the_fabric_of_sockets_that_name_none() {
         let config = config(&["--chid", "ff09", "-s", "/a/1.sock"]).unwrap();
         assert_eq!(config.fabrics.len(), 1);
-        assert_eq!(config.ports[0].chid.0, 0xff09);
+        assert_eq!(config.guests[0].chid.0, 0xff09);
     }
 
     #[test]

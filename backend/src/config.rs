@@ -96,9 +96,9 @@ pub enum ConfigError {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The fabrics. A guest can only be on one of these.
-    pub fabrics: Vec<FabricConfig>,
+    pub fabrics: Vec<FabricSpec>,
     /// The front ends to listen for from the start.
-    pub ports: Vec<PortSpec>,
+    pub guests: Vec<GuestSpec>,
     /// Path of the management socket; none if not wanted.
     pub management: Option<PathBuf>,
     /// Size of each front end's window, bytes, a power of two.
@@ -116,8 +116,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            fabrics: vec![FabricConfig::new(DEFAULT_CHID)],
-            ports: Vec::new(),
+            fabrics: vec![FabricSpec::new(DEFAULT_CHID)],
+            guests: Vec::new(),
             management: None,
             window_size: DEFAULT_WINDOW,
             move_queues: 2,
@@ -130,7 +130,7 @@ impl Default for Config {
 
 /// One fabric: the guests that can reach each other.
 #[derive(Clone, Debug)]
-pub struct FabricConfig {
+pub struct FabricSpec {
     /// Its CHID.
     pub chid: Chid,
     /// Caps on the sums of its devices' quotas.
@@ -139,10 +139,10 @@ pub struct FabricConfig {
     pub quotas: Quotas,
 }
 
-impl FabricConfig {
+impl FabricSpec {
     /// A fabric with default quotas.
     pub fn new(chid: Chid) -> Self {
-        FabricConfig { chid, caps: Caps::default(), quotas: Quotas::default() }
+        FabricSpec { chid, caps: Caps::default(), quotas: Quotas::default() }
     }
 }
 
@@ -194,7 +194,7 @@ pub enum Socket {
 
 /// One guest: a socket for its front end, and what is particular about it.
 #[derive(Clone, Debug)]
-pub struct PortSpec {
+pub struct GuestSpec {
     /// Its name in logs, metrics and on the management socket.
     pub name: String,
     /// Where its front end connects.
@@ -209,12 +209,12 @@ pub struct PortSpec {
     pub allow_unsealed: bool,
 }
 
-impl PortSpec {
+impl GuestSpec {
     /// A guest on the default fabric, named after its socket.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        PortSpec {
+        GuestSpec {
             name,
             socket: Socket::Path(path),
             chid: DEFAULT_CHID,
@@ -232,7 +232,7 @@ impl PortSpec {
         let mut words = text.split(',');
         let path = words.next().filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| ConfigError::SocketOption(text.into()))?;
-        let mut spec = PortSpec { chid, ..PortSpec::new(path) };
+        let mut spec = GuestSpec { chid, ..GuestSpec::new(path) };
         for word in words {
             let unknown = || ConfigError::SocketOption(word.into());
             match word.split_once('=') {
@@ -326,8 +326,8 @@ pub(crate) struct FileGuest {
 }
 
 impl FileGuest {
-    pub(crate) fn into_spec(self, default_chid: Chid) -> Result<PortSpec, ConfigError> {
-        let mut spec = PortSpec::new(self.socket);
+    pub(crate) fn into_spec(self, default_chid: Chid) -> Result<GuestSpec, ConfigError> {
+        let mut spec = GuestSpec::new(self.socket);
         if let Some(name) = self.name {
             spec.name = name;
         }
@@ -382,7 +382,7 @@ impl Config {
             config.fabrics.clear();
         }
         for fabric in file.fabric {
-            config.fabrics.push(FabricConfig {
+            config.fabrics.push(FabricSpec {
                 chid: parse_chid(&fabric.chid)?,
                 caps: fabric.caps,
                 quotas: fabric.quotas,
@@ -390,7 +390,7 @@ impl Config {
         }
         let default_chid = config.default_chid();
         for guest in file.guest {
-            config.ports.push(guest.into_spec(default_chid)?);
+            config.guests.push(guest.into_spec(default_chid)?);
         }
         Ok(config)
     }
@@ -426,20 +426,20 @@ impl Config {
             }
         }
         let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
-        for port in &self.ports {
-            port.check()?;
-            if !names.insert(port.name.as_str()) {
-                return Err(ConfigError::DuplicateName(port.name.clone()));
+        for guest in &self.guests {
+            guest.check()?;
+            if !names.insert(guest.name.as_str()) {
+                return Err(ConfigError::DuplicateName(guest.name.clone()));
             }
-            if let Some(path) = port.path()
+            if let Some(path) = guest.path()
                 && !paths.insert(path)
             {
                 return Err(ConfigError::DuplicateSocket(path.into()));
             }
-            if !chids.contains(&port.chid) {
+            if !chids.contains(&guest.chid) {
                 return Err(ConfigError::UnknownFabric {
-                    name: port.name.clone(),
-                    chid: port.chid,
+                    name: guest.name.clone(),
+                    chid: guest.chid,
                 });
             }
         }
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn reads_a_socket_with_all_its_options() {
-        let spec = PortSpec::parse(
+        let spec = GuestSpec::parse(
             "/run/vm1.sock,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b,chid=ff07,name=one,max-maps=4,allow-unsealed",
             DEFAULT_CHID,
         )
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn names_a_guest_after_its_socket() {
-        let spec = PortSpec::parse("/run/vm1.sock", Chid(0xff01)).unwrap();
+        let spec = GuestSpec::parse("/run/vm1.sock", Chid(0xff01)).unwrap();
         assert_eq!((spec.name.as_str(), spec.chid), ("vm1", Chid(0xff01)));
         assert!(!spec.allow_unsealed);
     }
@@ -484,13 +484,13 @@ mod tests {
     fn refuses_socket_options_that_do_not_exist() {
         for bad in ["", ",gid=x", "/s,foo", "/s,max-maps=many", "/s,gid", "/s,allow-unsealed=1"] {
             assert!(
-                matches!(PortSpec::parse(bad, DEFAULT_CHID), Err(ConfigError::SocketOption(_))),
+                matches!(GuestSpec::parse(bad, DEFAULT_CHID), Err(ConfigError::SocketOption(_))),
                 "{bad}"
             );
         }
         let nil = "/s,gid=00000000-0000-0000-0000-000000000000";
-        assert!(matches!(PortSpec::parse(nil, DEFAULT_CHID), Err(ConfigError::Gid(_))));
-        assert!(matches!(PortSpec::parse("/s,chid=1", DEFAULT_CHID), Err(ConfigError::Chid(_))));
+        assert!(matches!(GuestSpec::parse(nil, DEFAULT_CHID), Err(ConfigError::Gid(_))));
+        assert!(matches!(GuestSpec::parse("/s,chid=1", DEFAULT_CHID), Err(ConfigError::Chid(_))));
     }
 
     #[test]
@@ -518,8 +518,8 @@ mod tests {
         assert_eq!(config.stopped_grace, None);
         assert_eq!(config.fabrics[0].quotas.max_dmbs, Some(5));
         assert_eq!(config.fabrics[0].caps.devices, Some(3));
-        assert_eq!(config.ports[0].chid, Chid(0xff10));
-        assert_eq!(config.ports[1].name, "bee");
+        assert_eq!(config.guests[0].chid, Chid(0xff10));
+        assert_eq!(config.guests[1].name, "bee");
     }
 
     #[test]

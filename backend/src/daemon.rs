@@ -7,13 +7,13 @@ use std::time::Instant;
 use thiserror::Error;
 use virtio_ism_abi::Chid;
 
-use crate::config::{Caps, Config, ConfigError, PortSpec, Quotas};
+use crate::config::{Caps, Config, ConfigError, GuestSpec, Quotas};
 use crate::device::{self, Fabric, FabricCaps, FabricError, GidPool, Limits};
 use crate::management::Server;
 use crate::metrics;
 use crate::timers::Timers;
-use crate::vhost::port::{Port, PortStatus, STOP};
-use crate::vhost::socket::SocketError;
+use crate::vhost::device_socket::{DeviceSocket, GuestStatus, STOP};
+use crate::vhost::unix_socket::SocketError;
 
 /// Why a daemon does not start, or a port cannot be added or removed.
 #[derive(Debug, Error)]
@@ -31,7 +31,7 @@ pub enum DaemonError {
     },
     /// A guest's socket cannot be made.
     #[error("guest {name:?}: {source}")]
-    Port {
+    Guest {
         /// The guest.
         name: String,
         /// Why.
@@ -42,7 +42,7 @@ pub enum DaemonError {
     Management(#[from] SocketError),
     /// No guest has that name.
     #[error("there is no guest {0:?}")]
-    NoSuchPort(String),
+    NoSuchGuest(String),
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
@@ -58,7 +58,7 @@ pub struct Daemon {
 pub(crate) struct Core {
     config: Config,
     fabrics: BTreeMap<Chid, Arc<Fabric>>,
-    ports: Mutex<BTreeMap<String, Port>>,
+    guests: Mutex<BTreeMap<String, DeviceSocket>>,
     timers: Timers,
 }
 
@@ -83,10 +83,10 @@ impl Daemon {
             fabrics.insert(fabric.chid, made);
         }
         let core =
-            Arc::new(Core { fabrics, ports: Mutex::default(), timers: Timers::default(), config });
+            Arc::new(Core { fabrics, guests: Mutex::default(), timers: Timers::default(), config });
         let mut daemon = Daemon { core, management: None };
-        for spec in &daemon.core.config.ports {
-            daemon.core.add_port(spec.clone())?;
+        for spec in &daemon.core.config.guests {
+            daemon.core.add_guest(spec.clone())?;
         }
         if let Some(path) = &daemon.core.config.management {
             let mode = daemon.core.config.socket_mode;
@@ -99,23 +99,23 @@ impl Daemon {
     ///
     /// # Errors
     /// A name or socket in use, an unknown fabric, or a socket that cannot be made.
-    pub fn add_port(&self, spec: PortSpec) -> Result<(), DaemonError> {
-        self.core.add_port(spec)
+    pub fn add_guest(&self, spec: GuestSpec) -> Result<(), DaemonError> {
+        self.core.add_guest(spec)
     }
 
     /// Removes a guest: its socket goes, its front end is disconnected, its device leaves the
     /// fabric. Waits for that, unless its front end keeps it from ending.
     ///
     /// # Errors
-    /// [`DaemonError::NoSuchPort`].
-    pub fn remove_port(&self, name: &str) -> Result<(), DaemonError> {
-        let port = self.core.take_port(name)?;
-        port.wait_stopped(Instant::now() + STOP);
+    /// [`DaemonError::NoSuchGuest`].
+    pub fn remove_guest(&self, name: &str) -> Result<(), DaemonError> {
+        let socket = self.core.take_guest(name)?;
+        socket.wait_stopped(Instant::now() + STOP);
         Ok(())
     }
 
     /// The guests, by name.
-    pub fn list(&self) -> Vec<PortStatus> {
+    pub fn list(&self) -> Vec<GuestStatus> {
         self.core.list()
     }
 
@@ -135,15 +135,15 @@ impl Drop for Daemon {
         if let Some(management) = self.management.take() {
             management.stop();
         }
-        let ports = std::mem::take(&mut *self.core.lock());
+        let sockets = std::mem::take(&mut *self.core.lock());
         // First all, then wait: one that hangs does not delay the others' end.
-        for port in ports.values() {
-            port.request_stop();
+        for socket in sockets.values() {
+            socket.request_stop();
         }
         let deadline = Instant::now() + STOP;
-        for (name, port) in &ports {
-            if !port.wait_stopped(deadline) {
-                tracing::warn!(port = name, "left a thread behind that its front end holds");
+        for (name, socket) in &sockets {
+            if !socket.wait_stopped(deadline) {
+                tracing::warn!(guest = name, "left a thread behind that its front end holds");
             }
         }
         self.core.timers.close();
@@ -151,8 +151,8 @@ impl Drop for Daemon {
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Port>> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, DeviceSocket>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The fabric of guests that name none.
@@ -160,36 +160,36 @@ impl Core {
         self.config.default_chid()
     }
 
-    pub(crate) fn add_port(&self, spec: PortSpec) -> Result<(), DaemonError> {
+    pub(crate) fn add_guest(&self, spec: GuestSpec) -> Result<(), DaemonError> {
         spec.check()?;
         let name = spec.name.clone();
         let fabric = self
             .fabrics
             .get(&spec.chid)
             .ok_or_else(|| ConfigError::UnknownFabric { name: name.clone(), chid: spec.chid })?;
-        let mut ports = self.lock();
-        if ports.contains_key(&name) {
+        let mut sockets = self.lock();
+        if sockets.contains_key(&name) {
             return Err(ConfigError::DuplicateName(name).into());
         }
         let timers = self.timers.clone();
-        let port = Port::start(spec, fabric.clone(), &self.config, timers)
-            .map_err(|source| DaemonError::Port { name: name.clone(), source })?;
-        tracing::info!(port = name, chid = %port.spec().chid, "listening");
-        ports.insert(name, port);
+        let socket = DeviceSocket::start(spec, fabric.clone(), &self.config, timers)
+            .map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
+        tracing::info!(guest = name, chid = %socket.spec().chid, "listening");
+        sockets.insert(name, socket);
         Ok(())
     }
 
     /// Takes a port out and makes it end; the end happens on its own threads.
-    pub(crate) fn take_port(&self, name: &str) -> Result<Port, DaemonError> {
-        let port = self.lock().remove(name);
-        let port = port.ok_or_else(|| DaemonError::NoSuchPort(name.into()))?;
-        port.request_stop();
-        tracing::info!(port = name, "removed");
-        Ok(port)
+    pub(crate) fn take_guest(&self, name: &str) -> Result<DeviceSocket, DaemonError> {
+        let socket = self.lock().remove(name);
+        let socket = socket.ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
+        socket.request_stop();
+        tracing::info!(guest = name, "removed");
+        Ok(socket)
     }
 
-    pub(crate) fn list(&self) -> Vec<PortStatus> {
-        self.lock().values().map(Port::status).collect()
+    pub(crate) fn list(&self) -> Vec<GuestStatus> {
+        self.lock().values().map(DeviceSocket::status).collect()
     }
 }
 

@@ -10,11 +10,11 @@
 //! - [`Daemon`]: all of it as a value. A program can run one in its own process:
 //!
 //! ```no_run
-//! use vhost_device_ism::{Config, Daemon, config::PortSpec};
+//! use vhost_device_ism::{Config, Daemon, config::GuestSpec};
 //!
 //! let daemon = Daemon::start(Config::default())?;
-//! daemon.add_port(PortSpec::new("/run/ism/vm1.sock"))?;
-//! daemon.add_port(PortSpec::new("/run/ism/vm2.sock"))?;
+//! daemon.add_guest(GuestSpec::new("/run/ism/vm1.sock"))?;
+//! daemon.add_guest(GuestSpec::new("/run/ism/vm2.sock"))?;
 //! // Front ends come and go.
 //! daemon.stop();
 //! # Ok::<(), vhost_device_ism::DaemonError>(())
@@ -43,7 +43,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use config::Config;
 pub use daemon::{Daemon, DaemonError};
-pub use vhost::port::PortStatus;
+pub use vhost::device_socket::GuestStatus;
 
 use args::{Args, SandboxMode};
 
@@ -79,7 +79,7 @@ where
 
 fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     let config = args.to_config()?;
-    if config.ports.is_empty() && config.management.is_none() {
+    if config.guests.is_empty() && config.management.is_none() {
         return Err("nothing to do: give --socket-path, --fd, --config or --management".into());
     }
     raise_descriptor_limit();
@@ -101,7 +101,7 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
 
 /// Directories in which sockets are made and removed.
 fn socket_directories(config: &Config) -> Vec<PathBuf> {
-    let paths = config.ports.iter().filter_map(|port| port.path());
+    let paths = config.guests.iter().filter_map(|guest| guest.path());
     let mut directories: Vec<PathBuf> = paths
         .chain(config.management.as_deref())
         .map(|path| match path.parent() {

@@ -8,17 +8,17 @@ use prometheus_client::registry::Registry;
 
 use crate::device::DeviceInfo;
 use crate::vhost::FAULTS;
-use crate::vhost::port::PortStatus;
+use crate::vhost::device_socket::GuestStatus;
 use virtio_ism_abi::Status;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Guest {
+struct GuestLabels {
     guest: String,
     chid: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabels {
     guest: String,
     chid: String,
     reason: &'static str,
@@ -51,59 +51,59 @@ const COUNTERS: &[(&str, &str, Value)] = &[
 ];
 
 /// All metrics of all guests. Counters of a device start anew when its front end reconnects.
-pub(crate) fn render(ports: &[PortStatus]) -> String {
+pub(crate) fn render(guests: &[GuestStatus]) -> String {
     let mut registry = Registry::with_prefix("ism");
-    let label = |port: &PortStatus| Guest {
-        guest: port.spec.name.clone(),
-        chid: port.spec.chid.to_string(),
+    let label = |guest: &GuestStatus| GuestLabels {
+        guest: guest.spec.name.clone(),
+        chid: guest.spec.chid.to_string(),
     };
-    let gauge = |registry: &mut Registry, name, help, value: &dyn Fn(&PortStatus) -> u64| {
-        let family = Family::<Guest, Gauge>::default();
+    let gauge = |registry: &mut Registry, name, help, value: &dyn Fn(&GuestStatus) -> u64| {
+        let family = Family::<GuestLabels, Gauge>::default();
         registry.register(name, help, family.clone());
-        for port in ports {
-            let value = i64::try_from(value(port)).unwrap_or(i64::MAX);
-            family.get_or_create(&label(port)).set(value);
+        for guest in guests {
+            let value = i64::try_from(value(guest)).unwrap_or(i64::MAX);
+            family.get_or_create(&label(guest)).set(value);
         }
     };
-    gauge(&mut registry, "connected", "Whether a front end is connected", &|port| {
-        u64::from(port.device.is_some())
+    gauge(&mut registry, "connected", "Whether a front end is connected", &|guest| {
+        u64::from(guest.device.is_some())
     });
-    gauge(&mut registry, "hanging_threads", "Threads that past front ends hold", &|port| {
-        port.hanging as u64
+    gauge(&mut registry, "hanging_threads", "Threads that past front ends hold", &|guest| {
+        guest.hanging as u64
     });
     for (name, help, value) in GAUGES {
-        gauge(&mut registry, name, help, &|port| port.device.as_ref().map_or(0, value));
+        gauge(&mut registry, name, help, &|guest| guest.device.as_ref().map_or(0, value));
     }
-    let counter = |registry: &mut Registry, name, help, value: &dyn Fn(&PortStatus) -> u64| {
-        let family = Family::<Guest, Counter>::default();
+    let counter = |registry: &mut Registry, name, help, value: &dyn Fn(&GuestStatus) -> u64| {
+        let family = Family::<GuestLabels, Counter>::default();
         registry.register(name, help, family.clone());
-        for port in ports {
-            family.get_or_create(&label(port)).inc_by(value(port));
+        for guest in guests {
+            family.get_or_create(&label(guest)).inc_by(value(guest));
         }
     };
     counter(&mut registry, "connections", "Connections of the front end", &|p| p.connections);
     for (name, help, value) in COUNTERS {
-        counter(&mut registry, name, help, &|port| port.device.as_ref().map_or(0, value));
+        counter(&mut registry, name, help, &|guest| guest.device.as_ref().map_or(0, value));
     }
 
-    let reasons = |registry: &mut Registry, name, help, list: &dyn Fn(&PortStatus) -> Reasons| {
-        let family = Family::<Reason, Counter>::default();
+    let reasons = |registry: &mut Registry, name, help, list: &dyn Fn(&GuestStatus) -> Reasons| {
+        let family = Family::<ReasonLabels, Counter>::default();
         registry.register(name, help, family.clone());
-        for port in ports {
-            for (reason, count) in list(port).into_iter().filter(|(_, count)| *count != 0) {
-                let Guest { guest, chid } = label(port);
-                family.get_or_create(&Reason { guest, chid, reason }).inc_by(count);
+        for guest in guests {
+            for (reason, count) in list(guest).into_iter().filter(|(_, count)| *count != 0) {
+                let GuestLabels { guest, chid } = label(guest);
+                family.get_or_create(&ReasonLabels { guest, chid, reason }).inc_by(count);
             }
         }
     };
-    reasons(&mut registry, "commands_refused", "Control commands refused", &|port| {
-        by_status(port.device.as_ref().map(|device| &device.refusals))
+    reasons(&mut registry, "commands_refused", "Control commands refused", &|guest| {
+        by_status(guest.device.as_ref().map(|device| &device.refusals))
     });
-    reasons(&mut registry, "moves_refused", "Moves refused", &|port| {
-        by_status(port.device.as_ref().map(|device| &device.move_refusals))
+    reasons(&mut registry, "moves_refused", "Moves refused", &|guest| {
+        by_status(guest.device.as_ref().map(|device| &device.move_refusals))
     });
-    reasons(&mut registry, "faults", "Rules broken by front end or driver", &|port| {
-        FAULTS.iter().map(|fault| fault.name()).zip(port.faults).collect()
+    reasons(&mut registry, "faults", "Rules broken by front end or driver", &|guest| {
+        FAULTS.iter().map(|fault| fault.name()).zip(guest.faults).collect()
     });
 
     let mut text = String::new();
@@ -122,20 +122,20 @@ fn by_status(counts: Option<&[u64; 12]>) -> Reasons {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PortSpec;
+    use crate::config::GuestSpec;
 
     #[test]
     fn every_counter_has_a_line_per_guest() {
         let mut device = DeviceInfo { moves: 7, ..DeviceInfo::default() };
         device.refusals[usize::from(Status::Enoent.code())] = 3;
-        let port = PortStatus {
-            spec: PortSpec::new("/run/vm1.sock"),
+        let guest = GuestStatus {
+            spec: GuestSpec::new("/run/vm1.sock"),
             device: Some(device),
             connections: 2,
             hanging: 0,
             faults: [1; FAULTS.len()],
         };
-        let text = render(&[port]);
+        let text = render(&[guest]);
         for line in [
             "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 7",
             "ism_connected{guest=\"vm1\",chid=\"ff00\"} 1",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use guest_driver::{Config, Facts, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 
 // Shows: CDC-46, SOCK-19.
 #[test]
@@ -15,7 +15,7 @@ fn two_stacks_talk_through_the_device() {
     let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
     let sockets = ["a", "b"].map(|name| dir.join(name));
     for socket in &sockets {
-        daemon.add_port(PortSpec::new(socket)).unwrap();
+        daemon.add_guest(GuestSpec::new(socket)).unwrap();
     }
 
     let server = Stack::open(Config::new(&sockets[0])).unwrap();

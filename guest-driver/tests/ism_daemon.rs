@@ -13,7 +13,7 @@ use guest_driver::ism::{
 };
 use guest_driver::transport::TransportError;
 use guest_driver::virtqueue::QueueError;
-use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::{Chid, Gid, Status, Token};
 
@@ -51,10 +51,10 @@ struct World {
 }
 
 fn config(dir: &Dir, chid: Chid) -> Config {
-    let port = |name| PortSpec { chid, ..PortSpec::new(dir.socket(name)) };
+    let port = |name| GuestSpec { chid, ..GuestSpec::new(dir.socket(name)) };
     Config {
-        fabrics: vec![FabricConfig::new(chid)],
-        ports: vec![port("a"), port("b")],
+        fabrics: vec![FabricSpec::new(chid)],
+        guests: vec![port("a"), port("b")],
         ..Config::default()
     }
 }
@@ -302,8 +302,8 @@ fn a_thousand_dmbs_share_a_few_mappings() {
 #[test]
 fn many_devices_live_in_one_process() {
     let dir = Dir::new();
-    let ports = (0..12).map(|i| PortSpec::new(dir.socket(&format!("p{i}")))).collect();
-    let _daemon = Daemon::start(Config { ports, ..Config::default() }).unwrap();
+    let guests = (0..12).map(|i| GuestSpec::new(dir.socket(&format!("p{i}")))).collect();
+    let _daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
     let devices: Vec<_> = (0..12)
         .map(|i| IsmDevice::open(OpenOptions::new(dir.socket(&format!("p{i}")))).unwrap())
         .collect();
@@ -391,8 +391,8 @@ fn role_of_another_process() {
     let dir = PathBuf::from(std::env::var_os("ISM_DIR").unwrap());
     match role.as_str() {
         "daemon" => {
-            let ports = vec![PortSpec::new(dir.join("a")), PortSpec::new(dir.join("b"))];
-            let _daemon = Daemon::start(Config { ports, ..Config::default() }).unwrap();
+            let guests = vec![GuestSpec::new(dir.join("a")), GuestSpec::new(dir.join("b"))];
+            let _daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
             std::fs::write(dir.join("ready"), "").unwrap();
             thread::sleep(Duration::from_secs(60));
         }

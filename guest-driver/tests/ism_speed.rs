@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_driver::ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb, Prefer};
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 use vhost_device_ism::{Config, Daemon};
 
 struct World {
@@ -21,8 +21,8 @@ impl World {
     fn new(name: &str) -> World {
         let dir = std::env::temp_dir().join(format!("ism-speed-{}-{name}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let ports = vec![PortSpec::new(dir.join("a")), PortSpec::new(dir.join("b"))];
-        let daemon = Daemon::start(Config { ports, ..Config::default() }).unwrap();
+        let guests = vec![GuestSpec::new(dir.join("a")), GuestSpec::new(dir.join("b"))];
+        let daemon = Daemon::start(Config { guests, ..Config::default() }).unwrap();
         World { _daemon: daemon, dir }
     }
 

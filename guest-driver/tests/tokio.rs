@@ -5,7 +5,7 @@ use guest_driver::socket::tokio::{AsyncSmcListener, AsyncSmcStream};
 use guest_driver::{Config, Stack};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vhost_device_ism::Daemon;
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 
 #[tokio::test]
 async fn twenty_connections_echo_on_one_thread() {
@@ -14,7 +14,7 @@ async fn twenty_connections_echo_on_one_thread() {
     let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
     let sockets = ["a", "b"].map(|name| dir.join(name));
     for socket in &sockets {
-        daemon.add_port(PortSpec::new(socket)).unwrap();
+        daemon.add_guest(GuestSpec::new(socket)).unwrap();
     }
     let server = Stack::open(Config::new(&sockets[0])).unwrap();
     let client = Stack::open(Config::new(&sockets[1])).unwrap();

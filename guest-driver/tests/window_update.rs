@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{Config, DataPath, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 
 /// Bytes of the receiver's ring: its buffer without the control block.
 const RING: usize = (64 << 10) - 32;
@@ -20,7 +20,7 @@ fn longest_block(path: DataPath, name: &str) -> Duration {
     std::fs::create_dir_all(&dir).unwrap();
     let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
     let open = |name: &str| {
-        daemon.add_port(PortSpec::new(dir.join(name))).unwrap();
+        daemon.add_guest(GuestSpec::new(dir.join(name))).unwrap();
         Stack::open(Config { path, ..Config::new(dir.join(name)) }).unwrap()
     };
     let (server, client) = (open("a"), open("b"));

@@ -8,7 +8,7 @@ use std::thread;
 
 use guest_driver::{Config, DataPath, DeviceAddress, SmcListener, SmcStream, Stack};
 use smc_core::wire::ids::Eid;
-use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use vhost_device_ism::{Config as DaemonConfig, Daemon};
 use virtio_ism_abi::Chid;
 
@@ -131,10 +131,10 @@ impl Bench {
     pub fn tuned(fabric: Fabric, ports: usize, tune: impl FnOnce(&mut DaemonConfig)) -> Bench {
         let mut bench = Bench { daemon: None, fabric, dir: Dir::new() };
         let chid = fabric.chid();
-        let port = |n| PortSpec { chid, ..PortSpec::new(bench.dir.socket(n)) };
+        let port = |n| GuestSpec { chid, ..GuestSpec::new(bench.dir.socket(n)) };
         let mut config = DaemonConfig {
-            fabrics: vec![FabricConfig::new(chid)],
-            ports: (0..ports).map(port).collect(),
+            fabrics: vec![FabricSpec::new(chid)],
+            guests: (0..ports).map(port).collect(),
             ..DaemonConfig::default()
         };
         tune(&mut config);
@@ -166,11 +166,11 @@ impl Bench {
     /// Starts another daemon on the same sockets.
     pub fn start_daemon(&mut self, ports: usize) {
         let chid = self.fabric.chid();
-        let port = |n| PortSpec { chid, ..PortSpec::new(self.dir.socket(n)) };
+        let port = |n| GuestSpec { chid, ..GuestSpec::new(self.dir.socket(n)) };
         self.daemon = Some(
             Daemon::start(DaemonConfig {
-                fabrics: vec![FabricConfig::new(chid)],
-                ports: (0..ports).map(port).collect(),
+                fabrics: vec![FabricSpec::new(chid)],
+                guests: (0..ports).map(port).collect(),
                 ..DaemonConfig::default()
             })
             .unwrap(),

@@ -8,7 +8,7 @@ use smc_tests::hostile::{Hostile, LEN};
 use smc_tests::raw::Device;
 use smc_tests::watch::LIMIT;
 use smc_tests::{Bench, Fabric, PATIENCE, eventually, read_exactly, send_all, watched};
-use vhost_device_ism::config::FabricConfig;
+use vhost_device_ism::config::FabricSpec;
 use virtio_ism_abi::{Chid, Gid, Status, Token};
 
 #[track_caller]
@@ -24,8 +24,8 @@ fn refused<T>(result: Result<T, IsmError>, expected: Status) {
 fn fabrics() -> Bench {
     Bench::tuned(Fabric::Window, 5, |config| {
         for (port, chid) in [(3, 0xff01), (4, 0xffff)] {
-            config.fabrics.push(FabricConfig::new(Chid(chid)));
-            config.ports[port].chid = Chid(chid);
+            config.fabrics.push(FabricSpec::new(Chid(chid)));
+            config.guests[port].chid = Chid(chid);
         }
     })
 }
@@ -168,9 +168,9 @@ fn gids_of_different_lives_differ() {
 fn a_busy_fabric_does_not_slow_another_one_down() {
     watched(LIMIT, || {
         let bench = Bench::tuned(Fabric::Move, 4, |config| {
-            config.fabrics.push(FabricConfig::new(Chid(0xff01)));
-            config.ports[2].chid = Chid(0xff01);
-            config.ports[3].chid = Chid(0xff01);
+            config.fabrics.push(FabricSpec::new(Chid(0xff01)));
+            config.guests[2].chid = Chid(0xff01);
+            config.guests[3].chid = Chid(0xff01);
         });
         let busy = smc_tests::Pair::new(bench.stack(0), bench.stack(1), true);
         let calm = smc_tests::Pair::new(bench.stack(2), bench.stack(3), true);

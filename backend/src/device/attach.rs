@@ -8,12 +8,12 @@ use virtio_ism_abi::Status;
 use virtio_ism_abi::command::AttachReply;
 use zerocopy::IntoBytes;
 
-use super::command::{LetGo, check_peer, done};
-use super::life::Life;
-use super::map::{Answer, Ticket, Waiting};
-use super::port::State;
+use super::accounts::{DmbEntry, MapState, QuotaAccount};
+use super::command::{DeferredDrop, check_peer, done};
+use super::device::DeviceState;
+use super::map::{JobTarget, MapAnswer, PendingCommand};
 use super::register::out_of_bytes;
-use super::session::{Holding, MapState, Session};
+use super::session::DeviceSession;
 use super::slab::Slab;
 use super::sync::lock;
 use super::window::Window;
@@ -21,273 +21,273 @@ use super::{Device, MapJob, Outcome, Reply, StaleMap, UnmapJob};
 
 impl Device {
     pub(super) fn attach(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
-        let mut _let_go: LetGo = None;
+        let mut _deferred: DeferredDrop = None;
         let mut state = lock(&self.state);
-        let State { session, window, .. } = &mut *state;
-        let session = session.as_mut().ok_or(Status::Estate)?;
-        let dmb = self.fabric.tokens.find(token, session.life.gid).ok_or(Status::Enoent)?;
-        _let_go = Some(dmb.clone());
-        if session.attached.contains_key(&token) {
+        let DeviceState { account, window, .. } = &mut *state;
+        let account = account.as_mut().ok_or(Status::Estate)?;
+        let dmb = self.fabric.tokens.find(token, account.session.gid).ok_or(Status::Enoent)?;
+        _deferred = Some(dmb.clone());
+        if account.attached.contains_key(&token) {
             return Err(Status::Ebusy);
         }
-        if session.attached.len() >= self.limits.max_attach as usize {
+        if account.attached.len() >= self.limits.max_attach as usize {
             return Err(Status::Enospc);
         }
-        check_peer(session, dmb.owner.gid, self.limits.max_peers)?;
+        check_peer(account, dmb.owner.gid, self.limits.max_peers)?;
         // Who cannot map can still move, and wants to hear when the DMB goes.
-        let place = dmb.place().filter(|_| self.contact.has_window());
+        let place = dmb.place().filter(|_| self.handle.has_window());
         let Some(place) = place else {
-            session.add_attached(dmb, None);
-            return self.finish_attach(session, token).map(|body| done(tag, body.as_bytes()));
+            account.add_attached(dmb, None);
+            return self.finish_attach(account, token).map(|body| done(tag, body.as_bytes()));
         };
         let slab = place.slab.clone();
-        let present = session.mapping_of(&slab).map(|(id, mapping)| (id, mapping.state));
+        let present = account.mapping_of(&slab).map(|(id, mapping)| (id, mapping.state));
         let (slab_id, state, asks) = match present {
             Some((_, MapState::Releasing)) => return Err(Status::Eagain),
             Some((id, state)) => (id, state, false),
-            None => (session.next_slab_id(), MapState::Asked, true),
+            None => (account.next_slab_id(), MapState::Asked, true),
         };
-        let new_slab_at = if asks { Some(self.find_range(session, window, &slab)?) } else { None };
+        let new_slab_at = if asks { Some(self.find_range(account, window, &slab)?) } else { None };
         if let Some(offset) = new_slab_at {
-            session.add_mapping(slab_id, slab.clone(), offset);
+            account.add_mapping(slab_id, slab.clone(), offset);
         }
-        session.add_attached(dmb, Some(slab_id));
+        account.add_attached(dmb, Some(slab_id));
         if state == MapState::Mapped {
-            return self.finish_attach(session, token).map(|body| done(tag, body.as_bytes()));
+            return self.finish_attach(account, token).map(|body| done(tag, body.as_bytes()));
         }
-        let offset = session.maps.get(&slab_id).map_or(0, |mapping| mapping.offset);
-        let ticket = self.ticket(session, tag, slab_id, slab, offset);
-        Ok(Outcome::Map(MapJob { ticket, what: Waiting::Attach(token), asks }))
+        let offset = account.maps.get(&slab_id).map_or(0, |mapping| mapping.offset);
+        let target = self.target(account, tag, slab_id, slab, offset);
+        Ok(Outcome::Map(MapJob { target, what: PendingCommand::Attach(token), asks }))
     }
 
     /// A range of the window for a peer's slab.
     fn find_range(
         &self,
-        session: &Session,
+        account: &QuotaAccount,
         window: &mut Window,
         slab: &Slab,
     ) -> Result<u64, Status> {
-        if session.attached_bytes + slab.len() > self.limits.attached_slab_bytes {
+        if account.attached_bytes + slab.len() > self.limits.attached_slab_bytes {
             return Err(Status::Enomem);
         }
         // A kept slot counts as used, so one that is taken up costs nothing.
-        if session.slots_for_slab_of(slab.owner.gid) > self.free_slots(session, window) {
+        if account.slots_for_slab_of(slab.owner.gid) > self.free_slots(account, window) {
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
         window.alloc(slab.len()).ok_or_else(|| out_of_bytes(window))
     }
 
     /// Makes an attached DMB usable: its slab is where it shall be.
-    fn finish_attach(&self, session: &mut Session, token: u64) -> Result<AttachReply, Status> {
-        let reply = Self::try_finish_attach(session, token);
-        match session.attached.get_mut(&token) {
-            Some(holding) if reply.is_ok() => {
-                holding.ready = true;
-                let slab_id = holding.slab_id;
-                session.tell(slab_id);
+    fn finish_attach(&self, account: &mut QuotaAccount, token: u64) -> Result<AttachReply, Status> {
+        let reply = Self::try_finish_attach(account, token);
+        match account.attached.get_mut(&token) {
+            Some(entry) if reply.is_ok() => {
+                entry.ready = true;
+                let slab_id = entry.slab_id;
+                account.mark_reported(slab_id);
             }
-            _ => drop(session.remove_attached(token)),
+            _ => drop(account.remove_attached(token)),
         }
         reply
     }
 
-    fn try_finish_attach(session: &mut Session, token: u64) -> Result<AttachReply, Status> {
-        let (life, holding) = (session.life.clone(), session.attached.get(&token));
-        let dmb = holding.ok_or(Status::Eio)?.dmb.clone();
+    fn try_finish_attach(account: &mut QuotaAccount, token: u64) -> Result<AttachReply, Status> {
+        let (session, entry) = (account.session.clone(), account.attached.get(&token));
+        let dmb = entry.ok_or(Status::Eio)?.dmb.clone();
         // From here on it hears when the DMB goes, and then when the owner goes.
-        if !dmb.hold(&life) {
+        if !dmb.attach_session(&session) {
             return Err(Status::Enoent);
         }
-        let reply = if session.relate(&dmb.owner) {
-            session.attached.get(&token).ok_or(Status::Eio).and_then(|h| session.attach_reply(h))
+        let reply = if account.relate(&dmb.owner) {
+            account.attached.get(&token).ok_or(Status::Eio).and_then(|h| account.attach_reply(h))
         } else {
             Err(Status::Enoent)
         };
         if reply.is_err() {
-            dmb.let_go(&life);
-            life.forget_gone(dmb.token);
+            dmb.detach_session(&session);
+            session.remove_dmb_gone(dmb.token);
         }
         reply
     }
 
     pub(super) fn detach(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
-        let mut _let_go: LetGo = None;
+        let mut _deferred: DeferredDrop = None;
         let mut state = lock(&self.state);
-        let session = state.session.as_mut().ok_or(Status::Estate)?;
-        if !session.attached.get(&token).is_some_and(|holding| holding.ready) {
+        let account = state.account.as_mut().ok_or(Status::Estate)?;
+        if !account.attached.get(&token).is_some_and(|entry| entry.ready) {
             return Err(Status::Enoent);
         }
-        let holding = session.remove_attached(token).ok_or(Status::Enoent)?;
-        self.let_go(&session.life, &holding);
+        let entry = account.remove_attached(token).ok_or(Status::Enoent)?;
+        self.detach_session(&account.session, &entry);
         // The owner of a DMB may have attached it itself, and has not unregistered it yet.
-        if !session.dmbs.contains_key(&token) {
-            session.life.forget_gone(holding.dmb.token);
+        if !account.dmbs.contains_key(&token) {
+            account.session.remove_dmb_gone(entry.dmb.token);
         }
-        _let_go = Some(holding.dmb);
+        _deferred = Some(entry.dmb);
         Ok(done(tag, &[]))
     }
 
     /// A user does not want a DMB any more.
-    pub(super) fn let_go(&self, life: &Arc<Life>, holding: &Holding) {
-        holding.dmb.let_go(life);
-        if holding.slab_id.is_some() {
-            holding.dmb.mapped_users.fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn detach_session(&self, session: &Arc<DeviceSession>, entry: &DmbEntry) {
+        entry.dmb.detach_session(session);
+        if entry.slab_id.is_some() {
+            entry.dmb.mapped_users.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     pub(super) fn release_slab(&self, tag: u32, slab_id: u32) -> Result<Outcome, Status> {
         let mut state = lock(&self.state);
-        let session = state.session.as_mut().ok_or(Status::Estate)?;
-        let mapping = session.maps.get_mut(&slab_id).ok_or(Status::Enoent)?;
+        let account = state.account.as_mut().ok_or(Status::Estate)?;
+        let mapping = account.maps.get_mut(&slab_id).ok_or(Status::Enoent)?;
         if mapping.dmbs > 0 || mapping.state != MapState::Mapped {
             return Err(Status::Ebusy);
         }
         mapping.state = MapState::Releasing;
         let (slab, offset) = (mapping.slab.clone(), mapping.offset);
-        let ticket = self.ticket(session, tag, slab_id, slab, offset);
-        Ok(Outcome::Unmap(UnmapJob { ticket }))
+        let target = self.target(account, tag, slab_id, slab, offset);
+        Ok(Outcome::Unmap(UnmapJob { target }))
     }
 
     /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the request
     /// that led to the job.
     pub fn mapped(&self, mut job: MapJob, ok: bool) -> Reply {
-        job.ticket.settled = true;
-        self.finish_map(&job, Answer::of(ok))
+        job.target.answered = true;
+        self.finish_map(&job, MapAnswer::of(ok))
     }
 
     /// Ends a job: the front end has acknowledged (`ok`) or refused. The reply is for the request
     /// that led to the job.
     pub fn unmapped(&self, mut job: UnmapJob, ok: bool) -> Reply {
-        job.ticket.settled = true;
-        self.finish_unmap(&job, Answer::of(ok))
+        job.target.answered = true;
+        self.finish_unmap(&job, MapAnswer::of(ok))
     }
 
-    pub(super) fn finish_map(&self, job: &MapJob, answer: Answer) -> Reply {
-        let MapJob { ticket, what, asks } = job;
+    pub(super) fn finish_map(&self, job: &MapJob, answer: MapAnswer) -> Reply {
+        let MapJob { target, what, asks } = job;
         let mut state = lock(&self.state);
-        let State { session, window, .. } = &mut *state;
-        let Some(session) = self.session_of(session, ticket) else {
-            // The life has ended meanwhile. Its range waits for an end that the front end confirms.
-            if *asks && self.is_own(ticket) {
-                window.settle(ticket.offset);
+        let DeviceState { account, window, .. } = &mut *state;
+        let Some(account) = self.account_of(account, target) else {
+            // The session has ended meanwhile. Its range waits for an end that the front end confirms.
+            if *asks && self.is_own(target) {
+                window.mark_answered(target.offset);
             }
-            return self.account(Reply::refusal(ticket.tag, Status::Estate));
+            return self.account(Reply::refusal(target.tag, Status::Estate));
         };
         if *asks {
-            self.settle_mapping(session, window, ticket, answer);
+            self.apply_answer(account, window, target, answer);
         }
-        let mapped = session
+        let mapped = account
             .maps
-            .get(&ticket.slab_id)
+            .get(&target.slab_id)
             .is_some_and(|mapping| mapping.state == MapState::Mapped);
         let reply = match what {
-            Waiting::Register(token, user) if mapped => self
-                .finish_register(session, *token, user)
-                .map(|b| Reply::ok(ticket.tag, b.as_bytes())),
-            Waiting::Attach(token) if mapped => {
-                self.finish_attach(session, *token).map(|b| Reply::ok(ticket.tag, b.as_bytes()))
+            PendingCommand::Register(token, user) if mapped => self
+                .finish_register(account, *token, user)
+                .map(|b| Reply::ok(target.tag, b.as_bytes())),
+            PendingCommand::Attach(token) if mapped => {
+                self.finish_attach(account, *token).map(|b| Reply::ok(target.tag, b.as_bytes()))
             }
-            Waiting::Register(token, _) => {
-                session.remove_dmb(*token);
+            PendingCommand::Register(token, _) => {
+                account.remove_dmb(*token);
                 Err(Status::Eio)
             }
-            Waiting::Attach(token) => {
-                session.remove_attached(*token);
+            PendingCommand::Attach(token) => {
+                account.remove_attached(*token);
                 Err(Status::Eio)
             }
         };
-        if let Some(mapping) = session.remove_untold(ticket.slab_id) {
-            window.retire(mapping.offset, mapping.slab.len(), false);
+        if let Some(mapping) = account.remove_unreported(target.slab_id) {
+            window.mark_stale(mapping.offset, mapping.slab.len(), false);
         }
-        self.account(reply.unwrap_or_else(|status| Reply::refusal(ticket.tag, status)))
+        self.account(reply.unwrap_or_else(|status| Reply::refusal(target.tag, status)))
     }
 
-    fn settle_mapping(
+    fn apply_answer(
         &self,
-        session: &mut Session,
+        account: &mut QuotaAccount,
         window: &mut Window,
-        ticket: &Ticket,
-        answer: Answer,
+        target: &JobTarget,
+        answer: MapAnswer,
     ) {
-        match (session.maps.get_mut(&ticket.slab_id), answer) {
+        match (account.maps.get_mut(&target.slab_id), answer) {
             (None, _) => {}
-            (Some(mapping), Answer::Yes) => mapping.state = MapState::Mapped,
-            (Some(_), Answer::No) => {
-                session.remove_mapping(ticket.slab_id);
-                window.free(ticket.offset);
+            (Some(mapping), MapAnswer::Yes) => mapping.state = MapState::Mapped,
+            (Some(_), MapAnswer::No) => {
+                account.remove_mapping(target.slab_id);
+                window.free(target.offset);
             }
-            (Some(_), Answer::Unknown) => {
-                session.remove_mapping(ticket.slab_id);
-                window.retire(ticket.offset, ticket.slab.len(), false);
+            (Some(_), MapAnswer::Unknown) => {
+                account.remove_mapping(target.slab_id);
+                window.mark_stale(target.offset, target.slab.len(), false);
             }
         }
     }
 
-    pub(super) fn finish_unmap(&self, job: &UnmapJob, answer: Answer) -> Reply {
-        let UnmapJob { ticket } = job;
+    pub(super) fn finish_unmap(&self, job: &UnmapJob, answer: MapAnswer) -> Reply {
+        let UnmapJob { target } = job;
         let mut state = lock(&self.state);
-        let State { session, window, .. } = &mut *state;
-        let Some(session) = self.session_of(session, ticket) else {
-            if self.is_own(ticket) {
+        let DeviceState { account, window, .. } = &mut *state;
+        let Some(account) = self.account_of(account, target) else {
+            if self.is_own(target) {
                 match answer {
-                    Answer::Yes => window.free_stale(ticket.offset),
-                    Answer::No | Answer::Unknown => window.settle(ticket.offset),
+                    MapAnswer::Yes => window.free_stale(target.offset),
+                    MapAnswer::No | MapAnswer::Unknown => window.mark_answered(target.offset),
                 }
             }
-            return self.account(Reply::refusal(ticket.tag, Status::Estate));
+            return self.account(Reply::refusal(target.tag, Status::Estate));
         };
         let reply = match answer {
-            Answer::Yes => {
-                session.remove_mapping(ticket.slab_id);
-                window.free(ticket.offset);
-                Reply::ok(ticket.tag, &[])
+            MapAnswer::Yes => {
+                account.remove_mapping(target.slab_id);
+                window.free(target.offset);
+                Reply::ok(target.tag, &[])
             }
-            Answer::No | Answer::Unknown => {
-                if let Some(mapping) = session.maps.get_mut(&ticket.slab_id) {
+            MapAnswer::No | MapAnswer::Unknown => {
+                if let Some(mapping) = account.maps.get_mut(&target.slab_id) {
                     mapping.state = MapState::Mapped;
                 }
-                Reply::refusal(ticket.tag, Status::Eio)
+                Reply::refusal(target.tag, Status::Eio)
             }
         };
         self.account(reply)
     }
 
-    /// A range that a past life, or a command that failed, may have left mapped. After HELLO was
+    /// A range that a past session, or a command that failed, may have left mapped. After HELLO was
     /// answered and after each job, ask the front end to unmap it and call
-    /// [`stale_unmapped`](Self::stale_unmapped), until there is none. `None` while there is no life: a
+    /// [`stale_unmapped`](Self::stale_unmapped), until there is none. `None` while there is no session: a
     /// front end that is not started cannot serve the request.
     pub fn stale_map(&self) -> Option<StaleMap> {
         let mut state = lock(&self.state);
-        state.session.as_ref()?;
+        state.account.as_ref()?;
         let (window_offset, len) = state.window.next_stale()?;
-        Some(StaleMap { device: self.me.clone(), window_offset, len, settled: false })
+        Some(StaleMap { device: self.me.clone(), window_offset, len, answered: false })
     }
 
     /// The front end has answered, one way or the other: it refuses if nothing is mapped there,
     /// which is the rule after a reset.
     pub fn stale_unmapped(&self, mut stale: StaleMap) {
-        stale.settled = true;
-        self.finish_stale(&stale, Answer::Yes);
+        stale.answered = true;
+        self.finish_stale(&stale, MapAnswer::Yes);
     }
 
-    pub(super) fn finish_stale(&self, stale: &StaleMap, answer: Answer) {
+    pub(super) fn finish_stale(&self, stale: &StaleMap, answer: MapAnswer) {
         let mut state = lock(&self.state);
         match answer {
-            Answer::Unknown => state.window.settle(stale.window_offset),
-            Answer::Yes | Answer::No => state.window.free_stale(stale.window_offset),
+            MapAnswer::Unknown => state.window.mark_answered(stale.window_offset),
+            MapAnswer::Yes | MapAnswer::No => state.window.free_stale(stale.window_offset),
         }
     }
 
-    /// The session that a ticket was made for, if it still lives.
-    fn session_of<'a>(
+    /// The account that a target was made for, if it still sessions.
+    fn account_of<'a>(
         &self,
-        session: &'a mut Option<Session>,
-        ticket: &Ticket,
-    ) -> Option<&'a mut Session> {
-        session.as_mut().filter(|session| Arc::ptr_eq(&session.life, &ticket.life))
+        account: &'a mut Option<QuotaAccount>,
+        target: &JobTarget,
+    ) -> Option<&'a mut QuotaAccount> {
+        account.as_mut().filter(|account| Arc::ptr_eq(&account.session, &target.session))
     }
 
-    fn is_own(&self, ticket: &Ticket) -> bool {
-        Arc::ptr_eq(&ticket.life.contact, &self.contact)
+    fn is_own(&self, target: &JobTarget) -> bool {
+        Arc::ptr_eq(&target.session.handle, &self.handle)
     }
 }

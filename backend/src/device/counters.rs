@@ -54,14 +54,14 @@ impl ByStatus {
 
 /// The counters that STATS tells, at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally([u64; Tally::LEN]);
+pub(super) struct CounterSnapshot([u64; CounterSnapshot::LEN]);
 
-impl Tally {
+impl CounterSnapshot {
     /// The last ten of the sixteen counters of STATS, in its order.
     pub(super) const LEN: usize = 10;
 
-    pub(super) fn of(counters: &Counters) -> Tally {
-        Tally([
+    pub(super) fn of(counters: &Counters) -> CounterSnapshot {
+        CounterSnapshot([
             counters.commands.get(),
             counters.refusals.sum(),
             counters.moves.get(),
@@ -76,7 +76,7 @@ impl Tally {
     }
 
     /// What was counted since `earlier`.
-    pub(super) fn since(self, earlier: Tally) -> [u64; Tally::LEN] {
+    pub(super) fn since(self, earlier: CounterSnapshot) -> [u64; CounterSnapshot::LEN] {
         let mut grown = self.0;
         for (now, then) in grown.iter_mut().zip(earlier.0) {
             *now = now.saturating_sub(then);

@@ -10,15 +10,15 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use virtio_ism_abi::{Gid, Token};
 
-use super::life::Life;
-use super::slab::Place;
+use super::session::DeviceSession;
+use super::slab::SlabRange;
 use super::sync::{read, write};
 
 /// A DMB: who may write what.
 #[derive(Debug)]
 pub(super) struct Dmb {
     pub(super) token: Token,
-    pub(super) owner: Arc<Life>,
+    pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
     /// The owner's number for it.
     pub(super) idx: u32,
@@ -28,7 +28,7 @@ pub(super) struct Dmb {
     gate: RwLock<Gate>,
     /// Follows the gate; for looks that need no lock.
     registered: AtomicBool,
-    /// Guest memory: the mask that waits to be told, and [`RAISED`].
+    /// Guest memory: the mask that waits to be reported, and [`RAISED`].
     pending: AtomicU32,
     /// Window: users that have it in their own window and can raise its line themselves.
     pub(super) mapped_users: AtomicU32,
@@ -41,14 +41,14 @@ const RAISED: u32 = 1 << 16;
 #[derive(Debug)]
 pub(super) enum Backing {
     /// Memory of the owner's guest, in order. Looked up again on every move.
-    Guest(Vec<Piece>),
+    Guest(Vec<GuestRange>),
     /// A slab.
-    Window(Place),
+    Window(SlabRange),
 }
 
 /// A piece of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct GuestRange {
     /// Where in the DMB it starts, bytes.
     pub(super) start: u32,
     /// Bytes.
@@ -63,13 +63,13 @@ pub(super) struct Piece {
 pub(super) struct Gate {
     registered: bool,
     /// Who has it attached.
-    holders: Vec<Arc<Life>>,
+    attached: Vec<Arc<DeviceSession>>,
 }
 
 impl Dmb {
     pub(super) fn new(
         token: Token,
-        owner: Arc<Life>,
+        owner: Arc<DeviceSession>,
         user: Gid,
         idx: u32,
         len: u32,
@@ -82,7 +82,7 @@ impl Dmb {
             idx,
             len,
             backing,
-            gate: RwLock::new(Gate { registered: true, holders: Vec::new() }),
+            gate: RwLock::new(Gate { registered: true, attached: Vec::new() }),
             registered: AtomicBool::new(true),
             pending: AtomicU32::new(0),
             mapped_users: AtomicU32::new(0),
@@ -90,7 +90,7 @@ impl Dmb {
     }
 
     /// The place in a slab, if it has one.
-    pub(super) fn place(&self) -> Option<&Place> {
+    pub(super) fn place(&self) -> Option<&SlabRange> {
         match &self.backing {
             Backing::Window(place) => Some(place),
             Backing::Guest(_) => None,
@@ -107,22 +107,22 @@ impl Dmb {
     }
 
     /// Adds a user that wants to hear when the DMB goes; `false` if it is gone.
-    pub(super) fn hold(&self, user: &Arc<Life>) -> bool {
+    pub(super) fn attach_session(&self, user: &Arc<DeviceSession>) -> bool {
         let mut gate = write(&self.gate);
         if gate.registered {
-            gate.holders.push(user.clone());
+            gate.attached.push(user.clone());
         }
         gate.registered
     }
 
     /// Removes a user.
-    pub(super) fn let_go(&self, user: &Arc<Life>) {
-        write(&self.gate).holders.retain(|holder| !Arc::ptr_eq(holder, user));
+    pub(super) fn detach_session(&self, user: &Arc<DeviceSession>) {
+        write(&self.gate).attached.retain(|session| !Arc::ptr_eq(session, user));
     }
 
     /// Ends the DMB: waits for the moves that run, lets no further one in, tells its users. With
-    /// `tell_owner` the owner is told, too, since it did not ask for it.
-    pub(super) fn close(&self, tokens: &Tokens, tell_owner: bool) {
+    /// `notify_owner` the owner is reported, too, since it did not ask for it.
+    pub(super) fn close(&self, tokens: &Tokens, notify_owner: bool) {
         tokens.remove(self.token);
         let mut gate = write(&self.gate);
         if !gate.registered {
@@ -130,13 +130,13 @@ impl Dmb {
         }
         gate.registered = false;
         self.registered.store(false, Ordering::Release);
-        // Told with the gate held: a user that lets go finds the news in its mailbox, not on the
+        // Told with the gate held: a user that lets go finds the news in its pending_events, not on the
         // way to it.
-        for holder in gate.holders.drain(..) {
-            holder.tell_gone(self.token, self.owner.gid);
+        for session in gate.attached.drain(..) {
+            session.push_dmb_gone(self.token, self.owner.gid);
         }
-        if tell_owner {
-            self.owner.tell_gone(self.token, self.owner.gid);
+        if notify_owner {
+            self.owner.push_dmb_gone(self.token, self.owner.gid);
         }
     }
 
@@ -207,12 +207,12 @@ fn equal<const N: usize>(a: &[u8; N], b: &[u8; N]) -> bool {
     black_box(differences) == 0
 }
 
-/// Cuts scatter-gather entries into pieces that know where in the DMB they start.
-pub(super) fn pieces(entries: impl Iterator<Item = (u64, u32)>) -> Vec<Piece> {
+/// Cuts scatter-gather entries into ranges that know where in the DMB they start.
+pub(super) fn ranges(entries: impl Iterator<Item = (u64, u32)>) -> Vec<GuestRange> {
     let mut start = 0;
     entries
         .map(|(gpa, len)| {
-            let piece = Piece { start, len, gpa };
+            let piece = GuestRange { start, len, gpa };
             start = start.saturating_add(len);
             piece
         })
@@ -221,13 +221,13 @@ pub(super) fn pieces(entries: impl Iterator<Item = (u64, u32)>) -> Vec<Piece> {
 
 /// The guest memory behind `[offset, offset + len)` of a DMB: addresses and lengths, in order.
 pub(super) fn resolve(
-    pieces: &[Piece],
+    ranges: &[GuestRange],
     offset: u32,
     len: u32,
 ) -> impl Iterator<Item = (u64, u32)> + '_ {
-    let first = pieces.partition_point(|piece| piece.start <= offset).saturating_sub(1);
+    let first = ranges.partition_point(|piece| piece.start <= offset).saturating_sub(1);
     let end = offset.saturating_add(len);
-    pieces
+    ranges
         .get(first..)
         .unwrap_or_default()
         .iter()
@@ -246,8 +246,8 @@ mod tests {
 
     #[test]
     fn a_range_is_cut_at_the_borders_of_pieces() {
-        let pieces = pieces([(0x9000, 0x1000), (0x4000, 0x2000), (0x1_0000, 0x1000)].into_iter());
-        let at = |offset, len| resolve(&pieces, offset, len).collect::<Vec<_>>();
+        let ranges = ranges([(0x9000, 0x1000), (0x4000, 0x2000), (0x1_0000, 0x1000)].into_iter());
+        let at = |offset, len| resolve(&ranges, offset, len).collect::<Vec<_>>();
         assert_eq!(at(0, 0x1000), [(0x9000, 0x1000)]);
         assert_eq!(at(0xfff, 2), [(0x9fff, 1), (0x4000, 1)]);
         assert_eq!(at(0x1000, 8), [(0x4000, 8)]);

@@ -8,11 +8,12 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::dmb::Tokens;
 use super::gid::usable;
-use super::life::{Contact, Life};
+use super::session::{DeviceHandle, DeviceSession};
 use super::slab::Gauges;
 use super::sync::{lock, read, write};
 use super::{
-    Clock, Departure, Device, Doorbell, FabricCaps, FabricInfo, GidPool, Limits, MonotonicClock,
+    Clock, CloseReason, Device, EventNotifier, FabricCaps, FabricInfo, GidPool, Limits,
+    MonotonicClock,
 };
 
 /// How a fabric is made.
@@ -85,10 +86,10 @@ pub enum JoinError {
 
 /// How a front end joins.
 #[derive(Clone, Debug, Default)]
-pub struct PortConfig {
+pub struct DeviceConfig {
     /// Name for logs and metrics.
     pub name: String,
-    /// Every life has this GID. For tests: a GID that comes back can be taken for its predecessor.
+    /// Every session has this GID. For tests: a GID that comes back can be taken for its predecessor.
     pub pinned_gid: Option<Gid>,
     /// Limits, if not the fabric's defaults.
     pub limits: Option<Limits>,
@@ -110,8 +111,8 @@ pub struct Fabric {
     limits: Limits,
     caps: FabricCaps,
     serial: AtomicU64,
-    /// Who can be named by a GID. One life per GID, except on loopback.
-    lives: RwLock<HashMap<Gid, Vec<Arc<Life>>>>,
+    /// Who can be named by a GID. One session per GID, except on loopback.
+    sessions: RwLock<HashMap<Gid, Vec<Arc<DeviceSession>>>>,
     members: Mutex<Members>,
 }
 
@@ -143,19 +144,19 @@ impl Fabric {
             limits,
             caps,
             serial: AtomicU64::new(0),
-            lives: RwLock::default(),
+            sessions: RwLock::default(),
             members: Mutex::default(),
         }))
     }
 
-    /// Adds a device. `bell` is rung when events wait for it. It leaves when its last `Arc` goes.
+    /// Adds a device. `notifier` is rung when events wait for it. It leaves when its last `Arc` goes.
     ///
     /// # Errors
     /// See [`JoinError`].
     pub fn join(
         self: &Arc<Fabric>,
-        port: PortConfig,
-        bell: Arc<dyn Doorbell>,
+        port: DeviceConfig,
+        notifier: Arc<dyn EventNotifier>,
     ) -> Result<Arc<Device>, JoinError> {
         let limits = port.limits.unwrap_or(self.limits);
         limits.check().map_err(JoinError::Limits)?;
@@ -164,8 +165,8 @@ impl Fabric {
         let mut members = lock(&self.members);
         members.check_caps(&self.caps, &limits)?;
         let first_gid = self.first_gid(port.pinned_gid)?;
-        let contact = Contact::new(member, bell, self.clock.clone(), limits.wake_rate());
-        let device = Device::new(self.clone(), port, limits, Arc::new(contact), first_gid);
+        let handle = DeviceHandle::new(member, notifier, self.clock.clone(), limits.wake_rate());
+        let device = Device::new(self.clone(), port, limits, Arc::new(handle), first_gid);
         members.devices.insert(member, (Arc::downgrade(&device), limits));
         Ok(device)
     }
@@ -173,7 +174,7 @@ impl Fabric {
     /// The fabric as it is now.
     pub fn snapshot(&self) -> FabricInfo {
         let mut devices = self.devices();
-        devices.sort_by_key(|device| device.contact.member);
+        devices.sort_by_key(|device| device.handle.member);
         FabricInfo {
             chid: self.chid,
             tokens: self.tokens.len(),
@@ -188,7 +189,7 @@ impl Fabric {
             (Some(_), Some(_)) => Err(JoinError::GidOnLoopback),
             (None, Some(shared)) => Ok(shared),
             (Some(pinned), None) if !usable(pinned) => Err(JoinError::GidIllegal(pinned)),
-            (Some(pinned), None) if !self.gids.claim(pinned) => Err(JoinError::GidInUse(pinned)),
+            (Some(pinned), None) if !self.gids.reserve(pinned) => Err(JoinError::GidInUse(pinned)),
             (Some(pinned), None) => Ok(pinned),
             (None, None) => self.gids.draw().map_err(JoinError::Random),
         }
@@ -200,41 +201,41 @@ impl Fabric {
     }
 
     /// Who has this GID.
-    pub(super) fn find(&self, gid: Gid) -> Vec<Arc<Life>> {
-        read(&self.lives).get(&gid).cloned().unwrap_or_default()
+    pub(super) fn find(&self, gid: Gid) -> Vec<Arc<DeviceSession>> {
+        read(&self.sessions).get(&gid).cloned().unwrap_or_default()
     }
 
-    /// Makes a life known.
-    pub(super) fn enlist(&self, life: &Arc<Life>) {
-        write(&self.lives).entry(life.gid).or_default().push(life.clone());
+    /// Makes a session known.
+    pub(super) fn add_session(&self, session: &Arc<DeviceSession>) {
+        write(&self.sessions).entry(session.gid).or_default().push(session.clone());
     }
 
-    /// Makes a life unknown: nothing new can name it.
-    pub(super) fn retire(&self, life: &Arc<Life>) {
-        let mut lives = write(&self.lives);
-        if let Some(same) = lives.get_mut(&life.gid) {
-            same.retain(|other| !Arc::ptr_eq(other, life));
+    /// Makes a session unknown: nothing new can name it.
+    pub(super) fn remove_session(&self, session: &Arc<DeviceSession>) {
+        let mut sessions = write(&self.sessions);
+        if let Some(same) = sessions.get_mut(&session.gid) {
+            same.retain(|other| !Arc::ptr_eq(other, session));
             if same.is_empty() {
-                lives.remove(&life.gid);
+                sessions.remove(&session.gid);
             }
         }
     }
 
-    /// Tells everybody who is related that a life has ended. The caller holds no lock of a device.
-    pub(super) fn announce_end(&self, life: &Life, how: Departure) {
+    /// Tells everybody who is related that a session has ended. The caller holds no lock of a device.
+    pub(super) fn notify_peers_of_end(&self, session: &DeviceSession, how: CloseReason) {
         // Members of a loopback fabric share the GID: it is not gone with one of them.
         if self.shared_gid.is_some() {
             return;
         }
         for device in self.devices() {
-            if device.contact.member != life.contact.member {
-                device.peer_ended(life.gid, how == Departure::Failed);
+            if device.handle.member != session.handle.member {
+                device.peer_ended(session.gid, how == CloseReason::Failed);
             }
         }
     }
 
     /// Forgets a device that is being dropped.
-    pub(super) fn leave(&self, member: u64) {
+    pub(super) fn remove_device(&self, member: u64) {
         lock(&self.members).devices.remove(&member);
     }
 

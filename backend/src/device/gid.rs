@@ -26,18 +26,18 @@ impl GidPool {
     pub(super) fn draw(&self) -> io::Result<Gid> {
         loop {
             let gid = Gid(uuid::Builder::from_random_bytes(random()?).into_uuid().into_bytes());
-            if usable(gid) && self.claim(gid) {
+            if usable(gid) && self.reserve(gid) {
                 return Ok(gid);
             }
         }
     }
 
     /// Takes this very GID; `false` if its second half is taken.
-    pub(super) fn claim(&self, gid: Gid) -> bool {
+    pub(super) fn reserve(&self, gid: Gid) -> bool {
         lock(&self.second_halves).insert(gid.part2())
     }
 
-    /// Gives up a GID whose life has ended. Random GIDs do not come back.
+    /// Gives up a GID whose session has ended. Random GIDs do not come back.
     pub(super) fn release(&self, gid: Gid) {
         lock(&self.second_halves).remove(&gid.part2());
     }
@@ -103,10 +103,10 @@ mod tests {
         let (mut a, mut b) = (Gid([1; 16]), Gid([1; 16]));
         a.0[0] = 7;
         b.0[0] = 8;
-        assert!(pool.claim(a));
-        assert!(!pool.claim(b), "differs in the first half only");
+        assert!(pool.reserve(a));
+        assert!(!pool.reserve(b), "differs in the first half only");
         pool.release(a);
-        assert!(pool.claim(b));
+        assert!(pool.reserve(b));
     }
 
     // Shows: EISM-10.

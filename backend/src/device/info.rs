@@ -7,9 +7,9 @@ use virtio_ism_abi::{Chid, Gid};
 pub struct DeviceInfo {
     /// Name of the port.
     pub name: String,
-    /// GID of the life, if there is one.
+    /// GID of the session, if there is one.
     pub gid: Option<Gid>,
-    /// Number of the life, from 1; 0 before the first HELLO.
+    /// Number of the session, from 1; 0 before the first HELLO.
     pub session: u32,
     /// Window in bytes; 0 if the front end cannot map.
     pub window_size: u64,
@@ -27,7 +27,7 @@ pub struct DeviceInfo {
     pub attached_slab_bytes: u64,
     /// Mapping slots in use, reservations included.
     pub map_slots: u64,
-    /// Window ranges that a past life may have left mapped.
+    /// Window ranges that a past session may have left mapped.
     pub stale_maps: u64,
     /// Peers related.
     pub peers: u64,

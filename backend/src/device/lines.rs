@@ -41,7 +41,7 @@ impl Lines {
     }
 
     /// Gives back a bit. `true`: it was the line's last.
-    pub(super) fn give_back(&mut self, number: u16, bit: u8) -> bool {
+    pub(super) fn release(&mut self, number: u16, bit: u8) -> bool {
         let Some(line) = self.used.get_mut(&number) else { return false };
         line.bits &= !(1 << (bit & 63));
         if line.bits != 0 {
@@ -107,13 +107,13 @@ mod tests {
             assert_eq!(lines.take(5), Some((5, bit)));
         }
         assert_eq!(lines.take(5), None);
-        assert!(!lines.give_back(5, 17));
+        assert!(!lines.release(5, 17));
         assert_eq!(lines.take(5), Some((5, 17)));
         for bit in 0..63 {
-            assert!(!lines.give_back(5, bit));
+            assert!(!lines.release(5, bit));
         }
-        assert!(lines.give_back(5, 63), "the last bit frees the line");
-        assert!(!lines.give_back(5, 63));
+        assert!(lines.release(5, 63), "the last bit frees the line");
+        assert!(!lines.release(5, 63));
         assert_eq!(lines.take(4000), Some((5, 0)), "for any group");
     }
 }

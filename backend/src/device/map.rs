@@ -9,7 +9,7 @@ use virtio_ism_abi::command::{ReplyHeader, StatsReply};
 use zerocopy::IntoBytes;
 
 use super::Device;
-use super::life::Life;
+use super::session::DeviceSession;
 use super::slab::Slab;
 
 /// Bytes of a reply.
@@ -89,25 +89,25 @@ pub enum Outcome {
 /// the range is kept aside until the front end has confirmed that nothing is mapped there.
 #[derive(Debug)]
 pub struct MapJob {
-    pub(super) ticket: Ticket,
+    pub(super) target: JobTarget,
     /// A REGISTER or an ATTACH of this token.
-    pub(super) what: Waiting,
+    pub(super) what: PendingCommand,
     /// `false`: an earlier job asks for the same slab.
     pub(super) asks: bool,
 }
 
 impl Drop for MapJob {
     fn drop(&mut self) {
-        if let Some(device) = self.ticket.abandoned() {
-            device.finish_map(self, Answer::Unknown);
+        if let Some(device) = self.target.take_unanswered() {
+            device.finish_map(self, MapAnswer::Unknown);
         }
     }
 }
 
 #[derive(Debug)]
-pub(super) enum Waiting {
-    /// And the life that is to be its user.
-    Register(u64, Arc<Life>),
+pub(super) enum PendingCommand {
+    /// And the session that is to be its user.
+    Register(u64, Arc<DeviceSession>),
     Attach(u64),
 }
 
@@ -128,7 +128,7 @@ impl MapJob {
     /// What to ask the front end for. `None`: an earlier job of this device asks for the same slab,
     /// so there is nothing to ask; just call [`Device::mapped`] with `true` in turn.
     pub fn request(&self) -> Option<MapRequest<'_>> {
-        let Ticket { slab, offset, .. } = &self.ticket;
+        let JobTarget { slab, offset, .. } = &self.target;
         self.asks.then(|| MapRequest {
             fd: slab.fd(),
             fd_offset: 0,
@@ -139,20 +139,20 @@ impl MapJob {
 
     /// The request's tag.
     pub fn tag(&self) -> u32 {
-        self.ticket.tag
+        self.target.tag
     }
 }
 
 /// A RELEASE_SLAB that waits for the front end. As [`MapJob`].
 #[derive(Debug)]
 pub struct UnmapJob {
-    pub(super) ticket: Ticket,
+    pub(super) target: JobTarget,
 }
 
 impl Drop for UnmapJob {
     fn drop(&mut self) {
-        if let Some(device) = self.ticket.abandoned() {
-            device.finish_unmap(self, Answer::Unknown);
+        if let Some(device) = self.target.take_unanswered() {
+            device.finish_unmap(self, MapAnswer::Unknown);
         }
     }
 }
@@ -160,56 +160,56 @@ impl Drop for UnmapJob {
 impl UnmapJob {
     /// Offset in the window, bytes.
     pub fn window_offset(&self) -> u64 {
-        self.ticket.offset
+        self.target.offset
     }
 
     /// Length, bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
-        self.ticket.slab.len()
+        self.target.slab.len()
     }
 
     /// The request's tag.
     pub fn tag(&self) -> u32 {
-        self.ticket.tag
+        self.target.tag
     }
 }
 
-/// What a job is about: a slab's place in the window of one life.
+/// What a job is about: a slab's place in the window of one session.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct JobTarget {
     pub(super) device: Weak<Device>,
-    pub(super) life: Arc<Life>,
+    pub(super) session: Arc<DeviceSession>,
     pub(super) tag: u32,
     pub(super) slab_id: u32,
     pub(super) slab: Arc<Slab>,
     pub(super) offset: u64,
     /// The front end's answer was taken.
-    pub(super) settled: bool,
+    pub(super) answered: bool,
 }
 
-impl Ticket {
+impl JobTarget {
     /// The device, if it still waits for an answer.
-    fn abandoned(&mut self) -> Option<Arc<Device>> {
-        if std::mem::replace(&mut self.settled, true) { None } else { self.device.upgrade() }
+    fn take_unanswered(&mut self) -> Option<Arc<Device>> {
+        if std::mem::replace(&mut self.answered, true) { None } else { self.device.upgrade() }
     }
 }
 
-/// A range that a past life, or a command that failed, may have left mapped. One that is dropped is offered again.
+/// A range that a past session, or a command that failed, may have left mapped. One that is dropped is offered again.
 #[derive(Debug)]
 pub struct StaleMap {
     pub(super) device: Weak<Device>,
     pub(super) window_offset: u64,
     pub(super) len: u64,
-    pub(super) settled: bool,
+    pub(super) answered: bool,
 }
 
 impl Drop for StaleMap {
     fn drop(&mut self) {
-        if !self.settled
+        if !self.answered
             && let Some(device) = self.device.upgrade()
         {
-            device.finish_stale(self, Answer::Unknown);
+            device.finish_stale(self, MapAnswer::Unknown);
         }
     }
 }
@@ -229,15 +229,15 @@ impl StaleMap {
 
 /// A front end's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum MapAnswer {
     Yes,
     No,
     /// The job was dropped.
     Unknown,
 }
 
-impl Answer {
-    pub(super) fn of(ok: bool) -> Answer {
-        if ok { Answer::Yes } else { Answer::No }
+impl MapAnswer {
+    pub(super) fn of(ok: bool) -> MapAnswer {
+        if ok { MapAnswer::Yes } else { MapAnswer::No }
     }
 }

@@ -3,8 +3,8 @@
 //! # A primer
 //!
 //! A [`Fabric`] is one CHID. Each front end (a VM, a process) that connects becomes a [`Device`] on
-//! it. A device's *life* begins with HELLO and ends with reset, the next HELLO, or the loss of the
-//! front end; a life has one GID and a GID has one life (but on loopback, where all members share
+//! it. A device's *session* begins with HELLO and ends with reset, the next HELLO, or the loss of the
+//! front end; a session has one GID and a GID has one session (but on loopback, where all members share
 //! one).
 //!
 //! **Who owns what.** A driver *registers* a DMB and thereby owns it. It names one GID, the DMB's
@@ -21,7 +21,7 @@
 //! and a range of it serves another DMB only after its owner has unregistered **and** its user has
 //! detached. In the code both hold the DMB by `Arc`, and the last one to let go clears the range.
 //!
-//! **What a driver is told.** Events wait in a mailbox that is bounded whatever the peers do: a bit
+//! **What a driver is told.** Events wait in a pending_events that is bounded whatever the peers do: a bit
 //! per slab, a mask per DMB, a bit per peer and per attached DMB, a few software events. A device
 //! that takes no events loses nothing but software events and slows nobody.
 //!
@@ -37,51 +37,51 @@
 //!
 //! # Locks
 //!
-//! In this order: `Device::lifecycle` (while a life begins or ends), a device's `state`, a DMB's
-//! gate, a mailbox. The fabric's tables and the room of a slab are locked for a look or a change,
+//! In this order: `Device::lifecycle` (while a session begins or ends), a device's `state`, a DMB's
+//! gate, a pending_events. The fabric's tables and the room of a slab are locked for a look or a change,
 //! and nothing else is taken meanwhile. No two devices' states are held together. Nothing is held
 //! while a front end is asked for something: a command that needs it becomes a [`MapJob`] or an
 //! [`UnmapJob`] that the virtio side carries to the front end and back.
 //!
-//! A move takes no device's `state`. It holds the read side of its own device's `mover` lock (which
-//! the end of that life waits for) and of the DMB's gate (which UNREGISTER waits for), both for no
+//! A move takes no device's `state`. It holds the read side of its own device's `current` lock (which
+//! the end of that session waits for) and of the DMB's gate (which UNREGISTER waits for), both for no
 //! longer than a copy of `max_move` bytes.
 //!
 //! # Where things are
 //!
-//! `claimed` reads what a driver claims; `command`, `register` and `attach` judge it against what
-//! is there; `session` keeps the accounts of a life; `transfer` moves; `mailbox` holds what was not
-//! told yet; `port` is a device and its lives; `fabric` is what devices share.
+//! `request` reads what a driver claims; `command`, `register` and `attach` judge it against what
+//! is there; `account` keeps the accounts of a session; `transfer` moves; `pending_events` holds what was not
+//! told yet; `device` is a device and its sessions; `fabric` is what devices share.
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod attach;
-mod claimed;
 mod command;
 mod counters;
+mod device;
 mod dmb;
 mod fabric;
 mod gid;
 mod info;
-mod life;
 mod limits;
 mod lines;
-mod mailbox;
 mod map;
-mod port;
+mod pending_events;
 mod rate;
 mod register;
+mod request;
 mod session;
 mod slab;
 mod sync;
 mod transfer;
 mod window;
 
-pub use fabric::{Fabric, FabricConfig, FabricError, JoinError, PortConfig};
+pub use device::{CloseReason, Device, EventNotifier};
+pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
 pub use gid::GidPool;
 pub use info::{DeviceInfo, FabricInfo};
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
 pub use map::{MapJob, MapRequest, Outcome, Reply, StaleMap, UnmapJob};
-pub use port::{Departure, Device, Doorbell};
 pub use transfer::{Moved, SliceReader, Wake};
 
 #[cfg(test)]

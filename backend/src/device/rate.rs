@@ -13,7 +13,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// `per_second` pieces per second (0 counts as 1), `burst` at once.
+    /// `per_second` ranges per second (0 counts as 1), `burst` at once.
     pub(super) fn new(per_second: u32, burst: u32) -> Rate {
         let interval = 1_000_000_000 / u64::from(per_second.max(1));
         Rate { interval, slack: interval.saturating_mul(u64::from(burst.max(1)) - 1) }

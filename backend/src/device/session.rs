@@ -1,326 +1,222 @@
-//! What a device holds for one life, and its accounts.
+//! A device's session as others see it: its GID, and how to tell it something.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 
-use virtio_ism_abi::command::{AttachReply, RegisterReply, attach_flags};
-use virtio_ism_abi::{Gid, Status};
+use virtio_ism_abi::config::Features;
+use virtio_ism_abi::event::EVENT_LEN;
+use virtio_ism_abi::{Gid, Token};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::counters::Tally;
+use super::counters::Counters;
 use super::dmb::Dmb;
-use super::life::Life;
+use super::pending_events::PendingEvents;
+use super::rate::Rate;
+use super::request::CheckedSignalEvent;
 use super::slab::Slab;
+use super::sync::{lock, read, write};
+use super::{Clock, EventNotifier};
 
-/// Holdings of one life. Guarded by the device's lock.
+/// What lasts from session to session of a front end and may be needed without its lock.
+pub(super) struct DeviceHandle {
+    /// Unique on the fabric.
+    pub(super) member: u64,
+    pub(super) notifier: Arc<dyn EventNotifier>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) counters: Counters,
+    pub(super) wake_rate: Rate,
+    memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
+    window: AtomicU64,
+    features: AtomicU64,
+}
+
+impl std::fmt::Debug for DeviceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceHandle").field("member", &self.member).finish_non_exhaustive()
+    }
+}
+
+impl DeviceHandle {
+    pub(super) fn new(
+        member: u64,
+        notifier: Arc<dyn EventNotifier>,
+        clock: Arc<dyn Clock>,
+        wake_rate: Rate,
+    ) -> DeviceHandle {
+        DeviceHandle {
+            member,
+            notifier,
+            clock,
+            counters: Counters::default(),
+            wake_rate,
+            memory: RwLock::new(None),
+            window: AtomicU64::new(0),
+            features: AtomicU64::new(Features::all().bits()),
+        }
+    }
+
+    pub(super) fn set_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) {
+        *write(&self.memory) = Some(memory);
+    }
+
+    pub(super) fn memory(&self) -> Option<GuestMemoryAtomic<GuestMemoryMmap>> {
+        read(&self.memory).clone()
+    }
+
+    pub(super) fn set_window(&self, bytes: u64) {
+        self.window.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the front end can map, bytes.
+    pub(super) fn window(&self) -> u64 {
+        self.window.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_features(&self, features: Features) {
+        self.features.store(features.bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn features(&self) -> Features {
+        Features::from_bits_truncate(self.features.load(Ordering::Relaxed))
+    }
+
+    /// Whether the front end can map and the driver said that it will use it.
+    pub(super) fn has_window(&self) -> bool {
+        self.window() > 0 && self.features().contains(Features::WINDOW)
+    }
+}
+
+/// One session: from HELLO to reset, next HELLO or departure.
 #[derive(Debug)]
-pub(super) struct Session {
-    pub(super) life: Arc<Life>,
-    /// `idx` must be below.
-    pub(super) idx_bound: u32,
-    /// Own DMBs by token.
-    pub(super) dmbs: HashMap<u64, Holding>,
-    pub(super) idxs: HashSet<u32>,
-    /// Peers' DMBs by token.
-    pub(super) attached: HashMap<u64, Holding>,
-    /// Slabs in the window, by the number the driver knows.
-    pub(super) maps: BTreeMap<u32, Mapping>,
-    pub(super) peers: HashMap<Gid, Peer>,
-    pub(super) dmb_bytes: u64,
-    /// Of slabs owned.
-    pub(super) slab_bytes: u64,
-    /// Of peers' slabs mapped.
-    pub(super) attached_bytes: u64,
-    last_slab_id: u32,
-    /// Counters at HELLO.
-    pub(super) tally: Tally,
+pub(super) struct DeviceSession {
+    pub(super) gid: Gid,
+    /// Number on the socket, from 1.
+    pub(super) number: u32,
+    pub(super) handle: Arc<DeviceHandle>,
+    /// Cleared before anybody is told of the end.
+    alive: AtomicBool,
+    pending_events: Mutex<PendingEvents>,
 }
 
-/// A DMB that the driver owns or has attached.
-#[derive(Debug)]
-pub(super) struct Holding {
-    pub(super) dmb: Arc<Dmb>,
-    /// The slab it lies in, if it is in the window.
-    pub(super) slab_id: Option<u32>,
-    /// The driver was told. Until then its command waits for the front end.
-    pub(super) ready: bool,
-}
-
-/// A slab in the window.
-#[derive(Debug)]
-pub(super) struct Mapping {
-    pub(super) slab: Arc<Slab>,
-    /// Offset in the window, bytes.
-    pub(super) offset: u64,
-    pub(super) state: MapState,
-    /// Own and attached DMBs in it, waiting commands included.
-    pub(super) dmbs: u32,
-    /// The driver was told of it, so it can release it.
-    pub(super) told: bool,
-}
-
-/// How far the front end is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MapState {
-    /// Asked to map.
-    Asked,
-    /// Mapped.
-    Mapped,
-    /// Asked to unmap.
-    Releasing,
-}
-
-/// What binds this driver to a GID.
-#[derive(Debug, Default)]
-pub(super) struct Peer {
-    /// Its end will be told.
-    pub(super) related: bool,
-    /// Own DMBs that it may write.
-    pub(super) dmbs: u32,
-    /// Its DMBs attached.
-    pub(super) attached: u32,
-    /// Its slabs in the window.
-    pub(super) maps: u32,
-    /// A mapping slot is kept for the first of its slabs.
-    pub(super) reserved: bool,
-}
-
-impl Session {
-    pub(super) fn new(life: Arc<Life>, idx_bound: u32, tally: Tally) -> Session {
-        Session {
-            life,
-            idx_bound,
-            dmbs: HashMap::new(),
-            idxs: HashSet::new(),
-            attached: HashMap::new(),
-            maps: BTreeMap::new(),
-            peers: HashMap::new(),
-            dmb_bytes: 0,
-            slab_bytes: 0,
-            attached_bytes: 0,
-            last_slab_id: 0,
-            tally,
-        }
-    }
-
-    /// Mapping slots in use or kept.
-    pub(super) fn slots(&self) -> u64 {
-        let kept = self.peers.values().filter(|peer| peer.reserved && peer.maps == 0).count();
-        self.maps.len() as u64 + kept as u64
-    }
-
-    /// Slots that a further slab of this peer would cost: none if one is kept for it.
-    pub(super) fn slots_for_slab_of(&self, peer: Gid) -> u64 {
-        let kept = self.peers.get(&peer).is_some_and(|peer| peer.reserved && peer.maps == 0);
-        u64::from(!kept)
-    }
-
-    /// Whether one more peer can be bound. Peers whose end waits to be told count.
-    pub(super) fn has_room_for(&self, peer: Gid, max_peers: u32) -> bool {
-        self.peers.contains_key(&peer)
-            || self.peers.len() + self.life.downs_untold() < max_peers as usize
-    }
-
-    pub(super) fn related_peers(&self) -> u64 {
-        self.peers.values().filter(|peer| peer.related).count() as u64
-    }
-
-    /// A number no slab of this life has.
-    pub(super) fn next_slab_id(&mut self) -> u32 {
-        loop {
-            self.last_slab_id = self.last_slab_id.wrapping_add(1).max(1);
-            if !self.maps.contains_key(&self.last_slab_id) {
-                return self.last_slab_id;
-            }
-        }
-    }
-
-    /// The number under which a slab is in the window.
-    pub(super) fn mapping_of(&self, slab: &Slab) -> Option<(u32, &Mapping)> {
-        self.maps
-            .iter()
-            .find(|(_, mapping)| mapping.slab.serial == slab.serial)
-            .map(|(id, mapping)| (*id, mapping))
-    }
-
-    pub(super) fn owns(&self, slab: &Slab) -> bool {
-        Arc::ptr_eq(&slab.owner, &self.life)
-    }
-
-    /// Counts a slab that comes into the window.
-    pub(super) fn add_mapping(&mut self, id: u32, slab: Arc<Slab>, offset: u64) {
-        if self.owns(&slab) {
-            self.slab_bytes += slab.len();
-        } else {
-            self.attached_bytes += slab.len();
-            self.peers.entry(slab.owner.gid).or_default().maps += 1;
-        }
-        let state = MapState::Asked;
-        self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0, told: false });
-    }
-
-    /// Takes a slab out of the accounts that is not in the window any more. An owner leaves it for
-    /// good.
-    pub(super) fn remove_mapping(&mut self, id: u32) -> Option<Mapping> {
-        let mapping = self.maps.remove(&id)?;
-        let slab = &mapping.slab;
-        if self.owns(slab) {
-            self.slab_bytes = self.slab_bytes.saturating_sub(slab.len());
-            slab.close();
-            self.life.forget_slab(slab);
-        } else {
-            self.attached_bytes = self.attached_bytes.saturating_sub(slab.len());
-            let owner = slab.owner.gid;
-            if let Some(peer) = self.peers.get_mut(&owner) {
-                peer.maps = peer.maps.saturating_sub(1);
-            }
-            self.prune(owner);
-        }
-        Some(mapping)
-    }
-
-    /// Takes out a slab that is mapped but of no use: its command failed in the end, so the driver
-    /// does not know of it and cannot release it. A peer that leaves, or unregisters, at the right
-    /// moment would otherwise spend this driver's slots.
-    pub(super) fn remove_untold(&mut self, id: u32) -> Option<Mapping> {
-        let mapping = self.maps.get(&id)?;
-        if mapping.told || mapping.dmbs > 0 || mapping.state != MapState::Mapped {
-            return None;
-        }
-        self.remove_mapping(id)
-    }
-
-    /// The driver is told of a slab.
-    pub(super) fn tell(&mut self, id: Option<u32>) {
-        if let Some(mapping) = id.and_then(|id| self.maps.get_mut(&id)) {
-            mapping.told = true;
-        }
-    }
-
-    /// Counts an own DMB.
-    pub(super) fn add_dmb(&mut self, dmb: Arc<Dmb>, slab_id: Option<u32>) {
-        self.idxs.insert(dmb.idx);
-        self.dmb_bytes += u64::from(dmb.len);
-        self.peers.entry(dmb.user).or_default().dmbs += 1;
-        self.count_in_mapping(slab_id, 1);
-        self.dmbs.insert(dmb.token.0, Holding { dmb, slab_id, ready: false });
-    }
-
-    /// Takes an own DMB out of the accounts.
-    pub(super) fn remove_dmb(&mut self, token: u64) -> Option<Holding> {
-        let holding = self.dmbs.remove(&token)?;
-        let dmb = &holding.dmb;
-        self.idxs.remove(&dmb.idx);
-        self.dmb_bytes = self.dmb_bytes.saturating_sub(u64::from(dmb.len));
-        self.count_in_mapping(holding.slab_id, -1);
-        if let Some(peer) = self.peers.get_mut(&dmb.user) {
-            peer.dmbs = peer.dmbs.saturating_sub(1);
-            peer.reserved &= peer.dmbs > 0;
-        }
-        self.prune(holding.dmb.user);
-        Some(holding)
-    }
-
-    /// Counts an attached DMB.
-    pub(super) fn add_attached(&mut self, dmb: Arc<Dmb>, slab_id: Option<u32>) {
-        self.peers.entry(dmb.owner.gid).or_default().attached += 1;
-        self.count_in_mapping(slab_id, 1);
-        self.attached.insert(dmb.token.0, Holding { dmb, slab_id, ready: false });
-    }
-
-    /// Takes an attached DMB out of the accounts.
-    pub(super) fn remove_attached(&mut self, token: u64) -> Option<Holding> {
-        let holding = self.attached.remove(&token)?;
-        let owner = holding.dmb.owner.gid;
-        self.count_in_mapping(holding.slab_id, -1);
-        if let Some(peer) = self.peers.get_mut(&owner) {
-            peer.attached = peer.attached.saturating_sub(1);
-        }
-        self.prune(owner);
-        Some(holding)
-    }
-
-    /// Binds this driver to a peer that was just looked up. `false`: the peer's life ended in
-    /// between, and nothing has changed.
-    ///
-    /// A life that ends dies first and then asks every device, under the lock that the caller
-    /// holds, whether it is related. So either its end is seen here, or it sees the relation.
-    pub(super) fn relate(&mut self, peer: &Life) -> bool {
-        // Members that share a GID get no PEER_DOWN for it.
-        if peer.gid != self.life.gid && !peer.is_alive() {
-            return false;
-        }
-        self.peers.entry(peer.gid).or_default().related = true;
-        true
-    }
-
-    /// A peer's life has ended; `true` if this driver must be told.
-    pub(super) fn unrelate(&mut self, gid: Gid) -> bool {
-        let Some(peer) = self.peers.get_mut(&gid) else { return false };
-        let related = std::mem::take(&mut peer.related);
-        peer.reserved = false;
-        self.prune(gid);
-        related
-    }
-
-    fn prune(&mut self, gid: Gid) {
-        let idle =
-            |peer: &Peer| !peer.related && peer.dmbs == 0 && peer.attached == 0 && peer.maps == 0;
-        if self.peers.get(&gid).is_some_and(idle) {
-            self.peers.remove(&gid);
-        }
-    }
-
-    fn count_in_mapping(&mut self, slab_id: Option<u32>, change: i32) {
-        if let Some(mapping) = slab_id.and_then(|id| self.maps.get_mut(&id)) {
-            mapping.dmbs = mapping.dmbs.saturating_add_signed(change);
-        }
-    }
-
-    /// The reply to a REGISTER whose DMB is ready.
-    pub(super) fn register_reply(&self, holding: &Holding) -> Result<RegisterReply, Status> {
-        let token = holding.dmb.token.0.into();
-        let (Some(place), Some(id)) = (holding.dmb.place(), holding.slab_id) else {
-            return Ok(RegisterReply { token, ..Default::default() });
-        };
-        let mapping = self.maps.get(&id).ok_or(Status::Eio)?;
-        Ok(RegisterReply {
-            token,
-            dmb_off: (mapping.offset + place.offset).into(),
-            slab_off: mapping.offset.into(),
-            slab_len: slab_len(&mapping.slab),
-            slab_id: id.into(),
-            line: place.line.into(),
-            bit: place.bit,
-            nonce: mapping.slab.nonce.into(),
-            ..Default::default()
+impl DeviceSession {
+    pub(super) fn new(gid: Gid, number: u32, handle: Arc<DeviceHandle>) -> Arc<DeviceSession> {
+        let pending_events = Mutex::new(PendingEvents::default());
+        Arc::new(DeviceSession {
+            gid,
+            number,
+            handle,
+            alive: AtomicBool::new(true),
+            pending_events,
         })
     }
 
-    /// The reply to an ATTACH whose DMB is ready.
-    pub(super) fn attach_reply(&self, holding: &Holding) -> Result<AttachReply, Status> {
-        let dmb = &holding.dmb;
-        let common =
-            AttachReply { dmb_len: dmb.len.into(), owner_gid: dmb.owner.gid, ..Default::default() };
-        let (Some(place), Some(id)) = (dmb.place(), holding.slab_id) else {
-            return Ok(AttachReply { flags: attach_flags::MOVE_ONLY, ..common });
-        };
-        let mapping = self.maps.get(&id).ok_or(Status::Eio)?;
-        dmb.mapped_users.fetch_add(1, Ordering::Relaxed);
-        Ok(AttachReply {
-            dmb_off: (mapping.offset + place.offset).into(),
-            slab_off: mapping.offset.into(),
-            slab_len: slab_len(&mapping.slab),
-            slab_id: id.into(),
-            line: place.line.into(),
-            bit: place.bit,
-            nonce: mapping.slab.nonce.into(),
-            ..common
-        })
+    pub(super) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
     }
-}
 
-/// At most 64 MiB and the control tail.
-fn slab_len(slab: &Slab) -> zerocopy::little_endian::U32 {
-    u32::try_from(slab.len()).unwrap_or(u32::MAX).into()
+    pub(super) fn mark_ended(&self) {
+        self.alive.store(false, Ordering::Release);
+    }
+
+    /// Tells that a DMB is gone which it had attached, or owned.
+    pub(super) fn push_dmb_gone(&self, token: Token, owner: Gid) {
+        let now = self.handle.clock.now_ns();
+        if lock(&self.pending_events).push_gone(token, owner, now) {
+            self.handle.notifier.notify();
+        }
+    }
+
+    /// Takes back that a DMB is gone: the driver let go of it before it heard.
+    pub(super) fn remove_dmb_gone(&self, token: Token) {
+        lock(&self.pending_events).remove_dmb_gone(token);
+    }
+
+    /// Drops what was pending for a DMB that this owner has unregistered.
+    pub(super) fn remove_dmb(&self, dmb: &Arc<Dmb>) {
+        lock(&self.pending_events).remove_dmb(dmb);
+    }
+
+    /// Drops what was pending for a slab that this owner has released.
+    pub(super) fn remove_slab(&self, slab: &Arc<Slab>) {
+        lock(&self.pending_events).remove_slab(slab);
+    }
+
+    /// Tells that a peer is gone. Nothing of that peer is told afterwards.
+    pub(super) fn push_peer_down(&self, peer: Gid, failed: bool) {
+        let now = self.handle.clock.now_ns();
+        let mut pending_events = lock(&self.pending_events);
+        let lost = pending_events.push_down(peer, failed, now);
+        drop(pending_events);
+        self.handle.counters.sw_events_lost.add(u64::from(lost));
+        self.handle.notifier.notify();
+    }
+
+    /// Peers whose end was not told yet.
+    pub(super) fn unread_peer_downs(&self) -> usize {
+        lock(&self.pending_events).downs()
+    }
+
+    /// Tells a software event; `false` if there is no room for it.
+    pub(super) fn push_sw_event(&self, from: &DeviceSession, event: CheckedSignalEvent) -> bool {
+        let now = self.handle.clock.now_ns();
+        let told = lock(&self.pending_events).push_sw_event(from, event, now);
+        if told {
+            self.handle.notifier.notify();
+        }
+        told
+    }
+
+    /// Wakes this owner for a slab of its own, on behalf of `user`.
+    pub(super) fn wake_slab(&self, slab: &Arc<Slab>, user: &DeviceSession) {
+        // Pairs with the swap in `PendingEvents::slab_wake`: whoever finds the bit set has its data seen
+        // by the one who takes the record.
+        if slab.wake_pending.swap(true, Ordering::AcqRel) {
+            self.handle.counters.coalesced.add(1);
+            return;
+        }
+        if lock(&self.pending_events).push_slab(slab, self.may_queue(user)) {
+            self.handle.notifier.notify();
+        }
+    }
+
+    /// Wakes this owner for a DMB in guest memory, on behalf of `user`.
+    pub(super) fn signal_dmb(&self, dmb: &Arc<Dmb>, mask: u16, user: &DeviceSession) {
+        if !dmb.raise(mask) {
+            self.handle.counters.coalesced.add(1);
+            return;
+        }
+        if lock(&self.pending_events).push_dmb(dmb, self.may_queue(user)) {
+            self.handle.notifier.notify();
+        }
+    }
+
+    /// Whether news of `user` may still be put into the pending_events, which is to be asked with its lock
+    /// held: a session dies first and PEER_DOWN is put afterwards, under the same lock, so that nothing
+    /// follows it. Members that share a GID get no PEER_DOWN.
+    fn may_queue(&self, user: &DeviceSession) -> impl FnOnce() -> bool {
+        let related = user.gid != self.gid;
+        move || !related || user.is_alive()
+    }
+
+    /// Takes the next record for the driver.
+    pub(super) fn next_record(&self) -> Option<[u8; EVENT_LEN]> {
+        let now = self.handle.clock.now_ns();
+        lock(&self.pending_events).next(now, self.handle.wake_rate, &self.handle.counters)
+    }
+
+    pub(super) fn has_records(&self) -> bool {
+        let now = self.handle.clock.now_ns();
+        lock(&self.pending_events).has_any(now, self.handle.wake_rate)
+    }
+
+    /// Nanoseconds until the first delayed wake is due.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        let now = self.handle.clock.now_ns();
+        lock(&self.pending_events).next_due(now, self.handle.wake_rate)
+    }
+
+    /// Drops what was not told and takes nothing more.
+    pub(super) fn close_events(&self) {
+        lock(&self.pending_events).close();
+    }
 }

@@ -9,8 +9,8 @@ use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::slab::{FIRST_SLAB_DATA, MAX_SLAB_DATA};
 use vm_memory::VolatileSlice;
 
-use super::life::Life;
 use super::lines::Lines;
+use super::session::DeviceSession;
 use super::sync::lock;
 use crate::shm::{Buddy, ShmError, SlabMemory};
 
@@ -27,16 +27,16 @@ pub(super) struct Gauges {
     pub(super) slab_bytes: AtomicU64,
 }
 
-/// Memory that exactly one owner (a device's life) and one user (a GID) ever get.
+/// Memory that exactly one owner (a device's session) and one user (a GID) ever get.
 ///
-/// It lives as long as anybody has a use for it: a DMB in it, or a window it is mapped into. It is
+/// It sessions as long as anybody has a use for it: a DMB in it, or a window it is mapped into. It is
 /// never used for another pair, so a late store reaches nothing but what the storing side had
 /// anyway.
 #[derive(Debug)]
 pub(super) struct Slab {
     /// Unique on the fabric.
     pub(super) serial: u64,
-    pub(super) owner: Arc<Life>,
+    pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
     /// Its number on the owner's device.
     pub(super) owner_id: u32,
@@ -47,7 +47,7 @@ pub(super) struct Slab {
     room: Mutex<Room>,
     /// A wake record of it waits for an event buffer.
     pub(super) wake_pending: AtomicBool,
-    /// State of the wake rate; only used under the owner's mailbox lock.
+    /// DeviceState of the wake rate; only used under the owner's pending_events lock.
     pub(super) wake_full_at: AtomicU64,
     gauges: Arc<Gauges>,
 }
@@ -63,7 +63,7 @@ struct Room {
 /// How a slab is made.
 pub(super) struct SlabPlan {
     pub(super) serial: u64,
-    pub(super) owner: Arc<Life>,
+    pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
     pub(super) owner_id: u32,
     pub(super) nonce: u64,
@@ -106,7 +106,7 @@ impl Slab {
     }
 
     /// A place for a DMB of `len` bytes, if there is room for it and a line for its wait group.
-    pub(super) fn place(self: &Arc<Slab>, len: u32, wait_group: u16) -> Option<Place> {
+    pub(super) fn place(self: &Arc<Slab>, len: u32, wait_group: u16) -> Option<SlabRange> {
         let mut room = lock(&self.room);
         if room.closed {
             return None;
@@ -116,8 +116,8 @@ impl Slab {
             room.ranges.free(offset);
             return None;
         };
-        let handed_out = AtomicBool::new(false);
-        Some(Place { slab: self.clone(), offset, len, line, bit, handed_out })
+        let exposed = AtomicBool::new(false);
+        Some(SlabRange { slab: self.clone(), offset, len, line, bit, exposed })
     }
 
     /// The owner leaves it for good.
@@ -143,7 +143,7 @@ impl Drop for Slab {
 /// that attached it, a move that runs. When the last one lets go, and not before, the range is
 /// cleared and free for the next DMB of the same pair.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct SlabRange {
     pub(super) slab: Arc<Slab>,
     /// In the slab, bytes.
     pub(super) offset: u64,
@@ -151,12 +151,12 @@ pub(super) struct Place {
     pub(super) line: u16,
     pub(super) bit: u8,
     /// Somebody was told of it, so somebody may have written to it.
-    handed_out: AtomicBool,
+    exposed: AtomicBool,
 }
 
-impl Place {
-    pub(super) fn hand_out(&self) {
-        self.handed_out.store(true, Ordering::Relaxed);
+impl SlabRange {
+    pub(super) fn mark_exposed(&self) {
+        self.exposed.store(true, Ordering::Relaxed);
     }
 
     /// `len` bytes at `offset` in the DMB.
@@ -172,21 +172,21 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SlabRange {
     fn drop(&mut self) {
         if lock(&self.slab.room).closed {
             return;
         }
         // Not under the lock: it can take a while, and the range is still ours alone.
         let memory = &self.slab.memory;
-        let clean = !self.handed_out.load(Ordering::Relaxed)
+        let clean = !self.exposed.load(Ordering::Relaxed)
             || memory.zero(self.offset, u64::from(self.len)).is_ok();
         let mut room = lock(&self.slab.room);
         // A range that could not be cleared is lost until the slab ends.
         if clean {
             room.ranges.free(self.offset);
         }
-        if room.lines.give_back(self.line, self.bit) {
+        if room.lines.release(self.line, self.bit) {
             // Nobody listens to the line: what a late user left there only wakes in vain.
             let _ = memory.clear_line(self.line);
         }

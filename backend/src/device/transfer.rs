@@ -12,10 +12,10 @@ use vm_memory::{
 };
 
 use super::Device;
-use super::claimed::MoveClaim;
-use super::dmb::{Backing, Dmb, Piece, resolve};
-use super::life::Life;
-use super::slab::Place;
+use super::dmb::{Backing, Dmb, GuestRange, resolve};
+use super::request::CheckedMove;
+use super::session::DeviceSession;
+use super::slab::SlabRange;
 use super::sync::read;
 
 /// What became of a MOVE chain.
@@ -32,7 +32,7 @@ pub struct Moved {
 #[derive(Debug)]
 #[must_use = "deliver it after the used element was published"]
 pub struct Wake {
-    user: Arc<Life>,
+    user: Arc<DeviceSession>,
     dmb: Arc<Dmb>,
     mask: u16,
 }
@@ -69,7 +69,7 @@ impl Device {
         payload_len: u64,
     ) -> Moved {
         let moved = self.try_transfer(head, payload, payload_len);
-        let counters = &self.contact.counters;
+        let counters = &self.handle.counters;
         match moved {
             Ok((bytes, wake)) => {
                 counters.moves.add(1);
@@ -89,18 +89,18 @@ impl Device {
         payload: &mut R,
         payload_len: u64,
     ) -> Result<(u64, Option<Wake>), Status> {
-        // Held over the copy: the end of this life waits for it.
-        let mover = read(&self.mover);
-        let user = mover.as_ref().ok_or(Status::Estate)?;
-        let claim = MoveClaim::parse(head, payload_len, self.contact.features(), &self.limits)?;
-        let dmb = self.fabric.tokens.find(claim.token, user.gid).ok_or(Status::Enoent)?;
-        if !claim.fits(dmb.len) {
+        // Held over the copy: the end of this session waits for it.
+        let current = read(&self.current);
+        let user = current.as_ref().ok_or(Status::Estate)?;
+        let request = CheckedMove::parse(head, payload_len, self.handle.features(), &self.limits)?;
+        let dmb = self.fabric.tokens.find(request.token, user.gid).ok_or(Status::Enoent)?;
+        if !request.fits(dmb.len) {
             return Err(Status::Einval);
         }
         let gate = dmb.enter().ok_or(Status::Enoent)?;
         let copied = match &dmb.backing {
-            Backing::Guest(pieces) => copy_to_guest(&dmb, pieces, &claim, payload),
-            Backing::Window(place) => copy_to_window(place, &claim, payload),
+            Backing::Guest(ranges) => copy_to_guest(&dmb, ranges, &request, payload),
+            Backing::Window(place) => copy_to_window(place, &request, payload),
         };
         drop(gate);
         if copied == Err(Failure::Vanished) {
@@ -108,16 +108,16 @@ impl Device {
             dmb.close(&self.fabric.tokens, true);
         }
         copied.map_err(Failure::status)?;
-        let wakes = claim.signal && self.signal(&dmb, &claim);
-        let wake = wakes.then(|| Wake { user: user.clone(), dmb, mask: claim.mask });
-        Ok((u64::from(claim.total), wake))
+        let wakes = request.signal && self.signal(&dmb, &request);
+        let wake = wakes.then(|| Wake { user: user.clone(), dmb, mask: request.mask });
+        Ok((u64::from(request.total), wake))
     }
 
     /// Raises the line as a user does; `true`: the owner is to be woken.
-    fn signal(&self, dmb: &Dmb, claim: &MoveClaim<'_>) -> bool {
-        self.contact.counters.signals.add(1);
+    fn signal(&self, dmb: &Dmb, request: &CheckedMove<'_>) -> bool {
+        self.handle.counters.signals.add(1);
         let Backing::Window(place) = &dmb.backing else { return true };
-        let kick = claim.is_pure_signal();
+        let kick = request.is_pure_signal();
         // A user that has mapped the slab has set its bit and found the owner armed. On loopback it
         // may be another member that has mapped it.
         let mapped = dmb.mapped_users.load(Ordering::Relaxed) > 0;
@@ -126,7 +126,7 @@ impl Device {
         }
         let armed = place.line().is_ok_and(|line| line.raise(place.bit));
         if !armed && !kick {
-            self.contact.counters.kicks_saved.add(1);
+            self.handle.counters.kicks_saved.add(1);
         }
         armed || kick
     }
@@ -150,11 +150,11 @@ impl Failure {
 }
 
 fn copy_to_window<R: ReadVolatile>(
-    place: &Place,
-    claim: &MoveClaim<'_>,
+    place: &SlabRange,
+    request: &CheckedMove<'_>,
     payload: &mut R,
 ) -> Result<(), Failure> {
-    for (offset, len) in claim.segments().filter(|(_, len)| *len > 0) {
+    for (offset, len) in request.segments().filter(|(_, len)| *len > 0) {
         let target = place.bytes(offset, len).map_err(|_| Failure::Io)?;
         if is_atomic(offset, len) {
             let words = read_words(payload, len)?;
@@ -168,21 +168,21 @@ fn copy_to_window<R: ReadVolatile>(
 
 fn copy_to_guest<R: ReadVolatile>(
     dmb: &Dmb,
-    pieces: &[Piece],
-    claim: &MoveClaim<'_>,
+    ranges: &[GuestRange],
+    request: &CheckedMove<'_>,
     payload: &mut R,
 ) -> Result<(), Failure> {
-    let memory = dmb.owner.contact.memory().ok_or(Failure::Vanished)?;
+    let memory = dmb.owner.handle.memory().ok_or(Failure::Vanished)?;
     // One snapshot of the owner's table for the look and for the copy.
     let memory = memory.memory();
     let memory = &*memory;
-    for (offset, len) in claim.segments() {
-        for (gpa, len) in resolve(pieces, offset, len) {
+    for (offset, len) in request.segments() {
+        for (gpa, len) in resolve(ranges, offset, len) {
             slice(memory, gpa, len)?;
         }
     }
-    for (offset, len) in claim.segments().filter(|(_, len)| *len > 0) {
-        let targets = resolve(pieces, offset, len);
+    for (offset, len) in request.segments().filter(|(_, len)| *len > 0) {
+        let targets = resolve(ranges, offset, len);
         if is_atomic(offset, len) {
             let words = read_words(payload, len)?;
             let mut rest = words.get(..len as usize).unwrap_or_default();

@@ -1,13 +1,13 @@
-//! A front end's window: which ranges have slabs, and which may still have one of a past life.
+//! A front end's window: which ranges have slabs, and which may still have one of a past session.
 
 use crate::shm::Buddy;
 
-/// The ranges of one window. It outlives lives, as the front end's mappings do.
+/// The ranges of one window. It outlives sessions, as the front end's mappings do.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u64,
     ranges: Buddy,
-    /// Ranges that a past life may have left mapped. They are not given out before the front end
+    /// Ranges that a past session may have left mapped. They are not given out before the front end
     /// was asked to unmap them and answered.
     stale: Vec<Stale>,
 }
@@ -49,13 +49,13 @@ impl Window {
         self.ranges.free(offset);
     }
 
-    /// Remembers a range whose life has ended. `busy`: the front end is being asked about it.
-    pub(super) fn retire(&mut self, offset: u64, len: u64, busy: bool) {
+    /// Remembers a range whose session has ended. `busy`: the front end is being asked about it.
+    pub(super) fn mark_stale(&mut self, offset: u64, len: u64, busy: bool) {
         self.stale.push(Stale { offset, len, busy });
     }
 
     /// The front end has answered what it was asked about a stale range.
-    pub(super) fn settle(&mut self, offset: u64) {
+    pub(super) fn mark_answered(&mut self, offset: u64) {
         for stale in self.stale.iter_mut().filter(|stale| stale.offset == offset) {
             stale.busy = false;
         }
@@ -90,9 +90,9 @@ mod tests {
     fn a_stale_range_is_not_given_out_before_its_end_is_confirmed() {
         let mut window = Window::new(4 << 20, 2 << 20);
         let range = window.alloc(2 << 20).unwrap();
-        window.retire(range, 2 << 20, true);
+        window.mark_stale(range, 2 << 20, true);
         assert_eq!(window.next_stale(), None, "still being mapped");
-        window.settle(range);
+        window.mark_answered(range);
         assert_eq!(window.next_stale(), Some((range, 2 << 20)));
         assert_eq!(window.next_stale(), None, "asked once");
         assert_eq!(window.alloc(2 << 20), Some(2 << 20));

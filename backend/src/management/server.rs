@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::wire::{Answer, Guest, Request};
 use crate::daemon::{Core, DaemonError};
 use crate::metrics;
-use crate::vhost::helpers::Helpers;
-use crate::vhost::socket::{BoundSocket, SocketError, bind_listener};
+use crate::vhost::counted_threads::CountedThreads;
+use crate::vhost::unix_socket::{BoundSocket, SocketError, bind_listener};
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -28,7 +28,7 @@ const STOP: Duration = Duration::from_secs(3);
 /// The running server.
 pub(crate) struct Server {
     inner: Arc<Inner>,
-    thread: Helpers,
+    thread: CountedThreads,
     _socket: BoundSocket,
 }
 
@@ -56,7 +56,7 @@ impl Server {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed(error.into()))?;
         let inner = Arc::new(Inner { core, stopping: AtomicBool::new(false), stop });
-        let thread = Helpers::default();
+        let thread = CountedThreads::default();
         let runner = inner.clone();
         thread.spawn("management", move || runner.run(&listener)).map_err(DaemonError::Thread)?;
         Ok(Server { inner, thread, _socket: socket })
@@ -195,10 +195,10 @@ impl Inner {
                 guest
                     .into_spec(self.core.default_chid())
                     .map_err(DaemonError::from)
-                    .and_then(|spec| self.core.add_port(spec)),
+                    .and_then(|spec| self.core.add_guest(spec)),
             ),
             // Does not wait: a front end that hangs must not hold up other clients.
-            Request::Remove { name } => done(self.core.take_port(&name).map(drop)),
+            Request::Remove { name } => done(self.core.take_guest(&name).map(drop)),
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::FileGuest;
 use crate::vhost::FAULTS;
-use crate::vhost::port::PortStatus;
+use crate::vhost::device_socket::GuestStatus;
 use virtio_ism_abi::Status;
 
 /// A request as the server reads it.
@@ -129,8 +129,8 @@ fn by_status(counts: &[u64; 12]) -> BTreeMap<String, u64> {
     named.filter(|(_, n)| **n != 0).map(|(s, n)| (s.name().to_owned(), *n)).collect()
 }
 
-impl From<&PortStatus> for Guest {
-    fn from(status: &PortStatus) -> Guest {
+impl From<&GuestStatus> for Guest {
+    fn from(status: &GuestStatus) -> Guest {
         let device = status.device.clone().unwrap_or_default();
         let faults = FAULTS.iter().zip(status.faults).filter(|(_, n)| *n != 0);
         Guest {

@@ -42,7 +42,7 @@ pub(super) enum ChainError {
 
 /// A piece of a chain, guest-physical.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct DescriptorBuffer {
     addr: GuestAddress,
     len: u32,
 }
@@ -51,20 +51,20 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     head: u16,
-    readable: Vec<Piece>,
-    writable: Vec<Piece>,
+    readable: Vec<DescriptorBuffer>,
+    writable: Vec<DescriptorBuffer>,
     readable_len: u64,
     writable_len: u64,
 }
 
 /// Where the answer of a command that waits goes.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingReply {
     /// Head of the chain.
     pub(super) head: u16,
-    /// The ring's life in which it was taken.
-    pub(super) life: u32,
-    writable: Vec<Piece>,
+    /// The ring's generation in which it was taken.
+    pub(super) generation: u32,
+    writable: Vec<DescriptorBuffer>,
 }
 
 impl Chain {
@@ -85,7 +85,7 @@ impl Chain {
             if self.readable.len() + self.writable.len() == MAX_DESCRIPTORS {
                 return Err(ChainError::TooLong { head });
             }
-            let piece = Piece { addr: descriptor.addr(), len: descriptor.len() };
+            let piece = DescriptorBuffer { addr: descriptor.addr(), len: descriptor.len() };
             if descriptor.is_write_only() {
                 self.writable.push(piece);
                 self.writable_len += u64::from(piece.len);
@@ -119,7 +119,7 @@ impl Chain {
 
     /// Reads from its start.
     pub(super) fn reader<'a>(&'a self, memory: &'a GuestMemoryMmap) -> Reader<'a> {
-        Reader { memory, pieces: &self.readable, head: self.head, done: 0 }
+        Reader { memory, buffers: &self.readable, head: self.head, done: 0 }
     }
 
     /// Whether the first `len` writable bytes lie in guest memory.
@@ -141,12 +141,12 @@ impl Chain {
     }
 
     /// Keeps what is needed to answer later.
-    pub(super) fn suspend(&mut self, life: u32) -> Pending {
-        Pending { head: self.head, life, writable: std::mem::take(&mut self.writable) }
+    pub(super) fn suspend(&mut self, generation: u32) -> PendingReply {
+        PendingReply { head: self.head, generation, writable: std::mem::take(&mut self.writable) }
     }
 }
 
-impl Pending {
+impl PendingReply {
     /// As [`Chain::write`].
     pub(super) fn write(&self, memory: &GuestMemoryMmap, bytes: &[u8]) -> Result<u32, ChainError> {
         write(memory, &self.writable, bytes, self.head)
@@ -155,12 +155,12 @@ impl Pending {
 
 fn write(
     memory: &GuestMemoryMmap,
-    pieces: &[Piece],
+    buffers: &[DescriptorBuffer],
     bytes: &[u8],
     head: u16,
 ) -> Result<u32, ChainError> {
     let mut rest = bytes;
-    for piece in pieces {
+    for piece in buffers {
         let (now, later) = rest.split_at(rest.len().min(piece.len as usize));
         memory.write_slice(now, piece.addr).map_err(|_| ChainError::Unreachable { head })?;
         rest = later;
@@ -174,7 +174,7 @@ fn write(
 /// Reads the readable part of a chain as one stream of bytes.
 pub(super) struct Reader<'a> {
     memory: &'a GuestMemoryMmap,
-    pieces: &'a [Piece],
+    buffers: &'a [DescriptorBuffer],
     head: u16,
     /// Bytes of the first piece that were read.
     done: u32,
@@ -206,17 +206,17 @@ impl Reader<'_> {
             }
             rest.advance(len as usize);
         }
-        rest.pieces.is_empty()
+        rest.buffers.is_empty()
     }
 
-    /// Address and length of what comes next; pieces without bytes are skipped.
+    /// Address and length of what comes next; buffers without bytes are skipped.
     fn next_piece(&mut self) -> Option<(GuestAddress, u32)> {
-        while let Some((piece, rest)) = self.pieces.split_first() {
+        while let Some((piece, rest)) = self.buffers.split_first() {
             if self.done < piece.len {
                 let addr = piece.addr.0.checked_add(u64::from(self.done))?;
                 return Some((GuestAddress(addr), piece.len - self.done));
             }
-            self.pieces = rest;
+            self.buffers = rest;
             self.done = 0;
         }
         None

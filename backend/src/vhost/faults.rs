@@ -99,7 +99,7 @@ impl LogBudget {
 
 impl Faults {
     /// Counts a fault of this port and, within its budget, logs it. `detail` holds no guest bytes.
-    pub(super) fn record(&self, port: &str, fault: Fault, detail: std::fmt::Arguments<'_>) {
+    pub(super) fn record(&self, guest: &str, fault: Fault, detail: std::fmt::Arguments<'_>) {
         if let Some(count) = self.counts.get(fault as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -107,9 +107,9 @@ impl Faults {
         let Some(withheld) = log.take(Instant::now()) else { return };
         drop(log);
         if withheld == 0 {
-            tracing::warn!(port, fault = fault.name(), "{detail}");
+            tracing::warn!(guest, fault = fault.name(), "{detail}");
         } else {
-            tracing::warn!(port, fault = fault.name(), withheld, "{detail}");
+            tracing::warn!(guest, fault = fault.name(), withheld, "{detail}");
         }
     }
 

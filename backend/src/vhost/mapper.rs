@@ -13,25 +13,25 @@ use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
 use vhost::vhost_user::{Backend, Error as VhostUserError, VhostUserFrontendReqHandler};
 use virtio_ism_abi::WINDOW_SHMID;
 
-use super::chain::Pending;
-use super::helpers::Helpers;
+use super::chain::PendingReply;
+use super::counted_threads::CountedThreads;
 use crate::device::{MapJob, StaleMap, UnmapJob};
 
 /// What waits for the front end.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Map a slab, then answer.
-    Map(MapJob, Pending),
+    Map(MapJob, PendingReply),
     /// Unmap a slab, then answer.
-    Unmap(UnmapJob, Pending),
-    /// Unmap what a past life left.
+    Unmap(UnmapJob, PendingReply),
+    /// Unmap what a past generation left.
     Stale(StaleMap),
 }
 
 impl Job {
-    fn life(&self) -> Option<u32> {
+    fn generation(&self) -> Option<u32> {
         match self {
-            Job::Map(_, pending) | Job::Unmap(_, pending) => Some(pending.life),
+            Job::Map(_, pending) | Job::Unmap(_, pending) => Some(pending.generation),
             Job::Stale(_) => None,
         }
     }
@@ -52,8 +52,8 @@ pub(super) enum Answer {
 
 /// Who takes the results.
 pub(super) trait Client: Send + Sync {
-    /// The control ring's life now.
-    fn life(&self) -> u32;
+    /// The control ring's generation now.
+    fn generation(&self) -> u32;
     /// The front end was asked, or could not be.
     fn done(&self, job: Job, answer: Answer);
     /// A request goes out; ask [`Mapper::overdue`] when its time is over.
@@ -110,13 +110,13 @@ impl Mapper {
         self: &Arc<Self>,
         job: Job,
         client: Weak<dyn Client>,
-        helpers: &Helpers,
+        threads: &CountedThreads,
     ) -> std::io::Result<()> {
         let mut state = self.lock();
         state.jobs.push_back(job);
         if !state.started {
             let mapper = self.clone();
-            helpers.spawn("map", move || mapper.run(&client))?;
+            threads.spawn("map", move || mapper.run(&client))?;
             state.started = true;
         }
         drop(state);
@@ -137,7 +137,9 @@ impl Mapper {
     fn run(&self, client: &Weak<dyn Client>) {
         while let Some((job, channel)) = self.next() {
             let stale = match client.upgrade() {
-                Some(client) => job.life().is_some_and(|life| life != client.life()),
+                Some(client) => {
+                    job.generation().is_some_and(|generation| generation != client.generation())
+                }
                 None => return,
             };
             let answer = match (stale, channel) {
@@ -145,7 +147,7 @@ impl Mapper {
                 (false, None) => Answer::NotAsked("there is no channel for requests"),
                 (false, Some(channel)) => self.ask(&job, &channel, client),
             };
-            // Not held over the request: what a hanging front end holds should be little.
+            // Not replies over the request: what a hanging front end holds should be little.
             let Some(client) = client.upgrade() else { return };
             client.done(job, answer);
         }

@@ -11,12 +11,12 @@ use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
-use super::bell::{Porter, on_the_spot};
 use super::chain::{Chain, ChainError};
+use super::connection::Connection;
 use super::faults::Fault;
 use super::mapper::Job;
+use super::notifier::{Porter, on_the_spot};
 use super::ring::Ring;
-use super::session::Session;
 use crate::device::{Moved, Outcome};
 use crate::shm::Kicker;
 
@@ -33,7 +33,7 @@ const MOVE_BYTES: u64 = 4 << 20;
 /// Records per turn.
 const EVENTS: usize = 256;
 /// Records per turn of a thread of another device, which must not do this device's work for long.
-const EVENTS_OUTSIDE: usize = 4;
+const EVENTS_INLINE: usize = 4;
 /// Ranges of past lives asked back after one HELLO. The device knows of no more than this.
 const STALE: usize = 4096;
 /// Status of a move on the ring.
@@ -60,34 +60,34 @@ impl Scratch {
 }
 
 /// What a thread needs to hand over events of other devices.
-struct Outside {
+struct InlineContext {
     chain: Chain,
     kicker: Kicker,
 }
 
 /// Shared by all threads, because contexts of asynchronous IO are few on a large host. Threads that
-/// find all of them in use ring the bell instead.
-static OUTSIDE: [Mutex<Option<Outside>>; 4] = [const { Mutex::new(None) }; 4];
+/// find all of them in use ring the notifier instead.
+static INLINE_CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }; 4];
 
 /// Makes ready for the delivery of events across devices. To be called before the sandbox closes;
 /// without effect where the kernel has no asynchronous IO.
 pub(crate) fn prepare() {
-    for outside in &OUTSIDE {
-        let mut outside = outside.lock().unwrap_or_else(PoisonError::into_inner);
-        if outside.is_none() {
+    for slot in &INLINE_CONTEXTS {
+        let mut context = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if context.is_none() {
             match Kicker::new() {
-                Ok(kicker) => *outside = Some(Outside { chain: Chain::default(), kicker }),
+                Ok(kicker) => *context = Some(InlineContext { chain: Chain::default(), kicker }),
                 Err(error) => tracing::debug!(%error, "no asynchronous IO: wakes take a detour"),
             }
         }
     }
 }
 
-impl Porter for Session {
+impl Porter for Connection {
     fn deliver(&self) -> bool {
-        for outside in &OUTSIDE {
-            if let Ok(mut outside) = outside.try_lock() {
-                return outside.as_mut().is_some_and(|outside| self.deliver_events(outside));
+        for slot in &INLINE_CONTEXTS {
+            if let Ok(mut context) = slot.try_lock() {
+                return context.as_mut().is_some_and(|context| self.deliver_events(context));
             }
         }
         false
@@ -120,12 +120,12 @@ enum Turn {
 /// Takes at most `budget` steps on a ring and tells the driver once. `None` if the ring does not
 /// run.
 fn take_turn(
-    session: &Session,
+    connection: &Connection,
     ring: &Ring,
     budget: usize,
     mut step: impl FnMut(&mut Queue, &GuestMemoryMmap) -> Result<Step, ChainError>,
 ) -> Option<Turn> {
-    let memory = session.memory.memory();
+    let memory = connection.memory.memory();
     let mut signal = false;
     let turn = ring.with_queue(|queue| {
         let mut used = 0;
@@ -136,11 +136,11 @@ fn take_turn(
     if signal {
         ring.signal();
     }
-    judge(session, ring, turn)
+    judge(connection, ring, turn)
 }
 
 /// A turn that went wrong ends the ring.
-fn judge(session: &Session, ring: &Ring, turn: Result<Turn, ChainError>) -> Option<Turn> {
+fn judge(connection: &Connection, ring: &Ring, turn: Result<Turn, ChainError>) -> Option<Turn> {
     match turn {
         Ok(turn) => Some(turn),
         Err(error) => {
@@ -149,7 +149,7 @@ fn judge(session: &Session, ring: &Ring, turn: Result<Turn, ChainError>) -> Opti
                 ChainError::Malformed { .. } | ChainError::TooLong { .. } => Fault::BadChain,
                 _ => Fault::BrokenRing,
             };
-            session.fault(fault, format_args!("a queue is given up: {error}"));
+            connection.fault(fault, format_args!("a queue is given up: {error}"));
             None
         }
     }
@@ -188,7 +188,7 @@ fn steps(
     Ok(Turn::Over)
 }
 
-impl Session {
+impl Connection {
     /// Control queue: commands, a bounded number, with looks at the event queue in between.
     pub(super) fn serve_control(&self, scratch: &mut Scratch) {
         let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
@@ -204,7 +204,7 @@ impl Session {
                 return;
             }
         }
-        self.look_again(0, CONTROL_QUEUE);
+        self.reschedule(0, CONTROL_QUEUE);
     }
 
     fn one_command(
@@ -232,12 +232,12 @@ impl Session {
                 let len = chain.write(memory, &reply)?;
                 queue.add_used(memory, chain.head(), len)?;
                 if request.starts_with(&(Op::Hello as u16).to_le_bytes()) {
-                    self.ask_for_stale();
+                    self.unmap_stale();
                 }
                 return Ok(Step::Used);
             }
-            Outcome::Map(job) => self.wait_for(Job::Map(job, chain.suspend(ring.life()))),
-            Outcome::Unmap(job) => self.wait_for(Job::Unmap(job, chain.suspend(ring.life()))),
+            Outcome::Map(job) => self.wait_for(Job::Map(job, chain.suspend(ring.generation()))),
+            Outcome::Unmap(job) => self.wait_for(Job::Unmap(job, chain.suspend(ring.generation()))),
         }
         Ok(Step::Taken)
     }
@@ -247,9 +247,9 @@ impl Session {
         self.ask_front_end(job);
     }
 
-    /// After HELLO and after each job: what an earlier life, or a command that failed, left mapped is
+    /// After HELLO and after each job: what an earlier generation, or a command that failed, left mapped is
     /// asked back.
-    pub(super) fn ask_for_stale(&self) {
+    pub(super) fn unmap_stale(&self) {
         for _ in 0..STALE {
             let Some(stale) = self.device.stale_map() else { return };
             self.ask_front_end(Job::Stale(stale));
@@ -257,31 +257,31 @@ impl Session {
     }
 
     /// Publishes the answers that came from the front end. A stopped ring keeps them; a ring of
-    /// another life drops them, for its driver did not ask.
-    pub(super) fn publish_held(&self) {
-        if !self.any_held.swap(false, Ordering::Acquire) {
+    /// another generation drops them, for its driver did not ask.
+    pub(super) fn publish_replies(&self) {
+        if !self.has_replies.swap(false, Ordering::Acquire) {
             return;
         }
         let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
         if !ring.running() {
-            self.any_held.store(true, Ordering::Release);
+            self.has_replies.store(true, Ordering::Release);
             return;
         }
         take_turn(self, ring, BACKLOG + 1, |queue, memory| {
-            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some((pending, reply)) = held.pop_front() else { return Ok(Step::Later) };
-            drop(held);
+            let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some((pending, reply)) = replies.pop_front() else { return Ok(Step::Later) };
+            drop(replies);
             self.backlog.fetch_sub(1, Ordering::Relaxed);
-            if pending.life != ring.life() {
+            if pending.generation != ring.generation() {
                 return Ok(Step::Taken);
             }
             let len = pending.write(memory, &reply)?;
             queue.add_used(memory, pending.head, len)?;
             Ok(Step::Used)
         });
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if !held.is_empty() {
-            self.any_held.store(true, Ordering::Release);
+        let replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        if !replies.is_empty() {
+            self.has_replies.store(true, Ordering::Release);
         }
     }
 
@@ -296,7 +296,7 @@ impl Session {
                 self.one_event(queue, memory, &mut scratch.chain)
             });
             if turn == Some(Turn::Over) {
-                self.look_again(0, EVENT_QUEUE);
+                self.reschedule(0, EVENT_QUEUE);
             }
         }
         if let Some(delay) = delay {
@@ -306,9 +306,9 @@ impl Session {
 
     /// Hands over records from a thread of another device: nothing here waits for anybody. `false`:
     /// the device's own worker has to.
-    fn deliver_events(&self, outside: &mut Outside) -> bool {
+    fn deliver_events(&self, context: &mut InlineContext) -> bool {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return true };
-        let Outside { chain, kicker } = outside;
+        let InlineContext { chain, kicker } = context;
         let memory = self.memory.memory();
         let mut signal = false;
         let done = ring.try_with_queue(|queue| {
@@ -316,19 +316,19 @@ impl Session {
             let step = &mut |queue: &mut Queue, memory: &GuestMemoryMmap| {
                 self.one_event(queue, memory, chain)
             };
-            let turn = steps(queue, &memory, EVENTS_OUTSIDE, &mut used, step);
+            let turn = steps(queue, &memory, EVENTS_INLINE, &mut used, step);
             signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
             turn
         });
-        if signal && !ring.signal_from_elsewhere(kicker) {
-            self.signal_owed.store(true, Ordering::Release);
+        if signal && !ring.signal_nonblocking(kicker) {
+            self.call_pending.store(true, Ordering::Release);
             return false;
         }
         // Somebody is at work on the ring: it may or may not see what is new.
         let Some(done) = done else { return false };
         let Some(turn) = done else { return true };
         if judge(self, ring, turn) == Some(Turn::Over) {
-            self.look_again(0, EVENT_QUEUE);
+            self.reschedule(0, EVENT_QUEUE);
         }
         if let Some(delay) = self.device.next_event_in() {
             self.wake_later(delay);
@@ -363,7 +363,7 @@ impl Session {
         let Some(record) = self.device.next_event() else {
             // Somebody else took it, or it is delayed after all.
             queue.go_to_previous_position();
-            self.look_again(0, EVENT_QUEUE);
+            self.reschedule(0, EVENT_QUEUE);
             return Ok(Step::Later);
         };
         let len = chain.write(memory, &record)?;
@@ -382,7 +382,7 @@ impl Session {
             Ok(if enough { Step::UsedUp } else { step })
         });
         if turn == Some(Turn::Over) {
-            self.look_again(1, queue);
+            self.reschedule(1, queue);
         }
     }
 

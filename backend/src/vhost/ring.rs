@@ -11,18 +11,18 @@ use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutG
 use virtio_queue::{Error as QueueError, Queue, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::descriptors::{drain_eventfd, is_eventfd};
+use super::eventfd::{drain_eventfd, is_eventfd};
 use crate::shm::Kicker;
 
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
 /// Who wants to know what the front end does to a ring.
-pub(super) trait Watcher: Send + Sync {
+pub(super) trait RingObserver: Send + Sync {
     /// It passed something other than an eventfd.
     fn not_an_eventfd(&self, queue: usize, what: &'static str);
     /// A kick descriptor is about to be replaced or dropped.
-    fn kick_goes(&self, fd: RawFd);
+    fn kick_closing(&self, fd: RawFd);
     /// The ring runs now, or does not run any more.
     fn ring_changed(&self, queue: usize, running: bool);
 }
@@ -38,12 +38,12 @@ pub(super) struct Ring {
 struct Side {
     /// Held by whoever works on the queue.
     turn: Mutex<()>,
-    watcher: OnceLock<(usize, Weak<dyn Watcher>)>,
+    observer: OnceLock<(usize, Weak<dyn RingObserver>)>,
     /// A second handle on the kick: the framework's can only be read in a way that may block.
     kick: Mutex<Option<File>>,
     call: Mutex<Option<Arc<File>>>,
     broken: AtomicBool,
-    life: AtomicU32,
+    generation: AtomicU32,
     /// Avail and used positions when the ring was stopped.
     stopped_at: Mutex<Option<(u16, u16)>>,
 }
@@ -65,13 +65,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Ring {
     /// Says who watches; once.
-    pub(super) fn watch(&self, queue: usize, watcher: Weak<dyn Watcher>) {
-        let _ = self.side.watcher.set((queue, watcher));
+    pub(super) fn set_observer(&self, queue: usize, observer: Weak<dyn RingObserver>) {
+        let _ = self.side.observer.set((queue, observer));
     }
 
-    fn watcher(&self) -> Option<(usize, Arc<dyn Watcher>)> {
-        let (queue, watcher) = self.side.watcher.get()?;
-        Some((*queue, watcher.upgrade()?))
+    fn observer(&self) -> Option<(usize, Arc<dyn RingObserver>)> {
+        let (queue, observer) = self.side.observer.get()?;
+        Some((*queue, observer.upgrade()?))
     }
 
     /// Works on the queue if the ring runs; `None` if it does not.
@@ -112,21 +112,21 @@ impl Ring {
         self.with_queue(|_| ()).is_some()
     }
 
-    /// Stops using the ring until it is started anew.
+    /// StoppedRings using the ring until it is started anew.
     pub(super) fn set_broken(&self) {
         self.side.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Counts the starts that were not resumptions. An answer belongs to the life in which its
+    /// Counts the starts that were not resumptions. An answer belongs to the generation in which its
     /// request was taken.
-    pub(super) fn life(&self) -> u32 {
-        self.side.life.load(Ordering::Relaxed)
+    pub(super) fn generation(&self) -> u32 {
+        self.side.generation.load(Ordering::Relaxed)
     }
 
-    /// Makes the next start a new life, whatever it looks like.
-    pub(super) fn forget(&self) {
+    /// Makes the next start a new generation, whatever it looks like.
+    pub(super) fn mark_restarted(&self) {
         *lock(&self.side.stopped_at) = None;
-        self.side.life.fetch_add(1, Ordering::Relaxed);
+        self.side.generation.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Tells the driver that there are used elements. Only the device's own threads call this: the
@@ -139,15 +139,15 @@ impl Ring {
     }
 
     /// As [`Ring::signal`] for a thread of another device. `false`: that was not possible.
-    pub(super) fn signal_from_elsewhere(&self, kicker: &mut Kicker) -> bool {
+    pub(super) fn signal_nonblocking(&self, kicker: &mut Kicker) -> bool {
         let call = lock(&self.side.call).clone();
         // Without a call descriptor the driver polls.
         call.is_none_or(|call| kicker.kick(call.as_fd()).is_ok())
     }
 
     fn changed(&self) {
-        if let Some((queue, watcher)) = self.watcher() {
-            watcher.ring_changed(queue, self.running());
+        if let Some((queue, observer)) = self.observer() {
+            observer.ring_changed(queue, self.running());
         }
     }
 
@@ -157,8 +157,8 @@ impl Ring {
             return true;
         }
         self.set_broken();
-        if let Some((queue, watcher)) = self.watcher() {
-            watcher.not_an_eventfd(queue, what);
+        if let Some((queue, observer)) = self.observer() {
+            observer.not_an_eventfd(queue, what);
         }
         false
     }
@@ -256,7 +256,7 @@ impl VringT<Memory> for Ring {
             // A VM that goes on has its indices where they were; a driver that starts anew has
             // them at 0. Nothing else tells the two apart.
             if stopped_at.take() != Some(position) {
-                self.side.life.fetch_add(1, Ordering::Relaxed);
+                self.side.generation.fetch_add(1, Ordering::Relaxed);
             }
             self.side.broken.store(false, Ordering::Relaxed);
         } else if queue.ready() {
@@ -273,8 +273,8 @@ impl VringT<Memory> for Ring {
         if let Some(old) = old {
             // The front end keeps the eventfd open, so closing ours would leave it in the epoll
             // set for ever, and readable at the front end's will.
-            if let Some((_, watcher)) = self.watcher() {
-                watcher.kick_goes(old);
+            if let Some((_, observer)) = self.observer() {
+                observer.kick_closing(old);
             }
             // A kick replaced on a live ring has to be registered, which happens at a start.
             let mut state = self.inner.get_mut();
@@ -321,11 +321,11 @@ mod tests {
         running: AtomicBool,
     }
 
-    impl Watcher for Log {
+    impl RingObserver for Log {
         fn not_an_eventfd(&self, _: usize, _: &'static str) {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
-        fn kick_goes(&self, _: RawFd) {
+        fn kick_closing(&self, _: RawFd) {
             self.gone.fetch_add(1, Ordering::Relaxed);
         }
         fn ring_changed(&self, _: usize, running: bool) {
@@ -337,8 +337,8 @@ mod tests {
         let ring = Ring::new(Memory::new(GuestMemoryMmap::new()), 8).unwrap();
         assert_eq!(take_made().len(), 1);
         let log = Arc::new(Log::default());
-        let watcher: Arc<dyn Watcher> = log.clone();
-        ring.watch(0, Arc::downgrade(&watcher));
+        let observer: Arc<dyn RingObserver> = log.clone();
+        ring.set_observer(0, Arc::downgrade(&observer));
         (ring, log)
     }
 
@@ -373,20 +373,20 @@ mod tests {
     fn resuming_is_the_same_life_and_restarting_is_not() {
         let (ring, _) = ring();
         start(&ring, 0, 0);
-        let life = ring.life();
+        let generation = ring.generation();
         ring.set_queue_next_avail(5);
         ring.set_queue_next_used(4);
         ring.set_queue_ready(false);
         start(&ring, 5, 4);
-        assert_eq!(ring.life(), life);
+        assert_eq!(ring.generation(), generation);
         ring.set_queue_ready(false);
         start(&ring, 0, 0);
-        assert_ne!(ring.life(), life);
-        let life = ring.life();
+        assert_ne!(ring.generation(), generation);
+        let generation = ring.generation();
         ring.set_queue_ready(false);
-        ring.forget();
+        ring.mark_restarted();
         start(&ring, 0, 0);
-        assert_ne!(ring.life(), life);
+        assert_ne!(ring.generation(), generation);
     }
 
     #[test]
@@ -407,12 +407,12 @@ mod tests {
         let (ring, log) = ring();
         ring.set_kick(event());
         start(&ring, 3, 3);
-        let life = ring.life();
+        let generation = ring.generation();
         ring.set_kick(event());
         assert_eq!(log.gone.load(Ordering::Relaxed), 1);
         assert!(!ring.running(), "so that the framework registers the new one");
         ring.set_queue_ready(true);
-        assert_eq!(ring.life(), life);
+        assert_eq!(ring.generation(), generation);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vhost_device_ism::Daemon;
-use vhost_device_ism::config::{Config, PortSpec};
+use vhost_device_ism::config::{Config, GuestSpec};
 use virtio_ism_abi::command::{
     AttachReply, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest, ReplyHeader,
     RequestHeader, TokenRequest,
@@ -82,8 +82,8 @@ impl Place {
     }
 
     pub(crate) fn daemon_with(&self, guests: &[&str], change: impl FnOnce(&mut Config)) -> Daemon {
-        let ports = guests.iter().map(|name| PortSpec::new(self.path(name))).collect();
-        let mut config = Config { ports, ..Config::default() };
+        let guests = guests.iter().map(|name| GuestSpec::new(self.path(name))).collect();
+        let mut config = Config { guests, ..Config::default() };
         change(&mut config);
         Daemon::start(config).unwrap()
     }

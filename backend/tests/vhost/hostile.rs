@@ -341,7 +341,7 @@ fn memory_that_can_shrink_is_refused_unless_allowed() {
     stage.check_reconnect();
 
     let place = Place::new();
-    let _daemon = place.daemon_with(&["a"], |config| config.ports[0].allow_unsealed = true);
+    let _daemon = place.daemon_with(&["a"], |config| config.guests[0].allow_unsealed = true);
     let mut a = FrontEnd::connect_with(&place.path("a"), wish());
     a.hello();
 }

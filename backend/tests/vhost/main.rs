@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod connection;
 mod front_end;
 mod hostile;
 mod management;
 mod program;
-mod session;

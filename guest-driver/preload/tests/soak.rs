@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
 use held::Held;
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 use vhost_device_ism::management::Client;
 use vhost_device_ism::{Config, Daemon};
 
@@ -116,9 +116,9 @@ fn abort(mut child: Child, after: Duration) {
 fn run_daemon() -> ! {
     let management = PathBuf::from(std::env::var_os("SOAK_MANAGEMENT").unwrap());
     let dir = management.parent().unwrap().join("devices");
-    let port = |n| PortSpec::new(dir.join(format!("{n}.sock")));
-    let ports = (0..DEVICES).map(port).collect();
-    let config = Config { ports, management: Some(management), ..Config::default() };
+    let port = |n| GuestSpec::new(dir.join(format!("{n}.sock")));
+    let guests = (0..DEVICES).map(port).collect();
+    let config = Config { guests, management: Some(management), ..Config::default() };
     let _daemon = Daemon::start(config).unwrap();
     loop {
         std::thread::park();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use guest_driver::rendezvous::{Mode, Policy};
 use guest_driver::{Config, Facts, Fallback, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
-use vhost_device_ism::config::PortSpec;
+use vhost_device_ism::config::GuestSpec;
 
 use super::wire::{Fate, Wire, there};
 use super::{any, bed};
@@ -29,7 +29,7 @@ impl Fabric {
         std::fs::create_dir_all(&dir).unwrap();
         let daemon = Daemon::start(vhost_device_ism::Config::default()).unwrap();
         for name in ["server", "client"] {
-            daemon.add_port(PortSpec::new(dir.join(name))).unwrap();
+            daemon.add_guest(GuestSpec::new(dir.join(name))).unwrap();
         }
         Fabric { _daemon: daemon, dir }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::front::{Answer, Front, Settle, WINDOW, fabric, guest_memory, small_limits};
-use vhost_device_ism::device::Departure;
+use vhost_device_ism::device::CloseReason;
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidRequest,
     RegisterReply, RegisterRequest, ReleaseSlabRequest, SgEntry, SignalEventRequest, TokenRequest,
@@ -251,7 +251,7 @@ impl World {
                     self.learn(id, waiting, answer);
                     if matches!(how, Settle::Lost { .. }) {
                         // The daemon drops a front end that does not answer.
-                        self.fronts[id].device.end(Departure::Failed);
+                        self.fronts[id].device.close_session(CloseReason::Failed);
                         self.end(id);
                     }
                 }
@@ -264,8 +264,8 @@ impl World {
                 }
             }
             Operation::End { failed } => {
-                let how = if failed { Departure::Failed } else { Departure::Orderly };
-                self.fronts[id].device.end(how);
+                let how = if failed { CloseReason::Failed } else { CloseReason::Orderly };
+                self.fronts[id].device.close_session(how);
                 self.end(id);
             }
             Operation::Window { on } => {
@@ -366,7 +366,7 @@ fuzz_target!(|input: Input| {
         world.check();
     }
     for id in 0..DEVICES {
-        world.fronts[id].device.end(Departure::Orderly);
+        world.fronts[id].device.close_session(CloseReason::Orderly);
         while !world.fronts[id].jobs.is_empty() {
             world.fronts[id].settle(Settle::Done);
         }
@@ -376,7 +376,7 @@ fuzz_target!(|input: Input| {
         assert!(world.fronts[id].maps.is_empty(), "left mapped: {:?}", world.fronts[id].maps);
     }
     for front in world.fronts {
-        front.device.end(Departure::Orderly);
+        front.device.close_session(CloseReason::Orderly);
         assert!(!front.device.has_events());
     }
     let left = fabric.snapshot();

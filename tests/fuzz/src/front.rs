@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vhost_device_ism::device::{
-    Clock, Device, Doorbell, Fabric, FabricConfig, Limits, MapJob, Outcome, PortConfig, UnmapJob,
+    Clock, Device, EventNotifier, Fabric, FabricConfig, Limits, MapJob, Outcome, DeviceConfig, UnmapJob,
 };
 use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
 use virtio_ism_abi::{Chid, Status};
@@ -30,8 +30,8 @@ impl Clock for Fast {
 
 struct Deaf;
 
-impl Doorbell for Deaf {
-    fn ring(&self) {}
+impl EventNotifier for Deaf {
+    fn notify(&self) {}
 }
 
 /// Limits that an input can reach.
@@ -89,7 +89,7 @@ impl Front {
     /// # Panics
     /// If joining fails, which it has no reason to.
     pub fn join(fabric: &Arc<Fabric>) -> Front {
-        let device = fabric.join(PortConfig::default(), Arc::new(Deaf)).expect("joins");
+        let device = fabric.join(DeviceConfig::default(), Arc::new(Deaf)).expect("joins");
         device.set_window(WINDOW);
         Front { device, jobs: VecDeque::new(), maps: BTreeMap::new() }
     }

@@ -28,7 +28,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
-use vhost_device_ism::{Config as DaemonConfig, Daemon, config::PortSpec};
+use vhost_device_ism::{Config as DaemonConfig, Daemon, config::GuestSpec};
 
 fn say(line: &str) {
     let mut out = std::io::stdout();
@@ -72,8 +72,8 @@ fn connect(device: &str, address: &str) -> SmcStream {
 fn work(args: &[&str]) {
     match *args {
         ["daemon", ref sockets @ ..] => {
-            let ports = sockets.iter().map(PortSpec::new).collect();
-            let daemon = Daemon::start(DaemonConfig { ports, ..DaemonConfig::default() }).unwrap();
+            let guests = sockets.iter().map(GuestSpec::new).collect();
+            let daemon = Daemon::start(DaemonConfig { guests, ..DaemonConfig::default() }).unwrap();
             say("ready");
             std::thread::park();
             drop(daemon);

@@ -12,7 +12,7 @@ use smc_tests::watch::LIMIT;
 use smc_tests::{
     Bench, Fabric, eid, eventually, note, pattern, read_exactly, send_all, slurp, watched,
 };
-use vhost_device_ism::config::{FabricConfig, PortSpec};
+use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use virtio_ism_abi::Chid;
 
 on_the_window! {
@@ -235,8 +235,8 @@ fn a_peer_of_release_2_0_never_uses_an_emulated_device(site: &Site) {
 /// A daemon with ports 0 and 1 on fabric ff00, 2 and 3 on ff01.
 fn two_fabrics() -> Bench {
     Bench::tuned(Fabric::Window, 4, |config| {
-        config.fabrics.push(FabricConfig::new(Chid(0xff01)));
-        for port in config.ports.iter_mut().skip(2) {
+        config.fabrics.push(FabricSpec::new(Chid(0xff01)));
+        for port in config.guests.iter_mut().skip(2) {
             port.chid = Chid(0xff01);
         }
     })
@@ -307,11 +307,11 @@ fn ports_come_and_go_while_the_daemon_runs() {
         let server = Host::of(bench.stack(0));
         for _ in 0..3 {
             let path = bench.socket(9);
-            bench.daemon().add_port(PortSpec::new(&path)).unwrap();
+            bench.daemon().add_guest(GuestSpec::new(&path)).unwrap();
             let client = Host::of(bench.stack(9));
             assert!(meet(&server, &client).0.is_smc());
             drop(client);
-            bench.daemon().remove_port("port9").unwrap();
+            bench.daemon().remove_guest("port9").unwrap();
         }
     });
 }

@@ -202,7 +202,7 @@ fn a_port_that_is_removed_ends_its_connections_only() {
             let (kept, kept_server) = pair.connect();
             let (lost, lost_server) = pair.connect_from(&third);
             works(&lost, &lost_server);
-            bench.daemon().remove_port("port2").unwrap();
+            bench.daemon().remove_guest("port2").unwrap();
             let kind = soon("its own end hears", || read_until_it_fails(&lost));
             assert_eq!(kind, ErrorKind::ConnectionReset);
             let kind = soon("the peer hears", || read_until_it_fails(&lost_server));
@@ -225,7 +225,7 @@ fn what_a_peer_wrote_before_it_died_can_be_read() {
             send_all(&dying, &bytes);
             // Moves are under way for a moment.
             eventually("all is there", || survivor.readable().unwrap() == bytes.len());
-            bench.daemon().remove_port("port2").unwrap();
+            bench.daemon().remove_guest("port2").unwrap();
             assert!(read_exactly(&survivor, bytes.len()) == bytes);
             assert_eq!(read_until_it_fails(&survivor), ErrorKind::ConnectionReset);
         });

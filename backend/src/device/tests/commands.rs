@@ -6,7 +6,7 @@ use virtio_ism_abi::{Chid, Gid, Status};
 use zerocopy::IntoBytes;
 
 use super::harness::{World, guest_body, request};
-use super::ism::{Fabric, FabricCaps, FabricConfig, JoinError, Limits, Outcome, PortConfig};
+use super::ism::{DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, Limits, Outcome};
 
 const K64: u32 = 64 << 10;
 
@@ -244,8 +244,8 @@ fn a_device_that_would_overcommit_a_cap_cannot_join() {
     let fabric =
         Fabric::new(FabricConfig { limits, caps, ..FabricConfig::new(Chid(0xff01)) }).unwrap();
     let join = |limits| {
-        let port = PortConfig { limits, ..PortConfig::default() };
-        fabric.join(port, std::sync::Arc::new(super::harness::Bell::default()))
+        let port = DeviceConfig { limits, ..DeviceConfig::default() };
+        fabric.join(port, std::sync::Arc::new(super::harness::CountingNotifier::default()))
     };
     let a = join(None).unwrap();
     let _b = join(None).unwrap();

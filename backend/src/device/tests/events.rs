@@ -7,14 +7,14 @@ use virtio_ism_abi::{Chid, Gid, Status};
 
 use super::harness::{Driver, World, chain};
 use super::ism::dmb::Dmb;
-use super::ism::{Departure, Limits, Wake};
+use super::ism::{CloseReason, Limits, Wake};
 
 const K64: u32 = 64 << 10;
 
 impl Driver {
     fn own_dmb(&self, token: u64) -> Arc<Dmb> {
         let state = self.device.state.lock().unwrap();
-        state.session.as_ref().unwrap().dmbs[&token].dmb.clone()
+        state.account.as_ref().unwrap().dmbs[&token].dmb.clone()
     }
 }
 
@@ -101,11 +101,11 @@ fn peer_down_is_the_last_word_of_a_peer() {
 fn departures_are_orderly_or_failed() {
     let world = World::new();
     let mut a = world.driver("a");
-    for (how, expected) in [(Departure::Orderly, false), (Departure::Failed, true)] {
+    for (how, expected) in [(CloseReason::Orderly, false), (CloseReason::Failed, true)] {
         let b = world.driver("b");
         a.query(b.gid).unwrap();
-        b.device.end(how);
-        b.device.end(Departure::Failed);
+        b.device.close_session(how);
+        b.device.close_session(CloseReason::Failed);
         let [Event::PeerDown { failed, .. }] = a.events()[..] else { panic!() };
         assert_eq!(failed, expected);
     }
@@ -151,7 +151,7 @@ fn a_kick_storm_is_one_record() {
     for _ in 0..1_000 {
         assert_eq!(b.kick(dmb.token.get()), Status::Ok);
     }
-    assert_eq!(a.bell.rings(), 1);
+    assert_eq!(a.notifier.count(), 1);
     assert_eq!(a.events().len(), 1);
     assert_eq!(a.device.info().coalesced, 999);
 }

@@ -23,8 +23,8 @@ use vm_memory::{
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::ism::{
-    Clock, Departure, Device, Doorbell, Fabric, FabricConfig, Limits, MapJob, Moved, Outcome,
-    PortConfig,
+    Clock, CloseReason, Device, DeviceConfig, EventNotifier, Fabric, FabricConfig, Limits, MapJob,
+    Moved, Outcome,
 };
 
 /// A clock that stands still until told otherwise.
@@ -44,16 +44,16 @@ impl Clock for ManualClock {
 }
 
 #[derive(Debug, Default)]
-pub struct Bell(AtomicUsize);
+pub struct CountingNotifier(AtomicUsize);
 
-impl Bell {
-    pub fn rings(&self) -> usize {
+impl CountingNotifier {
+    pub fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-impl Doorbell for Bell {
-    fn ring(&self) {
+impl EventNotifier for CountingNotifier {
+    fn notify(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -83,15 +83,15 @@ impl World {
 
     /// A device that can map, before HELLO.
     pub fn join(&self, name: &str) -> Driver {
-        self.join_with(PortConfig { name: name.into(), ..PortConfig::default() })
+        self.join_with(DeviceConfig { name: name.into(), ..DeviceConfig::default() })
     }
 
-    pub fn join_with(&self, port: PortConfig) -> Driver {
-        let bell = Arc::new(Bell::default());
-        let device = self.fabric.join(port, bell.clone()).unwrap();
+    pub fn join_with(&self, port: DeviceConfig) -> Driver {
+        let notifier = Arc::new(CountingNotifier::default());
+        let device = self.fabric.join(port, notifier.clone()).unwrap();
         device.set_window(WINDOW);
         let (gid, front) = (Gid::NONE, FrontEnd::default());
-        Driver { device, bell, gid, tag: 0, front, memory: None }
+        Driver { device, notifier, gid, tag: 0, front, memory: None }
     }
 
     /// A device that can map, after HELLO.
@@ -184,7 +184,7 @@ impl FrontEnd {
 /// A driver and its front end.
 pub struct Driver {
     pub device: Arc<Device>,
-    pub bell: Arc<Bell>,
+    pub notifier: Arc<CountingNotifier>,
     pub gid: Gid,
     pub tag: u32,
     pub front: FrontEnd,
@@ -201,7 +201,7 @@ impl Driver {
     pub fn of(other: &Driver) -> Driver {
         Driver {
             device: other.device.clone(),
-            bell: other.bell.clone(),
+            notifier: other.notifier.clone(),
             gid: other.gid,
             tag: 0,
             front: FrontEnd::default(),
@@ -382,7 +382,7 @@ impl Driver {
     }
 
     pub fn end(&self) {
-        self.device.end(Departure::Failed);
+        self.device.close_session(CloseReason::Failed);
     }
 }
 

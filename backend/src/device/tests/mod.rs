@@ -4,8 +4,8 @@ use crate::device as ism;
 
 mod attacks;
 mod commands;
-mod departure;
 mod events;
 mod harness;
 mod moves;
+mod session_end;
 mod window;

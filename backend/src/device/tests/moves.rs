@@ -133,10 +133,10 @@ fn the_owner_is_woken_when_the_wake_is_delivered_and_not_before() {
     let (head, payload) = chain(token, &[], true, 1);
     let moved = user.transfer(&head, &payload);
     assert!(!owner.device.has_events());
-    assert_eq!(owner.bell.rings(), 0);
+    assert_eq!(owner.notifier.count(), 0);
     moved.wake.unwrap().deliver();
     assert!(owner.device.has_events());
-    assert_eq!(owner.bell.rings(), 1);
+    assert_eq!(owner.notifier.count(), 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use virtio_ism_abi::{Chid, Status};
 use zerocopy::IntoBytes;
 
 use super::harness::{World, parse};
-use super::ism::{Limits, Outcome, PortConfig};
+use super::ism::{DeviceConfig, Limits, Outcome};
 
 const K64: u32 = 64 << 10;
 const MIB: u32 = 1 << 20;
@@ -141,7 +141,7 @@ fn who_cannot_map_is_told_to_move() {
 #[test]
 fn register_keeps_a_slot_so_that_attach_finds_one() {
     let world = World::new();
-    let port = PortConfig { max_maps: Some(4), ..PortConfig::default() };
+    let port = DeviceConfig { max_maps: Some(4), ..DeviceConfig::default() };
     let mut a = world.join_with(port);
     a.hello();
     let mut peers: Vec<_> = (0..3).map(|_| world.driver("peer")).collect();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use vhost_device_ism::config::{FabricConfig, PortSpec, Quotas};
+use vhost_device_ism::config::{FabricSpec, GuestSpec, Quotas};
 use vhost_device_ism::device::DeviceInfo;
 use vhost_device_ism::{Config, Daemon};
 use virtio_ism_abi::Chid;
@@ -60,13 +60,13 @@ impl Fabric {
         let chid = Chid(0xff00);
         let port = |n| {
             let socket = self.dir.join(format!("devices/{n:02}.sock"));
-            PortSpec { chid, ..PortSpec::new(socket) }
+            GuestSpec { chid, ..GuestSpec::new(socket) }
         };
-        let mut fabric = FabricConfig::new(chid);
+        let mut fabric = FabricSpec::new(chid);
         fabric.quotas = self.quotas;
         let config = Config {
             fabrics: vec![fabric],
-            ports: (0..devices).map(port).collect(),
+            guests: (0..devices).map(port).collect(),
             ..Config::default()
         };
         self.daemon = Some(Daemon::start(config).unwrap());

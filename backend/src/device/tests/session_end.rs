@@ -10,8 +10,8 @@ use vm_memory::bitmap::BitmapSlice;
 use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 use zerocopy::IntoBytes;
 
-use super::harness::{Bell, Driver, World, chain, parse};
-use super::ism::{Departure, Fabric, FabricConfig, JoinError, MapJob, Outcome, PortConfig};
+use super::harness::{CountingNotifier, Driver, World, chain, parse};
+use super::ism::{CloseReason, DeviceConfig, Fabric, FabricConfig, JoinError, MapJob, Outcome};
 use virtio_ism_abi::Chid;
 
 const K64: u32 = 64 << 10;
@@ -60,10 +60,10 @@ fn the_users_mapping_outlives_the_owner() {
 fn ranges_of_a_past_life_wait_until_the_front_end_confirms() {
     let world = World::new();
     let (mut a, b) = (world.driver("a"), world.driver("b"));
-    a.device.end(Departure::Orderly);
+    a.device.close_session(CloseReason::Orderly);
     a.hello();
     let old = a.register(b.gid, 0, K64).unwrap();
-    a.device.end(Departure::Orderly);
+    a.device.close_session(CloseReason::Orderly);
     assert!(a.device.stale_map().is_none(), "not before the next start");
     // HELLO without the harness' cleaning up.
     a.command(Op::Hello, &[1, 0, 0, 0, 0xff, 0xff, 0, 0]);
@@ -82,7 +82,7 @@ fn ranges_of_a_past_life_wait_until_the_front_end_confirms() {
 #[test]
 fn a_window_full_of_past_lives_says_try_again() {
     let world = World::new();
-    let port = PortConfig { max_maps: Some(2), ..PortConfig::default() };
+    let port = DeviceConfig { max_maps: Some(2), ..DeviceConfig::default() };
     let (mut a, mut b) = (world.join_with(port), world.driver("b"));
     a.hello();
     a.register(b.gid, 0, K64).unwrap();
@@ -209,8 +209,8 @@ fn gids_are_unique_on_the_host_and_pinned_ones_stay() {
     let other = FabricConfig { gids: config.gids.clone(), ..FabricConfig::new(Chid(0xff01)) };
     let (one, two) = (Fabric::new(config.clone()).unwrap(), Fabric::new(other).unwrap());
     let join = |fabric: &Arc<Fabric>, pinned_gid| {
-        let port = PortConfig { pinned_gid, ..PortConfig::default() };
-        fabric.join(port, Arc::new(Bell::default()))
+        let port = DeviceConfig { pinned_gid, ..DeviceConfig::default() };
+        fabric.join(port, Arc::new(CountingNotifier::default()))
     };
     let pinned = Gid([3; 16]);
     let device = join(&one, Some(pinned)).unwrap();

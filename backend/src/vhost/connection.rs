@@ -23,21 +23,21 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventNotifier};
 use zerocopy::IntoBytes;
 
-use super::bell::Bell;
-use super::chain::{MAX_DESCRIPTORS, Pending};
+use super::chain::{MAX_DESCRIPTORS, PendingReply};
+use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
-use super::helpers::Helpers;
 use super::mapper::{self, Answer, Job, Mapper, Overdue};
+use super::notifier::Notifier;
 use super::queues::Scratch;
-use super::ring::{self, Memory, Ring, Watcher};
-use crate::device::{Departure, Device, Reply};
+use super::ring::{self, Memory, Ring, RingObserver};
+use crate::device::{CloseReason, Device, Reply};
 use crate::timers::{Timed, Timers};
 
-/// Workers of a session: one for control and events, one for moves.
+/// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
 
-/// What a session needs to know of its port and daemon.
+/// What a connection needs to know of its port and daemon.
 #[derive(Clone)]
 pub(super) struct Options {
     pub(super) name: String,
@@ -49,38 +49,38 @@ pub(super) struct Options {
 }
 
 /// The framework's object for one connection.
-pub(super) type Framework = VhostUserDaemon<Arc<Session>>;
+pub(super) type Framework = VhostUserDaemon<Arc<Connection>>;
 
 /// One connection.
-pub(super) struct Session {
+pub(super) struct Connection {
     pub(super) options: Options,
     pub(super) device: Arc<Device>,
     pub(super) faults: Arc<Faults>,
     /// Memory that passed the check. The framework's own handle may show a table that did not.
     pub(super) memory: Memory,
-    pub(super) bells: [Arc<Bell>; WORKERS],
+    pub(super) notifiers: [Arc<Notifier>; WORKERS],
     /// Queues a worker has to look at again without a kick, a bit each.
-    pub(super) again: [AtomicU64; WORKERS],
+    pub(super) rescheduled: [AtomicU64; WORKERS],
     pub(super) scratch: [Mutex<Scratch>; WORKERS],
     pub(super) mapper: Arc<Mapper>,
     /// Answers that wait for worker 0.
-    pub(super) held: Mutex<VecDeque<(Pending, Reply)>>,
-    pub(super) any_held: AtomicBool,
+    pub(super) replies: Mutex<VecDeque<(PendingReply, Reply)>>,
+    pub(super) has_replies: AtomicBool,
     /// Records were published and the driver was not told.
-    pub(super) signal_owed: AtomicBool,
-    /// Commands that wait for the front end, or whose answers are held.
+    pub(super) call_pending: AtomicBool,
+    /// Commands that wait for the front end, or whose answers are replies.
     pub(super) backlog: AtomicUsize,
-    pub(super) helpers: Helpers,
+    pub(super) threads: CountedThreads,
     rings: OnceLock<Vec<Ring>>,
-    workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Session>>>>>,
+    workers: Mutex<Vec<Arc<VringEpollHandler<Arc<Connection>>>>>,
     wake_timer: OnceLock<OwnedFd>,
     link: Mutex<Option<ShutdownHandle>>,
     closing: AtomicBool,
     exiting: AtomicBool,
     window: Mutex<WindowState>,
-    stops: Mutex<Stops>,
+    stopped: Mutex<StoppedRings>,
     timers: Timers,
-    this: Weak<Session>,
+    this: Weak<Connection>,
 }
 
 /// What has to come together before the front end can be asked to map.
@@ -92,7 +92,7 @@ struct WindowState {
 
 /// Since when no ring runs, and the deadline that is set.
 #[derive(Default)]
-struct Stops {
+struct StoppedRings {
     running: u64,
     since: Option<Instant>,
     armed: Option<Instant>,
@@ -102,32 +102,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Session {
-    /// A session for `device`, whose doorbell is `bell`, and the framework's object that drives it.
+impl Connection {
+    /// A connection for `device`, whose doorbell is `notifier`, and the framework's object that drives it.
     pub(super) fn new(
         options: Options,
         device: Arc<Device>,
-        bell: Arc<Bell>,
+        notifier: Arc<Notifier>,
         faults: Arc<Faults>,
-        helpers: Helpers,
+        threads: CountedThreads,
         timers: Timers,
-    ) -> io::Result<(Arc<Session>, Framework)> {
-        let moves_bell = Arc::new(Bell::new()?);
+    ) -> io::Result<(Arc<Connection>, Framework)> {
+        let moves_notifier = Arc::new(Notifier::new()?);
         let config = device.config();
-        let session = Arc::new_cyclic(|this| Session {
+        let connection = Arc::new_cyclic(|this| Connection {
             options,
             device,
             faults,
             memory: Memory::new(GuestMemoryMmap::new()),
-            bells: [bell, moves_bell],
-            again: Default::default(),
+            notifiers: [notifier, moves_notifier],
+            rescheduled: Default::default(),
             scratch: std::array::from_fn(|_| Mutex::new(Scratch::new(&config))),
             mapper: Arc::default(),
-            held: Mutex::default(),
-            any_held: AtomicBool::new(false),
-            signal_owed: AtomicBool::new(false),
+            replies: Mutex::default(),
+            has_replies: AtomicBool::new(false),
+            call_pending: AtomicBool::new(false),
             backlog: AtomicUsize::new(0),
-            helpers,
+            threads,
             rings: OnceLock::new(),
             workers: Mutex::default(),
             wake_timer: OnceLock::new(),
@@ -135,42 +135,42 @@ impl Session {
             closing: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
             window: Mutex::default(),
-            stops: Mutex::default(),
+            stopped: Mutex::default(),
             timers,
             this: this.clone(),
         });
-        session.device.set_memory(session.memory.clone());
+        connection.device.set_memory(connection.memory.clone());
 
         let _ = ring::take_made();
         let framework = VhostUserDaemon::new(
-            session.options.name.clone(),
-            session.clone(),
+            connection.options.name.clone(),
+            connection.clone(),
             Memory::new(GuestMemoryMmap::new()),
         )
         .map_err(|error| {
-            session.end();
+            connection.end();
             io::Error::other(error.to_string())
         })?;
         let rings = ring::take_made();
-        let watcher: Weak<dyn Watcher> = session.this.clone();
+        let observer: Weak<dyn RingObserver> = connection.this.clone();
         for (queue, ring) in rings.iter().enumerate() {
-            ring.watch(queue, watcher.clone());
+            ring.set_observer(queue, observer.clone());
         }
-        let _ = session.rings.set(rings);
+        let _ = connection.rings.set(rings);
         let workers = framework.get_epoll_handlers();
-        for (worker, bell) in workers.iter().zip(&session.bells) {
+        for (worker, notifier) in workers.iter().zip(&connection.notifiers) {
             worker.register_listener(
-                bell.as_raw_fd(),
+                notifier.as_raw_fd(),
                 EventSet::IN | EventSet::EDGE_TRIGGERED,
-                session.bell_event(),
+                connection.notifier_event(),
             )?;
         }
-        *lock(&session.workers) = workers;
-        Ok((session, framework))
+        *lock(&connection.workers) = workers;
+        Ok((connection, framework))
     }
 
-    /// Epoll data of the bells. Data up to the number of queues is the framework's.
-    fn bell_event(&self) -> u64 {
+    /// Epoll data of the notifiers. Data up to the number of queues is the framework's.
+    fn notifier_event(&self) -> u64 {
         self.num_queues() as u64 + 1
     }
 
@@ -193,7 +193,7 @@ impl Session {
         }
     }
 
-    /// Cuts the connection. Its port notices and ends the session.
+    /// Cuts the connection. Its port notices and ends the connection.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         if let Some(link) = &*lock(&self.link) {
@@ -208,35 +208,37 @@ impl Session {
 
     /// The end: the device leaves the fabric, the workers end. Waits for nobody.
     pub(super) fn end(&self) {
-        self.device.end(Departure::Failed);
+        self.device.close_session(CloseReason::Failed);
         self.exiting.store(true, Ordering::SeqCst);
         self.mapper.close();
-        for bell in &self.bells {
-            bell.ring();
+        for notifier in &self.notifiers {
+            notifier.notify();
         }
-        // They hold the session, which holds them.
+        // They hold the connection, which holds them.
         lock(&self.workers).clear();
         *lock(&self.link) = None;
     }
 
     /// Makes a worker look at a queue again, after everybody else had a turn.
-    pub(super) fn look_again(&self, worker: usize, queue: u16) {
-        if let (Some(again), Some(bell)) = (self.again.get(worker), self.bells.get(worker)) {
-            again.fetch_or(1 << queue, Ordering::Release);
-            bell.ring();
+    pub(super) fn reschedule(&self, worker: usize, queue: u16) {
+        if let (Some(rescheduled), Some(notifier)) =
+            (self.rescheduled.get(worker), self.notifiers.get(worker))
+        {
+            rescheduled.fetch_or(1 << queue, Ordering::Release);
+            notifier.notify();
         }
     }
 
     /// Gives the map thread something to do.
     pub(super) fn ask_front_end(&self, job: Job) {
         let client: Weak<dyn mapper::Client> = self.this.clone();
-        if let Err(error) = self.mapper.push(job, client, &self.helpers) {
-            tracing::error!(port = self.options.name, %error, "cannot start the map thread");
+        if let Err(error) = self.mapper.push(job, client, &self.threads) {
+            tracing::error!(guest = self.options.name, %error, "cannot start the map thread");
             self.close();
         }
     }
 
-    /// Takes another look at the event queue when a wake held back by its rate is due.
+    /// Takes another look at the event queue when a wake replies back by its rate is due.
     pub(super) fn wake_later(&self, delay: Duration) {
         let timer = match self.wake_timer.get() {
             Some(timer) => timer,
@@ -244,8 +246,8 @@ impl Session {
                 Ok(timer) => self.wake_timer.get_or_init(|| timer),
                 Err(error) => {
                     // Late is better than never.
-                    tracing::error!(port = self.options.name, %error, "no timer");
-                    return self.look_again(0, EVENT_QUEUE);
+                    tracing::error!(guest = self.options.name, %error, "no timer");
+                    return self.reschedule(0, EVENT_QUEUE);
                 }
             },
         };
@@ -300,18 +302,18 @@ impl Session {
             }
         };
         let stopped = self.options.stopped_grace.and_then(|grace| {
-            let mut stops = lock(&self.stops);
-            let end = stops.since? + grace;
+            let mut stopped = lock(&self.stopped);
+            let end = stopped.since? + grace;
             if Instant::now() < end {
                 return Some(end);
             }
-            stops.since = None;
-            drop(stops);
+            stopped.since = None;
+            drop(stopped);
             self.fault(
                 Fault::StoppedTooLong,
                 format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
             );
-            self.device.end(Departure::Failed);
+            self.device.close_session(CloseReason::Failed);
             None
         });
         ack.into_iter().chain(stopped).min()
@@ -320,11 +322,11 @@ impl Session {
     /// Sets a deadline, unless a nearer one is set.
     fn arm(&self, at: Instant) {
         {
-            let mut stops = lock(&self.stops);
-            if stops.armed.is_some_and(|armed| armed <= at) {
+            let mut stopped = lock(&self.stopped);
+            if stopped.armed.is_some_and(|armed| armed <= at) {
                 return;
             }
-            stops.armed = Some(at);
+            stopped.armed = Some(at);
         }
         self.timers.at(at, self.this.clone());
     }
@@ -334,7 +336,7 @@ impl Session {
         let scratch = &mut *lock(scratch);
         match queue {
             CONTROL_QUEUE => {
-                self.publish_held();
+                self.publish_replies();
                 self.serve_control(scratch);
             }
             EVENT_QUEUE => self.serve_events(scratch),
@@ -342,24 +344,26 @@ impl Session {
         }
     }
 
-    fn on_bell(&self, worker: usize) -> io::Result<()> {
-        let (Some(bell), Some(again)) = (self.bells.get(worker), self.again.get(worker)) else {
+    fn on_notified(&self, worker: usize) -> io::Result<()> {
+        let (Some(notifier), Some(rescheduled)) =
+            (self.notifiers.get(worker), self.rescheduled.get(worker))
+        else {
             return Ok(());
         };
-        bell.take();
+        notifier.take();
         if self.exiting.load(Ordering::SeqCst) {
             // The only way to end a worker without leaking the framework's exit descriptor.
-            return Err(io::Error::other("the session ended"));
+            return Err(io::Error::other("the connection ended"));
         }
         if worker == 0 {
-            if self.signal_owed.swap(false, Ordering::AcqRel)
+            if self.call_pending.swap(false, Ordering::AcqRel)
                 && let Some(ring) = self.ring(EVENT_QUEUE)
             {
                 ring.signal();
             }
             self.on_queue(0, EVENT_QUEUE);
         }
-        let mut queues = again.swap(0, Ordering::Acquire);
+        let mut queues = rescheduled.swap(0, Ordering::Acquire);
         while queues != 0 {
             let queue = queues.trailing_zeros();
             queues &= queues - 1;
@@ -369,7 +373,7 @@ impl Session {
     }
 }
 
-impl VhostUserBackend for Session {
+impl VhostUserBackend for Connection {
     type Bitmap = ();
     type Vring = Ring;
 
@@ -403,9 +407,9 @@ impl VhostUserBackend for Session {
     }
 
     fn reset_device(&self) {
-        self.device.end(Departure::Orderly);
+        self.device.close_session(CloseReason::Orderly);
         for ring in self.rings.get().into_iter().flatten() {
-            ring.forget();
+            ring.mark_restarted();
         }
     }
 
@@ -460,7 +464,7 @@ impl VhostUserBackend for Session {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        // The framework never closes what it gets here. Workers end by `on_bell` instead, which
+        // The framework never closes what it gets here. Workers end by `on_notified` instead, which
         // `end` causes; a framework object must not be dropped before.
         None
     }
@@ -473,8 +477,8 @@ impl VhostUserBackend for Session {
         worker: usize,
     ) -> io::Result<()> {
         let event = u64::from(event);
-        if event == self.bell_event() {
-            return self.on_bell(worker);
+        if event == self.notifier_event() {
+            return self.on_notified(worker);
         }
         if event == self.timer_event() {
             self.on_queue(worker, EVENT_QUEUE);
@@ -488,7 +492,7 @@ impl VhostUserBackend for Session {
     }
 }
 
-impl Watcher for Session {
+impl RingObserver for Connection {
     fn not_an_eventfd(&self, queue: usize, what: &'static str) {
         self.fault(
             Fault::NotEventfd,
@@ -497,10 +501,10 @@ impl Watcher for Session {
         self.close();
     }
 
-    fn kick_goes(&self, fd: RawFd) {
+    fn kick_closing(&self, fd: RawFd) {
         for worker in &*lock(&self.workers) {
             // The data does not matter for removal. Not being there is fine.
-            let _ = worker.unregister_listener(fd, EventSet::IN, self.bell_event());
+            let _ = worker.unregister_listener(fd, EventSet::IN, self.notifier_event());
         }
     }
 
@@ -508,16 +512,16 @@ impl Watcher for Session {
         if queue == usize::from(CONTROL_QUEUE) {
             self.mapper.set_running(running);
         }
-        let mut stops = lock(&self.stops);
-        let before = stops.running;
+        let mut stopped = lock(&self.stopped);
+        let before = stopped.running;
         let bit = 1 << queue;
-        stops.running = if running { before | bit } else { before & !bit };
-        if stops.running != 0 {
-            stops.since = None;
+        stopped.running = if running { before | bit } else { before & !bit };
+        if stopped.running != 0 {
+            stopped.since = None;
         } else if before != 0 {
             let now = Instant::now();
-            stops.since = Some(now);
-            drop(stops);
+            stopped.since = Some(now);
+            drop(stopped);
             if let Some(grace) = self.options.stopped_grace {
                 self.arm(now + grace);
             }
@@ -525,9 +529,9 @@ impl Watcher for Session {
     }
 }
 
-impl mapper::Client for Session {
-    fn life(&self) -> u32 {
-        self.ring(CONTROL_QUEUE).map_or(0, Ring::life)
+impl mapper::Client for Connection {
+    fn generation(&self) -> u32 {
+        self.ring(CONTROL_QUEUE).map_or(0, Ring::generation)
     }
 
     fn asking(&self) {
@@ -544,7 +548,7 @@ impl mapper::Client for Session {
                 false
             }
             Answer::NotAsked(why) => {
-                tracing::debug!(port = self.options.name, why, "a mapping was not asked for");
+                tracing::debug!(guest = self.options.name, why, "a mapping was not asked for");
                 false
             }
             Answer::Unknown(error) => {
@@ -565,18 +569,18 @@ impl mapper::Client for Session {
             }
         };
         if let Some(reply) = reply {
-            lock(&self.held).push_back(reply);
-            self.any_held.store(true, Ordering::Release);
-            self.look_again(0, CONTROL_QUEUE);
+            lock(&self.replies).push_back(reply);
+            self.has_replies.store(true, Ordering::Release);
+            self.reschedule(0, CONTROL_QUEUE);
         }
         // The job may have left something mapped of which no driver knows.
-        self.ask_for_stale();
+        self.unmap_stale();
     }
 }
 
-impl Timed for Session {
+impl Timed for Connection {
     fn expired(&self) {
-        lock(&self.stops).armed = None;
+        lock(&self.stopped).armed = None;
         if let Some(next) = self.check_deadlines() {
             self.arm(next);
         }

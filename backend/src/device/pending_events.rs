@@ -16,11 +16,11 @@ use virtio_ism_abi::event::{
 use virtio_ism_abi::{Gid, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::claimed::SignalClaim;
 use super::counters::Counters;
 use super::dmb::Dmb;
-use super::life::Life;
 use super::rate::Rate;
+use super::request::CheckedSignalEvent;
+use super::session::DeviceSession;
 use super::slab::Slab;
 
 /// Software events that one driver may leave unread.
@@ -29,7 +29,7 @@ pub(super) const SW_EVENTS_MAX: usize = 64;
 pub(super) const SW_EVENTS_PER_SENDER: usize = 8;
 
 #[derive(Debug, Default)]
-pub(super) struct Mailbox {
+pub(super) struct PendingEvents {
     closed: bool,
     gone: BTreeMap<u64, Timed<Gid>>,
     downs: BTreeMap<Gid, Timed<u16>>,
@@ -52,25 +52,25 @@ struct Timed<T> {
 struct SwEvent {
     gid: Gid,
     member: u64,
-    event: SignalClaim,
+    event: CheckedSignalEvent,
 }
 
-impl Mailbox {
+impl PendingEvents {
     /// `true`: there is something new to tell.
-    pub(super) fn put_gone(&mut self, token: Token, owner: Gid, time_ns: u64) -> bool {
+    pub(super) fn push_gone(&mut self, token: Token, owner: Gid, time_ns: u64) -> bool {
         if !self.closed {
             self.gone.insert(token.0, Timed { what: owner, time_ns });
         }
         !self.closed
     }
 
-    pub(super) fn forget_gone(&mut self, token: Token) {
+    pub(super) fn remove_dmb_gone(&mut self, token: Token) {
         self.gone.remove(&token.0);
     }
 
     /// Folds everything of that peer but DMB_GONE, which is told before, into its PEER_DOWN.
     /// Returns how many software events got lost by that.
-    pub(super) fn put_down(&mut self, peer: Gid, failed: bool, time_ns: u64) -> u32 {
+    pub(super) fn push_down(&mut self, peer: Gid, failed: bool, time_ns: u64) -> u32 {
         if self.closed {
             return 0;
         }
@@ -102,8 +102,13 @@ impl Mailbox {
     }
 
     /// `false`: no room, or the sender is dead.
-    pub(super) fn put_sw_event(&mut self, from: &Life, event: SignalClaim, time_ns: u64) -> bool {
-        let member = from.contact.member;
+    pub(super) fn push_sw_event(
+        &mut self,
+        from: &DeviceSession,
+        event: CheckedSignalEvent,
+        time_ns: u64,
+    ) -> bool {
+        let member = from.handle.member;
         let of_sender = self.sw_events.iter().filter(|e| e.what.member == member).count();
         if self.closed
             || self.sw_events.len() >= SW_EVENTS_MAX
@@ -118,8 +123,8 @@ impl Mailbox {
     }
 
     /// Takes a slab whose `wake_pending` the caller has set.
-    pub(super) fn put_slab(&mut self, slab: &Arc<Slab>, may_tell: impl FnOnce() -> bool) -> bool {
-        if self.closed || slab.is_closed() || !may_tell() {
+    pub(super) fn push_slab(&mut self, slab: &Arc<Slab>, may_queue: impl FnOnce() -> bool) -> bool {
+        if self.closed || slab.is_closed() || !may_queue() {
             slab.wake_pending.store(false, Ordering::Release);
             return false;
         }
@@ -128,8 +133,8 @@ impl Mailbox {
     }
 
     /// Takes a DMB that the caller has raised.
-    pub(super) fn put_dmb(&mut self, dmb: &Arc<Dmb>, may_tell: impl FnOnce() -> bool) -> bool {
-        if self.closed || !dmb.is_registered() || !may_tell() {
+    pub(super) fn push_dmb(&mut self, dmb: &Arc<Dmb>, may_queue: impl FnOnce() -> bool) -> bool {
+        if self.closed || !dmb.is_registered() || !may_queue() {
             dmb.take_mask();
             return false;
         }
@@ -138,19 +143,19 @@ impl Mailbox {
     }
 
     /// Drops the wake of a slab that the owner has released.
-    pub(super) fn forget_slab(&mut self, slab: &Arc<Slab>) {
+    pub(super) fn remove_slab(&mut self, slab: &Arc<Slab>) {
         self.slabs.retain(|other| !Arc::ptr_eq(other, slab));
     }
 
     /// Drops the signal of a DMB that the owner has unregistered.
-    pub(super) fn forget_dmb(&mut self, dmb: &Arc<Dmb>) {
+    pub(super) fn remove_dmb(&mut self, dmb: &Arc<Dmb>) {
         self.dmbs.retain(|other| !Arc::ptr_eq(other, dmb));
     }
 
-    /// Drops everything and takes nothing more. Also breaks the cycle of a life, its mailbox and
+    /// Drops everything and takes nothing more. Also breaks the cycle of a session, its pending_events and
     /// its slabs and DMBs.
     pub(super) fn close(&mut self) {
-        *self = Mailbox { closed: true, ..Mailbox::default() };
+        *self = PendingEvents { closed: true, ..PendingEvents::default() };
     }
 
     /// The next record. What it says is forgotten here.
@@ -221,7 +226,7 @@ impl Mailbox {
                 slab.wake_full_at.store(full_at, Ordering::Relaxed);
                 // From here on a kick makes a new record. It is cleared before the record is
                 // published rather than after, so no kick falls in between. Pairs with the swap in
-                // `Life::wake_slab`.
+                // `DeviceSession::wake_slab`.
                 slab.wake_pending.swap(false, Ordering::AcqRel);
                 *id = slab.owner_id;
                 n += 1;

@@ -10,11 +10,11 @@ const STACK: usize = 256 << 10;
 
 /// How many helper threads of a port live. Those that live while nobody is connected hang.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Helpers {
+pub(crate) struct CountedThreads {
     inner: Arc<(Mutex<usize>, Condvar)>,
 }
 
-struct Alive(Helpers);
+struct Alive(CountedThreads);
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -24,7 +24,7 @@ impl Drop for Alive {
     }
 }
 
-impl Helpers {
+impl CountedThreads {
     /// Starts a detached thread that counts until it ends.
     pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         *self.inner.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
@@ -67,17 +67,17 @@ mod tests {
 
     #[test]
     fn counts_threads_until_they_end() {
-        let helpers = Helpers::default();
+        let threads = CountedThreads::default();
         let (go, wait) = mpsc::channel::<()>();
-        helpers
+        threads
             .spawn("test", move || {
                 let _ = wait.recv();
             })
             .unwrap();
-        assert_eq!(helpers.alive(), 1);
-        assert!(!helpers.wait_for(0, Duration::from_millis(10)));
+        assert_eq!(threads.alive(), 1);
+        assert!(!threads.wait_for(0, Duration::from_millis(10)));
         drop(go);
-        assert!(helpers.wait_for(0, Duration::from_secs(10)));
-        assert_eq!(helpers.alive(), 0);
+        assert!(threads.wait_for(0, Duration::from_secs(10)));
+        assert_eq!(threads.alive(), 0);
     }
 }

@@ -461,8 +461,8 @@ fn guests_on_different_fabrics_do_not_meet() {
     let place = Place::new();
     let _daemon = place.daemon_with(&["a", "b"], |config| {
         let other = virtio_ism_abi::Chid(0xff01);
-        config.fabrics.push(vhost_device_ism::config::FabricConfig::new(other));
-        config.ports[1].chid = other;
+        config.fabrics.push(vhost_device_ism::config::FabricSpec::new(other));
+        config.guests[1].chid = other;
     });
     let ((mut a, gid_a), (mut b, gid_b)) = pair(&place);
     let query = |gid| QueryGidRequest { gid, ..QueryGidRequest::new_zeroed() };
@@ -475,7 +475,7 @@ fn a_pinned_gid_is_the_gid_of_every_life() {
     let place = Place::new();
     let pinned = vhost_device_ism::config::parse_gid("3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b");
     let pinned = pinned.unwrap();
-    let _daemon = place.daemon_with(&["a"], |config| config.ports[0].gid = Some(pinned));
+    let _daemon = place.daemon_with(&["a"], |config| config.guests[0].gid = Some(pinned));
     for _ in 0..3 {
         let (_a, gid) = FrontEnd::greet(&place.path("a"));
         assert_eq!(gid, pinned);

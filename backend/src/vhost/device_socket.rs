@@ -12,13 +12,13 @@ use rustix::io::Errno;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::Error as FrameworkError;
 
-use super::bell::{Bell, FrontDoor, Porter};
+use super::connection::{Connection, Framework, Options};
+use super::counted_threads::CountedThreads;
 use super::faults::{FAULTS, Fault, Faults};
-use super::helpers::Helpers;
-use super::session::{Framework, Options, Session};
-use super::socket::{BoundSocket, SocketError, bind_listener};
-use crate::config::{Config, PortSpec, Socket};
-use crate::device::{DeviceInfo, Fabric, PortConfig};
+use super::notifier::{FrontDoor, Notifier, Porter};
+use super::unix_socket::{BoundSocket, SocketError, bind_listener};
+use crate::config::{Config, GuestSpec, Socket};
+use crate::device::{DeviceConfig, DeviceInfo, Fabric};
 use crate::timers::Timers;
 
 /// Threads of earlier connections that may hang before new connections are refused.
@@ -31,33 +31,33 @@ pub(crate) const STOP: Duration = Duration::from_secs(3);
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// A running port. Dropping it stops it.
-pub(crate) struct Port {
+/// A running port. Dropping it stopped it.
+pub(crate) struct DeviceSocket {
     inner: Arc<Inner>,
     /// The port's thread, counted.
-    thread: Helpers,
+    thread: CountedThreads,
     socket: Mutex<Option<BoundSocket>>,
 }
 
 struct Inner {
-    spec: PortSpec,
+    spec: GuestSpec,
     fabric: Arc<Fabric>,
     options: Options,
     timers: Timers,
     faults: Arc<Faults>,
     /// Threads that a front end can keep from ending.
-    helpers: Helpers,
+    threads: CountedThreads,
     stopping: AtomicBool,
     stop: OwnedFd,
-    session: Mutex<Option<Arc<Session>>>,
+    connection: Mutex<Option<Arc<Connection>>>,
     connections: AtomicU64,
 }
 
 /// A port, as counted now.
 #[derive(Clone, Debug)]
-pub struct PortStatus {
+pub struct GuestStatus {
     /// What it was made from.
-    pub spec: PortSpec,
+    pub spec: GuestSpec,
     /// The device of the front end that is connected; `None` if none is.
     pub device: Option<DeviceInfo>,
     /// Connections so far.
@@ -72,14 +72,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Port {
+impl DeviceSocket {
     /// Makes the socket and listens.
     pub(crate) fn start(
-        spec: PortSpec,
+        spec: GuestSpec,
         fabric: Arc<Fabric>,
         config: &Config,
         timers: Timers,
-    ) -> Result<Port, SocketError> {
+    ) -> Result<DeviceSocket, SocketError> {
         let (listener, socket) = match &spec.socket {
             Socket::Path(path) => {
                 let (listener, socket) = bind_listener(path, config.socket_mode)?;
@@ -108,46 +108,46 @@ impl Port {
             options,
             timers,
             faults: Arc::default(),
-            helpers: Helpers::default(),
+            threads: CountedThreads::default(),
             stopping: AtomicBool::new(false),
-            session: Mutex::new(None),
+            connection: Mutex::new(None),
             connections: AtomicU64::new(0),
         });
-        let thread = Helpers::default();
+        let thread = CountedThreads::default();
         let runner = inner.clone();
         thread
             .spawn(&inner.spec.name, move || runner.run(listener))
             .map_err(system(&inner.spec))?;
-        Ok(Port { inner, thread, socket: Mutex::new(socket) })
+        Ok(DeviceSocket { inner, thread, socket: Mutex::new(socket) })
     }
 
     /// What it was made from.
-    pub(crate) fn spec(&self) -> &PortSpec {
+    pub(crate) fn spec(&self) -> &GuestSpec {
         &self.inner.spec
     }
 
     /// The port as it is now.
-    pub(crate) fn status(&self) -> PortStatus {
+    pub(crate) fn status(&self) -> GuestStatus {
         let inner = &self.inner;
-        let session = lock(&inner.session).clone();
-        let alive = inner.helpers.alive();
-        PortStatus {
+        let connection = lock(&inner.connection).clone();
+        let alive = inner.threads.alive();
+        GuestStatus {
             spec: inner.spec.clone(),
-            hanging: if session.is_some() { 0 } else { alive },
-            device: session.map(|session| session.device.info()),
+            hanging: if connection.is_some() { 0 } else { alive },
+            device: connection.map(|connection| connection.device.info()),
             connections: inner.connections.load(Ordering::Relaxed),
             faults: inner.faults.snapshot(),
         }
     }
 
-    /// Stops listening and cuts the connection; the rest happens on the port's own thread.
+    /// StoppedRings listening and cuts the connection; the rest happens on the port's own thread.
     pub(crate) fn request_stop(&self) {
         *lock(&self.socket) = None;
         self.inner.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
-        let session = lock(&self.inner.session).clone();
-        if let Some(session) = session {
-            session.close();
+        let connection = lock(&self.inner.connection).clone();
+        if let Some(connection) = connection {
+            connection.close();
         }
     }
 
@@ -155,17 +155,17 @@ impl Port {
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.thread.wait_for(0, left()) && self.inner.helpers.wait_for(0, left())
+        self.thread.wait_for(0, left()) && self.inner.threads.wait_for(0, left())
     }
 }
 
-impl Drop for Port {
+impl Drop for DeviceSocket {
     fn drop(&mut self) {
         self.request_stop();
     }
 }
 
-fn system(spec: &PortSpec) -> impl Fn(std::io::Error) -> SocketError {
+fn system(spec: &GuestSpec) -> impl Fn(std::io::Error) -> SocketError {
     let path: PathBuf = spec.path().map_or_else(|| spec.name.clone().into(), Into::into);
     move |source| SocketError::Io { action: "listen on", path: path.clone(), source }
 }
@@ -173,12 +173,12 @@ fn system(spec: &PortSpec) -> impl Fn(std::io::Error) -> SocketError {
 impl Inner {
     fn run(&self, socket: UnixListener) {
         let Ok(listener) = socket.try_clone() else {
-            tracing::error!(port = self.spec.name, "no descriptor left for the port");
+            tracing::error!(guest = self.spec.name, "no descriptor left for the port");
             return;
         };
         let mut listener = Listener::from(listener);
         while self.wait_for_front_end(&socket) {
-            let hanging = self.helpers.alive();
+            let hanging = self.threads.alive();
             if hanging >= MAX_HANGING {
                 self.refuse(
                     &socket,
@@ -188,14 +188,14 @@ impl Inner {
                 continue;
             }
             match self.connect(&mut listener) {
-                Ok((session, framework)) => self.serve(&session, framework),
+                Ok((connection, framework)) => self.serve(&connection, framework),
                 Err(error) => {
                     self.refuse(&socket, Fault::RefusedConnection, format_args!("{error}"));
                     self.pause();
                 }
             }
         }
-        tracing::debug!(port = self.spec.name, "stopped");
+        tracing::debug!(guest = self.spec.name, "stopped");
     }
 
     /// `false`: the port is to stop.
@@ -208,7 +208,7 @@ impl Inner {
                 Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(port = self.spec.name, %error, "cannot wait; giving up");
+                    tracing::error!(guest = self.spec.name, %error, "cannot wait; giving up");
                     return false;
                 }
             }
@@ -229,65 +229,65 @@ impl Inner {
         }
     }
 
-    /// A device, a session, and the framework at work on a new connection.
+    /// A device, a connection, and the framework at work on a new connection.
     fn connect(
         &self,
         listener: &mut Listener,
-    ) -> Result<(Arc<Session>, Framework), Box<dyn std::error::Error>> {
-        let bell = Arc::new(Bell::new()?);
-        let port = PortConfig {
+    ) -> Result<(Arc<Connection>, Framework), Box<dyn std::error::Error>> {
+        let notifier = Arc::new(Notifier::new()?);
+        let port = DeviceConfig {
             name: self.spec.name.clone(),
             pinned_gid: self.spec.gid,
             limits: None,
             max_maps: self.spec.max_maps,
             num_move_queues: self.options.move_queues,
         };
-        let door = Arc::new(FrontDoor::new(bell.clone()));
+        let door = Arc::new(FrontDoor::new(notifier.clone()));
         let device = self.fabric.join(port, door.clone())?;
-        let (session, mut framework) = Session::new(
+        let (connection, mut framework) = Connection::new(
             self.options.clone(),
             device,
-            bell,
+            notifier,
             self.faults.clone(),
-            self.helpers.clone(),
+            self.threads.clone(),
             self.timers.clone(),
         )?;
-        let porter: Arc<dyn Porter> = session.clone();
+        let porter: Arc<dyn Porter> = connection.clone();
         door.staff(Arc::downgrade(&porter));
         if let Err(error) = framework.start(listener) {
-            self.finish(&session, framework);
+            self.finish(&connection, framework);
             return Err(error.to_string().into());
         }
-        session.set_link(framework.shutdown_handle());
-        Ok((session, framework))
+        connection.set_link(framework.shutdown_handle());
+        Ok((connection, framework))
     }
 
-    fn serve(&self, session: &Arc<Session>, mut framework: Framework) {
+    fn serve(&self, connection: &Arc<Connection>, mut framework: Framework) {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        *lock(&self.session) = Some(session.clone());
+        *lock(&self.connection) = Some(connection.clone());
         if self.stopping.load(Ordering::SeqCst) {
-            session.close();
+            connection.close();
         }
-        tracing::info!(port = self.spec.name, "front end connected");
+        tracing::info!(guest = self.spec.name, "front end connected");
         match framework.wait() {
             Ok(())
             | Err(FrameworkError::HandleRequest(
                 VhostUserError::Disconnected | VhostUserError::PartialMessage,
             )) => {}
-            Err(error) => session.fault(Fault::BadMessage, format_args!("{error}")),
+            Err(error) => connection.fault(Fault::BadMessage, format_args!("{error}")),
         }
-        *lock(&self.session) = None;
-        self.finish(session, framework);
-        tracing::info!(port = self.spec.name, "front end gone");
+        *lock(&self.connection) = None;
+        self.finish(connection, framework);
+        tracing::info!(guest = self.spec.name, "front end gone");
     }
 
-    /// Ends a session. The framework's object is taken apart in a thread of its own, since its
+    /// Ends a connection. The framework's object is taken apart in a thread of its own, since its
     /// workers can hang by the front end's will.
-    fn finish(&self, session: &Arc<Session>, framework: Framework) {
-        session.end();
-        if let Err(error) = self.helpers.spawn("reaper", move || drop(framework)) {
-            tracing::error!(port = self.spec.name, %error, "cannot start a thread");
+    fn finish(&self, connection: &Arc<Connection>, framework: Framework) {
+        connection.end();
+        if let Err(error) = self.threads.spawn("reaper", move || drop(framework)) {
+            tracing::error!(guest = self.spec.name, %error, "cannot start a thread");
         }
-        self.helpers.wait_for(0, REAP);
+        self.threads.wait_for(0, REAP);
     }
 }

@@ -17,42 +17,42 @@ use super::Limits;
 
 /// A command whose bytes make sense.
 #[derive(Debug)]
-pub(super) enum Claim {
+pub(super) enum CheckedRequest {
     Hello { driver_max_idx: u32 },
     QueryGid(Gid),
-    Register(RegisterClaim),
+    Register(CheckedRegister),
     Unregister(u64),
     Attach(u64),
     Detach(u64),
     ReleaseSlab(u32),
-    SignalEvent(SignalClaim),
+    SignalEvent(CheckedSignalEvent),
     Stats,
 }
 
 #[derive(Debug)]
-pub(super) struct RegisterClaim {
+pub(super) struct CheckedRegister {
     pub(super) user: Gid,
     pub(super) idx: u32,
     pub(super) len: u32,
     pub(super) wait_group: u16,
-    pub(super) backing: BackingClaim,
+    pub(super) backing: CheckedBacking,
 }
 
 #[derive(Debug)]
-pub(super) enum BackingClaim {
-    Guest(Vec<PieceClaim>),
+pub(super) enum CheckedBacking {
+    Guest(Vec<CheckedSgEntry>),
     Window,
 }
 
 /// Guest-physical memory, not yet looked up.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PieceClaim {
+pub(super) struct CheckedSgEntry {
     pub(super) gpa: u64,
     pub(super) len: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SignalClaim {
+pub(super) struct CheckedSignalEvent {
     pub(super) to: Gid,
     pub(super) trigger: u32,
     pub(super) code: u32,
@@ -64,33 +64,37 @@ pub(super) fn tag(request: &[u8]) -> u32 {
     RequestHeader::read_from_prefix(request).map_or(0, |(header, _)| header.tag.get())
 }
 
-impl Claim {
+impl CheckedRequest {
     /// Reads a request of a driver that accepted `features` and offers `room` bytes for the reply.
     pub(super) fn parse(
         request: &[u8],
         room: usize,
         features: Features,
         limits: &Limits,
-    ) -> Result<Claim, Status> {
+    ) -> Result<CheckedRequest, Status> {
         let (header, body) =
             RequestHeader::read_from_prefix(request).map_err(|_| Status::Einval)?;
         let op = Op::from_code(header.op.get()).ok_or(Status::Einval)?;
-        let claim = match op {
+        let request = match op {
             Op::Hello => hello(fixed(body)?)?,
-            Op::QueryGid => Claim::QueryGid(fixed::<QueryGidRequest>(body)?.gid),
+            Op::QueryGid => CheckedRequest::QueryGid(fixed::<QueryGidRequest>(body)?.gid),
             Op::Register => register(body, limits)?,
-            Op::Unregister => Claim::Unregister(token(body)?),
-            Op::Attach => Claim::Attach(token(body)?),
-            Op::Detach => Claim::Detach(token(body)?),
-            Op::ReleaseSlab => Claim::ReleaseSlab(fixed::<ReleaseSlabRequest>(body)?.slab_id.get()),
+            Op::Unregister => CheckedRequest::Unregister(token(body)?),
+            Op::Attach => CheckedRequest::Attach(token(body)?),
+            Op::Detach => CheckedRequest::Detach(token(body)?),
+            Op::ReleaseSlab => {
+                CheckedRequest::ReleaseSlab(fixed::<ReleaseSlabRequest>(body)?.slab_id.get())
+            }
             Op::SignalEvent if features.contains(Features::SW_EVENT) => signal(fixed(body)?),
-            Op::Stats if features.contains(Features::STATS) && body.is_empty() => Claim::Stats,
+            Op::Stats if features.contains(Features::STATS) && body.is_empty() => {
+                CheckedRequest::Stats
+            }
             Op::SignalEvent | Op::Stats => return Err(Status::Einval),
         };
         if room < size_of::<ReplyHeader>() + op.reply_body_len() {
             return Err(Status::E2small);
         }
-        Ok(claim)
+        Ok(request)
     }
 }
 
@@ -103,15 +107,15 @@ fn token(body: &[u8]) -> Result<u64, Status> {
     Ok(fixed::<TokenRequest>(body)?.token.get())
 }
 
-fn hello(body: HelloRequest) -> Result<Claim, Status> {
+fn hello(body: HelloRequest) -> Result<CheckedRequest, Status> {
     if body.abi.get() != REVISION {
         return Err(Status::Einval);
     }
-    Ok(Claim::Hello { driver_max_idx: body.driver_max_idx.get() })
+    Ok(CheckedRequest::Hello { driver_max_idx: body.driver_max_idx.get() })
 }
 
-fn signal(body: SignalEventRequest) -> Claim {
-    Claim::SignalEvent(SignalClaim {
+fn signal(body: SignalEventRequest) -> CheckedRequest {
+    CheckedRequest::SignalEvent(CheckedSignalEvent {
         to: body.gid,
         trigger: body.trigger.get(),
         code: body.code.get(),
@@ -119,7 +123,7 @@ fn signal(body: SignalEventRequest) -> Claim {
     })
 }
 
-fn register(body: &[u8], limits: &Limits) -> Result<Claim, Status> {
+fn register(body: &[u8], limits: &Limits) -> Result<CheckedRequest, Status> {
     let (fields, entries) = RegisterRequest::read_from_prefix(body).map_err(|_| Status::Einval)?;
     let len = fields.len.get();
     if !len.is_power_of_two()
@@ -129,11 +133,11 @@ fn register(body: &[u8], limits: &Limits) -> Result<Claim, Status> {
         return Err(Status::Einval);
     }
     let backing = match fields.backing.get() {
-        BACKING_WINDOW if fields.nsg.get() == 0 && entries.is_empty() => BackingClaim::Window,
-        BACKING_GUEST => BackingClaim::Guest(pieces(entries, fields.nsg.get(), len, limits)?),
+        BACKING_WINDOW if fields.nsg.get() == 0 && entries.is_empty() => CheckedBacking::Window,
+        BACKING_GUEST => CheckedBacking::Guest(ranges(entries, fields.nsg.get(), len, limits)?),
         _ => return Err(Status::Einval),
     };
-    Ok(Claim::Register(RegisterClaim {
+    Ok(CheckedRequest::Register(CheckedRegister {
         user: fields.user_gid,
         idx: fields.idx.get(),
         len,
@@ -143,12 +147,17 @@ fn register(body: &[u8], limits: &Limits) -> Result<Claim, Status> {
 }
 
 /// `nsg` entries, aligned, without wrap, that add up to `len`.
-fn pieces(entries: &[u8], nsg: u32, len: u32, limits: &Limits) -> Result<Vec<PieceClaim>, Status> {
+fn ranges(
+    entries: &[u8],
+    nsg: u32,
+    len: u32,
+    limits: &Limits,
+) -> Result<Vec<CheckedSgEntry>, Status> {
     let exact = u64::from(nsg) * size_of::<SgEntry>() as u64;
     if nsg == 0 || nsg > u32::from(limits.max_sg) || entries.len() as u64 != exact {
         return Err(Status::Einval);
     }
-    let mut pieces = Vec::with_capacity(nsg as usize);
+    let mut ranges = Vec::with_capacity(nsg as usize);
     let mut sum = 0;
     for entry in entries.chunks_exact(size_of::<SgEntry>()) {
         let entry: SgEntry = fixed(entry)?;
@@ -159,18 +168,18 @@ fn pieces(entries: &[u8], nsg: u32, len: u32, limits: &Limits) -> Result<Vec<Pie
             return Err(Status::Einval);
         }
         sum += u64::from(piece_len);
-        pieces.push(PieceClaim { gpa, len: piece_len });
+        ranges.push(CheckedSgEntry { gpa, len: piece_len });
     }
     if sum != u64::from(len) {
         return Err(Status::Einval);
     }
-    Ok(pieces)
+    Ok(ranges)
 }
 
 /// A MOVE whose header and segments agree with each other and with the payload. Whether they fit
 /// into the DMB is known once there is a DMB.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MoveClaim<'a> {
+pub(super) struct CheckedMove<'a> {
     pub(super) token: u64,
     pub(super) signal: bool,
     pub(super) mask: u16,
@@ -178,7 +187,7 @@ pub(super) struct MoveClaim<'a> {
     segments: &'a [u8],
 }
 
-impl<'a> MoveClaim<'a> {
+impl<'a> CheckedMove<'a> {
     /// Reads header and segments of a driver that accepted `features` and sends `payload_len` bytes
     /// behind them.
     pub(super) fn parse(
@@ -186,7 +195,7 @@ impl<'a> MoveClaim<'a> {
         payload_len: u64,
         features: Features,
         limits: &Limits,
-    ) -> Result<MoveClaim<'a>, Status> {
+    ) -> Result<CheckedMove<'a>, Status> {
         let (header, segments) = MoveHeader::read_from_prefix(head).map_err(|_| Status::Einval)?;
         let nseg = header.nseg.get();
         let exact = usize::from(nseg) * size_of::<Segment>();
@@ -198,19 +207,19 @@ impl<'a> MoveClaim<'a> {
         {
             return Err(Status::Einval);
         }
-        let claim = MoveClaim {
+        let request = CheckedMove {
             token: header.token.get(),
             signal: flags & move_flags::SIGNAL != 0,
             mask: header.mask.get(),
             total: header.total.get(),
             segments,
         };
-        let sum: u64 = claim.segments().map(|(_, len)| u64::from(len)).sum();
-        let total = u64::from(claim.total);
-        if sum != total || payload_len != total || claim.total > limits.max_move {
+        let sum: u64 = request.segments().map(|(_, len)| u64::from(len)).sum();
+        let total = u64::from(request.total);
+        if sum != total || payload_len != total || request.total > limits.max_move {
             return Err(Status::Einval);
         }
-        Ok(claim)
+        Ok(request)
     }
 
     /// Offset and length of each segment, bytes.

@@ -8,22 +8,22 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::device::Doorbell;
+use crate::device::EventNotifier;
 
 /// An eventfd that only the daemon holds, so writing it never blocks.
 ///
 /// The worker's epoll watches it edge-triggered: each write is an edge, and nobody reads it.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Notifier {
     fd: OwnedFd,
     /// Rung and not yet taken: more rings need no system call.
     rung: AtomicBool,
 }
 
-impl Bell {
-    pub(crate) fn new() -> io::Result<Bell> {
+impl Notifier {
+    pub(crate) fn new() -> io::Result<Notifier> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Bell { fd, rung: AtomicBool::new(false) })
+        Ok(Notifier { fd, rung: AtomicBool::new(false) })
     }
 
     /// To be called by the worker before it looks for what it was rung for.
@@ -34,9 +34,9 @@ impl Bell {
     }
 }
 
-impl Bell {
+impl Notifier {
     /// Makes the worker look.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             // Can fail only after 2^64 - 2 rings.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
@@ -44,7 +44,7 @@ impl Bell {
     }
 }
 
-impl AsRawFd for Bell {
+impl AsRawFd for Notifier {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
@@ -73,15 +73,15 @@ pub(super) fn on_the_spot(work: impl FnOnce()) {
 }
 
 /// The doorbell of a device. Within [`on_the_spot`] events are handed over at once if nobody is at
-/// work on the event queue, which spares a thread; otherwise the bell rings.
+/// work on the event queue, which spares a thread; otherwise the notifier rings.
 pub(crate) struct FrontDoor {
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     porter: OnceLock<Weak<dyn Porter>>,
 }
 
 impl FrontDoor {
-    pub(super) fn new(bell: Arc<Bell>) -> FrontDoor {
-        FrontDoor { bell, porter: OnceLock::new() }
+    pub(super) fn new(notifier: Arc<Notifier>) -> FrontDoor {
+        FrontDoor { notifier, porter: OnceLock::new() }
     }
 
     /// Says who hands over; once.
@@ -90,14 +90,14 @@ impl FrontDoor {
     }
 }
 
-impl Doorbell for FrontDoor {
-    fn ring(&self) {
+impl EventNotifier for FrontDoor {
+    fn notify(&self) {
         if !ON_THE_SPOT.get() {
-            return self.bell.ring();
+            return self.notifier.notify();
         }
         let porter = self.porter.get().and_then(Weak::upgrade);
         if !porter.is_some_and(|porter| porter.deliver()) {
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 }
@@ -106,21 +106,21 @@ impl Doorbell for FrontDoor {
 mod tests {
     use super::*;
 
-    fn writes(bell: &Bell) -> Option<u64> {
+    fn writes(notifier: &Notifier) -> Option<u64> {
         let mut count = [0; 8];
-        rustix::io::read(&bell.fd, &mut count).ok().map(|_| u64::from_ne_bytes(count))
+        rustix::io::read(&notifier.fd, &mut count).ok().map(|_| u64::from_ne_bytes(count))
     }
 
     #[test]
     fn rings_once_until_taken() {
-        let bell = Bell::new().unwrap();
-        bell.ring();
-        bell.ring();
-        assert_eq!(writes(&bell), Some(1));
-        bell.take();
-        assert_eq!(writes(&bell), None);
-        bell.ring();
-        assert_eq!(writes(&bell), Some(1));
+        let notifier = Notifier::new().unwrap();
+        notifier.notify();
+        notifier.notify();
+        assert_eq!(writes(&notifier), Some(1));
+        notifier.take();
+        assert_eq!(writes(&notifier), None);
+        notifier.notify();
+        assert_eq!(writes(&notifier), Some(1));
     }
 
     struct Stub(bool);
@@ -134,25 +134,25 @@ mod tests {
     #[test]
     fn the_bell_rings_only_if_nothing_could_be_handed_over() {
         for (delivers, rings) in [(true, false), (false, true)] {
-            let bell = Arc::new(Bell::new().unwrap());
-            let door = FrontDoor::new(bell.clone());
+            let notifier = Arc::new(Notifier::new().unwrap());
+            let door = FrontDoor::new(notifier.clone());
             let porter: Arc<dyn Porter> = Arc::new(Stub(delivers));
             door.staff(Arc::downgrade(&porter));
-            on_the_spot(|| door.ring());
-            assert_eq!(bell.rung.load(Ordering::Relaxed), rings);
+            on_the_spot(|| door.notify());
+            assert_eq!(notifier.rung.load(Ordering::Relaxed), rings);
         }
-        let bell = Arc::new(Bell::new().unwrap());
-        on_the_spot(|| FrontDoor::new(bell.clone()).ring());
-        assert!(bell.rung.load(Ordering::Relaxed), "nobody is at the door");
+        let notifier = Arc::new(Notifier::new().unwrap());
+        on_the_spot(|| FrontDoor::new(notifier.clone()).notify());
+        assert!(notifier.rung.load(Ordering::Relaxed), "nobody is at the door");
     }
 
     #[test]
     fn a_device_that_rings_under_its_locks_is_not_asked_for_records() {
-        let bell = Arc::new(Bell::new().unwrap());
-        let door = FrontDoor::new(bell.clone());
+        let notifier = Arc::new(Notifier::new().unwrap());
+        let door = FrontDoor::new(notifier.clone());
         let porter: Arc<dyn Porter> = Arc::new(Stub(true));
         door.staff(Arc::downgrade(&porter));
-        door.ring();
-        assert!(bell.rung.load(Ordering::Relaxed));
+        door.notify();
+        assert!(notifier.rung.load(Ordering::Relaxed));
     }
 }
