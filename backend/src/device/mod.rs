@@ -58,6 +58,7 @@ mod accounts;
 mod attach;
 mod command;
 mod counters;
+#[expect(clippy::module_inception, reason = "the file of the type `Device`")]
 mod device;
 mod dmb;
 mod fabric;
