@@ -171,7 +171,7 @@ impl QuotaAccount {
         if self.owns(slab) {
             self.slab_bytes = self.slab_bytes.saturating_sub(slab.len());
             slab.close();
-            self.session.remove_slab(slab);
+            self.session.remove_slab_wake(&slab.wake);
         } else {
             self.attached_bytes = self.attached_bytes.saturating_sub(slab.len());
             let owner = slab.owner.gid;
@@ -251,7 +251,7 @@ impl QuotaAccount {
     /// holds, whether it is related. So either its end is seen here, or it sees the relation.
     pub(super) fn relate(&mut self, peer: &DeviceSession) -> bool {
         // Members that share a GID get no PEER_DOWN for it.
-        if peer.gid != self.session.gid && !peer.is_alive() {
+        if peer.gid != self.session.gid && !peer.is_open() {
             return false;
         }
         self.peers.entry(peer.gid).or_default().related = true;

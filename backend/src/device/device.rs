@@ -12,17 +12,11 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::accounts::{MapState, QuotaAccount};
 use super::counters::CounterSnapshot;
-use super::session::{DeviceHandle, DeviceSession};
+use super::handle::DeviceHandle;
+use super::session::DeviceSession;
 use super::sync::{lock, read, write};
 use super::window::Window;
 use super::{DeviceConfig, DeviceInfo, Fabric, Limits, Reply};
-
-/// How a device learns that it has something to take.
-pub trait EventNotifier: Send + Sync {
-    /// Events wait for this device. Called from any thread, with locks held: must not block, and
-    /// must not call into the device.
-    fn notify(&self);
-}
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +199,7 @@ impl Device {
         let mut state = lock(&self.state);
         let Some(account) = state.account.take() else { return };
         let session = account.session.clone();
-        session.mark_ended();
+        session.close();
         for mapping in account.maps.values() {
             let busy = mapping.state != MapState::Mapped;
             state.window.mark_stale(mapping.offset, mapping.slab.len(), busy);

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use virtio_ism_abi::{Gid, Token};
@@ -13,6 +13,7 @@ use virtio_ism_abi::{Gid, Token};
 use super::session::DeviceSession;
 use super::slab::SlabRange;
 use super::sync::{read, write};
+use super::wake_slot::DmbSignalSlot;
 
 /// A DMB: who may write what.
 #[derive(Debug)]
@@ -26,22 +27,19 @@ pub(super) struct Dmb {
     pub(super) len: u32,
     pub(super) backing: Backing,
     gate: RwLock<Gate>,
-    /// Follows the gate; for looks that need no lock.
-    registered: AtomicBool,
-    /// Guest memory: the mask that waits to be reported, and [`RAISED`].
-    pending: AtomicU32,
     /// Window: users that have it in their own window and can raise its line themselves.
     pub(super) mapped_users: AtomicU32,
 }
-
-/// Marks that a signal is pending, whatever its mask.
-const RAISED: u32 = 1 << 16;
 
 /// Where the bytes of a DMB are.
 #[derive(Debug)]
 pub(super) enum Backing {
     /// Memory of the owner's guest, in order. Looked up again on every move.
-    Guest(Vec<GuestRange>),
+    Guest {
+        ranges: Vec<GuestRange>,
+        /// What the owner's pending events share with the DMB.
+        signal: Arc<DmbSignalSlot>,
+    },
     /// A slab.
     Window(SlabRange),
 }
@@ -83,8 +81,6 @@ impl Dmb {
             len,
             backing,
             gate: RwLock::new(Gate { registered: true, attached: Vec::new() }),
-            registered: AtomicBool::new(true),
-            pending: AtomicU32::new(0),
             mapped_users: AtomicU32::new(0),
         })
     }
@@ -93,12 +89,8 @@ impl Dmb {
     pub(super) fn place(&self) -> Option<&SlabRange> {
         match &self.backing {
             Backing::Window(place) => Some(place),
-            Backing::Guest(_) => None,
+            Backing::Guest { .. } => None,
         }
-    }
-
-    pub(super) fn is_registered(&self) -> bool {
-        self.registered.load(Ordering::Acquire)
     }
 
     /// Keeps the DMB registered until the guard goes; `None` if it no longer is.
@@ -129,7 +121,9 @@ impl Dmb {
             return;
         }
         gate.registered = false;
-        self.registered.store(false, Ordering::Release);
+        if let Backing::Guest { signal, .. } = &self.backing {
+            signal.close();
+        }
         // Told with the gate held: a user that lets go finds the news in its pending_events, not on the
         // way to it.
         for session in gate.attached.drain(..) {
@@ -138,17 +132,6 @@ impl Dmb {
         if notify_owner {
             self.owner.push_dmb_gone(self.token, self.owner.gid);
         }
-    }
-
-    /// Adds to the pending mask. `true`: nothing was pending.
-    pub(super) fn raise(&self, mask: u16) -> bool {
-        // Pairs with the swap in `take_mask`, as `Slab::wake_pending` does.
-        self.pending.fetch_or(RAISED | u32::from(mask), Ordering::AcqRel) & RAISED == 0
-    }
-
-    /// Takes the pending mask.
-    pub(super) fn take_mask(&self) -> u16 {
-        (self.pending.swap(0, Ordering::AcqRel) & u32::from(u16::MAX)) as u16
     }
 }
 

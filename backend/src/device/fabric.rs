@@ -8,7 +8,8 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::dmb::Tokens;
 use super::gid::usable;
-use super::session::{DeviceHandle, DeviceSession};
+use super::handle::DeviceHandle;
+use super::session::DeviceSession;
 use super::slab::Gauges;
 use super::sync::{lock, read, write};
 use super::{

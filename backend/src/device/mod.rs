@@ -63,6 +63,7 @@ mod device;
 mod dmb;
 mod fabric;
 mod gid;
+mod handle;
 mod info;
 mod limits;
 mod lines;
@@ -70,19 +71,23 @@ mod map;
 mod pending_events;
 mod rate;
 mod register;
+mod reply;
 mod request;
 mod session;
 mod slab;
 mod sync;
 mod transfer;
+mod wake_slot;
 mod window;
 
-pub use device::{CloseReason, Device, EventNotifier};
+pub use device::{CloseReason, Device};
 pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
 pub use gid::GidPool;
+pub use handle::EventNotifier;
 pub use info::{DeviceInfo, FabricInfo};
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
-pub use map::{MapJob, MapRequest, Outcome, Reply, StaleMap, UnmapJob};
+pub use map::{MapJob, MapRequest, Outcome, StaleMap, UnmapJob};
+pub use reply::Reply;
 pub use transfer::{Moved, SliceReader, Wake};
 
 #[cfg(test)]

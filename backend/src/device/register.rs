@@ -18,6 +18,7 @@ use super::request::{CheckedBacking, CheckedRegister, CheckedSgEntry};
 use super::session::DeviceSession;
 use super::slab::{Slab, SlabPlan, SlabRange, slab_sizes};
 use super::sync::lock;
+use super::wake_slot::DmbSignalSlot;
 use super::window::Window;
 use super::{Device, MapJob, Outcome};
 
@@ -43,7 +44,8 @@ impl Device {
                 // The owner asked for no window: a slot is kept if there is one.
                 let slots = self.slots_to_keep(account, request.user);
                 let keep = slots <= self.free_slots(account, window);
-                (Backing::Guest(ranges), None, None, keep)
+                let signal = Arc::new(DmbSignalSlot::new(request.idx, request.user));
+                (Backing::Guest { ranges, signal }, None, None, keep)
             }
             CheckedBacking::Window => {
                 let found = self.find_backing(account, window, &request)?;
@@ -138,7 +140,9 @@ impl Device {
         let entry = account.remove_dmb(token).ok_or(Status::Enoent)?;
         // Waits for the moves that run: at most one of `max_move` bytes per current.
         entry.dmb.close(&self.fabric.tokens, false);
-        account.session.remove_dmb(&entry.dmb);
+        if let Backing::Guest { signal, .. } = &entry.dmb.backing {
+            account.session.remove_dmb_signal(signal);
+        }
         // If the driver has attached it itself, it hears of its end like any user.
         if !account.attached.contains_key(&token) {
             account.session.remove_dmb_gone(entry.dmb.token);

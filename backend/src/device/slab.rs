@@ -12,6 +12,7 @@ use vm_memory::VolatileSlice;
 use super::lines::Lines;
 use super::session::DeviceSession;
 use super::sync::lock;
+use super::wake_slot::SlabWakeSlot;
 use crate::shm::{Buddy, ShmError, SlabMemory};
 
 /// Smallest range of a slab, bytes.
@@ -38,17 +39,13 @@ pub(super) struct Slab {
     pub(super) serial: u64,
     pub(super) owner: Arc<DeviceSession>,
     pub(super) user: Gid,
-    /// Its number on the owner's device.
-    pub(super) owner_id: u32,
     pub(super) nonce: u64,
+    /// What the owner's pending events share with the slab.
+    pub(super) wake: Arc<SlabWakeSlot>,
     /// Made for a single large DMB.
     pub(super) dedicated: bool,
     memory: SlabMemory,
     room: Mutex<Room>,
-    /// A wake record of it waits for an event buffer.
-    pub(super) wake_pending: AtomicBool,
-    /// DeviceState of the wake rate; only used under the owner's pending_events lock.
-    pub(super) wake_full_at: AtomicU64,
     gauges: Arc<Gauges>,
 }
 
@@ -85,13 +82,11 @@ impl Slab {
             serial,
             owner,
             user,
-            owner_id,
             nonce,
+            wake: Arc::new(SlabWakeSlot::new(owner_id, user)),
             dedicated,
             memory,
             room,
-            wake_pending: AtomicBool::new(false),
-            wake_full_at: AtomicU64::new(0),
             gauges,
         }))
     }
@@ -123,10 +118,7 @@ impl Slab {
     /// The owner leaves it for good.
     pub(super) fn close(&self) {
         lock(&self.room).closed = true;
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        lock(&self.room).closed
+        self.wake.close();
     }
 }
 

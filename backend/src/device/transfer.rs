@@ -50,8 +50,8 @@ impl Drop for Wake {
         fence(Ordering::SeqCst);
         let owner = &self.dmb.owner;
         match &self.dmb.backing {
-            Backing::Window(place) => owner.wake_slab(&place.slab, &self.user),
-            Backing::Guest(_) => owner.signal_dmb(&self.dmb, self.mask, &self.user),
+            Backing::Window(place) => owner.wake_slab(&place.slab.wake, &self.user),
+            Backing::Guest { signal, .. } => owner.signal_dmb(signal, self.mask, &self.user),
         }
     }
 }
@@ -99,7 +99,7 @@ impl Device {
         }
         let gate = dmb.enter().ok_or(Status::Enoent)?;
         let copied = match &dmb.backing {
-            Backing::Guest(ranges) => copy_to_guest(&dmb, ranges, &request, payload),
+            Backing::Guest { ranges, .. } => copy_to_guest(&dmb, ranges, &request, payload),
             Backing::Window(place) => copy_to_window(place, &request, payload),
         };
         drop(gate);

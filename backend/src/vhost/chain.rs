@@ -1,6 +1,9 @@
 //! One descriptor chain, read by byte stream: how it is split into descriptors means nothing.
 
 use thiserror::Error;
+use virtio_ism_abi::command::SgEntry;
+use virtio_ism_abi::config::Config;
+use virtio_ism_abi::mv::{MoveHeader, Segment};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT};
 use vm_memory::{
@@ -245,6 +248,27 @@ impl ReadVolatile for Reader<'_> {
         source.copy_to_volatile_slice(buf.subslice(0, take)?);
         self.advance(take);
         Ok(take)
+    }
+}
+
+/// The buffers of a worker, made once.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    pub(super) chain: Chain,
+    /// Private copy of a request, or of a move's header and segments.
+    pub(super) bytes: Vec<u8>,
+    /// Most segments of a move.
+    pub(super) max_segs: usize,
+}
+
+impl Scratch {
+    /// Buffers for the requests of a device with this configuration.
+    pub(super) fn new(config: &Config) -> Scratch {
+        let max_segs = usize::from(config.max_segs.get());
+        let head = size_of::<MoveHeader>() + max_segs * size_of::<Segment>();
+        let request = 8 + 40 + usize::from(config.max_sg.get()) * size_of::<SgEntry>();
+        // One byte more than the longest, so that a longer request is seen to be longer.
+        Scratch { chain: Chain::default(), bytes: vec![0; head.max(request + 1)], max_segs }
     }
 }
 

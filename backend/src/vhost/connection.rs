@@ -23,13 +23,12 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventNotifier};
 use zerocopy::IntoBytes;
 
-use super::chain::{MAX_DESCRIPTORS, PendingReply};
+use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
 use super::mapper::{self, Answer, Job, Mapper, Overdue};
 use super::notifier::Notifier;
-use super::queues::Scratch;
 use super::ring::{self, Memory, Ring, RingObserver};
 use crate::device::{CloseReason, Device, Reply};
 use crate::timers::{Timed, Timers};

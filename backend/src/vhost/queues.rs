@@ -3,15 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
-use virtio_ism_abi::command::{Op, SgEntry};
-use virtio_ism_abi::config::Config;
+use virtio_ism_abi::command::Op;
 use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::mv::{MoveHeader, Segment};
 use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
-use super::chain::{Chain, ChainError};
+use super::chain::{Chain, ChainError, Scratch};
 use super::connection::Connection;
 use super::faults::Fault;
 use super::mapper::Job;
@@ -38,26 +37,6 @@ const EVENTS_INLINE: usize = 4;
 const STALE: usize = 4096;
 /// Status of a move on the ring.
 const MOVE_STATUS_LEN: usize = 4;
-
-/// A worker's buffers, made once.
-#[derive(Debug)]
-pub(super) struct Scratch {
-    chain: Chain,
-    /// Private copy of a request, or of a move's header and segments.
-    bytes: Vec<u8>,
-    /// Most segments of a move.
-    max_segs: usize,
-}
-
-impl Scratch {
-    pub(super) fn new(config: &Config) -> Scratch {
-        let max_segs = usize::from(config.max_segs.get());
-        let head = size_of::<MoveHeader>() + max_segs * size_of::<Segment>();
-        let request = 8 + 40 + usize::from(config.max_sg.get()) * size_of::<SgEntry>();
-        // One byte more than the longest, so that a longer one is seen to be longer.
-        Scratch { chain: Chain::default(), bytes: vec![0; head.max(request + 1)], max_segs }
-    }
-}
 
 /// What a thread needs to hand over events of other devices.
 struct InlineContext {

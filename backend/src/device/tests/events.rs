@@ -1,13 +1,18 @@
 //! The event queue: what waits, for how long, and in which order.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use virtio_ism_abi::event::Event;
-use virtio_ism_abi::{Chid, Gid, Status};
+use virtio_ism_abi::{Chid, Gid, Status, Token};
 
-use super::harness::{Driver, World, chain};
-use super::ism::dmb::Dmb;
-use super::ism::{CloseReason, Limits, Wake};
+use super::harness::{CountingNotifier, Driver, World, chain};
+use super::ism::dmb::{Backing, Dmb};
+use super::ism::handle::DeviceHandle;
+use super::ism::session::DeviceSession;
+use super::ism::slab::{Slab, SlabPlan};
+use super::ism::wake_slot::DmbSignalSlot;
+use super::ism::{Clock, CloseReason, Limits, Wake};
 
 const K64: u32 = 64 << 10;
 
@@ -261,4 +266,44 @@ fn peers_whose_end_was_not_told_count_as_peers() {
     assert_eq!(a.query(c.gid), Err(Status::Enospc));
     assert_eq!(kinds(&a.events()), ["peer down"; 3]);
     assert_eq!(a.query(c.gid), Ok(3));
+}
+
+/// The circle that must not be: a session owns its pending events, and DMBs and slabs own the
+/// session.
+#[test]
+fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
+    let world = World::new();
+    let notifier = Arc::new(CountingNotifier::default());
+    let clock: Arc<dyn Clock> = world.clock.clone();
+    let rate = Limits::default().wake_rate();
+    let handle = Arc::new(DeviceHandle::new(0, notifier.clone(), clock, rate));
+    let owner = DeviceSession::new(Gid([1; 16]), 1, handle.clone());
+    let user = DeviceSession::new(Gid([2; 16]), 1, handle);
+    let gauges = world.fabric.gauges.clone();
+    let slab = Slab::new(SlabPlan {
+        serial: 0,
+        owner: owner.clone(),
+        user: user.gid,
+        owner_id: 1,
+        nonce: 1,
+        data_len: 4 << 20,
+        dedicated: false,
+        gauges: gauges.clone(),
+    });
+    let slab = slab.unwrap();
+    let signal = Arc::new(DmbSignalSlot::new(0, user.gid));
+    let backing = Backing::Guest { ranges: Vec::new(), signal: signal.clone() };
+    let dmb = Dmb::new(Token(1), owner.clone(), user.gid, 0, K64, backing);
+    owner.wake_slab(&slab.wake, &user);
+    owner.signal_dmb(&signal, 1, &user);
+    owner.push_dmb_gone(Token(2), user.gid);
+    assert_eq!(notifier.count(), 3);
+    assert!(owner.has_records());
+    assert_eq!(gauges.slabs.load(Ordering::Relaxed), 1);
+
+    let (dmb_is_left, session_is_left) = (Arc::downgrade(&dmb), Arc::downgrade(&owner));
+    drop((slab, dmb, owner));
+    assert_eq!(gauges.slabs.load(Ordering::Relaxed), 0, "the memory of the slab is released");
+    assert!(dmb_is_left.upgrade().is_none());
+    assert!(session_is_left.upgrade().is_none());
 }

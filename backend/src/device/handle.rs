@@ -1,0 +1,88 @@
+//! What other devices hold of a device: it can be asked without the device's lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use virtio_ism_abi::config::Features;
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use super::counters::Counters;
+use super::limits::Clock;
+use super::rate::Rate;
+use super::sync::{read, write};
+
+/// How a device learns that it has events to deliver.
+pub trait EventNotifier: Send + Sync {
+    /// Events wait for this device. Called from any thread, with locks held: must not block, and
+    /// must not call into the device.
+    fn notify(&self);
+}
+
+/// The part of a device that outlives its sessions and that others use without the device's lock.
+pub(super) struct DeviceHandle {
+    /// Unique on the fabric.
+    pub(super) member: u64,
+    pub(super) notifier: Arc<dyn EventNotifier>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) counters: Counters,
+    pub(super) wake_rate: Rate,
+    memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
+    window: AtomicU64,
+    features: AtomicU64,
+}
+
+impl std::fmt::Debug for DeviceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceHandle").field("member", &self.member).finish_non_exhaustive()
+    }
+}
+
+impl DeviceHandle {
+    pub(super) fn new(
+        member: u64,
+        notifier: Arc<dyn EventNotifier>,
+        clock: Arc<dyn Clock>,
+        wake_rate: Rate,
+    ) -> DeviceHandle {
+        DeviceHandle {
+            member,
+            notifier,
+            clock,
+            counters: Counters::default(),
+            wake_rate,
+            memory: RwLock::new(None),
+            window: AtomicU64::new(0),
+            features: AtomicU64::new(Features::all().bits()),
+        }
+    }
+
+    pub(super) fn set_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) {
+        *write(&self.memory) = Some(memory);
+    }
+
+    pub(super) fn memory(&self) -> Option<GuestMemoryAtomic<GuestMemoryMmap>> {
+        read(&self.memory).clone()
+    }
+
+    pub(super) fn set_window(&self, bytes: u64) {
+        self.window.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the front end can map, bytes.
+    pub(super) fn window(&self) -> u64 {
+        self.window.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_features(&self, features: Features) {
+        self.features.store(features.bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn features(&self) -> Features {
+        Features::from_bits_truncate(self.features.load(Ordering::Relaxed))
+    }
+
+    /// Whether the front end can map and the driver said that it will use it.
+    pub(super) fn has_window(&self) -> bool {
+        self.window() > 0 && self.features().contains(Features::WINDOW)
+    }
+}
