@@ -13,9 +13,19 @@ use super::sync::{read, write};
 
 /// How a device learns that it has events to deliver.
 pub trait EventNotifier: Send + Sync {
-    /// Events wait for this device. Called from any thread, with locks held: must not block, and
-    /// must not call into the device.
-    fn notify(&self);
+    /// Events wait for this device. Called from any thread; must not block. Only with
+    /// [`Delivery::Inline`] may it call into a device.
+    fn notify(&self, delivery: Delivery);
+}
+
+/// Which thread may deliver the events that a notification is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Another thread has to: the caller may hold locks of a device, and taking its events would
+    /// take these again.
+    Deferred,
+    /// The calling thread may, because it holds no lock of any device.
+    Inline,
 }
 
 /// The part of a device that outlives its sessions and that others use without the device's lock.

@@ -83,7 +83,7 @@ mod window;
 pub use device::{CloseReason, Device};
 pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
 pub use gid::GidPool;
-pub use handle::EventNotifier;
+pub use handle::{Delivery, EventNotifier};
 pub use info::{DeviceInfo, FabricInfo};
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
 pub use map::{MapJob, MapRequest, Outcome, StaleMap, UnmapJob};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use virtio_ism_abi::event::EVENT_LEN;
 use virtio_ism_abi::{Gid, Token};
 
-use super::handle::DeviceHandle;
+use super::handle::{Delivery, DeviceHandle};
 use super::pending_events::PendingEvents;
 use super::request::CheckedSignalEvent;
 use super::sync::lock;
@@ -47,7 +47,7 @@ impl DeviceSession {
     pub(super) fn push_dmb_gone(&self, token: Token, owner: Gid) {
         let now = self.handle.clock.now_ns();
         if lock(&self.pending_events).push_dmb_gone(token, owner, now) {
-            self.handle.notifier.notify();
+            self.handle.notifier.notify(Delivery::Deferred);
         }
     }
 
@@ -73,7 +73,7 @@ impl DeviceSession {
         let lost = pending_events.push_peer_down(peer, failed, now);
         drop(pending_events);
         self.handle.counters.sw_events_lost.add(u64::from(lost));
-        self.handle.notifier.notify();
+        self.handle.notifier.notify(Delivery::Deferred);
     }
 
     /// Peers whose PEER_DOWN the driver has not read yet.
@@ -88,30 +88,43 @@ impl DeviceSession {
         let is_open = || from.is_open();
         let queued = lock(&self.pending_events).push_sw_event(gid, member, event, now, is_open);
         if queued {
-            self.handle.notifier.notify();
+            self.handle.notifier.notify(Delivery::Deferred);
         }
         queued
     }
 
-    /// Wakes this owner for a slab of its own, on behalf of `user`.
-    pub(super) fn wake_slab(&self, slot: &Arc<SlabWakeSlot>, user: &DeviceSession) {
+    /// Wakes this owner for a slab of its own, on behalf of `user`. `delivery`: what the caller's
+    /// locks allow.
+    pub(super) fn wake_slab(
+        &self,
+        slot: &Arc<SlabWakeSlot>,
+        user: &DeviceSession,
+        delivery: Delivery,
+    ) {
         if !slot.set_pending() {
             self.handle.counters.coalesced.add(1);
             return;
         }
         if lock(&self.pending_events).push_slab_wake(slot, self.may_queue(user)) {
-            self.handle.notifier.notify();
+            self.handle.notifier.notify(delivery);
         }
     }
 
-    /// Wakes this owner for a DMB in guest memory, on behalf of `user`.
-    pub(super) fn signal_dmb(&self, slot: &Arc<DmbSignalSlot>, mask: u16, user: &DeviceSession) {
+    /// Wakes this owner for a DMB in guest memory, on behalf of `user`. `delivery`: what the caller's
+    /// locks allow.
+    pub(super) fn signal_dmb(
+        &self,
+        slot: &Arc<DmbSignalSlot>,
+        mask: u16,
+        user: &DeviceSession,
+        delivery: Delivery,
+    ) {
         if !slot.raise(mask) {
             self.handle.counters.coalesced.add(1);
             return;
         }
         if lock(&self.pending_events).push_dmb_signal(slot, self.may_queue(user)) {
-            self.handle.notifier.notify();
+            self.handle.notifier.notify(delivery);
         }
     }
 

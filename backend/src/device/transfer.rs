@@ -11,12 +11,12 @@ use vm_memory::{
     VolatileMemoryError, VolatileSlice,
 };
 
-use super::Device;
 use super::dmb::{Backing, Dmb, GuestRange, resolve};
 use super::request::CheckedMove;
 use super::session::DeviceSession;
 use super::slab::SlabRange;
 use super::sync::read;
+use super::{Delivery, Device};
 
 /// What became of a MOVE chain.
 #[derive(Debug)]
@@ -28,30 +28,45 @@ pub struct Moved {
     pub wake: Option<Wake>,
 }
 
-/// A wake of another device, owed. One that is dropped is delivered.
+/// A wake of another device that is still to be delivered. One that is dropped is delivered by
+/// another thread.
 #[derive(Debug)]
 #[must_use = "deliver it after the used element was published"]
 pub struct Wake {
     user: Arc<DeviceSession>,
     dmb: Arc<Dmb>,
     mask: u16,
+    delivered: bool,
 }
 
 impl Wake {
-    /// Wakes the owner. Call it after the chain's used element was published: a driver that sees
-    /// its kick outstanding skips the next one, so an owner that was woken earlier could look, find
-    /// nothing, and sleep over the next signal.
-    pub fn deliver(self) {}
+    /// Wakes the owner. `delivery` says whether the calling thread may deliver the event itself.
+    ///
+    /// Call it after the chain's used element was published. A driver that sees its kick outstanding
+    /// skips the next one, so an owner that was woken earlier could find nothing and sleep over the
+    /// next signal.
+    pub fn deliver(mut self, delivery: Delivery) {
+        self.wake_owner(delivery);
+    }
+
+    fn wake_owner(&mut self, delivery: Delivery) {
+        self.delivered = true;
+        // Orders the used element before the look at the pending mark.
+        fence(Ordering::SeqCst);
+        let owner = &self.dmb.owner;
+        match &self.dmb.backing {
+            Backing::Window(place) => owner.wake_slab(&place.slab.wake, &self.user, delivery),
+            Backing::Guest { signal, .. } => {
+                owner.signal_dmb(signal, self.mask, &self.user, delivery);
+            }
+        }
+    }
 }
 
 impl Drop for Wake {
     fn drop(&mut self) {
-        // Orders the used element before the look at the pending bit.
-        fence(Ordering::SeqCst);
-        let owner = &self.dmb.owner;
-        match &self.dmb.backing {
-            Backing::Window(place) => owner.wake_slab(&place.slab.wake, &self.user),
-            Backing::Guest { signal, .. } => owner.signal_dmb(signal, self.mask, &self.user),
+        if !self.delivered {
+            self.wake_owner(Delivery::Deferred);
         }
     }
 }
@@ -109,7 +124,8 @@ impl Device {
         }
         copied.map_err(Failure::status)?;
         let wakes = request.signal && self.signal(&dmb, &request);
-        let wake = wakes.then(|| Wake { user: user.clone(), dmb, mask: request.mask });
+        let wake =
+            wakes.then(|| Wake { user: user.clone(), dmb, mask: request.mask, delivered: false });
         Ok((u64::from(request.total), wake))
     }
 

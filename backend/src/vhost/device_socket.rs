@@ -15,7 +15,8 @@ use vhost_user_backend::Error as FrameworkError;
 use super::connection::{Connection, Framework, Options};
 use super::counted_threads::CountedThreads;
 use super::faults::{FAULTS, Fault, Faults};
-use super::notifier::{FrontDoor, Notifier, Porter};
+use super::inline_delivery::InlineDelivery;
+use super::notifier::Notifier;
 use super::unix_socket::{BoundSocket, SocketError, bind_listener};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
@@ -242,8 +243,8 @@ impl Inner {
             max_maps: self.spec.max_maps,
             num_move_queues: self.options.move_queues,
         };
-        let door = Arc::new(FrontDoor::new(notifier.clone()));
-        let device = self.fabric.join(port, door.clone())?;
+        let delivery = Arc::new(InlineDelivery::new(notifier.clone()));
+        let device = self.fabric.join(port, delivery.clone())?;
         let (connection, mut framework) = Connection::new(
             self.options.clone(),
             device,
@@ -252,8 +253,8 @@ impl Inner {
             self.threads.clone(),
             self.timers.clone(),
         )?;
-        let porter: Arc<dyn Porter> = connection.clone();
-        door.staff(Arc::downgrade(&porter));
+        let weak = Arc::downgrade(&connection);
+        delivery.set(move || weak.upgrade().is_some_and(|owner| owner.deliver_inline()));
         if let Err(error) = framework.start(listener) {
             self.finish(&connection, framework);
             return Err(error.to_string().into());

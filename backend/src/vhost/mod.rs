@@ -36,6 +36,7 @@ pub(crate) mod device_socket;
 mod eventfd;
 mod faults;
 mod guest_memory;
+mod inline_delivery;
 mod mapper;
 pub(crate) mod notifier;
 mod queues;
@@ -43,4 +44,4 @@ mod ring;
 pub(crate) mod unix_socket;
 
 pub use faults::{FAULTS, Fault};
-pub(crate) use queues::prepare;
+pub(crate) use inline_delivery::prepare;

@@ -1,7 +1,7 @@
 //! What is done on a kick: control commands, event records, moves.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::event::EVENT_LEN;
@@ -13,11 +13,10 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use super::chain::{Chain, ChainError, Scratch};
 use super::connection::Connection;
 use super::faults::Fault;
+use super::inline_delivery::{InlineContext, with_context};
 use super::mapper::Job;
-use super::notifier::{Porter, on_the_spot};
 use super::ring::Ring;
-use crate::device::{Moved, Outcome};
-use crate::shm::Kicker;
+use crate::device::{Delivery, Moved, Outcome};
 
 /// Commands per kick; then others have a turn.
 const COMMANDS: usize = 64;
@@ -37,41 +36,6 @@ const EVENTS_INLINE: usize = 4;
 const STALE: usize = 4096;
 /// Status of a move on the ring.
 const MOVE_STATUS_LEN: usize = 4;
-
-/// What a thread needs to hand over events of other devices.
-struct InlineContext {
-    chain: Chain,
-    kicker: Kicker,
-}
-
-/// Shared by all threads, because contexts of asynchronous IO are few on a large host. Threads that
-/// find all of them in use ring the notifier instead.
-static INLINE_CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }; 4];
-
-/// Makes ready for the delivery of events across devices. To be called before the sandbox closes;
-/// without effect where the kernel has no asynchronous IO.
-pub(crate) fn prepare() {
-    for slot in &INLINE_CONTEXTS {
-        let mut context = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if context.is_none() {
-            match Kicker::new() {
-                Ok(kicker) => *context = Some(InlineContext { chain: Chain::default(), kicker }),
-                Err(error) => tracing::debug!(%error, "no asynchronous IO: wakes take a detour"),
-            }
-        }
-    }
-}
-
-impl Porter for Connection {
-    fn deliver(&self) -> bool {
-        for slot in &INLINE_CONTEXTS {
-            if let Ok(mut context) = slot.try_lock() {
-                return context.as_mut().is_some_and(|context| self.deliver_events(context));
-            }
-        }
-        false
-    }
-}
 
 /// What became of one look at a queue.
 enum Step {
@@ -283,8 +247,12 @@ impl Connection {
         }
     }
 
-    /// Hands over records from a thread of another device: nothing here waits for anybody. `false`:
-    /// the device's own worker has to.
+    /// Delivers records from a thread of another device, without ever waiting. `false`: that was not
+    /// possible, and the device's own worker has to.
+    pub(super) fn deliver_inline(&self) -> bool {
+        with_context(|context| self.deliver_events(context))
+    }
+
     fn deliver_events(&self, context: &mut InlineContext) -> bool {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return true };
         let InlineContext { chain, kicker } = context;
@@ -402,7 +370,7 @@ impl Connection {
             .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
         // Only now: a driver that sees its kick outstanding skips the next one.
         if let Some(wake) = moved.wake {
-            on_the_spot(|| wake.deliver());
+            wake.deliver(Delivery::Inline);
         }
         published.map(|()| Step::Used)
     }

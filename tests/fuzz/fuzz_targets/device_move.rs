@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::front::{Front, Settle, fabric, guest_memory};
+use vhost_device_ism::device::Delivery;
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest,
     SgEntry,
@@ -128,7 +129,7 @@ fn run(world: &mut World, chain: &Chain) {
     let before = guest_dmb(&world.memory);
     let moved = mover.device.transfer(&head, &mut payload.as_slice(), payload.len() as u64);
     if let Some(wake) = moved.wake {
-        wake.deliver();
+        wake.deliver(Delivery::Inline);
     }
     let after = guest_dmb(&world.memory);
     let ours = !chain.by_owner && chain.token_change == 0;

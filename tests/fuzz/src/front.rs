@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vhost_device_ism::device::{
-    Clock, Device, EventNotifier, Fabric, FabricConfig, Limits, MapJob, Outcome, DeviceConfig, UnmapJob,
+    Clock, Delivery, Device, DeviceConfig, EventNotifier, Fabric, FabricConfig, Limits, MapJob,
+    Outcome, UnmapJob,
 };
 use virtio_ism_abi::command::{Op, ReplyHeader, RequestHeader};
 use virtio_ism_abi::{Chid, Status};
@@ -31,7 +32,7 @@ impl Clock for Fast {
 struct Deaf;
 
 impl EventNotifier for Deaf {
-    fn notify(&self) {}
+    fn notify(&self, _: Delivery) {}
 }
 
 /// Limits that an input can reach.

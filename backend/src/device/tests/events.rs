@@ -12,7 +12,7 @@ use super::ism::handle::DeviceHandle;
 use super::ism::session::DeviceSession;
 use super::ism::slab::{Slab, SlabPlan};
 use super::ism::wake_slot::DmbSignalSlot;
-use super::ism::{Clock, CloseReason, Limits, Wake};
+use super::ism::{Clock, CloseReason, Delivery, Limits, Wake};
 
 const K64: u32 = 64 << 10;
 
@@ -86,10 +86,10 @@ fn peer_down_is_the_last_word_of_a_peer() {
     c.signal_event(a.gid, 3, 0).unwrap();
     // A wake that the virtio side still owes when the peer goes.
     let (head, _) = chain(mine.token.get(), &[], true, 0);
-    let owed = b.transfer(&head, &[]).wake.unwrap();
+    let wakes = b.transfer(&head, &[]).wake.unwrap();
     let gone = b.gid;
     b.end();
-    owed.deliver();
+    wakes.deliver(Delivery::Inline);
     assert_eq!(b.kick(mine.token.get()), Status::Estate);
     let events = a.events();
     assert_eq!(kinds(&events), ["dmb gone", "peer down", "lost", "sw event", "slab wake"]);
@@ -241,14 +241,14 @@ fn a_wake_that_comes_too_late_is_dropped() {
     a.set_memory(&[(0, 1 << 20)]);
     let mine = a.register(b.gid, 0, K64).unwrap();
     let guest = a.register_guest(b.gid, 1, &[(0, K64)]).unwrap();
-    let owed = [mine.token.get(), guest.token.get()].map(|token| {
+    let wakes = [mine.token.get(), guest.token.get()].map(|token| {
         let (head, _) = chain(token, &[], true, 1);
         let wake = b.transfer(&head, &[]).wake.unwrap();
         a.unregister(token).unwrap();
         wake
     });
     a.release(mine.slab_id.get()).unwrap();
-    owed.into_iter().for_each(Wake::deliver);
+    wakes.into_iter().for_each(|wake: Wake| wake.deliver(Delivery::Inline));
     assert_eq!(kinds(&a.events()), [""; 0], "numbers may mean something else by now");
 }
 
@@ -294,8 +294,8 @@ fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
     let signal = Arc::new(DmbSignalSlot::new(0, user.gid));
     let backing = Backing::Guest { ranges: Vec::new(), signal: signal.clone() };
     let dmb = Dmb::new(Token(1), owner.clone(), user.gid, 0, K64, backing);
-    owner.wake_slab(&slab.wake, &user);
-    owner.signal_dmb(&signal, 1, &user);
+    owner.wake_slab(&slab.wake, &user, Delivery::Deferred);
+    owner.signal_dmb(&signal, 1, &user, Delivery::Deferred);
     owner.push_dmb_gone(Token(2), user.gid);
     assert_eq!(notifier.count(), 3);
     assert!(owner.has_records());

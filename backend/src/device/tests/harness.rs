@@ -23,8 +23,8 @@ use vm_memory::{
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::ism::{
-    Clock, CloseReason, Device, DeviceConfig, EventNotifier, Fabric, FabricConfig, Limits, MapJob,
-    Moved, Outcome,
+    Clock, CloseReason, Delivery, Device, DeviceConfig, EventNotifier, Fabric, FabricConfig,
+    Limits, MapJob, Moved, Outcome,
 };
 
 /// A clock that stands still until told otherwise.
@@ -53,7 +53,7 @@ impl CountingNotifier {
 }
 
 impl EventNotifier for CountingNotifier {
-    fn notify(&self) {
+    fn notify(&self, _: Delivery) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -332,7 +332,7 @@ impl Driver {
         let (head, payload) = chain(token, segments, signal, 1);
         let moved = self.transfer(&head, &payload);
         if let Some(wake) = moved.wake {
-            wake.deliver();
+            wake.deliver(Delivery::Inline);
         }
         moved.status
     }

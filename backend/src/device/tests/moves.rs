@@ -8,6 +8,7 @@ use virtio_ism_abi::event::Event;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, VolatileMemory};
 
 use super::harness::{Driver, World, chain};
+use super::ism::Delivery;
 use super::ism::SliceReader;
 
 const K64: u32 = 64 << 10;
@@ -117,7 +118,7 @@ fn a_signal_on_guest_memory_tells_idx_and_all_masks_once() {
         let (head, payload) = chain(token, &[(0, &[1; 8])], true, mask);
         let moved = user.transfer(&head, &payload);
         assert_eq!(moved.status, Status::Ok);
-        moved.wake.unwrap().deliver();
+        moved.wake.unwrap().deliver(Delivery::Inline);
     }
     let [Event::DmbSignal(signal)] = owner.events()[..] else { panic!() };
     assert_eq!(signal.n.get(), 1);
@@ -134,7 +135,7 @@ fn the_owner_is_woken_when_the_wake_is_delivered_and_not_before() {
     let moved = user.transfer(&head, &payload);
     assert!(!owner.device.has_events());
     assert_eq!(owner.notifier.count(), 0);
-    moved.wake.unwrap().deliver();
+    moved.wake.unwrap().deliver(Delivery::Inline);
     assert!(owner.device.has_events());
     assert_eq!(owner.notifier.count(), 1);
 }

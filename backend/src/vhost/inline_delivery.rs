@@ -1,0 +1,106 @@
+//! Inline delivery: the thread of another device puts events into a device's event queue and has the
+//! kernel signal its driver, which spares the owner's worker.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::chain::Chain;
+use super::notifier::Notifier;
+use crate::device::{Delivery, EventNotifier};
+use crate::shm::Kicker;
+
+/// Notifies a device of its events: inline if the caller may and nobody works on the event queue,
+/// and else by the notifier of the device's own worker.
+pub(super) struct InlineDelivery {
+    notifier: Arc<Notifier>,
+    deliver: OnceLock<Box<Deliver>>,
+}
+
+/// Delivers the events of a device from a thread of another one, without ever waiting. `false`: that
+/// was not possible, and the device's own worker has to.
+type Deliver = dyn Fn() -> bool + Send + Sync;
+
+impl InlineDelivery {
+    pub(super) fn new(notifier: Arc<Notifier>) -> InlineDelivery {
+        InlineDelivery { notifier, deliver: OnceLock::new() }
+    }
+
+    /// Sets how events are delivered inline; once. Until then the worker delivers them.
+    pub(super) fn set(&self, deliver: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.deliver.set(Box::new(deliver));
+    }
+}
+
+impl EventNotifier for InlineDelivery {
+    fn notify(&self, delivery: Delivery) {
+        let inline = match delivery {
+            Delivery::Deferred => None,
+            Delivery::Inline => self.deliver.get(),
+        };
+        if !inline.is_some_and(|deliver| deliver()) {
+            self.notifier.notify();
+        }
+    }
+}
+
+/// What a thread needs to deliver events of another device.
+pub(super) struct InlineContext {
+    pub(super) chain: Chain,
+    pub(super) kicker: Kicker,
+}
+
+/// The contexts, shared by all threads: a large host has few contexts of asynchronous IO. A thread
+/// that finds all of them in use notifies the worker instead.
+static CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }; 4];
+
+/// Makes the contexts. The daemon calls it before its sandbox closes. Without effect on a kernel that
+/// has no asynchronous IO.
+pub(crate) fn prepare() {
+    for slot in &CONTEXTS {
+        let mut context = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if context.is_none() {
+            match Kicker::new() {
+                Ok(kicker) => *context = Some(InlineContext { chain: Chain::default(), kicker }),
+                Err(error) => {
+                    tracing::debug!(%error, "no asynchronous IO: workers deliver all events");
+                }
+            }
+        }
+    }
+}
+
+/// Calls `work` with a free context; `false` if there is none, or if `work` says so.
+pub(super) fn with_context(work: impl FnOnce(&mut InlineContext) -> bool) -> bool {
+    for slot in &CONTEXTS {
+        if let Ok(mut context) = slot.try_lock() {
+            return context.as_mut().is_some_and(work);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_notified(delivery: Delivery, deliver: Option<bool>) -> bool {
+        let notifier = Arc::new(Notifier::new().unwrap());
+        let inline = InlineDelivery::new(notifier.clone());
+        if let Some(delivers) = deliver {
+            inline.set(move || delivers);
+        }
+        inline.notify(delivery);
+        notifier.is_notified()
+    }
+
+    #[test]
+    fn the_worker_is_notified_only_if_no_event_was_delivered_inline() {
+        assert!(!is_notified(Delivery::Inline, Some(true)));
+        assert!(is_notified(Delivery::Inline, Some(false)));
+        assert!(is_notified(Delivery::Inline, None), "before there is a connection");
+    }
+
+    #[test]
+    fn a_caller_that_may_hold_locks_delivers_nothing() {
+        assert!(is_notified(Delivery::Deferred, Some(true)));
+    }
+}
