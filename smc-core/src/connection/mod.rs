@@ -8,7 +8,8 @@
 //! - [`close`]: the ten states of RFC 7609 section 4.8.
 //! - [`control`]: reading the control block in the safe order, and all of it in one struct.
 //! - [`Sequence`]: the numbers of SMC-R's control messages.
-//! - [`failover`]: what a move to another link of SMC-R takes.
+//! - [`Outbound`]: what an end of SMC-R posts, and what it posts again on another link.
+//! - [`failover`]: the judgement of a failover validation.
 //!
 //! # For users with two locks
 //!
@@ -31,6 +32,7 @@
 pub mod close;
 pub mod control;
 pub mod failover;
+mod outbound;
 mod receiver;
 mod ring;
 pub mod sender;
@@ -39,6 +41,7 @@ mod urgent;
 
 pub use close::{Actions, Close, Event, State};
 pub use control::{Connection, Delivery, read_words};
+pub use outbound::{Outbound, Post};
 pub use receiver::{Arrival, Receiver, UpdateDecision};
 pub use ring::{
     CursorError, EYE_CATCHER, EYE_CATCHER_LEN, MAX_RING_LEN, Position, Ring, RingError,

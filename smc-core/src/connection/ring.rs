@@ -239,6 +239,41 @@ impl Ring {
             Span { offset: self.offset, len: n - first },
         ]
     }
+
+    /// Length of the element that the ring is in, bytes.
+    pub const fn element_len(&self) -> u32 {
+        self.offset + self.len
+    }
+
+    /// Whether the ring lies behind an eye catcher (RMB-6).
+    pub const fn has_eye_catcher(&self) -> bool {
+        self.base == EYE_CATCHER_LEN
+    }
+
+    /// The pieces of the element from cursor `from` up to cursor `to`, in stream order. Between
+    /// cursors that are a whole ring or more apart lies the whole ring.
+    ///
+    /// Any two cursors give pieces that lie in the ring. The pieces have a meaning for cursors of
+    /// this end, and for cursors that were judged.
+    #[inline]
+    pub const fn between(&self, from: Cursor, to: Cursor) -> [Span; 2] {
+        let (start, end) = (self.clamp(from.count), self.clamp(to.count));
+        let bytes = match to.wrap.wrapping_sub(from.wrap) {
+            0 => end.saturating_sub(start),
+            1 if end < start => self.len - start + end,
+            _ => self.len,
+        };
+        // `start` may be the end of the ring: no cursor of the ring says so, but a peer may.
+        let at = if start < self.len { start } else { 0 };
+        self.spans(Position { at, wrap: from.wrap }, bytes)
+    }
+
+    /// The place of a count, moved into the ring if it is outside.
+    #[inline]
+    const fn clamp(&self, count: u32) -> u32 {
+        let at = count.saturating_sub(self.base);
+        if at < self.len { at } else { self.len }
+    }
 }
 
 #[cfg(test)]
@@ -311,5 +346,90 @@ mod tests {
         let to = ring.advance(from, 20);
         assert_eq!(ring.cursor(to), Cursor { wrap: 0, count: 10 });
         assert_eq!(ring.moved(from, ring.cursor(to)).unwrap(), (20, to));
+    }
+
+    fn cursor(wrap: u16, count: u32) -> Cursor {
+        Cursor::new(wrap, count)
+    }
+
+    fn between(ring: Ring, from: Cursor, to: Cursor) -> [(u32, u32); 2] {
+        ring.between(from, to).map(|span| (span.offset, span.len))
+    }
+
+    #[test]
+    fn between_two_cursors_lies_nothing_a_part_or_all_of_the_ring() {
+        let ring = Ring::smcr_without_eye_catcher(100).unwrap();
+        assert_eq!(between(ring, cursor(3, 40), cursor(3, 40)), [(40, 0), (0, 0)]);
+        assert_eq!(between(ring, cursor(3, 40), cursor(3, 90)), [(40, 50), (0, 0)]);
+        assert_eq!(between(ring, cursor(3, 40), cursor(4, 10)), [(40, 60), (0, 10)]);
+        assert_eq!(between(ring, cursor(3, 40), cursor(4, 40)), [(40, 60), (0, 40)]);
+        assert_eq!(between(ring, cursor(3, 0), cursor(4, 0)), [(0, 100), (0, 0)]);
+        assert_eq!(between(ring, cursor(u16::MAX, 90), cursor(0, 0)), [(90, 10), (0, 0)]);
+    }
+
+    #[test]
+    fn between_cursors_further_apart_than_the_ring_lies_all_of_it() {
+        let ring = Ring::smcr_without_eye_catcher(100).unwrap();
+        assert_eq!(between(ring, cursor(0, 20), cursor(1, 50)), [(20, 80), (0, 20)]);
+        // Two wraps: the count alone looks like less than a ring.
+        assert_eq!(between(ring, cursor(0, 20), cursor(2, 10)), [(20, 80), (0, 20)]);
+    }
+
+    // Shows: RMB-6, CDC-11.
+    #[test]
+    fn the_eye_catcher_is_never_between_two_cursors() {
+        let ring = Ring::smcr(100).unwrap();
+        assert!(ring.has_eye_catcher() && ring.element_len() == 100);
+        assert_eq!(between(ring, cursor(0, 50), cursor(1, 50)), [(50, 50), (4, 46)]);
+        assert_eq!(between(ring, cursor(0, 50), cursor(1, 4)), [(50, 50), (4, 0)]);
+    }
+
+    proptest::proptest! {
+        // Shows: RMB-5.
+        #[test]
+        fn what_a_sender_wrote_lies_between_its_cursors(
+            eye_catcher: bool,
+            steps in proptest::collection::vec((0u32..70, 0u32..70), 1..60),
+        ) {
+            let ring = match eye_catcher {
+                true => Ring::smcr(64 + EYE_CATCHER_LEN).unwrap(),
+                false => Ring::smcr_without_eye_catcher(64).unwrap(),
+            };
+            let mut sender = crate::connection::Sender::new(ring);
+            let mut read = sender.cursor();
+            let total = |spans: [Span; 2]| spans[0].len + spans[1].len;
+            for (write, keep) in steps {
+                let from = sender.cursor();
+                let spans = sender.spans(write);
+                let n = sender.advance(write, false);
+                let got = ring.between(from, sender.cursor());
+                proptest::prop_assert_eq!(total(got), n);
+                for (span, got) in spans.iter().zip(got) {
+                    if span.len != 0 || got.len != 0 {
+                        proptest::prop_assert_eq!(*span, got);
+                    }
+                }
+                if sender.in_flight() > keep {
+                    read = sender.cursor();
+                    sender.on_peer_consumer(read).unwrap();
+                }
+                // All that lies between the two is what the peer has not confirmed.
+                let unread = total(ring.between(read, sender.cursor()));
+                proptest::prop_assert_eq!(unread, sender.in_flight());
+            }
+        }
+
+        // Shows: RMB-27, SEC-11.
+        #[test]
+        fn no_cursors_lead_out_of_the_ring(a: u16, b: u32, c: u16, d: u32, eye_catcher: bool) {
+            let ring = match eye_catcher {
+                true => Ring::smcr(256).unwrap(),
+                false => Ring::smcr_without_eye_catcher(256).unwrap(),
+            };
+            for span in ring.between(cursor(a, b), cursor(c, d)) {
+                proptest::prop_assert!(span.offset + span.len <= 256);
+                proptest::prop_assert!(span.offset >= ring.start().count);
+            }
+        }
     }
 }

@@ -197,6 +197,20 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == CDC_LEN);
 
 impl Cdc {
+    /// The message that says what the two words of a control block say: producer, then consumer.
+    #[inline]
+    pub const fn from_words([producer, consumer]: [u64; 2], sequence: u16, token: u32) -> Cdc {
+        let consumer = ConsumerWord::from_u64(consumer);
+        Cdc {
+            sequence,
+            token,
+            producer: ProducerWord::from_u64(producer).cursor,
+            consumer: consumer.cursor,
+            producer_flags: consumer.producer_flags,
+            state_flags: consumer.state_flags,
+        }
+    }
+
     /// Reads a message of exactly 44 bytes.
     ///
     /// # Errors

@@ -5,8 +5,8 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use smc_core::connection::failover::{Log, MAX_POSTED, Verdict, judge};
-use smc_core::connection::{Connection, Event, Order, Ring, Sequence, Span};
+use smc_core::connection::failover::{Validation, judge};
+use smc_core::connection::{Connection, Event, Order, Outbound, Post, Ring, Sequence, Span};
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{CDC_LEN, Cdc, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 
@@ -44,12 +44,9 @@ enum Operation {
     Read {
         n: u8,
     },
-    Completed {
-        number: u16,
-    },
-    /// Completion of the message that was posted so many before the last.
-    CompletedBack {
-        back: u8,
+    /// The peer's adapter acknowledges so many of the oldest messages.
+    Acknowledged {
+        n: u8,
     },
     FailOver,
     /// With cursors of whatever kind.
@@ -86,7 +83,9 @@ fuzz_target!(|input: Input| {
     };
     let (Ok(own), Ok(theirs)) = (make(input.rings[0]), make(input.rings[1])) else { return };
     let mut connection = Connection::new(theirs, own);
-    let mut log = Log::new(theirs);
+    let mut outbound = Outbound::new(theirs, 7);
+    // Numbers of the messages on the present link that are not acknowledged.
+    let mut in_flight: Vec<u16> = Vec::new();
     let mut seen = Sequence::new();
     let mut peer = Peer { number: Sequence::new(), wrote: 0, read: 0 };
     let (mut honest, mut written, mut read) = (true, 0_u64, 0_u64);
@@ -137,39 +136,49 @@ fuzz_target!(|input: Input| {
                 let n = spans[0].len + spans[1].len;
                 assert_eq!(sender.advance(n, false), n);
                 written += u64::from(n);
-                let number = log.post(sender.cursor());
-                assert_eq!(number, log.last());
-                assert!(log.on_the_way() <= MAX_POSTED);
+                publish(&mut connection, &mut outbound, &mut in_flight);
             }
             Operation::Read { n } => {
                 let spans = connection.receiver.spans(n.into());
                 check(&own, spans);
                 read += u64::from(spans[0].len + spans[1].len);
                 let _ = connection.receiver.consume(n.into());
-                connection.on_published();
+                publish(&mut connection, &mut outbound, &mut in_flight);
             }
-            Operation::Completed { number } => {
-                log.completed(number);
-            }
-            Operation::CompletedBack { back } => {
-                log.completed(log.last().wrapping_sub(back.into()));
+            Operation::Acknowledged { n } => {
+                // A reliable queue pair delivers in order.
+                in_flight.drain(..usize::from(n).min(in_flight.len()));
             }
             Operation::FailOver => {
-                let sender = &connection.sender;
-                let resume =
-                    log.fail_over(sender.cursor(), sender.consumed()).expect("own cursors");
-                check(&theirs, resume.spans);
-                assert!(resume.spans[0].len + resume.spans[1].len <= sender.in_flight());
-                assert_eq!(log.on_the_way(), 0);
-                let validation = resume.validation(7);
-                assert!(Sequence::has_seen(&at(log.last()), validation.sequence));
+                let before = outbound.last_sequence();
+                let acknowledged = in_flight.first().map_or(before, |first| first.wrapping_sub(1));
+                let peer = peer_word(&connection);
+                let aborted = peer.state_flags.contains(StateFlags::ABORT);
+                let goes_on = outbound.fail_over(in_flight.drain(..), peer, false);
+                assert_eq!(goes_on, !aborted);
+                if !goes_on {
+                    continue;
+                }
+                let validation =
+                    post(&theirs, &mut outbound, &mut in_flight).expect("a validation");
+                assert_eq!(validation.sequence, acknowledged);
+                assert_eq!(validation.spans, [Span::default(); 2]);
+                assert_eq!(outbound.last_sequence(), before, "a validation takes no number");
+                let again = post(&theirs, &mut outbound, &mut in_flight).expect("the words");
+                let bytes = again.spans[0].len + again.spans[1].len;
+                assert!(bytes == 0 || bytes == connection.sender.in_flight());
             }
             Operation::FailOverAt { producer, consumed } => {
-                let mut log = log;
+                let mut outbound = outbound.clone();
                 let of = |(wrap, count)| Cursor { wrap, count };
-                if let Ok(resume) = log.fail_over(of(producer), of(consumed)) {
-                    check(&theirs, resume.spans);
-                }
+                let words = [
+                    ProducerWord { cursor: of(producer) }.to_u64(),
+                    ConsumerWord::default().to_u64(),
+                ];
+                outbound.set_words(words);
+                let peer = ConsumerWord { cursor: of(consumed), ..ConsumerWord::default() };
+                assert!(outbound.fail_over([], peer, false));
+                while post(&theirs, &mut outbound, &mut Vec::new()).is_some() {}
             }
         }
         assert!(connection.sender.in_flight() <= theirs.len());
@@ -178,13 +187,31 @@ fuzz_target!(|input: Input| {
     }
 });
 
-/// Numbers up to this one were seen.
-fn at(last: u16) -> Sequence {
-    let mut seen = Sequence::new();
-    for number in [last / 3, last / 3 * 2, last] {
-        seen.judge(number);
+/// Says what is true now.
+fn publish(connection: &mut Connection, outbound: &mut Outbound, in_flight: &mut Vec<u16>) {
+    let (producer, consumer) = connection.words();
+    outbound.set_words([producer.to_u64(), consumer.to_u64()]);
+    connection.on_published();
+    let ring = *connection.sender.ring();
+    while post(&ring, outbound, in_flight).is_some() {}
+}
+
+/// Posts the next message, if there is one.
+fn post(ring: &Ring, outbound: &mut Outbound, in_flight: &mut Vec<u16>) -> Option<Post> {
+    let post = outbound.next_post()?;
+    check(ring, post.spans);
+    outbound.on_posted(&post);
+    in_flight.push(post.sequence);
+    Some(post)
+}
+
+/// What the peer said last.
+fn peer_word(connection: &Connection) -> ConsumerWord {
+    ConsumerWord {
+        cursor: connection.sender.consumed(),
+        producer_flags: ProducerFlags::empty(),
+        state_flags: connection.close.peer_flags(),
     }
-    seen
 }
 
 fn say(
@@ -210,8 +237,8 @@ fn take(connection: &mut Connection, seen: &mut Sequence, bytes: &[u8]) -> bool 
     let Ok(cdc) = Cdc::parse(bytes) else { return true };
     if cdc.producer_flags.contains(ProducerFlags::FAILOVER) {
         match judge(seen, cdc.sequence) {
-            Verdict::Intact => assert!(seen.has_seen(cdc.sequence)),
-            Verdict::Lost { sent, seen: last } => {
+            Validation::Intact => assert!(seen.has_seen(cdc.sequence)),
+            Validation::Lost { sent, seen: last } => {
                 assert!(sent == cdc.sequence && last == seen.last() && sent != last);
             }
         }

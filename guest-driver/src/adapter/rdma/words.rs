@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use smc_core::connection::failover::{Verdict, judge};
+use smc_core::connection::failover::{Validation, judge};
 use smc_core::connection::{Order, Sequence};
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
@@ -84,8 +84,8 @@ impl Words {
             (taken.moved, taken.has_moved) = (true, true);
             self.store(self.load(), true);
             return match judge(&taken.sequence, cdc.sequence) {
-                Verdict::Intact => Received::Validated,
-                Verdict::Lost { sent, .. } => Received::Missing(sent),
+                Validation::Intact => Received::Validated,
+                Validation::Lost { sent, .. } => Received::Missing(sent),
             };
         }
         // A repeated one changes nothing, so it may as well be processed (wire erratum B-9).
@@ -122,7 +122,7 @@ impl Words {
 
     /// Whether a message with this number, or a later one, was taken.
     pub(crate) fn has_seen(&self, number: u16) -> bool {
-        judge(&self.taken().sequence, number) == Verdict::Intact
+        judge(&self.taken().sequence, number) == Validation::Intact
     }
 
     /// Only under the lock of what was taken.

@@ -6,15 +6,14 @@ use super::half::token_of;
 use super::plan::Faults;
 use super::types::{Check, EndId, Event, HalfId};
 use super::world::Simulation;
+use crate::connection::Order;
 use crate::connection::close::{Actions, Event as CloseEvent, State};
-use crate::connection::failover::{Verdict, judge};
-use crate::connection::{Order, Span};
+use crate::connection::failover::{Validation, judge};
 use crate::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 
 /// As the default of the close machine, microseconds.
 const CLOSE_TIME: u64 = crate::connection::close::CLOSE_TIMEOUT_US;
 const ABORT_TIME: u64 = crate::connection::close::ABORT_TIMEOUT_US;
-const NONE: [Span; 2] = [Span { offset: 0, len: 0 }; 2];
 
 impl Simulation {
     /// A control message comes in.
@@ -44,7 +43,7 @@ impl Simulation {
             half.validating = false;
             let Some(half) = self.half_ref(id) else { return Ok(()) };
             return match judge(&half.seen, cdc.sequence) {
-                Verdict::Intact => Ok(()),
+                Validation::Intact => Ok(()),
                 lost => Err(format!("{id:?}: {lost:?} although nothing was lost")),
             };
         }
@@ -73,7 +72,7 @@ impl Simulation {
     /// Publishes, unless nothing more may be said.
     fn tell(&mut self, id: HalfId) -> Check {
         match self.half_ref(id).is_some_and(|half| half.connection.close.may_publish()) {
-            true => self.publish(id, NONE),
+            true => self.publish(id),
             false => Ok(()),
         }
     }
@@ -104,9 +103,9 @@ impl Simulation {
                     half.connection.receiver.purge();
                     half.failed = true;
                 }
-                Actions::SEND_DONE | Actions::SEND_CLOSED => self.publish(id, NONE)?,
+                Actions::SEND_DONE | Actions::SEND_CLOSED => self.publish(id)?,
                 Actions::SEND_ABORT => {
-                    self.publish(id, NONE)?;
+                    self.publish(id)?;
                     self.close_event(id, CloseEvent::AbortDelivered)?;
                 }
                 Actions::STOP_TIMER => half.timer = None,
@@ -147,7 +146,7 @@ impl Simulation {
         if half.state() != State::Closed {
             return Ok(());
         }
-        let said = half.log.on_the_way() == 0 && !half.due;
+        let said = half.said_all();
         let mute = half.peer_rmb.is_none();
         if said || mute {
             let how = half.release.unwrap_or(Release::Withdraw);
@@ -290,7 +289,7 @@ impl Simulation {
         sender.advance(n, n < want);
         half.budget -= n;
         conn.written[id.role] = half.written;
-        self.publish(id, spans)
+        self.publish(id)
     }
 }
 

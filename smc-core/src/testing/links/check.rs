@@ -122,8 +122,8 @@ impl Simulation {
                          link {:?}, path {:?}, {} on the way, due {}",
                         half.link,
                         half.path,
-                        half.log.on_the_way(),
-                        half.due
+                        half.in_flight.len(),
+                        half.outbound.has_pending()
                     ));
                 }
             }

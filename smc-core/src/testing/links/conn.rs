@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::connection::failover::Log;
-use crate::connection::{Connection, Ring, Sequence, State};
+use crate::connection::{Connection, Outbound, Ring, Sequence, State};
 use crate::link_group::{LinkKey, PeerRmbId, Region, RmbId};
 use crate::wire::ids::{Gid, Qpn};
 
@@ -17,7 +16,12 @@ pub(super) enum Release {
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) connection: Connection,
-    pub(super) log: Log,
+    /// What it sends, and sends again after a failover: the code that the driver runs.
+    pub(super) outbound: Outbound,
+    /// Messages without acknowledgement: queue pair and number.
+    pub(super) in_flight: Vec<(usize, u16)>,
+    /// It has no use for another link, and posts nothing any more.
+    pub(super) abandoned: bool,
     pub(super) seen: Sequence,
     /// Queue pairs over which messages came, each but the first with a validation first.
     pub(super) heard: Vec<usize>,
@@ -38,8 +42,6 @@ pub(super) struct Half {
     pub(super) leaving: bool,
     /// It was on another path before.
     pub(super) moved: bool,
-    /// Something is to be told and could not be posted.
-    pub(super) due: bool,
     /// Since when it has no path.
     pub(super) parked: u64,
     pub(super) timer: Option<u64>,
@@ -63,12 +65,15 @@ impl Half {
         now: u64,
         [own, peer]: [Ring; 2],
         lens: u32,
+        token: u32,
         rmb: RmbId,
         link: LinkKey,
     ) -> Half {
         Half {
             connection: Connection::new(peer, own),
-            log: Log::new(peer),
+            outbound: Outbound::new(peer, token),
+            in_flight: Vec::new(),
+            abandoned: false,
             seen: Sequence::new(),
             heard: Vec::new(),
             validating: false,
@@ -80,7 +85,6 @@ impl Half {
             region: Region { rkey: crate::wire::ids::Rkey(0), address: 0 },
             leaving: false,
             moved: false,
-            due: false,
             parked: now,
             timer: None,
             release: None,
@@ -94,6 +98,11 @@ impl Half {
             scheduled: false,
             slow: false,
         }
+    }
+
+    /// Whether the peer's adapter has acknowledged everything that there is to say.
+    pub(super) fn said_all(&self) -> bool {
+        self.abandoned || (self.in_flight.is_empty() && !self.outbound.has_pending())
     }
 
     pub(super) fn state(&self) -> State {

@@ -150,7 +150,9 @@ impl Simulation {
             }
             Output::RmbDeleted { rmb } => self.forget_rmb(id, rmb)?,
             Output::PeerRmbDeleted { rmb } => self.on_peer_rmb_deleted(id, rmb)?,
-            Output::MoveConnections { from, to, dead } => self.relocate(id, from, to, dead)?,
+            Output::MoveConnections { from, to, dead } => {
+                self.move_connections(id, from, to, dead)?
+            }
             Output::DestroyLink { link } => self.destroy(id, link)?,
             Output::Terminated { reason, ending } => {
                 self.trace(|| format!("{id:?} is over: {reason:?}"));
@@ -311,7 +313,7 @@ impl Simulation {
     }
 
     /// All connections of a link go to another one.
-    fn relocate(&mut self, id: EndId, from: LinkKey, to: LinkKey, dead: bool) -> Check {
+    fn move_connections(&mut self, id: EndId, from: LinkKey, to: LinkKey, dead: bool) -> Check {
         if self.end(id).qp(to).is_none() {
             return Err(format!("{id:?}: connections move to {to:?}, which is gone"));
         }
@@ -342,7 +344,7 @@ impl Simulation {
             self.take_all_cdc(id)?;
             self.break_qp(q);
             for half in late {
-                self.depart(half);
+                self.detach_path(half);
             }
             self.revive(id)?;
         }
@@ -381,7 +383,7 @@ impl Simulation {
             let Some(have) = self.half_ref(half) else { continue };
             let rmb = have.peer_rmb;
             if have.path == Some(q) {
-                self.depart(half);
+                self.detach_path(half);
             }
             let known = |group: &LinkGroup| rmb.and_then(|rmb| group.peer_region(rmb, link));
             if self.group(id).and_then(known).is_some() {
@@ -403,10 +405,11 @@ impl Simulation {
         self.call(id, |group, now| group.handle_link_failed(link, Cause::QueuePair, now))
     }
 
-    pub(super) fn on_done(&mut self, id: EndId, done: Done) -> Check {
+    pub(super) fn on_done(&mut self, q: usize, done: Done) -> Check {
+        let id = self.qps[q].owner;
         match done {
             Done::Receipt(receipt) => self.call(id, |group, now| group.handle_sent(receipt, now)),
-            Done::Cdc { from, number } => self.on_cdc_sent(from, number),
+            Done::Cdc { from, number } => self.on_cdc_sent(from, q, number),
         }
     }
 

@@ -205,7 +205,7 @@ impl Simulation {
         for sends in [sends_first, !sends_first] {
             if sends {
                 while let Some(done) = self.qps[q].done.pop_front() {
-                    self.on_done(self.qps[q].owner, done)?;
+                    self.on_done(q, done)?;
                     self.drain_dirty()?;
                 }
             } else {

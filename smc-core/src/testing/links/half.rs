@@ -6,7 +6,7 @@ use super::types::{Check, EndId, Event, HalfId};
 use super::world::Simulation;
 use crate::connection::{Span, State};
 use crate::link_group::{LinkKey, Region, RmbId};
-use crate::wire::cdc::{Cdc, StateFlags};
+use crate::wire::cdc::{Cdc, ConsumerWord, ProducerFlags};
 
 /// How long a connection may be between two links, microseconds.
 const PARKED: u64 = 60_000_000;
@@ -27,35 +27,31 @@ impl Simulation {
         there.map(|(conn, _)| HalfId { session, conn, role }).collect()
     }
 
-    /// Bytes that were written lie in the send element: tells the peer, if there is a path.
-    pub(super) fn publish(&mut self, id: HalfId, spans: [Span; 2]) -> Check {
-        let Some(half) = self.half(id) else { return Ok(()) };
-        let Some(q) = half.path.filter(|_| !half.leaving) else {
-            half.due = true;
-            return Ok(());
-        };
-        self.post_writes(id, q, spans)?;
-        self.post_words(id, q);
-        Ok(())
+    /// Has the newest words sent, and the bytes of the send element that they announce.
+    pub(super) fn publish(&mut self, id: HalfId) -> Check {
+        let Some(half) = self.half(id).filter(|half| !half.abandoned) else { return Ok(()) };
+        let (producer, consumer) = half.connection.words();
+        half.outbound.set_words([producer.to_u64(), consumer.to_u64()]);
+        half.connection.on_published();
+        self.post_pending(id)
     }
 
-    fn post_words(&mut self, id: HalfId, q: usize) {
-        let token = token_of(id.peer());
-        let Some(half) = self.half(id) else { return };
-        let (producer, consumer) = half.connection.words();
-        let number = half.log.post(producer.cursor);
-        half.connection.on_published();
-        half.due = false;
-        let cdc = Cdc {
-            sequence: number,
-            token,
-            producer: producer.cursor,
-            consumer: consumer.cursor,
-            producer_flags: consumer.producer_flags,
-            state_flags: consumer.state_flags,
-        };
-        self.trace(|| format!("{id:?} on {q}: {cdc:?}"));
-        self.post(q, Op::Cdc { from: id, number, bytes: cdc.emit() });
+    /// Posts what is pending, if there is a path.
+    fn post_pending(&mut self, id: HalfId) -> Check {
+        while let Some(half) = self.half_ref(id)
+            && let Some(q) = half.path.filter(|_| !half.leaving)
+            && let Some(post) = half.outbound.next_post()
+        {
+            self.post_writes(id, q, post.spans)?;
+            let number = post.sequence;
+            self.trace(|| format!("{id:?} on {q}: {:?} {:?}", Cdc::parse(&post.cdc), post.spans));
+            self.post(q, Op::Cdc { from: id, number, bytes: post.cdc });
+            if let Some(half) = self.half(id) {
+                half.outbound.on_posted(&post);
+                half.in_flight.push((q, number));
+            }
+        }
+        Ok(())
     }
 
     fn post_writes(&mut self, id: HalfId, q: usize, spans: [Span; 2]) -> Check {
@@ -117,13 +113,16 @@ impl Simulation {
         Some(Session2 { element: &half.element, user: rmb.conn, memory: &mut rmb.memory })
     }
 
-    /// The send of a message has completed.
-    pub(super) fn on_cdc_sent(&mut self, from: HalfId, number: u16) -> Check {
+    /// The send of a message has completed. On a queue pair that the half has left, that has no
+    /// meaning any more.
+    pub(super) fn on_cdc_sent(&mut self, from: HalfId, q: usize, number: u16) -> Check {
         let Some(half) = self.half(from) else { return Ok(()) };
-        half.log.completed(number);
-        if half.leaving && half.log.on_the_way() == 0 {
-            self.depart(from);
-            self.try_arrive(from)?;
+        if let Some(at) = half.in_flight.iter().position(|sent| *sent == (q, number)) {
+            half.in_flight.remove(at);
+        }
+        if half.leaving && half.in_flight.is_empty() {
+            self.detach_path(from);
+            self.try_attach_path(from)?;
         }
         self.finish(from)
     }
@@ -135,25 +134,38 @@ impl Simulation {
         half.link = to;
         if half.path.is_none() {
             half.parked = now;
-        } else if dead || half.log.on_the_way() == 0 {
-            self.depart(id);
+        } else if dead || half.in_flight.is_empty() {
+            self.detach_path(id);
         } else {
             half.leaving = true;
         }
     }
 
-    pub(super) fn depart(&mut self, id: HalfId) {
+    pub(super) fn detach_path(&mut self, id: HalfId) {
         let now = self.now;
         let Some(half) = self.half(id) else { return };
         (half.path, half.leaving, half.moved, half.parked) = (None, false, true, now);
+        let unacknowledged = std::mem::take(&mut half.in_flight);
+        let peer = ConsumerWord {
+            cursor: half.connection.sender.consumed(),
+            producer_flags: ProducerFlags::empty(),
+            state_flags: half.connection.close.peer_flags(),
+        };
+        let over = half.state() == State::Closed;
+        let numbers = unacknowledged.into_iter().map(|(_, number)| number);
+        half.abandoned = half.abandoned || !half.outbound.fail_over(numbers, peer, over);
         self.sessions[id.session].conns[id.conn].moved = true;
     }
 
     /// Halves without a path go on where they can.
     pub(super) fn revive(&mut self, id: EndId) -> Check {
         for half in self.halves_of(id) {
+            if self.half_ref(half).is_some_and(|half| half.abandoned) {
+                self.finish(half)?;
+                continue;
+            }
             if self.half_ref(half).is_some_and(|half| half.path.is_none()) {
-                self.try_arrive(half)?;
+                self.try_attach_path(half)?;
             }
             let Some(have) = self.half_ref(half).filter(|half| half.path.is_none()) else {
                 continue;
@@ -172,9 +184,9 @@ impl Simulation {
     }
 
     /// Goes on over its link, if the peer has named its key there: validation first.
-    pub(super) fn try_arrive(&mut self, id: HalfId) -> Check {
+    pub(super) fn try_attach_path(&mut self, id: HalfId) -> Check {
         let end = id.end();
-        let Some(half) = self.half_ref(id) else { return Ok(()) };
+        let Some(half) = self.half_ref(id).filter(|half| !half.abandoned) else { return Ok(()) };
         let (link, Some(peer_rmb)) = (half.link, half.peer_rmb) else { return Ok(()) };
         let Some(q) = self.sessions[end.session].ends[end.role].qp(link) else { return Ok(()) };
         let Some(group) = self.group(end) else { return Ok(()) };
@@ -186,51 +198,9 @@ impl Simulation {
         (half.path, half.region, half.leaving) = (Some(q), region, false);
         if half.moved {
             self.report.failovers += 1;
-            return self.resume(id, q);
         }
-        if half.due {
-            let (_, spans) = self.unwritten(id);
-            self.post_writes(id, q, spans)?;
-            self.post_words(id, q);
-        }
-        Ok(())
-    }
-
-    fn resume(&mut self, id: HalfId, q: usize) -> Check {
-        let Some(half) = self.half(id) else { return Ok(()) };
-        let unacknowledged = half.log.on_the_way() > 0;
-        let over = half.connection.close.peer_flags();
-        let (resume, spans) = self.unwritten(id);
-        let Some(resume) = resume else { return Err(format!("{id:?}: cannot go on")) };
-        let validation = resume.validation(token_of(id.peer()));
-        self.trace(|| format!("{id:?} goes on on {q}: {validation:?} {spans:?}"));
-        let bytes = validation.emit();
-        self.post(q, Op::Cdc { from: id, number: validation.sequence, bytes });
-        // Who has said its last word reads nothing any more, and its memory may serve another.
-        if !over.intersects(StateFlags::CLOSED | StateFlags::ABORT) {
-            self.post_writes(id, q, spans)?;
-        }
-        if self.half_ref(id).is_some_and(|half| half.state() != State::Closed || half.due)
-            || unacknowledged
-        {
-            self.post_words(id, q);
-        }
+        self.post_pending(id)?;
         self.finish(id)
-    }
-
-    fn unwritten(
-        &mut self,
-        id: HalfId,
-    ) -> (Option<crate::connection::failover::Resume>, [Span; 2]) {
-        let Some(half) = self.half(id) else { return (None, [Span::default(); 2]) };
-        let sender = &half.connection.sender;
-        match half.log.fail_over(sender.cursor(), sender.consumed()) {
-            Ok(resume) => (Some(resume), resume.spans),
-            Err(error) => {
-                self.trace(|| format!("{id:?}: {error}"));
-                (None, [Span::default(); 2])
-            }
-        }
     }
 
     /// Wakes the application soon.

@@ -2,6 +2,7 @@
 
 use super::conn::{Conn, Half, Release, Tcp};
 use super::ends::{End, Rmb, RmbUse};
+use super::half::token_of;
 use super::plan::rnic;
 use super::types::{Check, EndId, Event, HalfId};
 use super::world::{Session, Simulation};
@@ -37,7 +38,7 @@ impl Simulation {
         let (own, peers) = (conn.lens[id.role], conn.lens[1 - id.role]);
         let ring = |len| -> Result<Ring, RingError> { self.plan.ring(len) };
         let (Ok(own), Ok(ring)) = (ring(own), ring(peers)) else { return Err("no ring".into()) };
-        let mut half = Half::new(self.now, [own, ring], peers, rmb, link);
+        let mut half = Half::new(self.now, [own, ring], peers, token_of(id.peer()), rmb, link);
         half.peer_rmb = peer;
         half.budget = conn.budgets[id.role];
         half.slow = self.rng.one_in(12);
@@ -292,7 +293,7 @@ impl Simulation {
         self.new_half(id, rmb, link, Some(peer))?;
         self.carry_out(end)?;
         self.tcp(id.peer(), Tcp::Confirm { region: own });
-        self.try_arrive(id)?;
+        self.try_attach_path(id)?;
         self.wake(id);
         Ok(true)
     }
@@ -364,7 +365,7 @@ impl Simulation {
         if let Some(half) = self.half(id) {
             half.peer_rmb = Some(peer);
         }
-        self.try_arrive(id)?;
+        self.try_attach_path(id)?;
         self.wake(id);
         Ok(())
     }
