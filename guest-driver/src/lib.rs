@@ -1,9 +1,10 @@
 //! virtio-ism driver and SMC sockets for user space.
 //!
-//! From the ground up: [`sys`] is what the driver asks of the operating system and has its only
-//! `unsafe`, [`transport`] are the ways to reach a device, [`ism`] is the driver: control
-//! commands, events, own and peer DMBs. Beside them, [`verbs`] is what RDMA asks of the operating
-//! system, `unsafe` included.
+//! From the ground up: [`sys`] is what the operating system gives, [`virtqueue`] the queues of a
+//! virtio-ism device, [`transport`] the ways to reach one, [`ism`] its driver. [`verbs`] is RDMA by
+//! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
+//! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
+//! connection, `info` describes what there is, and [`socket`] is the public API.
 pub mod ism;
 pub mod rendezvous;
 pub mod sys;
@@ -11,7 +12,12 @@ pub mod transport;
 pub mod verbs;
 pub mod virtqueue;
 
-mod adapter;
+mod conn;
+mod handshake;
+mod info;
+mod reactor;
+mod smcd;
+mod smcr;
 pub mod socket;
 
 pub use socket::{

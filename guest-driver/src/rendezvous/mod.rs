@@ -37,6 +37,8 @@
 //! them may pass its rendezvous on to programs that have not ([`Rendezvous::pass_on`]).
 //! [`Unavailable`] says what is missing and which command grants it. [`Rendezvous::listen`] on a
 //! socket that listens already needs Linux 6.12: call it earlier, or use [`Rendezvous::bind`].
+//!
+//! Rules kept here: OPT-10, OPT-11, SOCK-7.
 
 mod assembler;
 mod bpf;

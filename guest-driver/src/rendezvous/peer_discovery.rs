@@ -1,5 +1,7 @@
 //! What a socket does with the answer of the TCP option: propose SMC, wait for a Proposal, or use
 //! TCP.
+//!
+//! Rules kept here: OPT-6, OPT-8, OPT-9, OPT-13, OPT-16, SOCK-7.
 
 use std::fmt;
 use std::io;

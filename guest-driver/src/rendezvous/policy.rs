@@ -15,6 +15,8 @@
 //! ports = [6379, "8000-8999"]         # the server's port, on either side
 //! programs = ["redis-cli", "/usr/bin/curl"]   # name or path of the executable
 //! ```
+//!
+//! Rules kept here: SEC-4.
 
 use std::fmt;
 use std::fs;

@@ -89,6 +89,8 @@
 //!
 //! The second prepares a socket that listens already. TCP has made the callback of listen(2) for
 //! it, so the program runs in a call of setsockopt(2) with an option that the kernel does not know.
+//!
+//! Rules kept here: OPT-1, OPT-2, OPT-3, OPT-4, OPT-5, OPT-6, OPT-7, OPT-12, SEC-3.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -1,12 +1,14 @@
 //! How a process wants its sockets.
+//!
+//! Rules kept here: EID-11, EID-17, RMB-13, SOCK-4.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
 
-use crate::adapter::rdma::{Rnics, SmcROptions};
 use crate::rendezvous::{self, Mode};
+use crate::smcr::{Rnics, SmcROptions};
 use crate::transport::DeviceAddress;
 
 /// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::Stack;
 use super::stack::Current;
 use super::stream::{SmcStream, break_off};
-use crate::adapter::{Outcome, server};
+use crate::handshake::{Outcome, server};
 
 /// A handshake with a client that was just accepted. [`SmcListener`](super::SmcListener) does all
 /// this by itself; here the caller has the listening socket and decides who waits.
@@ -81,7 +81,7 @@ impl Greeting {
         };
         let tcp = self.tcp.take().ok_or_else(gone)?;
         match outcome {
-            Ok(Outcome::Smc(link)) => SmcStream::of_link(&self.stack, tcp, link).map(Some),
+            Ok(Outcome::Smc(link)) => SmcStream::of_established(&self.stack, tcp, link).map(Some),
             Ok(Outcome::Tcp(why)) => SmcStream::of_tcp(&self.stack, tcp, why).map(Some),
             Err(broken) => {
                 self.stack.count_broken();

@@ -1,4 +1,6 @@
 //! `SmcListener`: accepts SMC and plain TCP clients on one port.
+//!
+//! Rules kept here: OPT-8.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,9 +17,9 @@ use smc_core::handshake::FallbackReason;
 
 use super::stream::{SmcStream, break_off};
 use super::{Stack, stack::Current};
-use crate::adapter::plain::PlainMap;
-use crate::adapter::{self, Broken, Outcome, server};
+use crate::handshake::{self, Broken, Outcome, server};
 use crate::rendezvous::ServerAction;
+use rustc_hash::FxHashMap;
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
@@ -47,7 +49,7 @@ pub struct SmcListener {
 
 #[derive(Default)]
 struct Pending {
-    handshakes: PlainMap<u64, Entry>,
+    handshakes: FxHashMap<u64, Entry>,
     /// Handshakes that epoll does not know: most are over before it is worth telling it.
     hot: Vec<u64>,
     /// Handshakes that sleeping threads have taken along.
@@ -109,7 +111,7 @@ impl SmcListener {
     fn of_tcp(stack: &Arc<Stack>, tcp: TcpListener) -> io::Result<SmcListener> {
         tcp.set_nonblocking(true)?;
         // Accepted sockets inherit it.
-        adapter::acknowledge_lazily(&tcp, true);
+        handshake::acknowledge_lazily(&tcp, true);
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -445,7 +447,7 @@ impl SmcListener {
         outcome: Result<Outcome, Broken>,
     ) {
         let stream = match outcome {
-            Ok(Outcome::Smc(link)) => SmcStream::of_link(&self.stack, tcp, link),
+            Ok(Outcome::Smc(link)) => SmcStream::of_established(&self.stack, tcp, link),
             Ok(Outcome::Tcp(why)) => SmcStream::of_tcp(&self.stack, tcp, why),
             Err(broken) => {
                 tracing::debug!(%addr, %broken, "handshake failed");

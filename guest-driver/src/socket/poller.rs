@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
-use super::conn::Conn;
-use super::hub::Hub;
-use super::wait::{NAP, Spin, Waiter};
 use super::{SmcListener, SmcStream};
+use crate::conn::Conn;
+use crate::reactor::Hub;
+use crate::reactor::wait::{NAP, Spin, Waiter};
 
 /// Which readiness is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,7 +307,7 @@ impl Poller {
                 None => {
                     self.waiter.polling(true);
                     if !self.waiter.woken(seen) {
-                        super::hub::nap(self.epoll.as_fd(), timeout);
+                        crate::reactor::nap(self.epoll.as_fd(), timeout);
                     }
                     self.waiter.polling(false);
                 }

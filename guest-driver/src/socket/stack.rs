@@ -1,4 +1,6 @@
 //! The stack of a process: its devices and RNICs, and what outlives a single socket.
+//!
+//! Rules kept here: OPT-13, CLC-8, RMB-34.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,15 +13,17 @@ use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Re
 use virtio_ism_abi::{Gid, Token};
 
 use super::config::{Config, DataPath, MAX_DEVICES};
-use super::conn::Conn;
-use super::hub::{Hub, Watcher};
 use super::statistics::{self, Plain, Server};
-use super::wait::Spin;
 use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
-use crate::adapter::rdma::{NoRdma, RdmaHost};
-use crate::adapter::{ByRdma, Fabric, Fabrics, Fallback, Link};
+use crate::conn::Conn;
+use crate::handshake::{ByRdma, EstablishedConn};
+use crate::info::Fallback;
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
+use crate::reactor::wait::Spin;
+use crate::reactor::{Hub, Watcher};
 use crate::rendezvous::PeerDiscovery;
+use crate::smcd::{Fabric, Fabrics};
+use crate::smcr::{NoRdma, RdmaHost};
 use crate::transport::DeviceAddress;
 
 /// A device that could not be opened is not tried again sooner.
@@ -117,13 +121,13 @@ pub(crate) struct Current {
 
 impl Current {
     /// The hub of a connection.
-    pub(crate) fn hub(&self, link: &Link) -> Option<&Arc<Hub>> {
+    pub(crate) fn hub(&self, link: &EstablishedConn) -> Option<&Arc<Hub>> {
         match link {
-            Link::D(link) => {
+            EstablishedConn::D(link) => {
                 let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
                 self.hubs.get(at)
             }
-            Link::R(_) => self.rdma.as_ref().map(|(_, hub)| hub),
+            EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, hub)| hub),
         }
     }
 
@@ -260,9 +264,9 @@ impl Stack {
         &self.spin
     }
 
-    pub(crate) fn count_smc(&self, link: &Link) {
+    pub(crate) fn count_smc(&self, link: &EstablishedConn) {
         self.counters.smc.fetch_add(1, Ordering::Relaxed);
-        if matches!(link, Link::R(_)) {
+        if matches!(link, EstablishedConn::R(_)) {
             self.counters.smc_r.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,6 @@
 //! `SmcStream`: a connection, over SMC-D or TCP.
+//!
+//! Rules kept here: CDC-25, SOCK-1, SOCK-2, SOCK-3, SOCK-5, SOCK-6, SOCK-8, SOCK-9, SEC-5.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -12,12 +14,14 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use smc_core::handshake::FallbackReason;
 
-use super::conn::Conn;
 use super::statistics::Described;
-use super::wait::Deadline;
 use super::{Facts, KeepAlive, Stack};
-use crate::adapter::{self, Broken, Fallback, Link, Outcome, client};
+use crate::conn::{Carrier, Conn};
+use crate::handshake::{self, Broken, EstablishedConn, Outcome, client};
+use crate::info::Fallback;
+use crate::reactor::wait::Deadline;
 use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery, TcpReason};
+use crate::sys;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -57,7 +61,7 @@ impl SmcStream {
     pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
         let mut failed = None;
         for addr in addr.to_socket_addrs()? {
-            match adapter::connect(&addr, Self::peer_discovery(stack), None) {
+            match handshake::connect(&addr, Self::peer_discovery(stack), None) {
                 Ok(connected) => return Self::meet(stack, connected, None),
                 Err(error) => failed = Some(error),
             }
@@ -103,7 +107,7 @@ impl SmcStream {
         timeout: Duration,
     ) -> io::Result<SmcStream> {
         let deadline = Instant::now() + timeout;
-        let connected = adapter::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
+        let connected = handshake::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
         Self::meet(stack, connected, Some(deadline))
     }
 
@@ -164,7 +168,7 @@ impl SmcStream {
             deadline,
         };
         match client::propose(&tcp, &terms) {
-            Ok(Outcome::Smc(link)) => Self::of_link(stack, tcp, link),
+            Ok(Outcome::Smc(link)) => Self::of_established(stack, tcp, link),
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
                 stack.count_broken();
@@ -175,15 +179,23 @@ impl SmcStream {
     }
 
     /// An SMC connection of a completed handshake.
-    pub(super) fn of_link(stack: &Arc<Stack>, tcp: TcpStream, link: Link) -> io::Result<SmcStream> {
+    pub(super) fn of_established(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        established: EstablishedConn,
+    ) -> io::Result<SmcStream> {
         let current = stack.current();
-        let Some(hub) = current.hub(&link) else {
-            adapter::reset(tcp);
+        let Some(hub) = current.hub(&established) else {
+            sys::reset_tcp(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
         let config = stack.config();
-        stack.count_smc(&link);
-        let conn = Conn::new(link, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
+        stack.count_smc(&established);
+        let carrier = match established {
+            EstablishedConn::D(parts) => Carrier::smcd(*parts),
+            EstablishedConn::R(parts) => Carrier::smcr(*parts),
+        };
+        let conn = Conn::new(carrier, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
@@ -195,7 +207,7 @@ impl SmcStream {
     ) -> io::Result<SmcStream> {
         stack.count_tcp(&why);
         if why != Fallback::Asked {
-            adapter::acknowledge_lazily(&tcp, false);
+            handshake::acknowledge_lazily(&tcp, false);
         }
         tracing::debug!(%why, "connection is TCP");
         Ok(Self::new(stack, Kind::Tcp(tcp, why)))
@@ -551,7 +563,7 @@ fn duration(micros: &AtomicU64) -> Option<Duration> {
 pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
     match broken {
         Broken::Handshake(error) if error.is_timeout() => drop(tcp),
-        _ => adapter::reset(tcp),
+        _ => sys::reset_tcp(tcp),
     }
 }
 

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use super::conn::End;
-use super::hub::Hub;
-use super::wait::{NAP, Spin, Waiter, clear_interrupted, set_mask, was_interrupted};
+use crate::conn::End;
+use crate::reactor::Hub;
+use crate::reactor::wait::{NAP, Spin, Waiter, clear_interrupted, set_mask, was_interrupted};
 pub use crate::sys::SignalMask;
 
 /// What a connection can do right now.
@@ -53,7 +53,7 @@ pub struct Seen {
 impl Seen {
     /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
     pub fn same_for_reader(self, earlier: Seen) -> bool {
-        super::conn::reader_view(self.words) == super::conn::reader_view(earlier.words)
+        crate::conn::reader_view(self.words) == crate::conn::reader_view(earlier.words)
             && self.end == earlier.end
     }
 }
@@ -143,7 +143,7 @@ impl Watch {
             None => {
                 self.waiter.polling(true);
                 if !self.waiter.woken(count) {
-                    super::hub::nap(extra, timeout);
+                    crate::reactor::nap(extra, timeout);
                 }
                 self.waiter.polling(false);
             }

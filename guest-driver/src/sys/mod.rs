@@ -12,6 +12,7 @@ mod memfd;
 mod registers;
 mod shared;
 mod sockopt;
+mod tcp;
 mod time;
 mod vfio;
 
@@ -25,6 +26,7 @@ pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{TcpCounts, peer_process, tcp_counts};
+pub(crate) use tcp::reset_tcp;
 pub use time::timespec;
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 

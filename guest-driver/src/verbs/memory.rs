@@ -1,4 +1,6 @@
 //! Memory that devices read and peers write, and its registration.
+//!
+//! Rules kept here: LG-51, RMB-1.
 
 use std::fmt;
 use std::io;

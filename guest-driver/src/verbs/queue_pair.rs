@@ -25,6 +25,8 @@
 //!     let second = qp.init(1);
 //! }
 //! ```
+//!
+//! Rules kept here: CLC-31, CLCV2-55, LLCV2-23, LG-55.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,6 @@
 //! Work requests, and the chain that the library needs for a batch of them.
+//!
+//! Rules kept here: RMB-28.
 
 use std::io;
 use std::mem::MaybeUninit;

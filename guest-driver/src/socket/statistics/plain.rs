@@ -7,7 +7,7 @@ use std::sync::{Mutex, Weak};
 use smc_core::handshake::FallbackReason;
 
 use super::Reason;
-use crate::adapter::Fallback;
+use crate::info::Fallback;
 use crate::sys::lock;
 
 /// A socket that can tell what it is.

@@ -1,0 +1,226 @@
+//! How a connection ends.
+//!
+//! Rules kept here: OPT-17, CDC-24, CLOSE-33.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use smc_core::connection::close::ABORT_TIMEOUT_US;
+use smc_core::connection::{Actions, Event, State};
+use smc_core::wire::cdc::StateFlags;
+
+use super::{ABORTED, Conn, Deadline, FINE, RESET, Tx, lock};
+use crate::sys::reset_tcp;
+
+impl Conn {
+    /// `shutdown`, either half or both.
+    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.check()?;
+        match how {
+            Shutdown::Read => self.shutdown_read(),
+            Shutdown::Write => {
+                self.on(Event::ShutdownWrite { unsent: false });
+            }
+            // The same as a close (CLOSE-17), except that the handle stays.
+            Shutdown::Both => {
+                self.close(false);
+                self.shutdown_read();
+            }
+        }
+        Ok(())
+    }
+
+    /// The application is done with the connection. With unread data, or `abort`, it is reset.
+    pub(crate) fn close(&self, abort: bool) {
+        self.hub.look();
+        let unread = {
+            let mut rx = self.rx();
+            // An error here has ended the connection already.
+            let _ = self.refresh_rx(&mut rx);
+            rx.receiver.available() > 0 && !self.read_shut.load(Ordering::Acquire)
+        };
+        self.on(match abort {
+            true => Event::Abort,
+            false => Event::Close { unread, unsent: false },
+        });
+    }
+
+    /// Whether both sides are done, after a look at what the peer says. A closed connection that is
+    /// not over is asked again now and then.
+    pub(crate) fn is_over(&self) -> bool {
+        self.hub.look();
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        if let Some(end) = tx.timer
+            && Instant::now() >= end
+        {
+            tx.timer = None;
+            self.step(&mut tx, Event::Timeout);
+        }
+        tx.close.state() == State::Closed
+    }
+
+    /// State of the termination, for people.
+    pub(crate) fn state(&self) -> State {
+        self.tx().close.state()
+    }
+
+    /// Looks whether TCP has something to say: a reset, or a late Decline. A FIN says nothing
+    /// (CLOSE-44).
+    pub(crate) fn look_at_tcp(&self) {
+        let mut byte = [0u8; 1];
+        let peeked = match &*lock(&self.tcp) {
+            Some(tcp) => peek(tcp, &mut byte),
+            None => return,
+        };
+        match peeked {
+            // Nothing but SMC carries data now: what is there is a late Decline, or nonsense.
+            Ok(n) if n > 0 => self.abort(),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => self.on(Event::TcpReset),
+        }
+    }
+
+    /// Ends the connection at once: the peer lied, or the application wants it.
+    pub(super) fn abort(&self) {
+        self.on(Event::Abort);
+    }
+
+    pub(super) fn abort_locked(&self, tx: &mut Tx) {
+        self.step(tx, Event::Abort);
+    }
+
+    /// The peer, its buffer or the device is gone.
+    pub(super) fn lost(&self) {
+        self.lost_locked(&mut self.tx());
+        self.settle();
+    }
+
+    pub(super) fn lost_locked(&self, tx: &mut Tx) {
+        let purged = self.purged.load(Ordering::Acquire);
+        if self.end_by_loss(tx) {
+            // The bytes that arrived before are in our own memory and may be read.
+            self.purged.store(purged, Ordering::Release);
+        }
+        self.wake_all();
+    }
+
+    /// The peer has given its element to another connection, so that for the peer this one is over:
+    /// what has arrived counts for nothing (RMB-23), unless it was all there was to come.
+    pub(super) fn taken(&self) {
+        self.end_by_loss(&mut self.tx());
+        self.wake_all();
+        self.settle();
+    }
+
+    /// Nothing can be told to the peer any more. `true`: that resets the connection.
+    fn end_by_loss(&self, tx: &mut Tx) -> bool {
+        self.carrier.fail();
+        // What the peer said last still counts: after its C nothing was lost.
+        self.refresh_tx(tx);
+        let over = tx.close.state() == State::Closed;
+        if over || tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            return false;
+        }
+        self.step(tx, Event::TcpReset);
+        // Nobody is there to answer.
+        self.step(tx, Event::Timeout);
+        self.fail(RESET);
+        true
+    }
+
+    fn on(&self, event: Event) {
+        let mut tx = self.tx();
+        self.step(&mut tx, event);
+        drop(tx);
+        self.settle();
+    }
+
+    /// The peer's state flags have changed.
+    pub(super) fn on_peer_flags(&self, tx: &mut Tx, flags: StateFlags) {
+        self.step(tx, Event::Peer { flags, unsent: false });
+        if tx.close.peer_done() {
+            self.peer_done.store(true, Ordering::Release);
+        }
+    }
+
+    fn step(&self, tx: &mut Tx, event: Event) {
+        let actions = tx.close.on(event);
+        if !tx.close.can_write() {
+            self.write_shut.store(true, Ordering::Release);
+        }
+        for action in actions.each() {
+            self.perform(tx, action);
+        }
+        if actions.contains(Actions::SEND_ABORT) {
+            self.step(tx, Event::AbortDelivered);
+        }
+    }
+
+    fn perform(&self, tx: &mut Tx, action: Actions) {
+        match action {
+            Actions::PURGE => self.purged.store(true, Ordering::Release),
+            Actions::REPORT_RESET => self.fail(RESET),
+            Actions::REPORT_ABORTED => self.fail(ABORTED),
+            Actions::SEND_DONE => self.publish(tx),
+            Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
+            // Woken under the lock: they take it when this thread has left it.
+            Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
+            Actions::RESET_TCP => {
+                if let Some(tcp) = self.take_tcp() {
+                    reset_tcp(tcp);
+                }
+            }
+            Actions::CLOSE_TCP => drop(self.take_tcp()),
+            Actions::STOP_TIMER => tx.timer = None,
+            Actions::START_CLOSE_TIMER => tx.timer = Some(Instant::now() + self.close_timeout),
+            Actions::START_ABORT_TIMER => {
+                let wait = Duration::from_micros(ABORT_TIMEOUT_US).min(self.close_timeout);
+                tx.timer = Some(Instant::now() + wait);
+            }
+            Actions::REUSE_BUFFER => self.reuse.store(true, Ordering::Relaxed),
+            // Without leave to be reused, the buffer is unregistered when the connection is dropped.
+            _ => {}
+        }
+    }
+
+    /// Calls fail from now on. The first failure stays.
+    fn fail(&self, failure: u8) {
+        let _ = self.failure.compare_exchange(FINE, failure, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER).
+    pub(crate) fn linger(self: &Arc<Self>, timeout: Duration) {
+        let deadline = Deadline::after(Some(timeout));
+        loop {
+            let seen = {
+                let mut tx = self.tx();
+                self.refresh_tx(&mut tx);
+                if tx.sender.in_flight() == 0 || self.has_failed() {
+                    return;
+                }
+                // The last bytes read need not be told of by themselves (CDC-21), so ask (CDC-23).
+                tx.sender.request_update();
+                if tx.sender.publish_due() {
+                    self.publish(&mut tx);
+                }
+                tx.seen
+            };
+            if self.wait(&deadline, || self.words()[1] != seen).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Peeks without blocking, whatever the mode of the stream.
+fn peek(tcp: &TcpStream, byte: &mut [u8; 1]) -> io::Result<usize> {
+    use rustix::net::RecvFlags;
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let (n, _) = rustix::net::recv(tcp, &mut byte[..], flags)?;
+    Ok(n)
+}

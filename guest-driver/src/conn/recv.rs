@@ -1,0 +1,295 @@
+//! The receive side: out of the own ring.
+
+use std::io::{self, IoSliceMut};
+use std::sync::atomic::Ordering;
+
+use smc_core::connection::{OobError, UpdateDecision, UrgentNews, read_words};
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
+
+use super::{Conn, Deadline, Rx, reader_view};
+use crate::reactor::Debt;
+
+/// Pieces that one vectored read fills at most.
+const MAX_SLICES: usize = 1024;
+
+impl Conn {
+    /// Reads into the slices; 0 is end of data. With `peek` the bytes stay.
+    pub(crate) fn recv(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        peek: bool,
+        deadline: &Deadline,
+    ) -> io::Result<usize> {
+        self.told(self.recv_some(bufs, peek, deadline))
+    }
+
+    fn recv_some(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        peek: bool,
+        deadline: &Deadline,
+    ) -> io::Result<usize> {
+        let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let mut rx = self.rx();
+        loop {
+            if self.purged.load(Ordering::Acquire) {
+                self.check()?;
+            }
+            if (rx.receiver.readable() as usize) < wanted {
+                let ended = self.refresh_rx(&mut rx)?;
+                if rx.receiver.readable() == 0 {
+                    // What a peer wrote before it vanished is delivered before the error is.
+                    self.check()?;
+                    if ended || self.read_shut.load(Ordering::Acquire) {
+                        return Ok(0);
+                    }
+                }
+            }
+            if rx.receiver.readable() > 0 {
+                let n = self.copy_out(&rx, bufs)?;
+                if !peek {
+                    self.consume(&mut rx, n)?;
+                }
+                return Ok(n as usize);
+            }
+            if self.is_nonblocking() {
+                let before = reader_view(rx.seen);
+                if self.hub.must_be_polled() {
+                    drop(rx);
+                    self.hub.look();
+                    rx = self.rx();
+                }
+                if reader_view(rx.seen) == before && self.nothing_to_read(&mut rx) {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                continue;
+            }
+            let before = reader_view(rx.seen);
+            drop(rx);
+            self.wait(deadline, || {
+                reader_view(self.words()) != before || self.read_shut.load(Ordering::Acquire)
+            })?;
+            rx = self.rx();
+        }
+    }
+
+    /// Takes what the peer says. `true`: no bytes will follow those that
+    /// are here now.
+    pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
+        // Asked before the look at the words: the other side may learn of the end at any time, but
+        // only a look that began later has seen the last bytes.
+        let was_done = self.peer_done.load(Ordering::Acquire);
+        let words = self.words();
+        if reader_view(words) == reader_view(rx.seen) {
+            return Ok(was_done);
+        }
+        let flags = self.take_words(rx)?;
+        // Not what `peer_done` says by now: the other side may have set it after this look.
+        Ok(was_done || flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED))
+    }
+
+    /// Takes the words as they are now and returns the state flags that belong to them.
+    #[inline(never)]
+    fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
+        let (producer, consumer) = read_words(|| self.words()[0], || self.words()[1]);
+        rx.seen = [producer.to_u64(), consumer.to_u64()];
+        // The other side's affair.
+        let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
+        let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
+            Ok(arrival) => arrival,
+            Err(_) if !self.hub.source().has_memory() => return Err(self.memory_lost()),
+            Err(lie) => {
+                tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
+                self.abort_locked(&mut self.tx());
+                return self.check().map(|()| StateFlags::empty());
+            }
+        };
+        rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
+        if let UrgentNews::Present { offset } = arrival.urgent {
+            let mut byte = [0u8];
+            self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
+            if !self.hub.source().has_memory() {
+                return Err(self.memory_lost());
+            }
+            rx.receiver.remember_urgent(byte[0]);
+        }
+        if !consumer.state_flags.is_empty() {
+            self.peer_says(rx, consumer.state_flags)?;
+        }
+        self.update(rx, arrival.update);
+        Ok(consumer.state_flags)
+    }
+
+    /// State flags of the peer, new or repeated.
+    fn peer_says(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
+        rx.receiver.on_peer_done();
+        let mut tx = self.tx();
+        let known = tx.close.peer_flags().contains(flags);
+        if !known {
+            self.on_peer_flags(&mut tx, flags);
+        }
+        drop(tx);
+        self.check()
+    }
+
+    /// Copies readable bytes into the slices, as many as both hold.
+    fn copy_out(&self, rx: &Rx, bufs: &mut [IoSliceMut<'_>]) -> io::Result<u32> {
+        let readable = rx.receiver.readable();
+        let mut done = 0u32;
+        for buf in bufs.iter_mut().take(MAX_SLICES) {
+            let room = u32::try_from(buf.len()).unwrap_or(u32::MAX).min(readable - done);
+            if room == 0 && done == readable {
+                break;
+            }
+            let [first, second] = rx.receiver.peek(done, room);
+            let (a, b) = buf.split_at_mut(first.len as usize);
+            self.carrier.copy_out(first.offset, a).map_err(io::Error::other)?;
+            if second.len != 0
+                && let Some(b) = b.get_mut(..second.len as usize)
+            {
+                self.carrier.copy_out(second.offset, b).map_err(io::Error::other)?;
+            }
+            done += room;
+        }
+        if self.hub.source().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+    }
+
+    /// The own buffer went with its device: what was just read from it may be anything.
+    #[cold]
+    fn memory_lost(&self) -> io::Error {
+        self.lost_locked(&mut self.tx());
+        self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
+    }
+
+    /// The application has the next `n` bytes.
+    fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
+        let announced = ConsumerWord::from_u64(self.announced.load(Ordering::Relaxed));
+        rx.receiver.on_published(announced.cursor);
+        let decision = rx.receiver.consume(n);
+        self.note_cursor(rx);
+        self.update(rx, decision);
+        if !decision.is_due() {
+            self.owe();
+        }
+        Ok(())
+    }
+
+    /// Has the background thread tell the peer what was read, unless that goes out with something
+    /// else soon: the application may not call again, and the peer may be blocked or get blocked
+    /// before it knows.
+    pub(super) fn owe(&self) {
+        // A mark that is missed costs a second at most, until the next glance.
+        if !self.owes.load(Ordering::Relaxed) && !self.owes.swap(true, Ordering::AcqRel) {
+            self.hub.owe(self.carrier.key().0);
+        }
+    }
+
+    /// What [`Conn::owe`] asked for.
+    pub(super) fn pay(&self, read_before: Option<u64>) -> Debt {
+        self.answer_flags();
+        self.owes.store(false, Ordering::SeqCst);
+        let read = self.consumed.load(Ordering::Acquire);
+        if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
+            return Debt::None;
+        }
+        // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
+        if read_before != Some(read) {
+            self.owes.store(true, Ordering::Relaxed);
+            return Debt::Since(read);
+        }
+        let mut tx = self.tx();
+        self.publish(&mut tx);
+        Debt::Paid
+    }
+
+    /// Whether the peer waits for something to be told.
+    pub(super) fn is_asked(&self) -> bool {
+        let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
+        !(flags - ProducerFlags::FAILOVER).is_empty()
+    }
+
+    /// Shows the consumer cursor to whoever publishes next.
+    fn note_cursor(&self, rx: &Rx) {
+        let cursor = ConsumerWord { cursor: rx.receiver.cursor(), ..Default::default() };
+        // Release: the bytes were copied out before the peer may learn that they were.
+        self.consumed.store(cursor.to_u64(), Ordering::Release);
+    }
+
+    /// Tells the peer of the consumer cursor if that is due.
+    fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
+        if decision.is_due() {
+            self.note_cursor(rx);
+            let mut tx = self.tx();
+            self.publish(&mut tx);
+            drop(tx);
+            rx.receiver.on_published(rx.receiver.cursor());
+        }
+    }
+
+    /// Does what the peer's producer flags ask for, if there are any: without the application, for it
+    /// may not call again before the peer goes on.
+    pub(super) fn answer_flags(&self) {
+        if !self.is_asked() {
+            return;
+        }
+        let mut rx = self.rx();
+        // A failure shows in the connection's state.
+        let _ = self.refresh_rx(&mut rx);
+    }
+
+    /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
+    pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
+        self.hub.look();
+        let mut rx = self.rx();
+        self.check()?;
+        self.refresh_rx(&mut rx)?;
+        rx.receiver.take_urgent(peek).map_err(|error| match error {
+            OobError::NotYet => io::ErrorKind::WouldBlock.into(),
+            OobError::NoUrgent | OobError::Inline => {
+                io::Error::new(io::ErrorKind::InvalidInput, error)
+            }
+        })
+    }
+
+    /// Whether the reader stands at the urgent mark (SIOCATMARK).
+    pub(crate) fn at_mark(&self) -> io::Result<bool> {
+        self.hub.look();
+        let mut rx = self.rx();
+        self.refresh_rx(&mut rx)?;
+        Ok(rx.receiver.at_mark())
+    }
+
+    /// Whether urgent data is announced or there (POLLPRI).
+    pub(crate) fn has_urgent(&self) -> io::Result<bool> {
+        self.hub.look();
+        let mut rx = self.rx();
+        self.refresh_rx(&mut rx)?;
+        Ok(rx.receiver.exception())
+    }
+
+    /// Whether the urgent byte stays in the stream (SO_OOBINLINE).
+    pub(crate) fn set_oob_inline(&self, inline: bool) {
+        let mut rx = self.rx();
+        let decision = rx.receiver.set_oob_inline(inline);
+        self.update(&mut rx, decision);
+    }
+
+    /// Bytes that a read would return now (FIONREAD).
+    pub(crate) fn readable(&self) -> io::Result<usize> {
+        self.hub.look();
+        let mut rx = self.rx();
+        self.check()?;
+        self.refresh_rx(&mut rx)?;
+        Ok(rx.receiver.readable() as usize)
+    }
+
+    /// `shutdown(read)`: reads return end of data once the ring is empty; the peer is not told
+    /// (CLOSE-16).
+    pub(crate) fn shutdown_read(&self) {
+        self.read_shut.store(true, Ordering::Release);
+        self.failed_or_shut();
+    }
+}

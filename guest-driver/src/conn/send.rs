@@ -1,0 +1,346 @@
+//! The send side: into the peer's ring.
+//!
+//! Rules kept here: CDC-27.
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::Ordering;
+
+use smc_core::connection::Span;
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
+
+use super::{CHUNK, Conn, Deadline, Tx};
+use crate::ism::DeliverError;
+
+/// Pieces of one delivery: eight slices' worth, each possibly split at the end of the ring, would
+/// be the worst case; more are delivered in turns.
+const MAX_PIECES: usize = 8;
+
+impl Conn {
+    /// Writes the slices. A blocking call returns when all bytes are in the peer's ring, as TCP's
+    /// does when they are in its send buffer; one that ends early returns what it wrote.
+    pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
+        self.told(self.send_some(bufs, deadline))
+    }
+
+    fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
+        let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
+        let mut done = 0usize;
+        let mut tx = self.tx();
+        // Who only ever writes, and finds room, learns here that the peer has closed (CLOSE-43).
+        self.refresh_tx(&mut tx);
+        loop {
+            match self.may_write(&tx) {
+                Ok(()) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+            if done == wanted {
+                return Ok(done);
+            }
+            let left = wanted - done;
+            let chunk = u32::try_from(left).unwrap_or(u32::MAX).min(CHUNK);
+            if tx.sender.space() < chunk {
+                self.refresh_tx(&mut tx);
+            }
+            let n = tx.sender.space().min(chunk);
+            if n > 0 {
+                let more = left > n as usize;
+                done += self.put(&mut tx, bufs, done, n, more)? as usize;
+                continue;
+            }
+            // A look at the words may have ended the connection.
+            self.may_write(&tx).or_else(|error| if done > 0 { Ok(()) } else { Err(error) })?;
+            tx.sender.block();
+            if tx.sender.publish_due() {
+                self.publish(&mut tx);
+            }
+            if self.is_nonblocking() {
+                self.write_blocked.store(true, Ordering::Relaxed);
+                if done > 0 {
+                    drop(tx);
+                    self.settle();
+                    return Ok(done);
+                }
+                let seen = tx.seen;
+                drop(tx);
+                self.hub.look();
+                self.settle();
+                if self.words()[1] == seen || self.has_failed() {
+                    self.check()?;
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                tx = self.tx();
+                continue;
+            }
+            let before = tx.seen;
+            drop(tx);
+            let waited = self.wait(deadline, || {
+                self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
+            });
+            tx = self.tx();
+            match waited {
+                Ok(()) => {}
+                Err(_) if done > 0 => {
+                    tx.sender.unblock();
+                    return Ok(done);
+                }
+                Err(error) => {
+                    tx.sender.unblock();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn may_write(&self, tx: &Tx) -> io::Result<()> {
+        self.check()?;
+        if tx.close.can_write() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    }
+
+    /// Takes what the peer says of its reading. Failures show in the connection's state.
+    pub(super) fn refresh_tx(&self, tx: &mut Tx) {
+        let word = self.words()[1];
+        if word == tx.seen {
+            return;
+        }
+        tx.seen = word;
+        let word = ConsumerWord::from_u64(word);
+        if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier.take_move() {
+            tx.sender.peer_moved();
+        }
+        if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
+            if !self.hub.source().has_memory() {
+                // Not the peer's words; the hub is about to say so.
+                return;
+            }
+            tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
+            self.abort_locked(tx);
+            return;
+        }
+        if !tx.close.peer_flags().contains(word.state_flags) {
+            self.on_peer_flags(tx, word.state_flags);
+        }
+    }
+
+    /// Writes `n` bytes of the slices from byte `skip` on, and publishes.
+    fn put(
+        &self,
+        tx: &mut Tx,
+        bufs: &[IoSlice<'_>],
+        skip: usize,
+        n: u32,
+        more: bool,
+    ) -> io::Result<u32> {
+        let spans = tx.sender.spans(n);
+        let mut pieces = Pieces::new();
+        let taken = pieces.gather(bufs, skip, spans);
+        let more = more || taken < n;
+        let taken = tx.sender.advance(taken, more);
+        tx.total += u64::from(taken);
+        self.deliver(tx, pieces.as_slice())?;
+        Ok(taken)
+    }
+
+    /// Sends a byte as urgent data (MSG_OOB).
+    pub(crate) fn send_urgent(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
+        let mut tx = self.tx();
+        let mut announced = false;
+        loop {
+            self.may_write(&tx)?;
+            self.refresh_tx(&mut tx);
+            if tx.sender.space() > 0 {
+                let [span, _] = tx.sender.spans(1);
+                tx.sender.advance_urgent(1);
+                tx.total += 1;
+                return self.deliver(&mut tx, &[(span.offset, &[byte])]);
+            }
+            if !announced {
+                // The peer hears of it although there is no room for the byte (CDC-30).
+                announced = true;
+                tx.sender.announce_urgent();
+                if tx.sender.publish_due() {
+                    self.publish(&mut tx);
+                }
+            }
+            let before = tx.seen;
+            drop(tx);
+            let waited = match self.is_nonblocking() {
+                true => Err(io::ErrorKind::WouldBlock.into()),
+                false => self.wait(deadline, || {
+                    self.words()[1] != before || self.write_shut.load(Ordering::Acquire)
+                }),
+            };
+            tx = self.tx();
+            if let Err(error) = waited {
+                tx.sender.cancel_urgent();
+                tx.sender.unblock();
+                return Err(error);
+            }
+        }
+    }
+
+    /// Bytes in the peer's ring that it has not read (SIOCOUTQ).
+    pub(crate) fn unread_by_peer(&self) -> usize {
+        self.hub.look();
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        tx.sender.in_flight() as usize
+    }
+
+    /// The control words that go out now.
+    fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
+        // Acquire: partner of the Release in `note_cursor`.
+        let consumed = ConsumerWord::from_u64(self.consumed.load(Ordering::Acquire));
+        let consumer =
+            ConsumerWord { cursor: consumed.cursor, producer_flags: flags, state_flags: state };
+        [tx.sender.producer_word().to_u64(), consumer.to_u64()]
+    }
+
+    /// Brings bytes and control words to the peer and signals it.
+    fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
+        if !tx.close.may_publish() {
+            return Ok(());
+        }
+        let sent = match tx.sender.flags_ahead() {
+            None => {
+                let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+                self.carrier.deliver(pieces, words, true).map(|()| words)
+            }
+            Some(flags) => self.deliver_flags_ahead(tx, pieces, flags),
+        };
+        match sent {
+            Ok(words) => {
+                self.sent(tx, words);
+                Ok(())
+            }
+            Err(error) => self.undeliverable(tx, error),
+        }
+    }
+
+    /// Rare (urgent data): flags that must be seen before the cursor moves.
+    #[cold]
+    fn deliver_flags_ahead(
+        &self,
+        tx: &Tx,
+        pieces: &[(u32, &[u8])],
+        flags: ProducerFlags,
+    ) -> Result<[u64; 2], DeliverError> {
+        let [_, ahead] = self.out_words(tx, flags, tx.published);
+        self.carrier.deliver(pieces, [tx.producer, ahead], false)?;
+        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        self.carrier.deliver(&[], words, true)?;
+        Ok(words)
+    }
+
+    fn sent(&self, tx: &mut Tx, [producer, consumer]: [u64; 2]) {
+        tx.sender.on_published();
+        tx.producer = producer;
+        tx.published = tx.close.flags();
+        let cursor = ConsumerWord::from_u64(consumer).cursor;
+        let announced = ConsumerWord { cursor, ..Default::default() };
+        self.announced.store(announced.to_u64(), Ordering::Relaxed);
+    }
+
+    /// Sends the control words alone, if anything may still be sent.
+    pub(super) fn publish(&self, tx: &mut Tx) {
+        // A failure ends the connection, which is all there is to say about it.
+        let _ = self.deliver(tx, &[]);
+    }
+
+    /// Sends the last control words, whose state flags forbid all others.
+    pub(super) fn publish_last(&self, tx: &mut Tx) {
+        let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
+        // First, because the peer may offer its buffer again as soon as it sees the words.
+        self.let_go();
+        if self.carrier.deliver(&[], words, true).is_ok() {
+            self.sent(tx, words);
+        }
+    }
+
+    fn undeliverable(&self, tx: &mut Tx, error: DeliverError) -> io::Result<()> {
+        tracing::debug!(peer = %self.carrier, %error, "the peer's buffer is gone");
+        self.lost_locked(tx);
+        self.check()
+    }
+}
+
+/// Up to [`MAX_PIECES`] pieces of a delivery, on the stack.
+struct Pieces<'a> {
+    list: [(u32, &'a [u8]); MAX_PIECES],
+    n: usize,
+}
+
+impl<'a> Pieces<'a> {
+    fn new() -> Self {
+        Pieces { list: [(0, &[]); MAX_PIECES], n: 0 }
+    }
+
+    fn as_slice(&self) -> &[(u32, &'a [u8])] {
+        self.list.get(..self.n).unwrap_or_default()
+    }
+
+    /// Lays the slices' bytes from `skip` on into the spans; returns how many fitted.
+    fn gather(&mut self, bufs: &'a [IoSlice<'_>], mut skip: usize, spans: [Span; 2]) -> u32 {
+        let mut spans = spans.into_iter();
+        let mut span = spans.next().unwrap_or_default();
+        let mut taken = 0u32;
+        for buf in bufs {
+            if skip >= buf.len() {
+                skip -= buf.len();
+                continue;
+            }
+            let (_, mut bytes) = buf.split_at(skip);
+            skip = 0;
+            while !bytes.is_empty() {
+                if span.len == 0 {
+                    match spans.next() {
+                        Some(next) if next.len > 0 => span = next,
+                        _ => return taken,
+                    }
+                }
+                let n = bytes.len().min(span.len as usize);
+                let (now, later) = bytes.split_at(n);
+                let Some(piece) = self.list.get_mut(self.n) else { return taken };
+                *piece = (span.offset, now);
+                self.n += 1;
+                taken += n as u32;
+                span = Span { offset: span.offset + n as u32, len: span.len - n as u32 };
+                bytes = later;
+            }
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn laid_out<'a>(
+        bufs: &'a [IoSlice<'_>],
+        skip: usize,
+        spans: [(u32, u32); 2],
+    ) -> (u32, Vec<(u32, &'a [u8])>) {
+        let mut pieces = Pieces::new();
+        let spans = spans.map(|(offset, len)| Span { offset, len });
+        let taken = pieces.gather(bufs, skip, spans);
+        (taken, pieces.as_slice().to_vec())
+    }
+
+    #[test]
+    fn slices_are_laid_end_to_end_and_split_at_the_end_of_the_ring() {
+        let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
+        let (taken, pieces) = laid_out(&bufs, 1, [(90, 4), (32, 3)]);
+        assert_eq!(taken, 7);
+        assert_eq!(pieces, [(90, &b"bc"[..]), (92, &b"de"[..]), (32, &b"fgh"[..])]);
+    }
+
+    #[test]
+    fn no_more_is_taken_than_there_is_room_or_pieces_for() {
+        let bufs = [IoSlice::new(b"abcdef")];
+        assert_eq!(laid_out(&bufs, 0, [(32, 2), (0, 0)]), (2, vec![(32, &b"ab"[..])]));
+        let many: Vec<_> = (0..20).map(|_| IoSlice::new(b"x")).collect();
+        let (taken, pieces) = laid_out(&many, 0, [(32, 20), (0, 0)]);
+        assert_eq!((taken as usize, pieces.len()), (MAX_PIECES, MAX_PIECES));
+    }
+}

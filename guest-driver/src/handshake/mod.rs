@@ -1,0 +1,77 @@
+//! The handshake: CLC over TCP, both ends, SMC-D and SMC-R.
+
+pub(crate) mod client;
+pub(crate) mod server;
+mod smcr;
+mod tcp;
+
+pub(crate) use tcp::{acknowledge_lazily, connect};
+
+use thiserror::Error;
+
+use crate::info::Fallback;
+use crate::reactor::Attend;
+use crate::smcd::SmcdConn;
+use crate::smcr::{RdmaHost, SmcrConn};
+
+/// What a handshake needs for SMC-R.
+#[derive(Clone, Copy)]
+pub(crate) struct ByRdma<'a> {
+    pub(crate) host: &'a std::sync::Arc<RdmaHost>,
+    pub(crate) listeners: &'a dyn Attend,
+}
+
+impl ByRdma<'_> {
+    /// What there is for a connection.
+    fn route(&self, tcp: &std::net::TcpStream) -> smc_core::handshake::Route {
+        // A connection without an address is about to fail anyway.
+        tcp.local_addr().map(|local| self.host.route(local.ip())).unwrap_or_default()
+    }
+}
+
+/// What a handshake ended in.
+pub(crate) enum Outcome {
+    /// SMC carries the connection.
+    Smc(EstablishedConn),
+    /// TCP carries the connection.
+    Tcp(Fallback),
+}
+
+/// An established SMC connection.
+pub(crate) enum EstablishedConn {
+    /// SMC-D carries it.
+    D(Box<SmcdConn>),
+    /// SMC-R carries it.
+    R(Box<SmcrConn>),
+}
+
+/// A handshake that broke the connection.
+#[derive(Debug, Error)]
+pub(crate) enum Broken {
+    /// The peer, or the network, broke the handshake.
+    #[error(transparent)]
+    Handshake(#[from] smc_core::handshake::HandshakeError),
+    /// TCP failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The connection had to be ended after the point of no return.
+    #[error("{0}")]
+    Late(smc_core::handshake::DeclineReason),
+}
+
+impl From<Broken> for std::io::Error {
+    fn from(broken: Broken) -> std::io::Error {
+        use std::io::ErrorKind;
+        match broken {
+            Broken::Io(error) => error,
+            Broken::Handshake(error) if error.is_timeout() => {
+                std::io::Error::new(ErrorKind::TimedOut, error)
+            }
+            // The kind that stands for EPROTO is not stable; the text tells it all.
+            Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
+            Broken::Late(reason) => {
+                std::io::Error::new(ErrorKind::ConnectionReset, reason.to_string())
+            }
+        }
+    }
+}

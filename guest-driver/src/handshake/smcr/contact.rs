@@ -1,0 +1,187 @@
+//! What both ends of a handshake do alike.
+//!
+//! Rules kept here: CLCV2-72, CLCV2-73, CLCV2-84, LG-28, RMB-4, RMB-10, RMB-12, RMB-25, ERR-1.
+
+use std::sync::Arc;
+
+use smc_core::handshake::{DeclineReason, EstablishedR, TermsR};
+use smc_core::link_group::{
+    EyeCatcher, FirstLink, Generation, LinkKey, Params, PeerProfile, Reason, Region, RemoteEnd,
+    Rnic, Role, Timers,
+};
+use smc_core::wire::clc::{SmcrLink, Version};
+use smc_core::wire::ids::{Mac, Mtu, SizeCode};
+
+use crate::smcr::alternates::alternates;
+use crate::smcr::buffers::Rmb;
+use crate::smcr::element::SmcrConn;
+use crate::smcr::endpoint::{Endpoint, Target};
+use crate::smcr::group::{Group, NoPlace};
+use crate::smcr::link::Link;
+use crate::smcr::shared::link_end;
+use crate::smcr::spans::Shape;
+use crate::verbs::VerbsError;
+use smc_core::handshake::LinkEnd;
+
+/// Elements are so many times as long as the receive buffer that was asked for. There is no send
+/// buffer beside them: what other stacks have on the way in both has to lie in the one. Half of it
+/// is filled while the other half is read.
+const ELEMENT: u32 = 2;
+
+/// A connection that is being made: taken back when dropped, unless it becomes an [`SmcrConn`].
+pub(super) struct Draft {
+    pub(super) group: Arc<Group>,
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) link: Arc<Link>,
+    rmb: Option<Arc<Rmb>>,
+    /// The peer may write, or may have written.
+    told: bool,
+}
+
+impl Draft {
+    /// An RMB for a receive buffer of so many bytes, and a token.
+    pub(super) fn new(group: &Arc<Group>, link: &Arc<Link>, buffer: u32) -> Result<Draft, NoPlace> {
+        let rmb = group.take_rmb(buffer.saturating_mul(ELEMENT), link.key())?;
+        let made = group.shared().tokens.insert(|token| Endpoint::new(token, group));
+        let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
+        let key = link.key();
+        let (group, link) = (group.clone(), link.clone());
+        let draft = Draft { group, endpoint, link, rmb: Some(rmb), told: false };
+        // What was taken is given back with the draft.
+        draft.group.reserve(&draft.endpoint, key)?;
+        Ok(draft)
+    }
+
+    /// Whether the peer knows the RMB; `None`: it does not want it.
+    pub(super) fn is_confirmed(&self) -> Option<bool> {
+        self.group.is_confirmed(self.rmb.as_ref()?)
+    }
+
+    /// The peer is told now.
+    pub(super) fn tell(&mut self) {
+        self.told = true;
+    }
+
+    /// This end, as Accept or Confirm has it.
+    pub(super) fn end(&self, direct: bool) -> Option<LinkEnd> {
+        let rmb = self.rmb.as_ref()?;
+        let region = rmb.buffer().region(self.link.key())?;
+        Some(LinkEnd {
+            rkey: region.rkey,
+            address: region.address,
+            token: self.endpoint.token(),
+            size: SizeCode::at_least(u64::from(rmb.buffer().len()))?,
+            ..link_end(&self.link, direct)
+        })
+    }
+
+    /// LLC of a first contact begins.
+    pub(super) fn start(&self, role: Role, established: &EstablishedR) {
+        let Some(rmb) = &self.rmb else { return };
+        let Some(region) = rmb.buffer().region(self.link.key()) else { return };
+        let params = params(&self.group, role, &self.link, established);
+        let first = FirstLink {
+            rnic: rnic_of(&self.link, established.direct),
+            qpn: self.link.qpn(),
+            remote: remote_of(&established.peer, established.mtu),
+            rmb: rmb.id(),
+            region,
+            peer_region: region_of(&established.peer),
+        };
+        self.group.start(established.terms, params, first);
+    }
+
+    /// It writes into the peer's element from now on, over the link `on`.
+    pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), NoPlace> {
+        let size = peer.size.bytes();
+        let shape = Shape::new(size, self.group.shared().options.eye_catcher);
+        let offset = u64::from(peer.index.saturating_sub(1)) * u64::from(size);
+        let token = peer.token;
+        let target = |rmb| Target { rmb, offset, shape, token };
+        self.group.join(&self.endpoint, on, region_of(peer), target)
+    }
+
+    /// It is a connection.
+    pub(super) fn finish(mut self, established: EstablishedR) -> Option<SmcrConn> {
+        let rmb = self.rmb.take()?;
+        Some(SmcrConn::new(self.group.clone(), self.endpoint.clone(), rmb, established))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let Some(rmb) = self.rmb.take() else { return };
+        self.endpoint.fail();
+        self.group.shared().tokens.remove(self.endpoint.token());
+        self.group.leave(&self.endpoint);
+        // The peer's writes may still come if it was told.
+        self.group.give_back(&rmb, (!self.told).then_some(0));
+    }
+}
+
+/// The key and the address of the peer's RMB.
+pub(super) fn region_of(peer: &SmcrLink) -> Region {
+    Region { rkey: peer.rkey, address: peer.address }
+}
+
+/// The peer's queue pair.
+pub(super) fn remote_of(peer: &SmcrLink, mtu: Mtu) -> RemoteEnd {
+    RemoteEnd { gid: peer.gid, mac: peer.mac, qpn: peer.qpn, psn: peer.psn, mtu }
+}
+
+fn rnic_of(link: &Link, direct: bool) -> Rnic {
+    let port = link.port();
+    let mac = port.mac().unwrap_or(Mac::NONE);
+    Rnic { id: port.id(), gid: link.gid(), mac, mtu: port.view().mtu, direct }
+}
+
+fn generation(terms: &TermsR, max_links: u8) -> Generation {
+    match terms.version {
+        Version::V1 => Generation::V1 { max_links },
+        Version::V2 if terms.release.has_v2_1_fields() => Generation::V21(terms.limits),
+        Version::V2 => Generation::V2,
+    }
+}
+
+fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) -> Params {
+    let shared = group.shared();
+    let options = &shared.options;
+    let generation = generation(&established.terms, options.max_links);
+    let mut params = Params::new(role, generation, PeerProfile::LINUX);
+    if options.eye_catcher {
+        params.eye_catcher = EyeCatcher::On;
+    }
+    let test = options.test_link;
+    params.timers = Timers {
+        test_link: (!test.is_zero()).then_some(test),
+        idle: options.idle_group,
+        ..Timers::of(role)
+    };
+    params.number = group.number();
+    params.rnics = alternates(shared, link, group.version(), established.direct);
+    params.peer_gids = established.peer_gids.iter().flat_map(|list| list.iter()).collect();
+    params
+}
+
+/// What a failure means to the peer.
+pub(super) fn reason_of(error: &NoPlace) -> DeclineReason {
+    tracing::debug!(%error, "no link for a connection");
+    match error {
+        NoPlace::Verbs(VerbsError::Memory { .. } | VerbsError::Pin { .. }) => {
+            DeclineReason::NoMemory
+        }
+        NoPlace::Verbs(_) => DeclineReason::LinkNotReady,
+        NoPlace::Use(smc_core::link_group::UseError::TooManyRmbs) => DeclineReason::TooManyRkeys,
+        NoPlace::Use(_) | NoPlace::Gone => DeclineReason::NoActiveLink,
+    }
+}
+
+/// What the end of a first contact means to the peer.
+pub(super) fn reason_of_end(reason: Reason) -> DeclineReason {
+    match reason {
+        Reason::NoConfirmLink => DeclineReason::ConfirmLinkTimeout,
+        Reason::NoAddLink | Reason::NoAddLinkReply => DeclineReason::AddLinkTimeout,
+        Reason::EyeCatcher => DeclineReason::RmbEyeCatcher,
+        _ => DeclineReason::LinkNotReady,
+    }
+}

@@ -1,0 +1,163 @@
+//! A first contact while LLC brings its link up.
+//!
+//! Rules kept here: CLC-63, ERR-2, ERR-5, ERR-15, ERR-16, SEC-12.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use smc_core::handshake::{
+    AcceptedR, Config, DeclineReason, EstablishedR, FallbackReason, PeerDecline, late_decline,
+};
+use smc_core::link_group::{Ending, Reason};
+
+use super::super::tcp::{peek, send};
+use super::super::{Broken, Outcome};
+use super::client::{Connecting, finish, give_up};
+use super::contact::{Draft, reason_of, reason_of_end};
+use crate::smcr::group::Status;
+
+/// Bytes of the longest Decline.
+const DECLINE: usize = 44;
+
+/// Where a step leads.
+pub(super) enum Step {
+    /// The peer has to answer.
+    Wait,
+    /// The handshake is over.
+    Done(Outcome),
+}
+
+/// The client's side.
+pub(super) struct FirstContact(Stage);
+
+enum Stage {
+    Offered(AcceptedR),
+    Llc(Rising),
+    Over,
+}
+
+impl FirstContact {
+    /// The server offers a first contact.
+    pub(super) fn offered(accepted: AcceptedR) -> FirstContact {
+        FirstContact(Stage::Offered(accepted))
+    }
+
+    /// Goes on as far as it can.
+    pub(super) fn advance(
+        &mut self,
+        connecting: &Connecting,
+        tcp: &TcpStream,
+    ) -> Result<Step, Broken> {
+        loop {
+            match std::mem::replace(&mut self.0, Stage::Over) {
+                Stage::Offered(accepted) => {
+                    let config = connecting.config().clone();
+                    match connecting.begin(accepted) {
+                        Ok((mut draft, established, confirm)) => {
+                            draft.tell();
+                            send(tcp, &confirm)?;
+                            self.0 = Stage::Llc(Rising::new(draft, established, config));
+                        }
+                        Err(decline) => return give_up(tcp, decline).map(Step::Done),
+                    }
+                }
+                Stage::Llc(mut rising) => match rising.advance(tcp)? {
+                    Some(outcome) => return Ok(Step::Done(outcome)),
+                    None => {
+                        self.0 = Stage::Llc(rising);
+                        return Ok(Step::Wait);
+                    }
+                },
+                Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
+            }
+        }
+    }
+}
+
+/// Either side: CLC is through, and LLC confirms the link.
+pub(super) struct Rising {
+    draft: Option<Draft>,
+    established: EstablishedR,
+    config: Arc<Config>,
+    declined: Option<PeerDecline>,
+}
+
+impl Rising {
+    pub(super) fn new(draft: Draft, established: EstablishedR, config: Arc<Config>) -> Rising {
+        Rising { draft: Some(draft), established, config, declined: None }
+    }
+
+    /// What it ended in; `None`: not yet.
+    pub(super) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
+        let Some(draft) = &self.draft else {
+            return Err(Broken::Io(std::io::ErrorKind::NotConnected.into()));
+        };
+        let group = draft.group.clone();
+        if group.status() == Status::Forming && self.declined.is_none() {
+            self.declined = take_decline(tcp)?;
+            if self.declined.is_some() {
+                group.with(|machine, now| machine.handle_decline(now));
+            }
+        }
+        match group.status() {
+            Status::Forming => return Ok(None),
+            Status::Usable => {}
+            Status::Over => return self.ended(tcp, group.ending()).map(Some),
+        }
+        let Some(draft) = self.draft.take() else { return Ok(None) };
+        let on = draft.link.key();
+        match draft.join(&self.established.peer, on) {
+            Ok(()) => finish(draft, self.established).map(Some),
+            // The peer takes the connection for SMC already.
+            Err(error) => Err(Broken::Late(reason_of(&error))),
+        }
+    }
+
+    fn ended(
+        &mut self,
+        tcp: &TcpStream,
+        ending: Option<(Reason, Ending)>,
+    ) -> Result<Outcome, Broken> {
+        self.draft = None;
+        let (reason, ending) = ending.unwrap_or((Reason::NoConfirmLink, Ending::Reset));
+        let reason = reason_of_end(reason);
+        match (ending, self.declined) {
+            (Ending::Fallback, Some(peer)) => {
+                Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
+            }
+            (Ending::Fallback, None) => match self.established.decline(&self.config, reason) {
+                Some(decline) => give_up(tcp, decline),
+                None => Err(Broken::Late(reason)),
+            },
+            _ => Err(Broken::Late(reason)),
+        }
+    }
+}
+
+/// Takes a Decline that came in the place of LLC messages (ERR-46). Anything else is data, which
+/// has no business there.
+fn take_decline(tcp: &TcpStream) -> Result<Option<PeerDecline>, Broken> {
+    let mut bytes = [0u8; DECLINE];
+    let n = match peek(tcp, &mut bytes)? {
+        None => return Ok(None),
+        Some(0) => return Err(Broken::Io(std::io::ErrorKind::UnexpectedEof.into())),
+        Some(n) => n,
+    };
+    // The length is in the header; TCP may bring the message in pieces.
+    let (Some(&high), Some(&low)) = (bytes.get(5), bytes.get(6)) else { return Ok(None) };
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    if !(8..=DECLINE).contains(&len) {
+        return Err(Broken::Late(DeclineReason::Internal));
+    }
+    if n < len {
+        return Ok(None);
+    }
+    let message = bytes.get(..len).unwrap_or_default();
+    let Some(decline) = late_decline(message) else {
+        return Err(Broken::Late(DeclineReason::Internal));
+    };
+    let mut taken = vec![0u8; len];
+    rustix::net::recv(tcp, &mut taken[..], rustix::net::RecvFlags::DONTWAIT)
+        .map_err(std::io::Error::from)?;
+    Ok(Some(decline))
+}

@@ -1,0 +1,9 @@
+//! The part of a handshake that SMC-R has for itself: its link is brought up by LLC.
+
+pub(super) mod client;
+mod contact;
+mod first;
+pub(super) mod server;
+
+pub(super) use client::Connecting;
+pub(super) use server::{Accepting, Refused};

@@ -1,0 +1,146 @@
+//! TCP as the handshake uses it.
+//!
+//! Rules kept here: OPT-14, CLC-1.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use smc_core::handshake::ClcReader;
+
+use crate::rendezvous::{OptionRequest, PeerDiscovery};
+
+/// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
+///
+/// Nothing behind the message is taken from the stream (CLC-57).
+pub(super) fn fill(tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, super::Broken> {
+    while reader.message().is_none() {
+        match net::recv(tcp, reader.space(), RecvFlags::DONTWAIT) {
+            Ok((n, _)) => reader.filled(n)?,
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+    Ok(true)
+}
+
+/// Copies the first bytes of the stream without taking them; `None` if there are none yet.
+pub(super) fn peek(tcp: &TcpStream, prefix: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match net::recv(tcp, &mut *prefix, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((n, _)) => return Ok(Some(n)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Sends a whole CLC message. Messages are small and the send buffer of a fresh connection is
+/// empty, so waiting is the exception.
+pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
+    let mut rest = message;
+    while !rest.is_empty() {
+        match net::send(tcp, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+            Err(Errno::WOULDBLOCK) => {
+                wait(tcp, rustix::event::PollFlags::OUT, Duration::from_secs(1))?;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the stream is readable, until `deadline` at most.
+pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    wait(tcp, rustix::event::PollFlags::IN, left)
+}
+
+/// Waits until the stream or the other descriptor is readable, until `deadline` at most.
+pub(super) fn wait_either(
+    tcp: &TcpStream,
+    other: BorrowedFd<'_>,
+    deadline: Instant,
+) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags};
+    let left = deadline.saturating_duration_since(Instant::now());
+    wait_for(&mut [PollFd::new(tcp, PollFlags::IN), PollFd::new(&other, PollFlags::IN)], left)
+}
+
+fn wait(tcp: &TcpStream, flags: rustix::event::PollFlags, timeout: Duration) -> io::Result<()> {
+    wait_for(&mut [rustix::event::PollFd::new(tcp, flags)], timeout)
+}
+
+fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Result<()> {
+    let timeout = rustix::event::Timespec {
+        tv_sec: timeout.as_secs().min(3600) as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    match rustix::event::poll(fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects, with lazy acknowledgements from the start, and with TCP option 254 if the discovery is to
+/// be asked.
+///
+/// # Errors
+/// Those of connect(2); `TimedOut` when the deadline has passed.
+pub(crate) fn connect(
+    addr: &SocketAddr,
+    discovery: Option<&PeerDiscovery>,
+    deadline: Option<Instant>,
+) -> io::Result<(TcpStream, Option<OptionRequest>)> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    acknowledge_lazily(&socket, true);
+    let asked = discovery.map(|discovery| discovery.before_connect(&socket, addr));
+    if deadline.is_some() {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+    }
+    match net::connect(&socket, addr) {
+        Ok(()) => {}
+        // It goes on by itself.
+        Err(Errno::INTR | Errno::INPROGRESS) => {
+            let left = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            loop {
+                let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
+                let timeout = left().map(|left| rustix::event::Timespec {
+                    tv_sec: left.as_secs().min(3600) as i64,
+                    tv_nsec: i64::from(left.subsec_nanos()),
+                });
+                match rustix::event::poll(&mut fds, timeout.as_ref()) {
+                    Ok(0) if left().is_some_and(|left| left.is_zero()) => {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    Ok(0) | Err(Errno::INTR) => {}
+                    Ok(_) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            sockopt::socket_error(&socket)??;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    if deadline.is_some() {
+        rustix::io::ioctl_fionbio(&socket, false)?;
+    }
+    Ok((socket.into(), asked))
+}
+
+/// Whether acknowledgements wait a moment for something to ride on. In a handshake each message
+/// answers the one before, so that those of their own are packets for nothing. For ordinary TCP
+/// the kernel shall decide.
+pub(crate) fn acknowledge_lazily(socket: impl AsFd, lazily: bool) {
+    if let Err(error) = sockopt::set_tcp_quickack(socket, !lazily) {
+        tracing::debug!(%error, "TCP_QUICKACK");
+    }
+}

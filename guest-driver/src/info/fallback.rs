@@ -1,0 +1,41 @@
+//! Why a connection is TCP.
+
+use smc_core::handshake::{DeclineCode, FallbackReason};
+use thiserror::Error;
+
+/// Why a connection is TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Fallback {
+    /// The handshake ended so.
+    #[error(transparent)]
+    Handshake(#[from] FallbackReason),
+    /// No device is open.
+    #[error("no virtio-ism device: {0}")]
+    NoDevice(String),
+    /// The application asked for TCP.
+    #[error("TCP was asked for")]
+    Asked,
+    /// The policy does not let SMC happen with this peer.
+    #[error("the policy says TCP")]
+    Policy,
+    /// The server has declined several times in a row because it had no device; it is spared for a while.
+    #[error("the server has lately declined several times in a row for want of a device")]
+    DeclinedBefore,
+    /// TCP option 254 is required and cannot be had.
+    #[error("no TCP option 254: {0}")]
+    NoRendezvous(String),
+}
+
+impl Fallback {
+    /// Linux's number for the reason, which its tools print in words.
+    pub fn code(&self) -> DeclineCode {
+        match self {
+            Fallback::Handshake(reason) => reason.code(),
+            Fallback::Asked | Fallback::Policy | Fallback::NoRendezvous(_) => {
+                DeclineCode::PeerNoSmc
+            }
+            Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,
+            Fallback::DeclinedBefore => DeclineCode::NoIsm2Support,
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! Who listens to a source's events, and who is told.
+//!
+//! A source (a device, or all RNICs) has one interrupt. One thread at a time, the *leader*, listens
+//! to it. A blocked caller makes itself leader if nobody leads, so that a wake-up travels from the
+//! source straight to the thread that wants it; other blocked callers sleep on their futex until
+//! the leader wakes them or leaves. Where readiness must be passed on to the kernel (pollable
+//! descriptors), the background thread leads instead.
+//!
+//! A source that must be polled (RDMA) moves nothing into memory by itself. Callers that spin poll
+//! it ([`Hub::look`]) beside whoever leads, and the background thread leads whenever no caller has
+//! done so for a while, until one wants to ([`background`]).
+
+mod background;
+pub(crate) mod readiness;
+pub(crate) mod source;
+#[cfg(test)]
+mod tests;
+pub(crate) mod wait;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use virtio_ism_abi::event::Event;
+use virtio_ism_abi::{Gid, Token};
+
+pub(crate) use self::source::Attend;
+use self::source::{News, OTHER, Source};
+use self::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
+use crate::info::ConnectionFacts;
+use crate::sys::{POLLED, poll_readable, wait_in_set};
+use rustc_hash::FxHashMap;
+
+/// A connection as the hub sees it.
+pub(crate) trait Member: Send + Sync {
+    /// The peer's words may be new: wake whoever waits for them.
+    fn on_wake(&self);
+    /// Whether anybody waits at all; asked before `on_wake`.
+    fn is_awaited(&self) -> bool;
+    /// Whether they may be others than at the last call. A wake-up that comes for several connections
+    /// is of use to few of them.
+    fn has_news(&self) -> bool;
+    /// The peer's words are new and nobody waits for them.
+    fn on_unawaited(&self);
+    /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
+    fn on_glance(&self);
+    /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again, and what a peer holds
+    /// back is asked for.
+    fn on_nap(&self);
+    /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet.
+    fn on_owing(&self, read_before: Option<u64>) -> Debt;
+    /// How it is now.
+    fn snapshot(&self) -> ConnectionFacts;
+    /// Whether this event is the end of the connection.
+    fn is_hit(&self, event: &Event) -> bool;
+    /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
+    /// any more.
+    fn on_lost(&self);
+    /// The peer takes the connection for over: as [`Member::on_lost`], and the bytes that arrived
+    /// count for nothing.
+    fn on_taken(&self);
+}
+
+/// What a connection owes its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Debt {
+    /// Nothing: the application has told it all.
+    None,
+    /// As much as it had read by now. To be asked again, with that, to see whether the application is
+    /// still at it.
+    Since(u64),
+    /// Nothing any more: it was told just now, which nobody else would have done.
+    Paid,
+}
+
+/// What the layer above does with events that concern no single connection.
+pub(crate) trait Watcher: Send + Sync {
+    /// The peer left the fabric.
+    fn on_peer_down(&self, gid: Gid);
+    /// A peer's DMB is gone.
+    fn on_dmb_gone(&self, token: Token);
+    /// A software event arrived.
+    fn on_sw_event(&self, gid: Gid, code: u32, info: u64);
+}
+
+/// From when on and for how long a sleep lasts at most.
+pub(crate) type Limit = Option<(Instant, Duration)>;
+
+/// Longest single sleep.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Nobody leads.
+const FREE: u32 = 0;
+/// A blocked caller leads.
+const CALLER: u32 = 1;
+/// The background thread leads.
+const BACKGROUND: u32 = 2;
+
+#[derive(Default)]
+struct Table {
+    by_idx: FxHashMap<u32, (Option<u32>, Weak<dyn Member>)>,
+    by_slab: FxHashMap<u32, Vec<u32>>,
+}
+
+/// The meeting point of the threads of one source.
+pub(crate) struct Hub {
+    source: Arc<dyn Source>,
+    /// The source must be polled.
+    polled: bool,
+    watcher: Option<Weak<dyn Watcher>>,
+    lead: AtomicU32,
+    /// Changes whenever a caller leads or polls.
+    led: AtomicU32,
+    /// A caller wants the lead that the background thread has.
+    wanted: AtomicBool,
+    /// The background thread wants to know when the caller that leads leaves.
+    relief: AtomicBool,
+    /// The background thread sleeps for long: what is to be done soon must wake it.
+    resting: AtomicBool,
+    /// The background thread stays up for debts, and needs no wake-up for one.
+    vigil: AtomicBool,
+    /// The background thread listens to nobody, for there is nobody.
+    idle: AtomicBool,
+    /// Connections whose peers have not been told of all that was read.
+    owing: Mutex<Vec<u32>>,
+    followers: Mutex<Vec<Arc<Waiter>>>,
+    table: Mutex<Table>,
+    /// Wakes a leader for a reason of this process's own.
+    interrupt: OwnedFd,
+    /// Reports interrupts and those of the source by their edges, so that a leader that sleeps on
+    /// nothing else need not clear them: a system call less for each wake-up. `None`: the source must
+    /// be polled, and is cleared.
+    edges: Option<OwnedFd>,
+    /// Members whose readiness the kernel must know at once.
+    pollables: AtomicUsize,
+    lost: AtomicBool,
+    stop: AtomicBool,
+    chores_due: AtomicBool,
+    timers_due: AtomicBool,
+    background: Arc<Waiter>,
+    epoch: Instant,
+    /// Microseconds since `epoch` of the last look at the events by `glance`.
+    glanced: AtomicU32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The data is valid after every statement, so a panic elsewhere changes nothing.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// A hub for `source`. The caller starts [`Hub::run`] on a thread of its own.
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        watcher: Option<Weak<dyn Watcher>>,
+    ) -> io::Result<Arc<Hub>> {
+        let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let polled = source.must_be_polled();
+        let edges =
+            if polled { None } else { Some(edges([source.event_fd(), interrupt.as_fd()])?) };
+        if let Some(set) = source.event_set() {
+            let data = epoll::EventData::new_u64(OTHER);
+            epoll::add(set, &interrupt, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Arc::new(Hub {
+            polled,
+            source,
+            watcher,
+            lead: AtomicU32::new(FREE),
+            led: AtomicU32::new(0),
+            wanted: AtomicBool::new(false),
+            relief: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+            vigil: AtomicBool::new(false),
+            idle: AtomicBool::new(false),
+            owing: Mutex::default(),
+            followers: Mutex::default(),
+            table: Mutex::default(),
+            interrupt,
+            edges,
+            pollables: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            chores_due: AtomicBool::new(true),
+            timers_due: AtomicBool::new(false),
+            background: Arc::default(),
+            epoch: Instant::now(),
+            glanced: AtomicU32::new(0),
+        }))
+    }
+
+    /// The source.
+    #[inline]
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
+    }
+
+    /// Whether connections have to poll ([`Hub::look`]) for what their peers say.
+    pub(crate) fn must_be_polled(&self) -> bool {
+        self.polled
+    }
+
+    /// Whether the source is gone; every member was told.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Adds a connection, found by its own buffer's number and slab (`None`: not in one).
+    pub(crate) fn join(&self, idx: u32, slab: Option<u32>, member: Weak<dyn Member>) {
+        let mut table = lock(&self.table);
+        if let Some(slab) = slab {
+            table.by_slab.entry(slab).or_default().push(idx);
+        }
+        table.by_idx.insert(idx, (slab, member));
+        drop(table);
+        if self.is_lost() {
+            self.lose();
+        }
+    }
+
+    /// Removes a connection.
+    pub(crate) fn leave(&self, idx: u32) {
+        let mut table = lock(&self.table);
+        let Some((slab, _)) = table.by_idx.remove(&idx) else { return };
+        if let Some(slab) = slab
+            && let Some(list) = table.by_slab.get_mut(&slab)
+        {
+            list.retain(|member| *member != idx);
+            if list.is_empty() {
+                table.by_slab.remove(&slab);
+            }
+        }
+    }
+
+    /// The connections as they are now.
+    pub(crate) fn snapshots(&self) -> Vec<ConnectionFacts> {
+        let members: Vec<_> =
+            lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
+        members.iter().map(|member| member.snapshot()).collect()
+    }
+
+    /// Wakes a thread that sleeps in [`Hub::sleep`].
+    pub(crate) fn wake(&self, waiter: &Waiter) {
+        if waiter.wake() {
+            self.interrupt();
+        }
+    }
+
+    fn interrupt(&self) {
+        // Full (EAGAIN) means that an interrupt is pending already.
+        let _ = rustix::io::write(&self.interrupt, &1u64.to_ne_bytes());
+    }
+
+    /// A member's readiness must from now on be passed to the kernel at once.
+    pub(crate) fn add_pollable(&self) {
+        if self.pollables.fetch_add(1, Ordering::SeqCst) == 0 {
+            // A leading caller steps back; the background thread takes over.
+            self.interrupt();
+            self.background.wake();
+        }
+    }
+
+    /// Undoes one [`Hub::add_pollable`].
+    pub(crate) fn remove_pollable(&self) {
+        if self.pollables.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.interrupt();
+        }
+    }
+
+    /// Polls a source that must be polled, whoever leads: for callers that spin or only ever try. To
+    /// be called without the locks of a connection.
+    pub(crate) fn look(&self) {
+        if !self.polled {
+            return;
+        }
+        self.note_lead();
+        // Or the background thread would be woken for everything that is taken here.
+        if self.lead.load(Ordering::Relaxed) == BACKGROUND {
+            self.want_lead();
+        }
+        self.dispatch();
+    }
+
+    /// Tells the background thread that somebody is at it.
+    fn note_lead(&self) {
+        // Threads may lose each other's increments: any change will do.
+        let led = self.led.load(Ordering::Relaxed);
+        self.led.store(led.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Looks at the events without sleeping, if nobody leads: for callers that only ever try.
+    pub(crate) fn glance(&self) {
+        if self.polled {
+            return;
+        }
+        // Once in 100 us is enough, and keeps the cost of an empty try at a clock read.
+        let now = self.epoch.elapsed().as_micros() as u32;
+        let last = self.glanced.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) < 100 || self.lead.load(Ordering::Relaxed) != FREE {
+            return;
+        }
+        self.glanced.store(now, Ordering::Relaxed);
+        if self.try_lead(CALLER) {
+            self.dispatch();
+            self.stop_leading();
+        }
+    }
+
+    fn try_lead(&self, who: u32) -> bool {
+        if who == CALLER && self.pollables.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        self.lead.compare_exchange(FREE, who, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    fn stop_leading(&self) {
+        self.note_lead();
+        self.lead.store(FREE, Ordering::SeqCst);
+        if self.relief.load(Ordering::SeqCst) && self.relief.swap(false, Ordering::SeqCst) {
+            self.background.wake();
+        }
+        // Somebody else may be waiting for events: let it lead.
+        let next = lock(&self.followers).pop();
+        if let Some(next) = next {
+            self.wake(&next);
+        }
+    }
+
+    /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long;
+    /// `None`: the background thread wakes those who sleep for a connection every [`wait::NAP`]). With
+    /// `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
+    pub(crate) fn sleep(
+        &self,
+        waiter: &Arc<Waiter>,
+        seen: u32,
+        limit: Limit,
+        extra: Option<rustix::fd::BorrowedFd<'_>>,
+    ) {
+        clear_interrupted();
+        if self.try_lead(CALLER) {
+            self.lead_until(waiter, seen, limit, extra);
+            return;
+        }
+        lock(&self.followers).push(waiter.clone());
+        // The leader may have left between the two lines above, before it could see us.
+        if self.try_lead(CALLER) {
+            self.unfollow(waiter);
+            self.lead_until(waiter, seen, limit, extra);
+            return;
+        }
+        let timeout = limit.map(|(_, timeout)| timeout);
+        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
+            self.want_lead();
+        }
+        match extra {
+            None => waiter.sleep(seen, timeout),
+            // A waiter with other descriptors has its bell among them.
+            Some(extra) => {
+                waiter.polling(true);
+                if !waiter.woken(seen) {
+                    poll_for(&[extra], timeout);
+                }
+                waiter.polling(false);
+            }
+        }
+        self.unfollow(waiter);
+    }
+
+    fn unfollow(&self, waiter: &Arc<Waiter>) {
+        lock(&self.followers).retain(|other| !Arc::ptr_eq(other, waiter));
+    }
+
+    fn lead_until(
+        &self,
+        waiter: &Waiter,
+        seen: u32,
+        limit: Limit,
+        extra: Option<rustix::fd::BorrowedFd<'_>>,
+    ) {
+        // The first sleep, which mostly is the only one, needs no look at the clock.
+        let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
+        // Who sleeps on a polled source need not look first: it looks once it is armed.
+        let (mut skip, mut looked) = (self.polled, false);
+        loop {
+            // What ended the sleep comes first.
+            if slept && self.polled {
+                while self.source.poll_arrivals(&mut |news| self.tell(news)) {}
+                if waiter.woken(seen) {
+                    break;
+                }
+            }
+            if !std::mem::take(&mut skip) {
+                self.dispatch();
+                looked = true;
+            }
+            if waiter.woken(seen) || self.pollables.load(Ordering::SeqCst) > 0 {
+                break;
+            }
+            if std::mem::take(&mut slept) {
+                left = limit.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            // Where others have armed it, what came before that may be unseen.
+            if !self.source.arm_interrupts() || !looked {
+                continue;
+            }
+            waiter.polling(true);
+            let other = !waiter.woken(seen) && self.poll_once(left, extra);
+            waiter.polling(false);
+            if other || was_interrupted() {
+                break;
+            }
+            slept = true;
+        }
+        self.source.suppress_interrupts();
+        self.stop_leading();
+    }
+
+    /// Waits for the source or the interrupt. `true`: `extra` is readable.
+    fn poll_once(
+        &self,
+        timeout: Option<Duration>,
+        extra: Option<rustix::fd::BorrowedFd<'_>>,
+    ) -> bool {
+        let interrupt = self.interrupt.as_fd();
+        let edges = self.edges.as_ref().map(AsFd::as_fd);
+        if let (Some(set), None) = (edges.or_else(|| self.source.event_set()), extra) {
+            note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
+                // Edges need not be taken back.
+                events.filter(|_| edges.is_none()).for_each(|event| match event {
+                    OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
+                    name => self.source.reported(name),
+                });
+            }));
+            return false;
+        }
+        let source = self.source.event_fd();
+        let fds = [source, interrupt, extra.unwrap_or(interrupt)];
+        let count = if extra.is_some() { 3 } else { 2 };
+        let [by_source, by_interrupt, by_extra] = poll_for(&fds[..count], timeout);
+        if by_source {
+            self.source.clear_event_fd();
+        }
+        if by_interrupt {
+            let _ = rustix::io::read(interrupt, &mut [0u8; 8]);
+        }
+        extra.is_some() && by_extra
+    }
+
+    /// Takes events and tells whom they concern. Where callers must poll, any thread may; else
+    /// only the leader.
+    fn dispatch(&self) {
+        while self.source.poll_events(&mut |news| self.tell(news)) {}
+        if self.source.is_gone() && !self.is_lost() {
+            self.lose();
+        }
+    }
+
+    fn tell(&self, news: News) {
+        match news {
+            News::Ism(event) => self.tell_event(event),
+            News::Element(key) => match self.member(key) {
+                Some(member) if member.is_awaited() => member.on_wake(),
+                Some(member) => member.on_unawaited(),
+                // It has left, or has yet to join and will look by itself.
+                None => {}
+            },
+            News::ElementLost(key) => {
+                if let Some(member) = self.member(key) {
+                    member.on_lost();
+                }
+            }
+            News::ElementTaken(key) => {
+                if let Some(member) = self.member(key) {
+                    member.on_taken();
+                }
+            }
+            News::Timers => {
+                self.timers_due.store(true, Ordering::SeqCst);
+                self.rouse();
+            }
+        }
+    }
+
+    fn tell_event(&self, event: Event) {
+        match &event {
+            Event::SlabWake(wake) => {
+                for slab in wake.slabs.iter().take(wake.n.get() as usize) {
+                    self.each_of_slab(slab.get(), |member| {
+                        if member.is_awaited() && member.has_news() {
+                            member.on_wake();
+                        }
+                    });
+                }
+            }
+            Event::DmbSignal(signal) => {
+                for entry in signal.entries.iter().take(signal.n.get() as usize) {
+                    if let Some(member) = self.member(entry.idx.get())
+                        && member.is_awaited()
+                    {
+                        member.on_wake();
+                    }
+                }
+            }
+            Event::PeerDown { gid, .. } => {
+                self.each(|member| member.is_hit(&event), |member| member.on_lost());
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_peer_down(*gid);
+                }
+            }
+            Event::DmbGone { token, .. } => {
+                self.each(|member| member.is_hit(&event), |member| member.on_lost());
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_dmb_gone(*token);
+                }
+            }
+            Event::SwEvent { gid, code, info } => {
+                if let Some(watcher) = self.watcher() {
+                    watcher.on_sw_event(*gid, *code, *info);
+                }
+            }
+            Event::Lost { n } => tracing::warn!(n, "software events were lost"),
+        }
+    }
+
+    fn watcher(&self) -> Option<Arc<dyn Watcher>> {
+        self.watcher.as_ref()?.upgrade()
+    }
+
+    fn member(&self, idx: u32) -> Option<Arc<dyn Member>> {
+        lock(&self.table).by_idx.get(&idx).and_then(|(_, member)| member.upgrade())
+    }
+
+    // Members are called outside the table's lock: they may join, leave or wake.
+    fn each_of_slab(&self, slab: u32, mut f: impl FnMut(&dyn Member)) {
+        let (first, others) = {
+            let table = lock(&self.table);
+            let Some(list) = table.by_slab.get(&slab) else { return };
+            let mut members = list.iter().filter_map(|idx| table.by_idx.get(idx)?.1.upgrade());
+            // Mostly it is the only one: no allocation for it.
+            (members.next(), members.collect::<Vec<_>>())
+        };
+        for member in first.into_iter().chain(others) {
+            f(&*member);
+        }
+    }
+
+    fn each(&self, which: impl Fn(&dyn Member) -> bool, f: impl Fn(&dyn Member)) {
+        let members: Vec<_> =
+            lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
+        for member in members.iter().filter(|member| which(&***member)) {
+            f(&**member);
+        }
+    }
+
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.each(|_| true, |member| member.on_lost());
+        for waiter in std::mem::take(&mut *lock(&self.followers)) {
+            self.wake(&waiter);
+        }
+    }
+}
+
+/// `ppoll` that tells which are readable, or nothing: not in time.
+fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
+    let timeout = timeout.map(|timeout| timeout.min(LONGEST));
+    note_error(poll_readable(fds, timeout, wait::mask()))
+}
+
+/// What a wait found; nothing if a signal ended it, which is noted.
+fn note_error<T: Default>(found: io::Result<T>) -> T {
+    found.unwrap_or_else(|error| {
+        if error.kind() == io::ErrorKind::Interrupted {
+            note_interrupted();
+        }
+        T::default()
+    })
+}
+
+/// Sleeps until the descriptor is readable, or for `timeout`.
+pub(super) fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
+    poll_for(&[fd], Some(timeout));
+}
+
+/// An epoll set of the descriptors' edges.
+fn edges<const N: usize>(fds: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for fd in fds {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&set, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+    }
+    Ok(set)
+}

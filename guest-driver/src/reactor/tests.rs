@@ -1,0 +1,383 @@
+//! The background thread on a source that must be polled.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::thread::{self, JoinHandle, ThreadId};
+
+use virtio_ism_abi::event::SlabWake;
+use zerocopy::FromZeros;
+
+use super::*;
+use crate::reactor::Attend;
+
+/// A source whose events the test makes.
+struct Fake {
+    fd: OwnedFd,
+    news: Mutex<VecDeque<News>>,
+    peers: AtomicBool,
+    polls: Mutex<Vec<ThreadId>>,
+    timers: AtomicU32,
+    /// Somebody has armed it, and not looked since.
+    armed: AtomicBool,
+}
+
+impl Fake {
+    fn new(peers: bool) -> Arc<Fake> {
+        Arc::new(Fake {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
+            news: Mutex::default(),
+            peers: AtomicBool::new(peers),
+            polls: Mutex::default(),
+            timers: AtomicU32::new(0),
+            armed: AtomicBool::new(false),
+        })
+    }
+
+    fn bring(&self, news: News) {
+        lock(&self.news).push_back(news);
+        rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Polls since the last question, by threads other than this one.
+    fn polls_of_others(&self) -> usize {
+        let me = thread::current().id();
+        std::mem::take(&mut *lock(&self.polls)).iter().filter(|id| **id != me).count()
+    }
+}
+
+impl Source for Fake {
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn clear_event_fd(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+    }
+
+    fn arm_interrupts(&self) -> bool {
+        self.armed.load(Ordering::SeqCst) || lock(&self.news).is_empty()
+    }
+
+    fn suppress_interrupts(&self) {}
+
+    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
+        lock(&self.polls).push(thread::current().id());
+        let news = std::mem::take(&mut *lock(&self.news));
+        news.into_iter().for_each(handle);
+        false
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    fn has_memory(&self) -> bool {
+        true
+    }
+
+    fn must_be_polled(&self) -> bool {
+        true
+    }
+
+    fn has_peers(&self) -> bool {
+        self.peers.load(Ordering::SeqCst)
+    }
+
+    fn on_timer(&self, _now: Instant) -> Option<Instant> {
+        self.timers.fetch_add(1, Ordering::SeqCst);
+        None
+    }
+}
+
+/// A connection that counts what it hears.
+#[derive(Default)]
+struct Counting {
+    heard: AtomicU32,
+    woken: AtomicU32,
+    news: AtomicBool,
+    awaited: AtomicBool,
+    pays: AtomicBool,
+    naps: AtomicU32,
+    waiter: Arc<Waiter>,
+}
+
+impl Member for Counting {
+    fn on_wake(&self) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn has_news(&self) -> bool {
+        self.news.swap(false, Ordering::SeqCst)
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::SeqCst)
+    }
+
+    fn on_unawaited(&self) {
+        self.heard.fetch_add(1, Ordering::SeqCst);
+        self.waiter.wake();
+    }
+
+    fn on_glance(&self) {}
+
+    fn on_nap(&self) {
+        self.naps.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn on_owing(&self, _read_before: Option<u64>) -> Debt {
+        self.heard.fetch_add(100, Ordering::SeqCst);
+        if self.pays.load(Ordering::SeqCst) { Debt::Paid } else { Debt::None }
+    }
+
+    fn snapshot(&self) -> ConnectionFacts {
+        unreachable!()
+    }
+
+    fn is_hit(&self, _event: &Event) -> bool {
+        false
+    }
+
+    fn on_lost(&self) {}
+
+    fn on_taken(&self) {}
+}
+
+/// A hub with its background thread and one connection, whose key is 7.
+struct Bed {
+    source: Arc<Fake>,
+    hub: Arc<Hub>,
+    member: Arc<Counting>,
+    background: Option<JoinHandle<()>>,
+}
+
+impl Bed {
+    fn new(peers: bool) -> Bed {
+        let source = Fake::new(peers);
+        let hub = Hub::new(source.clone(), None).unwrap();
+        let member = Arc::new(Counting::default());
+        let joined: Arc<dyn Member> = member.clone();
+        hub.join(7, None, Arc::downgrade(&joined));
+        let running = hub.clone();
+        let background = Some(thread::spawn(move || running.run(|| None)));
+        Bed { source, hub, member, background }
+    }
+
+    fn heard(&self) -> u32 {
+        self.member.heard.load(Ordering::SeqCst)
+    }
+
+    /// Waits for something, for as long as a loaded machine may take.
+    #[track_caller]
+    fn eventually(&self, what: impl Fn(&Bed) -> bool) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while !what(self) {
+            assert!(Instant::now() < end, "it does not happen");
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn leads(&self, who: u32) -> bool {
+        self.hub.lead.load(Ordering::SeqCst) == who
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.hub.stop();
+        self.background.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn of_the_connections_in_a_slab_those_with_news_are_woken() {
+    let hub = Hub::new(Fake::new(false), None).unwrap();
+    let members: [_; 3] = std::array::from_fn(|at| {
+        let member = Arc::new(Counting::default());
+        member.awaited.store(at != 2, Ordering::SeqCst);
+        let joined: Arc<dyn Member> = member.clone();
+        hub.join(at as u32, Some(5), Arc::downgrade(&joined));
+        member
+    });
+    let wake = |news: [bool; 3]| {
+        for (member, news) in members.iter().zip(news) {
+            member.news.store(news, Ordering::SeqCst);
+        }
+        let mut event = SlabWake { n: 1.into(), ..SlabWake::new_zeroed() };
+        event.slabs[0] = 5.into();
+        hub.tell_event(Event::SlabWake(event));
+        members.each_ref().map(|member| member.woken.swap(0, Ordering::SeqCst))
+    };
+    assert_eq!(wake([true, false, false]), [1, 0, 0]);
+    assert_eq!(wake([true, true, true]), [1, 1, 0], "nobody waits for the last one");
+    assert_eq!(wake([false, false, false]), [0, 0, 0]);
+}
+
+#[test]
+fn the_background_leads_while_no_caller_does() {
+    let bed = Bed::new(true);
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    for n in 1..=3 {
+        bed.source.bring(News::Element(7));
+        bed.eventually(|bed| bed.heard() == n);
+    }
+}
+
+#[test]
+fn without_peers_nothing_is_polled_until_there_are_some() {
+    let bed = Bed::new(false);
+    bed.eventually(|bed| bed.source.polls_of_others() > 0);
+    thread::sleep(Duration::from_millis(100));
+    bed.source.polls_of_others();
+    thread::sleep(Duration::from_millis(200));
+    assert!(bed.source.polls_of_others() <= 1, "idle but busy");
+    assert!(!bed.leads(BACKGROUND));
+    bed.source.peers.store(true, Ordering::SeqCst);
+    bed.hub.attend();
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+}
+
+#[test]
+fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
+    let bed = Bed::new(true);
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    let (hub, member) = (bed.hub.clone(), bed.member.clone());
+    let caller = thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(5);
+        let news = || member.heard.load(Ordering::SeqCst) > 0;
+        // A wake-up may also mean that it is this thread's turn to lead.
+        while !news() && Instant::now() < end {
+            let seen = member.waiter.seen();
+            let limit = Some((Instant::now(), Duration::from_millis(500)));
+            hub.sleep(&member.waiter, seen, limit, None);
+        }
+        news()
+    });
+    bed.eventually(|bed| bed.leads(CALLER));
+    // Long enough for the background thread to find the same leader again and again, and to sleep.
+    thread::sleep(Duration::from_millis(150));
+    assert!(bed.leads(CALLER));
+    bed.source.bring(News::Element(7));
+    assert!(caller.join().unwrap(), "woken by what it took itself");
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+}
+
+#[test]
+fn what_came_before_a_caller_sleeps_is_heard_at_once() {
+    let bed = Bed::new(false);
+    let seen = bed.member.waiter.seen();
+    bed.source.bring(News::Element(7));
+    let start = Instant::now();
+    bed.hub.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(bed.heard(), 1);
+}
+
+#[test]
+fn who_sleeps_without_end_is_told_to_look_again_now_and_then() {
+    let bed = Bed::new(true);
+    bed.member.awaited.store(true, Ordering::SeqCst);
+    let waiter = Arc::new(Waiter::default());
+    let start = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            bed.eventually(|bed| bed.member.naps.load(Ordering::SeqCst) > 1);
+            bed.hub.wake(&waiter);
+        });
+        bed.hub.sleep(&waiter, waiter.seen(), None, None);
+    });
+    let took = start.elapsed();
+    assert!(took > wait::NAP && took < 4 * wait::NAP, "{took:?}");
+}
+
+#[test]
+fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
+    let (source, member) = (Fake::new(true), Arc::new(Counting::default()));
+    let hub = Hub::new(source.clone(), None).unwrap();
+    let joined: Arc<dyn Member> = member.clone();
+    hub.join(7, None, Arc::downgrade(&joined));
+    source.armed.store(true, Ordering::SeqCst);
+    lock(&source.news).push_back(News::Element(7));
+    let (start, limit) = (Instant::now(), Duration::from_secs(10));
+    hub.sleep(&member.waiter, member.waiter.seen(), Some((start, limit)), None);
+    assert!(start.elapsed() < limit / 2);
+    assert_eq!(member.heard.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_sleep_that_is_disturbed_ends_at_its_limit() {
+    // Without a background thread, which would pass the lead on when it leaves.
+    let hub = Hub::new(Fake::new(false), None).unwrap();
+    let waiter = Arc::new(Waiter::default());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                hub.interrupt();
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let (start, limit) = (Instant::now(), Duration::from_millis(200));
+        hub.sleep(&waiter, waiter.seen(), Some((start, limit)), None);
+        let took = start.elapsed();
+        over.store(true, Ordering::SeqCst);
+        assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
+    });
+}
+
+#[test]
+fn callers_that_poll_are_left_alone() {
+    let bed = Bed::new(true);
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    let spin = |time| {
+        let end = Instant::now() + Duration::from_millis(time);
+        while Instant::now() < end {
+            bed.hub.look();
+        }
+    };
+    spin(100);
+    bed.source.polls_of_others();
+    bed.source.bring(News::Element(7));
+    spin(100);
+    assert_eq!(bed.heard(), 1);
+    // A thread that polls may be kept from its processor for longer than the other is patient.
+    assert!(bed.source.polls_of_others() < 20);
+}
+
+#[test]
+fn timers_and_debts_wake_the_thread_although_it_leads_asleep() {
+    let bed = Bed::new(true);
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    thread::sleep(Duration::from_millis(20));
+    let before = bed.source.timers.load(Ordering::SeqCst);
+    bed.source.bring(News::Timers);
+    bed.eventually(|bed| bed.source.timers.load(Ordering::SeqCst) > before);
+    let start = Instant::now();
+    bed.hub.owe(7);
+    bed.eventually(|bed| bed.heard() >= 100);
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn applications_that_tell_their_peers_in_time_are_looked_at_ever_more_seldom() {
+    let bed = Bed::new(false);
+    let looks = |pays| {
+        bed.member.pays.store(pays, Ordering::SeqCst);
+        let (before, end) = (bed.heard(), Instant::now() + Duration::from_secs(1));
+        let mut owed = None;
+        while Instant::now() < end {
+            let heard = bed.heard();
+            if owed.replace(heard) != Some(heard) {
+                bed.hub.owe(7);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        (bed.heard() - before) / 100
+    };
+    // After 30, 60, and then every 120 ms.
+    let seldom = looks(false);
+    assert!((2..=12).contains(&seldom), "{seldom}");
+    let often = looks(true);
+    assert!(often > seldom + 5, "{often} after {seldom}");
+}

@@ -1,0 +1,172 @@
+//! The fabrics a process is on: one open device each, with its peers.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use smc_core::handshake::{Candidate, Terms};
+use smc_core::wire::ids as wire;
+use virtio_ism_abi::{Chid, Gid, Token};
+
+use super::peer::Peer;
+use crate::ism::IsmDevice;
+use rustc_hash::FxHashMap;
+
+/// Linux' number for "this link group is being shut down" among software events.
+pub(crate) const SW_SHUTDOWN: u32 = 0x80;
+/// Linux' number for "are you there", answered likewise.
+pub(crate) const SW_TEST_LINK: u32 = 0x83;
+
+/// One open device and whom it reaches.
+pub(crate) struct Fabric {
+    device: Arc<IsmDevice>,
+    peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
+    next_link: AtomicU32,
+}
+
+/// Things whose end takes device commands, to be dropped on the background thread.
+pub(crate) type Burden = Box<dyn Send>;
+
+impl Fabric {
+    /// Wraps an open device.
+    pub(crate) fn new(device: Arc<IsmDevice>) -> Arc<Fabric> {
+        Arc::new(Fabric { device, peers: Mutex::default(), next_link: AtomicU32::new(1) })
+    }
+
+    fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<IsmDevice> {
+        &self.device
+    }
+
+    /// The fabric's id.
+    pub(crate) fn chid(&self) -> Chid {
+        self.device.chid()
+    }
+
+    /// The peer with this GID, made on first use.
+    pub(crate) fn peer(&self, gid: Gid) -> Arc<Peer> {
+        let mut peers = self.peers();
+        let new = || {
+            let number = self.next_link.fetch_add(1, Ordering::Relaxed);
+            Peer::new(gid, wire::LinkId(number.to_be_bytes()), self.device.clone())
+        };
+        peers.entry(gid).or_insert_with(new).clone()
+    }
+
+    /// The peer with this GID, if there is one.
+    pub(crate) fn known(&self, gid: Gid) -> Option<Arc<Peer>> {
+        self.peers().get(&gid).cloned()
+    }
+
+    /// All peers.
+    pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
+        self.peers().values().cloned().collect()
+    }
+
+    /// The peer left the fabric.
+    pub(crate) fn peer_down(&self, gid: Gid) -> Burden {
+        // In this order: with the peer's last buffer its slabs are of no use.
+        let buried = self.peers().remove(&gid).map(|peer| (peer.bury(), peer));
+        Box::new((buried, IdleSlabs(self.device.clone())))
+    }
+
+    /// A peer's DMB is gone.
+    pub(crate) fn dmb_gone(&self, token: Token) -> Option<Burden> {
+        let buffer = self.all().into_iter().find_map(|peer| peer.forget_token(token))?;
+        Some(Box::new(buffer))
+    }
+
+    /// Forgets peers without connections for `timeout`, telling them (as Linux does) that the
+    /// logical link ends. Returns how soon the next one is due.
+    pub(crate) fn drop_idle(&self, timeout: Duration) -> Option<Duration> {
+        let now = Instant::now();
+        let mut next: Option<Duration> = None;
+        for peer in self.all() {
+            let Some(since) = peer.idle_since() else { continue };
+            let age = now.saturating_duration_since(since);
+            if age < timeout {
+                let left = timeout - age;
+                next = Some(next.map_or(left, |n| n.min(left)));
+                continue;
+            }
+            self.say_shutdown(&peer);
+            drop(self.peer_down(peer.gid()));
+        }
+        next
+    }
+
+    /// Tells a peer that the logical link ends; only while no connection uses it.
+    fn say_shutdown(&self, peer: &Peer) {
+        let Some(link) = peer.terms().map(|_| peer.link()) else { return };
+        if let Err(error) =
+            self.device.signal_event(peer.gid(), SW_SHUTDOWN, sw_info(link, SW_NO_VLAN, 1))
+        {
+            tracing::debug!(%error, "shutdown was not told");
+        }
+    }
+
+    /// Answers or follows a software event of a peer. `true`: the peer ended the logical link.
+    pub(crate) fn sw_event(&self, gid: Gid, code: u32, info: u64) -> bool {
+        let Some(peer) = self.known(gid) else { return false };
+        let [a, b, c, d, _, _, kind @ ..] = info.to_ne_bytes();
+        let link = wire::LinkId([a, b, c, d]);
+        match code {
+            SW_TEST_LINK if u16::from_ne_bytes(kind) == 1 => {
+                let answer = sw_info(peer.link(), 0, 2);
+                if let Err(error) = self.device.signal_event(gid, SW_TEST_LINK, answer) {
+                    tracing::debug!(%error, "link test was not answered");
+                }
+                false
+            }
+            // Only the link that the sender means: it may have made another one since.
+            SW_SHUTDOWN if peer.peer_link() == Some(link) => {
+                peer.forget_link();
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Slabs of departed peers, to be given back by this being dropped: a peer that never got a connection,
+/// or was forgotten, left nothing else behind with which they could go.
+struct IdleSlabs(Arc<IsmDevice>);
+
+impl Drop for IdleSlabs {
+    fn drop(&mut self) {
+        self.0.release_departed_slabs();
+    }
+}
+
+/// VLAN of an event that means all of them.
+const SW_NO_VLAN: u16 = 0x1fff;
+
+/// The 64 bits of information of a software event, as Linux lays them out: the sender's number of
+/// the link, a VLAN, 1 for a request and 2 for a response.
+fn sw_info(link: wire::LinkId, vlan: u16, kind: u16) -> u64 {
+    let ([a, b, c, d], [e, f], [g, h]) = (link.0, vlan.to_ne_bytes(), kind.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// The fabrics a handshake may use.
+#[derive(Clone, Default)]
+pub(crate) struct Fabrics(pub(crate) Vec<Arc<Fabric>>);
+
+impl Fabrics {
+    /// The fabric of a pair of devices that the handshake chose.
+    pub(crate) fn of(&self, candidate: Candidate) -> Option<&Arc<Fabric>> {
+        self.0.iter().find(|fabric| {
+            fabric.chid().0 == candidate.chid.0 && fabric.device().gid().0 == candidate.local.0
+        })
+    }
+
+    /// What was agreed with a peer before.
+    pub(crate) fn terms(&self, chid: wire::Chid, gid: wire::Gid) -> Option<Terms> {
+        let fabric = self.0.iter().find(|fabric| fabric.chid().0 == chid.0)?;
+        fabric.known(Gid(gid.0))?.terms()
+    }
+}

@@ -1,0 +1,21 @@
+//! SMC-D over a virtio-ism device: fabrics, their peers, and the buffers shared with them.
+
+pub(crate) mod fabric;
+pub(crate) mod peer;
+mod source;
+
+use std::sync::Arc;
+
+use smc_core::handshake::Established;
+
+pub(crate) use fabric::{Fabric, Fabrics};
+pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
+
+/// The parts of an established SMC-D connection.
+pub(crate) struct SmcdConn {
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) own: OwnBuffer,
+    pub(crate) theirs: Arc<PeerBuffer>,
+    pub(crate) established: Established,
+}

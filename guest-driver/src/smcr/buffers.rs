@@ -1,0 +1,309 @@
+//! RMBs and send elements: registered memory, and the pools in which it waits for the next
+//! connection.
+//!
+//! An RMB has one element. It belongs to one link group and is registered with the protection
+//! domain of each of its links, so that no other peer's keys reach it (SEC-9). A pooled RMB is
+//! known to the peer, so the next connection of the group needs no Confirm RKey for it.
+//!
+//! A send element is as long as the peer's receive element, and each byte lies at the offset that
+//! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
+//! whatever the peer has not confirmed can be written once more.
+//!
+//! Rules kept here: LG-49, LG-59, RMB-1, RMB-3, RMB-14, RMB-17, RMB-18, RMB-30, SEC-6.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use smc_core::connection::EYE_CATCHER;
+use smc_core::link_group::{LinkKey, Region, RmbId};
+
+use crate::sys::lock;
+use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
+
+/// Buffers that a group keeps for later connections at most.
+const POOL_MAX: usize = 200;
+/// Bytes of RMBs that a group keeps for later connections at most.
+const POOL_BYTES: u64 = 64 << 20;
+/// How long an RMB that the peer has forgotten stays registered: what it had on its way before would
+/// end the link if it met no memory.
+const AFTERLIFE: Duration = Duration::from_secs(5);
+/// RMBs that stay registered so at most.
+const MOST_DYING: usize = 64;
+
+/// Memory and its registrations, one per link.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    memory: Arc<Memory>,
+    len: u32,
+    access: Access,
+    regions: Mutex<Vec<(LinkKey, Arc<Mr>)>>,
+}
+
+impl Registered {
+    fn new(len: u32, access: Access) -> Result<Registered, VerbsError> {
+        let memory = Memory::new(len as usize)?;
+        Ok(Registered { memory, len, access, regions: Mutex::default() })
+    }
+
+    /// The memory.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Length, bytes.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Registers it with a link, unless it is.
+    ///
+    /// # Errors
+    /// What the registration says; most often that too much memory is locked.
+    pub(crate) fn register(&self, link: LinkKey, pd: &Arc<Pd>) -> Result<Arc<Mr>, VerbsError> {
+        let mut regions = lock(&self.regions);
+        if let Some((_, region)) = regions.iter().find(|(key, _)| *key == link) {
+            return Ok(region.clone());
+        }
+        let region = Arc::new(Mr::register(pd, &self.memory, self.access)?);
+        regions.push((link, region.clone()));
+        Ok(region)
+    }
+
+    /// The link is about to be no more. Returns what was registered with it, which must outlive the
+    /// queue pair (see [`Link::keep`](super::link::Link::keep)).
+    #[must_use = "the end of a registration may take long while its queue pair lives"]
+    pub(crate) fn forget(&self, link: LinkKey) -> Option<Arc<Mr>> {
+        let mut regions = lock(&self.regions);
+        let at = regions.iter().position(|(key, _)| *key == link)?;
+        Some(regions.swap_remove(at).1)
+    }
+
+    /// What the peer needs to write it over a link.
+    pub(crate) fn region(&self, link: LinkKey) -> Option<Region> {
+        let regions = lock(&self.regions);
+        let (_, region) = regions.iter().find(|(key, _)| *key == link)?;
+        Some(Region { rkey: region.rkey(), address: region.address() })
+    }
+}
+
+/// An RMB.
+#[derive(Debug)]
+pub(crate) struct Rmb {
+    id: RmbId,
+    buffer: Registered,
+    eye_catcher: bool,
+}
+
+impl Rmb {
+    /// Zeroed memory of `len` bytes, behind an eye catcher if wanted (RMB-9), not registered yet.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn new(id: RmbId, len: u32, eye_catcher: bool) -> Result<Arc<Rmb>, VerbsError> {
+        let buffer = Registered::new(len, Access::RemoteWrite)?;
+        let rmb = Rmb { id, buffer, eye_catcher };
+        let usable = rmb.clear(0);
+        debug_assert!(usable, "elements are longer than an eye catcher");
+        Ok(Arc::new(rmb))
+    }
+
+    /// Zeroes the first `dirty` bytes, and puts the eye catcher in its place. `false`: it is of no use
+    /// any more.
+    #[must_use = "old bytes are shown to nobody"]
+    pub(crate) fn clear(&self, dirty: usize) -> bool {
+        let memory = self.buffer.memory();
+        memory.zero(0, dirty.min(memory.len())).is_ok()
+            && (!self.eye_catcher || memory.copy_in(0, &EYE_CATCHER).is_ok())
+    }
+
+    /// Whether nobody has written over the eye catcher (RMB-7).
+    #[inline]
+    pub(crate) fn is_intact(&self) -> bool {
+        if !self.eye_catcher {
+            return true;
+        }
+        let mut found = [0; EYE_CATCHER.len()];
+        self.buffer.memory().copy_out(0, &mut found).is_ok() && found == EYE_CATCHER
+    }
+
+    /// Its number in its group.
+    pub(crate) fn id(&self) -> RmbId {
+        self.id
+    }
+
+    /// Its memory and keys.
+    #[inline]
+    pub(crate) fn buffer(&self) -> &Registered {
+        &self.buffer
+    }
+}
+
+/// A send element.
+pub(crate) type Mirror = Registered;
+
+/// Memory of `len` bytes for what is sent.
+///
+/// # Errors
+/// There is no memory.
+pub(crate) fn mirror(len: u32) -> Result<Arc<Mirror>, VerbsError> {
+    Registered::new(len, Access::Local).map(Arc::new)
+}
+
+/// The RMBs and the unused send elements of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    next: u32,
+    rmbs: Vec<Arc<Rmb>>,
+    free: Vec<RmbId>,
+    /// RMBs that are not the group's any more, and since when.
+    dying: Vec<(Instant, Arc<Rmb>)>,
+    mirrors: Vec<Arc<Mirror>>,
+}
+
+impl Buffers {
+    /// A number for a new RMB.
+    pub(crate) fn next_id(&mut self) -> RmbId {
+        self.next = self.next.wrapping_add(1);
+        RmbId(self.next)
+    }
+
+    /// The group has this RMB from now on.
+    pub(crate) fn add(&mut self, rmb: Arc<Rmb>) {
+        self.rmbs.push(rmb);
+    }
+
+    /// A pooled RMB of `len` bytes. The one put back last: it is the most likely to be in a cache.
+    pub(crate) fn take(&mut self, len: u32) -> Option<Arc<Rmb>> {
+        let fits = |id: &RmbId| self.get(*id).is_some_and(|rmb| rmb.buffer.len() == len);
+        let at = self.free.iter().rposition(fits)?;
+        let id = self.free.remove(at);
+        self.get(id).cloned()
+    }
+
+    /// An RMB of the group.
+    pub(crate) fn get(&self, id: RmbId) -> Option<&Arc<Rmb>> {
+        self.rmbs.iter().find(|rmb| rmb.id == id)
+    }
+
+    /// Puts a zeroed RMB into the pool. `false`: there are enough; it has to go.
+    #[must_use = "a buffer that is not pooled has to be removed"]
+    pub(crate) fn put_back(&mut self, rmb: &Rmb) -> bool {
+        let pooled = self.free.iter().filter_map(|id| self.get(*id));
+        let bytes: u64 = pooled.map(|other| u64::from(other.buffer.len())).sum();
+        let room = self.free.len() < POOL_MAX && bytes + u64::from(rmb.buffer.len()) <= POOL_BYTES;
+        if room && self.get(rmb.id).is_some() {
+            self.free.push(rmb.id);
+        }
+        room
+    }
+
+    /// The group does not have this RMB any more.
+    pub(crate) fn remove(&mut self, id: RmbId) {
+        self.free.retain(|free| *free != id);
+        let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
+        let rmb = self.rmbs.swap_remove(at);
+        let now = Instant::now();
+        self.dying.retain(|(since, _)| now.duration_since(*since) < AFTERLIFE);
+        if self.dying.len() >= MOST_DYING {
+            self.dying.remove(0);
+        }
+        self.dying.push((now, rmb));
+    }
+
+    /// All RMBs.
+    pub(crate) fn all(&self) -> &[Arc<Rmb>] {
+        &self.rmbs
+    }
+
+    /// How many RMBs are in use, and how many in the pool.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.rmbs.len().saturating_sub(self.free.len()), self.free.len())
+    }
+
+    /// An unused send element of `len` bytes.
+    pub(crate) fn take_mirror(&mut self, len: u32) -> Option<Arc<Mirror>> {
+        let at = self.mirrors.iter().rposition(|mirror| mirror.len() == len)?;
+        Some(self.mirrors.swap_remove(at))
+    }
+
+    /// Keeps a send element for the next connection.
+    pub(crate) fn put_back_mirror(&mut self, mirror: Arc<Mirror>) {
+        if self.mirrors.len() < POOL_MAX {
+            self.mirrors.push(mirror);
+        }
+    }
+
+    /// A link is about to be no more, and with it the keys that buffers have on it, which are
+    /// returned.
+    #[must_use = "as that of `Registered::forget`"]
+    pub(crate) fn forget_link(&self, link: LinkKey) -> Vec<Arc<Mr>> {
+        let rmbs = self.rmbs.iter().chain(self.dying.iter().map(|(_, rmb)| rmb));
+        let mirrors = self.mirrors.iter().map(|mirror| &**mirror);
+        let all = rmbs.map(|rmb| &rmb.buffer).chain(mirrors);
+        all.filter_map(|buffer| buffer.forget(link)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Shows: RMB-7, RMB-9.
+    #[test]
+    fn an_eye_catcher_is_there_from_the_start_and_again_after_use() {
+        let rmb = Rmb::new(RmbId(1), 16 << 10, true).unwrap();
+        assert!(rmb.is_intact());
+        rmb.buffer().memory().copy_in(4, b"data").unwrap();
+        assert!(rmb.is_intact());
+        rmb.buffer().memory().copy_in(3, b"overlay").unwrap();
+        assert!(!rmb.is_intact());
+        assert!(rmb.clear(10));
+        assert!(rmb.is_intact());
+        let mut left = [1; 8];
+        rmb.buffer().memory().copy_out(4, &mut left).unwrap();
+        assert_eq!(left, [0; 8]);
+    }
+
+    #[test]
+    fn without_eye_catcher_any_bytes_are_intact() {
+        let rmb = Rmb::new(RmbId(1), 16 << 10, false).unwrap();
+        rmb.buffer().memory().copy_in(0, b"data").unwrap();
+        assert!(rmb.is_intact() && rmb.clear(4));
+        let mut left = [1; 4];
+        rmb.buffer().memory().copy_out(0, &mut left).unwrap();
+        assert_eq!(left, [0; 4]);
+    }
+
+    fn add(buffers: &mut Buffers, len: u32) -> Arc<Rmb> {
+        let rmb = Rmb::new(buffers.next_id(), len, false).unwrap();
+        buffers.add(rmb.clone());
+        rmb
+    }
+
+    // Shows: RMB-3.
+    #[test]
+    fn a_pooled_rmb_serves_requests_of_its_length_only() {
+        let mut buffers = Buffers::default();
+        for len in [16 << 10, 64 << 10] {
+            let rmb = add(&mut buffers, len);
+            assert!(buffers.put_back(&rmb));
+        }
+        assert!(buffers.take(32 << 10).is_none());
+        assert_eq!(buffers.take(64 << 10).unwrap().buffer().len(), 64 << 10);
+        assert!(buffers.take(64 << 10).is_none());
+        assert_eq!(buffers.counts(), (1, 1));
+    }
+
+    // Shows: RMB-17.
+    #[test]
+    fn a_pool_keeps_so_many_rmbs_and_no_more() {
+        let mut buffers = Buffers::default();
+        let rmbs: Vec<_> = (0..=POOL_MAX).map(|_| add(&mut buffers, 16 << 10)).collect();
+        let kept = rmbs.iter().filter(|rmb| buffers.put_back(rmb)).count();
+        assert_eq!(kept, POOL_MAX);
+        // Who is told that there is no room removes it.
+        buffers.remove(rmbs[POOL_MAX].id());
+        assert_eq!(buffers.counts(), (0, POOL_MAX));
+    }
+}

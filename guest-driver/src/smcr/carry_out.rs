@@ -1,0 +1,176 @@
+//! What a link group orders, carried out.
+//!
+//! Rules kept here: LLC-13, LLC-44, LG-19, LG-24, LG-27, LG-56, CLOSE-34, CLOSE-37.
+
+use std::sync::Arc;
+
+use smc_core::link_group::{
+    Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
+};
+
+use super::group::{Core, Group, Input, Status};
+use super::link::Link;
+use super::shared::Retired;
+use crate::verbs::VerbsError;
+
+impl Group {
+    /// Carries out all orders. The group's state is locked all the while: orders have an order.
+    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core) {
+        let mut any = false;
+        while let Some(output) = core.machine.as_mut().and_then(|machine| machine.poll_output()) {
+            tracing::trace!(group = self.number(), ?output, "order");
+            any = true;
+            self.execute(core, output);
+        }
+        any |= self.reunite(core);
+        if any {
+            self.shared().timers_changed();
+        }
+    }
+
+    fn execute(self: &Arc<Self>, core: &mut Core, output: Output) {
+        match output {
+            Output::PostLlc { link, bytes, receipt } => {
+                if let Some(link) = find(core, link) {
+                    link.post_llc(bytes, receipt);
+                }
+            }
+            Output::PrepareLink { link, rnic, .. } => {
+                if let Err(error) = self.prepare(core, link, rnic) {
+                    self.refuse(core, link, &error);
+                }
+            }
+            Output::ConnectLink { link, remote, mtu } => {
+                self.connect(core, link, RemoteEnd { mtu, ..remote });
+            }
+            // A queue pair is brought to RTS as soon as it knows its peer.
+            Output::ActivateLink { .. } => {}
+            Output::LinkUsable { link } => {
+                tracing::debug!(group = self.number(), link = link.get(), "link usable");
+                self.ring();
+            }
+            Output::GroupUsable => {
+                tracing::debug!(group = self.number(), "link group usable");
+                self.set_status(Status::Usable);
+            }
+            Output::RmbConfirmed { rmb } => {
+                core.confirmed.insert(rmb);
+                self.ring();
+            }
+            Output::RmbRefused { rmb } => {
+                core.refused.insert(rmb);
+                core.buffers.remove(rmb);
+                self.ring();
+            }
+            Output::RmbDeleted { rmb } => {
+                core.confirmed.remove(&rmb);
+                core.buffers.remove(rmb);
+            }
+            Output::PeerRmbDeleted { rmb } => self.peer_rmb_deleted(core, rmb),
+            Output::MoveConnections { from, to, dead } => self.relocate(core, from, to, dead),
+            Output::DestroyLink { link } => self.destroy(core, link),
+            Output::Terminated { reason, ending } => {
+                tracing::debug!(group = self.number(), ?reason, ?ending, "link group over");
+                self.set_ending(reason, ending);
+                self.end(core, ending);
+            }
+        }
+    }
+
+    fn refuse(&self, core: &mut Core, link: LinkKey, error: &VerbsError) {
+        tracing::debug!(group = self.number(), link = link.get(), %error, "no link");
+        let now = self.shared().now();
+        if let Some(machine) = &mut core.machine {
+            machine.handle_link_failed(link, Cause::Setup, now);
+        }
+    }
+
+    fn prepare(
+        self: &Arc<Self>,
+        core: &mut Core,
+        key: LinkKey,
+        rnic: RnicId,
+    ) -> Result<(), VerbsError> {
+        let gone = || VerbsError::Gone(format!("port {}", rnic.0));
+        let Some(machine) = &mut core.machine else { return Err(gone()) };
+        let gid = machine.link(key).map(|link| link.rnic.gid).ok_or_else(gone)?;
+        let port = self.shared().port(rnic).ok_or_else(gone)?;
+        let v1 = self.version() == smc_core::wire::clc::Version::V1;
+        let source = port.source_of(gid, v1).ok_or_else(gone)?;
+        let link = Link::new(key, self, &port, (source.index, source.gid), self.version())?;
+        let mut regions = Vec::new();
+        for rmb in core.buffers.all() {
+            rmb.buffer().register(key, link.pd())?;
+            regions.extend(rmb.buffer().region(key).map(|region| (rmb.id(), region)));
+        }
+        let prepared = Prepared { qpn: link.qpn(), psn: link.psn(), regions };
+        core.links.push(link);
+        machine.handle_link_prepared(key, prepared, self.shared().now());
+        Ok(())
+    }
+
+    /// Connects a link on a thread of its own: that may take the network about a second, if the
+    /// peer's port does not answer, and others have their messages to send meanwhile. What is to be
+    /// sent on the link waits until it is connected.
+    fn connect(self: &Arc<Self>, core: &Core, key: LinkKey, remote: RemoteEnd) {
+        let machine = core.machine.as_ref();
+        let direct = machine.and_then(|machine| machine.link(key)).is_none_or(|l| l.rnic.direct);
+        let Some(link) = find(core, key).cloned() else { return };
+        let group = self.clone();
+        let connect = move || match link.connect(remote, direct) {
+            Ok(()) => link.send_llc(),
+            Err(error) => {
+                tracing::debug!(group = group.number(), link = key.get(), %error, "no link");
+                group.put(Input::Failed(key, Cause::Setup));
+            }
+        };
+        let thread = std::thread::Builder::new().name("smc-link".into());
+        if let Err(error) = thread.spawn(connect) {
+            tracing::debug!(%error, "no thread");
+            self.put(Input::Failed(key, Cause::Setup));
+        }
+    }
+
+    /// The peer may write to other memory under that key any time: connections that use it have
+    /// ended, or end now.
+    fn peer_rmb_deleted(&self, core: &Core, rmb: PeerRmbId) {
+        for (endpoint, _) in core.connections.values() {
+            if endpoint.target().is_some_and(|(target, _)| target == rmb) {
+                self.lose(endpoint);
+            }
+        }
+    }
+
+    fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
+        let mut links = Vec::new();
+        while let Some(key) = core.links.last().map(|link| link.key()) {
+            links.extend(detach(core, key));
+        }
+        let lost = match ending {
+            Ending::Quiet => Vec::new(),
+            _ => core.connections.values().map(|(endpoint, _)| endpoint.clone()).collect(),
+        };
+        self.shared().retire(Retired { links, lost });
+        self.set_status(Status::Over);
+        self.shared().forget(self);
+    }
+
+    fn destroy(&self, core: &mut Core, key: LinkKey) {
+        let links = detach(core, key).into_iter().collect();
+        self.shared().retire(Retired { links, lost: Vec::new() });
+    }
+}
+
+pub(super) fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
+    core.links.iter().find(|link| link.key() == key)
+}
+
+/// Takes a link out of the group, with the keys that its end has to outlast.
+fn detach(core: &mut Core, key: LinkKey) -> Option<Arc<Link>> {
+    let at = core.links.iter().position(|link| link.key() == key)?;
+    let link = core.links.swap_remove(at);
+    let mut keys = core.buffers.forget_link(key);
+    keys.extend(core.connections.values().filter_map(|(endpoint, _)| endpoint.forget_link(key)));
+    link.keep(keys);
+    Some(link)
+}

@@ -1,0 +1,190 @@
+//! Both ends' elements of one connection.
+//!
+//! Rules kept here: RMB-7, RMB-11.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_core::connection::Ring;
+use smc_core::handshake::EstablishedR;
+
+use super::buffers::Rmb;
+use super::endpoint::Endpoint;
+use super::endpoint::SmcrSendError;
+use super::facts;
+use super::group::Group;
+use super::spans::Shape;
+use crate::info::SmcRFacts;
+use crate::sys::OutOfBounds;
+
+/// Both ends' elements of one SMC-R connection: what a pair of DMBs is to SMC-D.
+///
+/// Dropped, the own RMB goes back to its pool if [`SmcrConn::allow_reuse`] was called, and else is
+/// removed from the link group.
+pub(crate) struct SmcrConn {
+    group: Arc<Group>,
+    endpoint: Arc<Endpoint>,
+    rmb: Arc<Rmb>,
+    established: EstablishedR,
+    eye_catcher: bool,
+    /// Bytes from the start that may be other than zero, if it may be reused.
+    dirty: Option<usize>,
+}
+
+impl SmcrConn {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        endpoint: Arc<Endpoint>,
+        rmb: Arc<Rmb>,
+        established: EstablishedR,
+    ) -> SmcrConn {
+        let eye_catcher = group.shared().options.eye_catcher;
+        SmcrConn { group, endpoint, rmb, established, eye_catcher, dirty: None }
+    }
+
+    /// Under which number [`News::Element`](crate::reactor::source::News::Element) names it: the own
+    /// alert token. Unique in the process for as long as the element lives.
+    pub(crate) fn key(&self) -> u32 {
+        self.endpoint.token()
+    }
+
+    /// The peer's words as the CDC message that was taken last has them, in the form of SMC-D's
+    /// control block: the producer's, then the consumer's with all flags. Both are of one message.
+    #[inline]
+    pub(crate) fn words(&self) -> [u64; 2] {
+        self.endpoint.words().load()
+    }
+
+    /// Takes the mark of a peer that went over to another link (F) off the words; whether there was
+    /// one. What it said last on the old link may be lost.
+    pub(crate) fn take_move(&self) -> bool {
+        self.endpoint.words().take_move()
+    }
+
+    /// Copies out of the own element; offsets are those of [`SmcrConn::local_ring`]'s spans.
+    ///
+    /// # Errors
+    /// The piece does not lie in the element.
+    #[inline]
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        if !self.rmb.is_intact() {
+            self.overlaid();
+        }
+        self.rmb.buffer().memory().copy_out(offset, into)
+    }
+
+    /// Somebody has written over the eye catcher: the connection is reset (RMB-8).
+    #[cold]
+    fn overlaid(&self) {
+        if !self.endpoint.has_failed() {
+            tracing::warn!(connection = self.key(), "the eye catcher of an element is gone: reset");
+            self.group.lose(&self.endpoint);
+        }
+    }
+
+    fn ring(&self, len: u32) -> Ring {
+        let ring = match self.eye_catcher {
+            true => Ring::smcr(len),
+            false => Ring::smcr_without_eye_catcher(len),
+        };
+        // Elements are of 16 KiB to 512 MiB, which all are rings.
+        ring.unwrap_or_else(|_| smallest())
+    }
+
+    /// The ring that the peer writes.
+    pub(crate) fn local_ring(&self) -> Ring {
+        self.ring(self.rmb.buffer().len())
+    }
+
+    /// The ring that this end writes.
+    pub(crate) fn peer_ring(&self) -> Ring {
+        self.ring(self.established.peer.size.bytes())
+    }
+
+    /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread
+    /// at a time calls this, in the order of the stream. It does not wait: what the queue pair has
+    /// no room for now follows by itself (the bytes are in the send element until the peer has read
+    /// them), a failover included. Words that wait are replaced by newer ones; a receiver sees
+    /// flags and cursors of one message together, so nothing is lost on it.
+    ///
+    /// # Errors
+    /// A piece does not lie in the peer's element, or the connection cannot go on.
+    #[inline]
+    pub(crate) fn deliver(
+        &self,
+        pieces: &[(u32, &[u8])],
+        words: [u64; 2],
+        signal: bool,
+    ) -> Result<(), SmcrSendError> {
+        self.endpoint.deliver(pieces, words, signal)
+    }
+
+    /// Whether the connection cannot go on.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.endpoint.has_failed()
+    }
+
+    /// Has the link tested if it has been silent for so long (RFC 7609 section 4.5.3).
+    pub(crate) fn test(&self, silence: Duration) {
+        let Some(link) = self.endpoint.link() else { return };
+        let (key, heard) = (link.key(), link.was_heard());
+        self.group.with(|machine, now| {
+            if let Some(heard) = heard {
+                machine.handle_received(key, heard);
+            }
+            machine.handle_keepalive(key, silence, now);
+        });
+        self.group.shared().timers_changed();
+    }
+
+    /// Called every second: asks a peer for what it may hold back since a failover.
+    pub(crate) fn coax(&self) {
+        self.endpoint.coax();
+    }
+
+    /// Deliveries fail from now on.
+    pub(crate) fn fail(&self) {
+        self.endpoint.fail();
+    }
+
+    /// This end has sent the last words that the peer will get (or is about to): nothing follows
+    /// them.
+    pub(crate) fn release(&self) {
+        self.endpoint.release();
+    }
+
+    /// Both ends are done: the own RMB may serve another connection once its first `dirty` bytes are
+    /// zeroed, which happens when this is dropped.
+    pub(crate) fn allow_reuse(&mut self, dirty: usize) {
+        self.dirty = Some(dirty);
+    }
+
+    /// What was negotiated, and how it travels now.
+    pub(crate) fn facts(&self) -> SmcRFacts {
+        let rmb = self.rmb.buffer();
+        facts::connection(&self.group, &self.endpoint, rmb, &self.established, self.shape())
+    }
+
+    fn shape(&self) -> Shape {
+        Shape::new(self.established.peer.size.bytes(), self.eye_catcher)
+    }
+}
+
+impl Drop for SmcrConn {
+    fn drop(&mut self) {
+        self.endpoint.release();
+        // What the peer wrote on a link that it has left may be on its way still (LG-32).
+        let dirty = self.dirty.filter(|_| !self.endpoint.has_moved());
+        self.group.give_back(&self.rmb, dirty);
+        self.group.shared().part(self.group.clone(), self.endpoint.clone());
+    }
+}
+
+/// A ring as small as rings can be.
+fn smallest() -> Ring {
+    const ONE: Ring = match Ring::smcr_without_eye_catcher(1) {
+        Ok(ring) => ring,
+        Err(_) => panic!("one byte is a ring"),
+    };
+    ONE
+}

@@ -1,0 +1,571 @@
+//! A link group with everything that belongs to it: queue pairs, buffers, connections.
+//!
+//! Decisions are [`LinkGroup`]'s; what it is told waits in an inbox, so that whoever takes
+//! completions is done with it at once, and [`Group::work`] hands it over in order.
+//!
+//! Rules kept here: CLC-19, CLC-36, CLC-37, CLC-45, CLC-58, LLC-57, LG-2, LG-6, LG-37, LG-47,
+//! LG-49, LG-60, LG-63, RMB-9, RMB-15, RMB-24, RMB-25.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+
+use smc_core::handshake::{PeerRnic, TermsR};
+use smc_core::link_group::{
+    Cause, Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Receipt,
+    Region, RemoteEnd, RmbId, Rnic, RnicId, Role, UseError,
+};
+use smc_core::time::Tick;
+use smc_core::wire::clc::Version;
+
+use super::buffers::{Buffers, Rmb, mirror};
+use super::device::{self, Device};
+use super::endpoint::{Endpoint, Target};
+use super::link::{Link, Path};
+use super::shared::Shared;
+use crate::sys::lock;
+use crate::verbs::VerbsError;
+
+/// What a group is told.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// An LLC message.
+    Message(LinkKey, Vec<u8>),
+    /// A link does not work.
+    Failed(LinkKey, Cause),
+    /// An LLC message of which this was wanted has arrived.
+    Sent(Receipt),
+    /// A failover validation of this connection named a message that had not been seen.
+    Missing(Arc<Endpoint>, u16),
+    /// A port can be used (again).
+    PortUp(Rnic),
+    /// A port cannot be used any more.
+    PortDown(RnicId),
+}
+
+/// Where a group stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Its first contact is under way.
+    Forming,
+    /// Connections may use it.
+    Usable,
+    /// It is over.
+    Over,
+}
+
+/// A group.
+pub(crate) struct Group {
+    number: u32,
+    role: Role,
+    version: Version,
+    /// Under which a server finds it: the peer as it named itself. A client has its name of it.
+    peer: PeerRnic,
+    /// A client knows this from the beginning, a server after Confirm.
+    terms: OnceLock<TermsR>,
+    shared: Arc<Shared>,
+    inbox: Mutex<Vec<Input>>,
+    /// Who deals with what the group was told, in order. Before the state.
+    working: Mutex<()>,
+    pub(super) core: Mutex<Core>,
+    status: AtomicU8,
+    over: OnceLock<(Reason, Ending)>,
+    bells: Mutex<Vec<Weak<super::bell::Bell>>>,
+    failovers: AtomicU64,
+    connections: AtomicU32,
+}
+
+/// What only one thread at a time works on.
+#[derive(Default)]
+pub(super) struct Core {
+    /// `None` as long as CLC is under way.
+    pub(super) machine: Option<LinkGroup>,
+    pub(super) links: Vec<Arc<Link>>,
+    pub(super) buffers: Buffers,
+    pub(super) confirmed: HashSet<RmbId>,
+    pub(super) refused: HashSet<RmbId>,
+    /// Connections and the links they are counted on.
+    pub(super) connections: HashMap<u32, (Arc<Endpoint>, LinkKey)>,
+    /// Tokens of those that wait for a key of the peer's on their new link, and until when.
+    pub(super) stranded: Vec<(u32, Tick)>,
+}
+
+/// Why a group has no room for a connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoPlace {
+    /// Memory or queue pairs.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// The group.
+    #[error(transparent)]
+    Use(#[from] UseError),
+    /// The group is over, or not yet there.
+    #[error("the link group is gone")]
+    Gone,
+}
+
+impl Group {
+    /// A group whose first contact begins now.
+    pub(crate) fn new(number: u32, role: Role, peer: PeerRnic, shared: &Arc<Shared>) -> Arc<Group> {
+        Arc::new(Group {
+            number,
+            role,
+            version: peer.version(),
+            peer,
+            terms: OnceLock::new(),
+            shared: shared.clone(),
+            inbox: Mutex::default(),
+            working: Mutex::default(),
+            core: Mutex::default(),
+            status: AtomicU8::new(0),
+            over: OnceLock::new(),
+            bells: Mutex::default(),
+            failovers: AtomicU64::new(0),
+            connections: AtomicU32::new(0),
+        })
+    }
+
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// This host's number of it.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Which end of it this is.
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Version of its messages.
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The peer.
+    pub(crate) fn peer(&self) -> &PeerRnic {
+        &self.peer
+    }
+
+    /// Whether its peer is this stack, through whichever adapter. A stack that does not say who it
+    /// is may be anybody: then the addresses of links have to decide.
+    pub(crate) fn is_with_stack(&self, peer: &PeerRnic) -> bool {
+        self.peer.version() == peer.version() && self.peer.peer_id() == peer.peer_id()
+    }
+
+    /// Whether one of its links ends at this adapter of the peer, as Linux looks for it.
+    pub(crate) fn is_with(&self, peer: &PeerRnic) -> bool {
+        if self.peer == *peer {
+            return true;
+        }
+        let core = self.core();
+        let links = core.machine.iter().flat_map(|machine| machine.links());
+        let mut ends = links
+            .filter(|link| link.state == LinkState::Active)
+            .filter_map(|link| link.remote.as_ref());
+        let same = |end: &RemoteEnd| {
+            end.gid.same_address(peer.gid())
+                && (self.version == Version::V2 || end.mac == peer.mac())
+        };
+        self.is_with_stack(peer) && ends.any(same)
+    }
+
+    /// What CLC agreed on, if it has.
+    pub(crate) fn terms(&self) -> Option<TermsR> {
+        self.terms.get().copied()
+    }
+
+    /// What the process shares among its groups.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Where it stands.
+    pub(crate) fn status(&self) -> Status {
+        match self.status.load(Ordering::Acquire) {
+            0 => Status::Forming,
+            1 => Status::Usable,
+            _ => Status::Over,
+        }
+    }
+
+    /// Why it is over.
+    pub(crate) fn ending(&self) -> Option<(Reason, Ending)> {
+        self.over.get().copied()
+    }
+
+    pub(super) fn set_status(&self, status: Status) {
+        self.status.store(status as u8, Ordering::Release);
+        self.ring();
+    }
+
+    pub(super) fn set_ending(&self, reason: Reason, ending: Ending) {
+        let _ = self.over.set((reason, ending));
+    }
+
+    /// Connections that went to another link.
+    pub(crate) fn failovers(&self) -> &AtomicU64 {
+        &self.failovers
+    }
+
+    /// Connections now.
+    pub(crate) fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Rings a bell at each change that a handshake may wait for.
+    pub(crate) fn watch(&self, bell: &Arc<super::bell::Bell>) {
+        lock(&self.bells).push(Arc::downgrade(bell));
+    }
+
+    pub(super) fn ring(&self) {
+        lock(&self.bells).retain(|bell| match bell.upgrade() {
+            Some(bell) => {
+                bell.ring();
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// The connection of this group with an alert token.
+    #[inline]
+    pub(crate) fn endpoint(&self, token: u32) -> Option<Arc<Endpoint>> {
+        self.shared.tokens.get(token).filter(|endpoint| endpoint.is_of(self))
+    }
+
+    /// Tells it something, which it learns soon.
+    pub(crate) fn put(self: &Arc<Self>, input: Input) {
+        lock(&self.inbox).push(input);
+        self.shared.have_work(self);
+    }
+
+    /// Deals with what it was told, after all messages of connections that arrived before.
+    pub(crate) fn work(self: &Arc<Self>) {
+        if device::is_receiving() {
+            // A connection that is being told of a message has come here: later.
+            return self.shared.have_work(self);
+        }
+        let _working = lock(&self.working);
+        loop {
+            let inputs = std::mem::take(&mut *lock(&self.inbox));
+            if inputs.is_empty() {
+                return;
+            }
+            self.settle();
+            let mut core = self.core();
+            for input in inputs {
+                self.take(&mut core, input);
+                self.carry_out(&mut core);
+            }
+        }
+    }
+
+    /// Takes all messages that have arrived over its links. Two links have two queues, so that one of
+    /// the group may be seen before one of a connection that came earlier: the last words of a
+    /// connection, say, after the end of its memory. Called without locks.
+    fn settle(&self) {
+        if device::is_receiving() {
+            return;
+        }
+        let mut devices: Vec<Arc<Device>> = Vec::new();
+        for link in &self.core().links {
+            let device = link.port().device();
+            if !devices.iter().any(|other| Arc::ptr_eq(other, device)) {
+                devices.push(device.clone());
+            }
+        }
+        devices.iter().for_each(|device| device.take_receives(&mut &*self.shared));
+    }
+
+    fn take(self: &Arc<Self>, core: &mut Core, input: Input) {
+        let now = self.shared.now();
+        let Some(machine) = &mut core.machine else { return };
+        match input {
+            Input::Message(link, bytes) => {
+                if let Err(odd) = machine.handle_message(link, &bytes, now) {
+                    tracing::debug!(group = self.number, link = link.get(), %odd, "LLC");
+                }
+            }
+            Input::Failed(link, cause) => machine.handle_link_failed(link, cause, now),
+            Input::Sent(receipt) => machine.handle_sent(receipt, now),
+            Input::PortUp(rnic) => machine.handle_rnic_up(rnic, now),
+            Input::PortDown(rnic) => machine.handle_rnic_down(rnic, now),
+            Input::Missing(endpoint, number) => {
+                // It may have come over another adapter, whose queue was looked at since.
+                if !endpoint.words().has_seen(number) {
+                    // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
+                    self.lose(&endpoint);
+                }
+            }
+        }
+    }
+
+    /// A connection cannot go on.
+    pub(super) fn lose(&self, endpoint: &Endpoint) {
+        endpoint.fail();
+        self.shared.tell_lost(endpoint.token());
+    }
+
+    /// Does what is due, and tells when there is more.
+    pub(crate) fn on_timer(self: &Arc<Self>, now: Tick) -> Option<Tick> {
+        let due = |core: &Core| core.machine.as_ref()?.poll_timeout().filter(|due| due.0 <= now.0);
+        if due(&self.core()).is_some() {
+            self.settle();
+        }
+        let mut core = self.core();
+        let core = &mut *core;
+        let machine = core.machine.as_mut()?;
+        for link in &core.links {
+            if let Some(heard) = link.was_heard() {
+                machine.handle_received(link.key(), heard);
+            }
+        }
+        if machine.poll_timeout().is_some_and(|due| due.0 <= now.0) {
+            machine.handle_timeout(now);
+            self.carry_out(core);
+        }
+        self.reunite(core);
+        let stranded = core.stranded.iter().map(|(_, until)| *until);
+        stranded.chain(core.machine.as_ref()?.poll_timeout()).min()
+    }
+
+    /// The first link.
+    ///
+    /// # Errors
+    /// What verbs say.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        port: &Arc<super::port::Port>,
+        source: super::port::Source,
+    ) -> Result<Arc<Link>, VerbsError> {
+        let link = Link::new(LinkKey::FIRST, self, port, (source.index, source.gid), self.version)?;
+        self.core().links.push(link.clone());
+        Ok(link)
+    }
+
+    /// CLC is through: LLC begins.
+    pub(crate) fn start(self: &Arc<Self>, terms: TermsR, params: Params, first: FirstLink) {
+        let _ = self.terms.set(terms);
+        let mut core = self.core();
+        core.confirmed.insert(first.rmb);
+        let now = self.shared.now();
+        let mut machine = LinkGroup::new(params, first, now);
+        for (_, on) in core.connections.values() {
+            // There is room for one connection in any group.
+            let _ = machine.connection_added(*on, now);
+        }
+        core.machine = Some(machine);
+        self.carry_out(&mut core);
+        drop(core);
+        // What arrived before was waiting.
+        self.work();
+    }
+
+    /// An RMB of `len` bytes for a new connection over `link`, and whether the peer knows it on all
+    /// links. If it does not, [`Group::is_confirmed`] will say when.
+    ///
+    /// # Errors
+    /// See [`NoPlace`].
+    pub(crate) fn take_rmb(self: &Arc<Self>, len: u32, on: LinkKey) -> Result<Arc<Rmb>, NoPlace> {
+        let mut guard = self.core();
+        let core = &mut *guard;
+        if let Some(rmb) = core.buffers.take(len) {
+            return Ok(rmb);
+        }
+        let rmb = Rmb::new(core.buffers.next_id(), len, self.shared.options.eye_catcher)?;
+        let Some(machine) = &mut core.machine else {
+            // First contact: CLC itself tells the peer.
+            for link in &core.links {
+                rmb.buffer().register(link.key(), link.pd())?;
+            }
+            core.buffers.add(rmb.clone());
+            return Ok(rmb);
+        };
+        let mut regions: Vec<(LinkKey, Region)> = Vec::new();
+        for key in machine.key_links() {
+            let Some(link) = core.links.iter().find(|link| link.key() == key) else { continue };
+            rmb.buffer().register(key, link.pd())?;
+            regions.extend(rmb.buffer().region(key).map(|region| (key, region)));
+        }
+        machine.add_rmb(rmb.id(), Some(on), &regions, self.shared.now())?;
+        core.buffers.add(rmb.clone());
+        self.carry_out(core);
+        Ok(rmb)
+    }
+
+    /// Whether the peer knows an RMB; `None`: it does not want it.
+    pub(crate) fn is_confirmed(&self, rmb: &Rmb) -> Option<bool> {
+        let core = self.core();
+        if core.refused.contains(&rmb.id()) || self.status() == Status::Over {
+            return None;
+        }
+        Some(core.confirmed.contains(&rmb.id()))
+    }
+
+    /// A connection is done with an RMB, of which the first `dirty` bytes were written by the peer;
+    /// without that number it cannot be used again.
+    pub(crate) fn give_back(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
+        // No byte of this connection is shown to the next one (SEC-8).
+        let clean = dirty.is_some_and(|dirty| rmb.clear(dirty));
+        let mut core = self.core();
+        let known = core.confirmed.contains(&rmb.id());
+        if clean && known && self.status() != Status::Over && core.buffers.put_back(rmb) {
+            return;
+        }
+        let now = self.shared.now();
+        match &mut core.machine {
+            Some(machine) if !machine.is_over() => {
+                machine.remove_rmb(rmb.id(), now);
+                self.carry_out(&mut core);
+            }
+            _ => core.buffers.remove(rmb.id()),
+        }
+    }
+
+    /// Takes a place for a connection on a link.
+    ///
+    /// # Errors
+    /// See [`NoPlace`].
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        endpoint: &Arc<Endpoint>,
+        on: LinkKey,
+    ) -> Result<(), NoPlace> {
+        let mut guard = self.core();
+        let core = &mut *guard;
+        if let Some(machine) = &mut core.machine {
+            machine.connection_added(on, self.shared.now())?;
+        }
+        if let Some(link) = core.links.iter().find(|link| link.key() == on) {
+            link.connections().fetch_add(1, Ordering::Relaxed);
+        }
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        core.connections.insert(endpoint.token(), (endpoint.clone(), on));
+        self.carry_out(core);
+        Ok(())
+    }
+
+    /// Joins a connection that has a place to a link: it can send from now on.
+    ///
+    /// # Errors
+    /// See [`NoPlace`].
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        endpoint: &Arc<Endpoint>,
+        on: LinkKey,
+        region: Region,
+        target: impl FnOnce(PeerRmbId) -> Target,
+    ) -> Result<(), NoPlace> {
+        let mut guard = self.core();
+        let core = &mut *guard;
+        let machine = core.machine.as_mut().ok_or(NoPlace::Gone)?;
+        let now = self.shared.now();
+        let target = target(machine.bind_peer_rmb(on, region)?);
+        for (other, _) in core.connections.values() {
+            // The peer never heard of its end, or gave up waiting for it: the old one is over, and
+            // the new one goes on (RFC 7609 section 4.4.2).
+            if other.yields(&target) {
+                tracing::debug!(token = other.token(), "the peer reuses the element: reset");
+                self.shared.tell_taken(other.token());
+            }
+        }
+        let link = core.links.iter().find(|link| link.key() == on).ok_or(NoPlace::Gone)?;
+        let len = target.shape.len();
+        let mirror = match core.buffers.take_mirror(len) {
+            Some(mirror) => mirror,
+            None => mirror(len)?,
+        };
+        let path = Path {
+            link: link.clone(),
+            mirror: mirror.register(on, link.pd())?,
+            address: region.address.wrapping_add(target.offset),
+            rkey: region.rkey,
+        };
+        // The peer may have chosen another link than the one that the place was taken on.
+        let counted = core.connections.get(&endpoint.token()).map(|(_, on)| *on);
+        if counted != Some(on) {
+            machine.connection_added(on, now)?;
+            link.connections().fetch_add(1, Ordering::Relaxed);
+            if let Some(before) = counted {
+                machine.connection_removed(before, now);
+                uncount(&core.links, before);
+            }
+            core.connections.insert(endpoint.token(), (endpoint.clone(), on));
+        }
+        endpoint.open(target, mirror, path);
+        self.carry_out(core);
+        Ok(())
+    }
+
+    /// A connection is over.
+    pub(crate) fn leave(self: &Arc<Self>, endpoint: &Endpoint) {
+        let mut core = self.core();
+        let Some((_, on)) = core.connections.remove(&endpoint.token()) else { return };
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+        uncount(&core.links, on);
+        if let Some(mirror) = endpoint.close() {
+            core.buffers.put_back_mirror(mirror);
+        }
+        let now = self.shared.now();
+        if let Some(machine) = &mut core.machine {
+            machine.connection_removed(on, now);
+            self.carry_out(&mut core);
+        }
+    }
+
+    /// Gives up a first contact before LLC had begun.
+    pub(crate) fn abandon(self: &Arc<Self>) {
+        let mut core = self.core();
+        if core.machine.is_some() {
+            return;
+        }
+        for link in std::mem::take(&mut core.links) {
+            link.close();
+            link.keep(core.buffers.forget_link(link.key()));
+        }
+        core.buffers = Buffers::default();
+        drop(core);
+        self.set_status(Status::Over);
+        self.shared.forget(self);
+    }
+
+    /// Runs `f` on the state machine, and does what follows from it.
+    pub(crate) fn with<T>(
+        self: &Arc<Self>,
+        f: impl FnOnce(&mut LinkGroup, Tick) -> T,
+    ) -> Option<T> {
+        let mut core = self.core();
+        let done = f(core.machine.as_mut()?, self.shared.now());
+        self.carry_out(&mut core);
+        Some(done)
+    }
+
+    /// Its first link, as a pattern for further ones, and whether no router is in between.
+    pub(crate) fn pattern(&self) -> Option<(Arc<Link>, bool)> {
+        let core = self.core();
+        let link = core.links.first()?;
+        let known = core.machine.as_ref().and_then(|machine| machine.link(link.key()));
+        Some((link.clone(), known.is_none_or(|link| link.rnic.direct)))
+    }
+
+    /// A link by its name.
+    pub(crate) fn link(&self, key: LinkKey) -> Option<Arc<Link>> {
+        self.core().links.iter().find(|link| link.key() == key).cloned()
+    }
+}
+
+/// A connection leaves a link.
+fn uncount(links: &[Arc<Link>], on: LinkKey) {
+    if let Some(link) = links.iter().find(|link| link.key() == on) {
+        link.connections().fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("number", &self.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,622 @@
+//! One link: a queue pair, its receive buffers, and what waits to be sent on it.
+//!
+//! Rules kept here: CLC-21, CLC-31, LLC-2, LLC-9, LLCV2-7, LG-39, LG-51, LG-58, LG-63, RMB-28,
+//! RMB-29, CDC-1, CDC-2, CDC-3, CDC-4, ERR-13, SEC-6, SEC-16.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
+use smc_core::time::Tick;
+use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
+use smc_core::wire::clc::Version;
+use smc_core::wire::ids::{Gid, Psn, Qpn, Rkey};
+use smc_core::wire::llc::{LLC_LEN, LLC_MAX_LEN};
+
+use super::device::{Device, Sink};
+use super::endpoint::Endpoint;
+use super::group::{Group, Input};
+use super::llc::LlcQueue;
+use super::outbound::Plan;
+use super::port::Port;
+use super::slots::{CDC_SLOTS, LLC_SLOTS, REQUESTS_PER_SLOT, SLOTS, Slots};
+use super::spans::Stretch;
+use super::tokens::random_psn;
+use super::words::Received;
+use crate::sys::lock;
+use crate::verbs::{
+    self, Access, Completed, Completion, Hops, Init, Memory, Mr, Payload, Pd, Qp, QpCaps,
+    ReadyToSend, Recv, VerbsError, WcStatus, Work,
+};
+
+/// Receives that are posted: what a peer may have on its way (Linux: 48), and as many again as it
+/// may send before this side has looked.
+pub(crate) const RECEIVES: u32 = 96;
+/// Receives that are posted again at once.
+const POSTED_AT_ONCE: usize = 8;
+/// Distance of small messages in memory, bytes.
+const STRIDE: usize = 64;
+/// Inline data that is asked for, bytes: a CDC or LLC message, and short writes, which the device then
+/// need not fetch from memory.
+const INLINE: usize = 256;
+
+/// What is needed to write a peer's element over a link.
+#[derive(Clone, Debug)]
+pub(crate) struct Path {
+    pub(crate) link: Arc<Link>,
+    /// The send element on this link.
+    pub(crate) mirror: Arc<Mr>,
+    /// Address of the peer's element.
+    pub(crate) address: u64,
+    /// Key of the peer's RMB.
+    pub(crate) rkey: Rkey,
+}
+
+/// Why nothing was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotPosted {
+    /// All slots are in use.
+    NoRoom,
+    /// The link does not work (any more).
+    Dead,
+}
+
+/// A link.
+pub(crate) struct Link {
+    key: LinkKey,
+    group: Weak<Group>,
+    port: Arc<Port>,
+    gid_index: u8,
+    gid: Gid,
+    qpn: Qpn,
+    psn: Psn,
+    // The queue pair goes before the memory that its requests name.
+    ready: OnceLock<Qp<ReadyToSend>>,
+    young: Mutex<Option<Qp<Init>>>,
+    pd: Arc<Pd>,
+    inbox: Arc<Mr>,
+    stride: usize,
+    /// Receive buffers whose messages were taken, to be posted again.
+    taken: Mutex<Vec<Recv>>,
+    outbox: Arc<Mr>,
+    /// What is deregistered after the queue pair has gone.
+    kept: Mutex<Vec<Arc<Mr>>>,
+    /// Bytes that can be sent inline.
+    inline: usize,
+    slots: Slots,
+    /// What is in a slot of a connection: alert token of the peer, sequence number.
+    sent: [AtomicU64; SLOTS as usize],
+    llc: Mutex<LlcQueue>,
+    /// Connections with something to send for which there was no room.
+    waiting: Mutex<Vec<Arc<Endpoint>>>,
+    waits: AtomicBool,
+    dead: AtomicBool,
+    /// Messages of connections wait, until those that are under way have arrived.
+    held: AtomicBool,
+    /// When something other than LLC was last received, if that was since it was last asked: in
+    /// microseconds, as the group counts, or 0.
+    heard: AtomicU64,
+    peer: Mutex<Option<RemoteEnd>>,
+    connections: AtomicU32,
+}
+
+impl Link {
+    /// A queue pair that takes receives and does not know its peer yet.
+    ///
+    /// # Errors
+    /// What verbs say.
+    pub(crate) fn new(
+        key: LinkKey,
+        group: &Arc<Group>,
+        port: &Arc<Port>,
+        (gid_index, gid): (u8, Gid),
+        version: Version,
+    ) -> Result<Arc<Link>, VerbsError> {
+        let device = port.device();
+        let pd = Pd::new(device.context())?;
+        // A message of version 2 may be long, and may come into any of the buffers.
+        let stride = if version == Version::V2 { LLC_MAX_LEN } else { STRIDE };
+        let memory = |len| Mr::register(&pd, &Memory::new(len)?, Access::Local).map(Arc::new);
+        let inbox = memory(stride * RECEIVES as usize)?;
+        let outbox = memory(STRIDE * CDC_SLOTS as usize + stride * LLC_SLOTS as usize)?;
+        let caps = QpCaps {
+            send_requests: SLOTS * REQUESTS_PER_SLOT,
+            receive_requests: RECEIVES,
+            inline: INLINE as u32,
+        };
+        let qp = Qp::new(&pd, device.send_cq(), device.recv_cq(), caps)?.init(port.number())?;
+        let psn = random_psn().map_err(|source| VerbsError::Call { call: "getrandom", source })?;
+        let link = Arc::new(Link {
+            key,
+            group: Arc::downgrade(group),
+            port: port.clone(),
+            gid_index,
+            gid,
+            qpn: qp.qp_num(),
+            psn: Psn::new(psn),
+            inline: qp.max_inline().min(INLINE),
+            ready: OnceLock::new(),
+            young: Mutex::new(Some(qp)),
+            pd,
+            inbox,
+            stride,
+            taken: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
+            outbox,
+            kept: Mutex::default(),
+            slots: Slots::default(),
+            sent: [const { AtomicU64::new(0) }; SLOTS as usize],
+            llc: Mutex::default(),
+            waiting: Mutex::default(),
+            waits: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
+            peer: Mutex::new(None),
+            connections: AtomicU32::new(0),
+        });
+        link.post_receives()?;
+        if !device.enter(&link) {
+            let source = std::io::ErrorKind::QuotaExceeded.into();
+            return Err(VerbsError::Call { call: "completion queue", source });
+        }
+        Ok(link)
+    }
+
+    fn recv(&self, slot: u32) -> Option<Recv> {
+        let buffer = self.inbox.sge(slot as usize * self.stride, self.stride).ok()?;
+        Some(Recv { id: u64::from(slot), buffer })
+    }
+
+    fn post_receives(&self) -> Result<(), VerbsError> {
+        let all: Vec<_> = (0..RECEIVES).filter_map(|slot| self.recv(slot)).collect();
+        let refused = |error: verbs::PostError| VerbsError::Call {
+            call: "ibv_post_recv",
+            source: std::io::Error::other(error),
+        };
+        lock(&self.young).as_ref().map_or(Ok(()), |qp| qp.post_recv(&all).map_err(refused))
+    }
+
+    /// Connects the queue pair and lets it send. May wait for the network (see
+    /// [`Qp::ready_to_receive`]).
+    ///
+    /// # Errors
+    /// What verbs say; the link is of no use then.
+    pub(crate) fn connect(&self, remote: RemoteEnd, direct: bool) -> Result<(), VerbsError> {
+        let Some(qp) = lock(&self.young).take() else { return Ok(()) };
+        let end = verbs::RemoteEnd {
+            gid: remote.gid,
+            qp_num: remote.qpn,
+            psn: remote.psn,
+            mtu: remote.mtu,
+            sgid_index: self.gid_index,
+            hops: if direct { Hops::Direct } else { Hops::Routed },
+        };
+        let qp = qp.ready_to_receive(&end)?.ready_to_send(self.psn)?;
+        *lock(&self.peer) = Some(remote);
+        // It was taken out of `young` above, so this is the first.
+        let _ = self.ready.set(qp);
+        if self.is_dead() {
+            // It was given up meanwhile.
+            self.stop();
+        }
+        Ok(())
+    }
+
+    /// Its name in its group.
+    pub(crate) fn key(&self) -> LinkKey {
+        self.key
+    }
+
+    /// Its group.
+    pub(crate) fn group(&self) -> Option<Arc<Group>> {
+        self.group.upgrade()
+    }
+
+    /// The port it runs over.
+    pub(crate) fn port(&self) -> &Arc<Port> {
+        &self.port
+    }
+
+    /// Its end here.
+    pub(crate) fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    /// Its queue pair.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// The first packet number that this end sends.
+    pub(crate) fn psn(&self) -> Psn {
+        self.psn
+    }
+
+    /// The domain in which buffers are registered for it.
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The peer's end, once connected.
+    pub(crate) fn peer(&self) -> Option<RemoteEnd> {
+        *lock(&self.peer)
+    }
+
+    /// How many connections use it, for people.
+    pub(crate) fn connections(&self) -> &AtomicU32 {
+        &self.connections
+    }
+
+    /// Messages that may be sent before one has to be acknowledged.
+    pub(crate) fn credits(&self) -> u32 {
+        SLOTS - self.slots.used()
+    }
+
+    /// When something other than LLC was last received, if that was since this was last asked.
+    pub(crate) fn was_heard(&self) -> Option<Tick> {
+        match self.heard.swap(0, Ordering::Relaxed) {
+            0 => None,
+            heard => Some(Tick(heard)),
+        }
+    }
+
+    /// Whether it does not work any more.
+    #[inline]
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// It does not work: tells the group, once.
+    #[cold]
+    pub(crate) fn fail(&self) {
+        if !self.dead.swap(true, Ordering::AcqRel)
+            && let Some(group) = self.group()
+        {
+            group.put(Input::Failed(self.key, Cause::QueuePair));
+        }
+    }
+
+    /// A request failed. Those after the first are merely flushed.
+    #[cold]
+    fn note(&self, what: &str, status: WcStatus) {
+        if !self.is_dead() || status != WcStatus::Flushed {
+            let (link, qpn) = (self.key.get(), self.qpn.get());
+            tracing::debug!(link, qpn, what, %status, "link failed");
+        }
+    }
+
+    /// It is not needed any more: nothing that still happens on it is told to anybody.
+    pub(crate) fn close(&self) {
+        // Outstanding requests name memory that is about to go.
+        self.stop();
+        self.port.device().leave(self);
+        lock(&self.waiting).clear();
+        self.stop_waiting();
+        if lock(&self.llc).close() {
+            self.port.device().sends_came();
+        }
+    }
+
+    /// Has these registrations end after the queue pair, which may be in the middle of a write of
+    /// the peer's to such memory, and would be waited for.
+    pub(crate) fn keep(&self, registrations: Vec<Arc<Mr>>) {
+        lock(&self.kept).extend(registrations);
+    }
+
+    /// Nothing that is under way on it arrives any more.
+    pub(crate) fn stop(&self) {
+        self.dead.store(true, Ordering::Release);
+        if let Some(qp) = self.ready.get()
+            && let Err(error) = qp.fail()
+        {
+            tracing::debug!(%error, "a queue pair was not stopped");
+        }
+    }
+
+    /// Has messages of connections wait, or takes that back. One that is being posted right now is
+    /// not kept from it: [`Endpoint::settle`] waits for it.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+    }
+
+    /// Whether messages of connections are under way.
+    pub(crate) fn has_unacknowledged(&self) -> bool {
+        self.slots.used_by_cdc() != 0
+    }
+
+    /// Posts a plan of a connection.
+    #[inline]
+    pub(crate) fn post(&self, path: &Path, token: u32, plan: &Plan) -> Result<(), NotPosted> {
+        let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
+            return Err(NotPosted::Dead);
+        };
+        if self.held.load(Ordering::Acquire) {
+            return Err(NotPosted::NoRoom);
+        }
+        let slot = match self.slots.take_cdc() {
+            Some(slot) => slot,
+            None => {
+                self.port.device().poll_sends();
+                self.slots.take_cdc().ok_or(NotPosted::NoRoom)?
+            }
+        };
+        if let Some(sent) = self.sent.get(slot as usize) {
+            sent.store(u64::from(token) << 16 | u64::from(plan.sequence), Ordering::Relaxed);
+        }
+        let write = |(offset, len): Stretch, short| {
+            let payload = self.stretch(path, offset as usize, len as usize, short)?;
+            let address = path.address.wrapping_add(u64::from(offset));
+            Some(Work::write(u64::from(slot), payload, address, path.rkey))
+        };
+        let mut short = [0; INLINE];
+        let Some(payload) = self.payload(slot, &plan.cdc) else { return Err(NotPosted::Dead) };
+        let send = Work::send(u64::from(slot), payload).signaled();
+        let posted = match plan.stretches {
+            [(_, 0), (_, 0)] => qp.post_send(&[send]),
+            [one, (_, 0)] | [(_, 0), one] => match write(one, &mut short) {
+                Some(write) => qp.post_send(&[write, send]),
+                None => return Err(NotPosted::Dead),
+            },
+            [one, two] => match (write(one, &mut short), write(two, &mut [])) {
+                (Some(one), Some(two)) => qp.post_send(&[one, two, send]),
+                _ => return Err(NotPosted::Dead),
+            },
+        };
+        if let Err(error) = posted {
+            tracing::debug!(%error, "a message was not posted");
+            self.fail();
+            return Err(NotPosted::Dead);
+        }
+        Ok(())
+    }
+
+    /// A stretch of the send element as the device wants it: copied to `short`, if it fits there.
+    #[inline]
+    fn stretch<'a>(
+        &self,
+        path: &Path,
+        offset: usize,
+        len: usize,
+        short: &'a mut [u8],
+    ) -> Option<Payload<'a>> {
+        match short.get_mut(..len).filter(|_| len <= self.inline) {
+            Some(short) => {
+                path.mirror.memory().copy_out(offset, short).ok()?;
+                Some(Payload::Inline(short))
+            }
+            None => path.mirror.sge(offset, len).ok().map(Payload::Registered),
+        }
+    }
+
+    /// The bytes of a message in a slot, as the device wants them.
+    #[inline]
+    fn payload<'a>(&self, slot: u32, bytes: &'a [u8]) -> Option<Payload<'a>> {
+        if bytes.len() <= self.inline.min(CDC_LEN) {
+            return Some(Payload::Inline(bytes));
+        }
+        let offset = match slot.checked_sub(CDC_SLOTS) {
+            None => slot as usize * STRIDE,
+            Some(llc) => STRIDE * CDC_SLOTS as usize + self.stride * llc as usize,
+        };
+        self.outbox.memory().copy_in(offset, bytes).ok()?;
+        self.outbox.sge(offset, bytes.len()).ok().map(Payload::Registered)
+    }
+
+    /// Sends an LLC message as soon as there is room.
+    pub(crate) fn post_llc(&self, bytes: Vec<u8>, receipt: Option<smc_core::link_group::Receipt>) {
+        lock(&self.llc).push(bytes, receipt);
+        self.send_llc();
+    }
+
+    /// Sends the LLC messages that wait, as far as there is room.
+    pub(crate) fn send_llc(&self) {
+        let mut llc = lock(&self.llc);
+        let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else { return };
+        while let Some(slot) = llc.next(|| self.slots.take_llc()) {
+            let Some(bytes) = llc.bytes(slot) else { return };
+            let posted = self.payload(slot, bytes).is_some_and(|payload| {
+                qp.post_send(&[Work::send(u64::from(slot), payload).signaled()]).is_ok()
+            });
+            if !posted {
+                drop(llc);
+                return self.fail();
+            }
+        }
+        // Receipts, and messages that wait for room, need to hear of completions.
+        if llc.begins_to_wait() {
+            self.port.device().await_sends();
+        }
+    }
+
+    /// A request completed, or failed.
+    pub(crate) fn on_sent(&self, completion: &Completion) {
+        if let Err(status) = completion.result() {
+            if !self.is_dead() {
+                tracing::debug!(link = self.key.get(), qp = self.qpn.get(), %status, "link failed");
+            }
+            // The slot stays taken: what was in it may not have arrived.
+            return self.fail();
+        }
+        let Ok(slot) = u32::try_from(completion.id()) else { return };
+        if slot >= CDC_SLOTS {
+            let (receipt, over) = lock(&self.llc).sent(slot);
+            if let (Some(receipt), Some(group)) = (receipt, self.group()) {
+                group.put(Input::Sent(receipt));
+            }
+            if over {
+                self.port.device().sends_came();
+            }
+        }
+        self.slots.release(slot);
+    }
+
+    /// Whether it is time to look for send completions.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        self.slots.is_short()
+    }
+
+    /// Number of the oldest message of a connection that is not acknowledged.
+    pub(crate) fn unacknowledged(&self, token: u32, last: u16) -> Option<u16> {
+        let free = self.slots.free();
+        let in_use = (0..CDC_SLOTS).filter(|slot| free & 1 << slot == 0);
+        let sent = in_use.filter_map(|slot| self.sent.get(slot as usize));
+        sent.map(|sent| sent.load(Ordering::Relaxed))
+            .filter(|sent| sent >> 16 == u64::from(token))
+            .map(|sent| sent as u16)
+            .max_by_key(|sequence| last.wrapping_sub(*sequence))
+    }
+
+    /// A connection waits for room. Whoever frees some calls [`Link::flush_waiting`].
+    pub(crate) fn wait(&self, endpoint: &Arc<Endpoint>) {
+        lock(&self.waiting).push(endpoint.clone());
+        if !self.waits.swap(true, Ordering::SeqCst) {
+            self.port.device().await_sends();
+        }
+    }
+
+    fn stop_waiting(&self) {
+        if self.waits.swap(false, Ordering::SeqCst) {
+            self.port.device().sends_came();
+        }
+    }
+
+    /// Lets those send for whom there was no room. Called without locks.
+    #[inline]
+    pub(crate) fn flush_waiting(&self) {
+        if self.waits.load(Ordering::SeqCst) {
+            self.flush_all();
+        }
+    }
+
+    #[cold]
+    fn flush_all(&self) {
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        self.stop_waiting();
+        for endpoint in waiting {
+            endpoint.flush();
+        }
+    }
+
+    /// Sends LLC messages for which there was no room.
+    pub(crate) fn flush_llc(&self) {
+        if lock(&self.llc).is_waiting() {
+            self.send_llc();
+        }
+    }
+
+    /// A message arrived, or a receive failed.
+    #[inline]
+    pub(crate) fn on_receive(
+        &self,
+        completion: &Completion,
+        now: Tick,
+        device: &Device,
+        sink: &mut impl Sink,
+    ) {
+        let len = match completion.result() {
+            Ok(Completed::Receive { len }) => len,
+            Ok(_) => return,
+            Err(status) => {
+                self.note("receive", status);
+                return self.fail();
+            }
+        };
+        let Ok(slot) = u32::try_from(completion.id()) else { return };
+        let at = slot as usize * self.stride;
+        let mut short = [0u8; CDC_LEN];
+        let short = short.get_mut(..len.min(CDC_LEN)).unwrap_or_default();
+        if self.inbox.memory().copy_out(at, short).is_err() {
+            return;
+        }
+        if short.first() == Some(&CDC_TYPE) {
+            self.heard.store(now.0, Ordering::Relaxed);
+            if len == CDC_LEN {
+                self.on_cdc(short, device, sink);
+            } else {
+                device.counters().malformed.fetch_add(1, Ordering::Relaxed);
+            }
+        } else {
+            self.on_llc(at, len);
+        }
+        self.post_again(slot);
+    }
+
+    /// Posts receive buffers again, several at once: there are more than a peer needs.
+    #[inline]
+    fn post_again(&self, slot: u32) {
+        let mut taken = lock(&self.taken);
+        taken.extend(self.recv(slot));
+        let Some(qp) = self.ready.get().filter(|_| taken.len() >= POSTED_AT_ONCE) else { return };
+        let posted = qp.post_recv(&taken);
+        taken.clear();
+        drop(taken);
+        if posted.is_err() {
+            self.fail();
+        }
+    }
+
+    #[inline]
+    fn on_cdc(&self, bytes: &[u8], device: &Device, sink: &mut impl Sink) {
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
+        let Ok(cdc) = Cdc::parse(bytes) else {
+            count(&device.counters().malformed);
+            return;
+        };
+        let Some(group) = self.group() else { return };
+        let Some(endpoint) = group.endpoint(cdc.token) else {
+            count(&device.counters().unknown_token);
+            return;
+        };
+        match endpoint.words().take(&cdc) {
+            Received::Stored | Received::Validated => sink.on_words(&endpoint),
+            Received::Overtaken => {
+                count(&device.counters().overtaken);
+            }
+            Received::Missing(number) => {
+                sink.on_words(&endpoint);
+                group.put(Input::Missing(endpoint, number));
+            }
+        }
+    }
+
+    #[cold]
+    fn on_llc(&self, at: usize, len: usize) {
+        let mut bytes = vec![0u8; len.min(self.stride)];
+        if len < LLC_LEN || self.inbox.memory().copy_out(at, &mut bytes).is_err() {
+            self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        if let Some(group) = self.group() {
+            group.put(Input::Message(self.key, bytes));
+        }
+    }
+}
+
+/// The end of a queue pair waits until the last of its packets is gone, and that is the network's
+/// affair: an interface that was taken down keeps what it has not sent, for which soft-RoCE waits
+/// 50 s. Nobody else is to wait for that, so it happens on a thread of its own.
+impl Drop for Link {
+    fn drop(&mut self) {
+        let queue_pair = (self.ready.take(), lock(&self.young).take());
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        let memory = (self.inbox.clone(), self.outbox.clone(), kept);
+        let end = move || {
+            drop(queue_pair);
+            drop(memory);
+        };
+        if let Err(error) = std::thread::Builder::new().name("smc-link-end".into()).spawn(end) {
+            // What was to be done was done when that was dropped.
+            tracing::debug!(%error, "no thread");
+        }
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("key", &self.key)
+            .field("qpn", &self.qpn)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,154 @@
+//! LLC messages on their way out of one link.
+//!
+//! Rules kept here: LLCV2-7.
+
+use std::collections::VecDeque;
+
+use smc_core::link_group::Receipt;
+use smc_core::wire::llc::LLC_LEN;
+
+use super::slots::{CDC_SLOTS, LLC_SLOTS};
+
+/// Messages that wait for room at most. No link group has that many to say: one that does is at
+/// the mercy of a peer that makes it answer, and what is dropped it asks for again.
+const MOST_WAITING: usize = 64;
+
+#[derive(Debug, Default)]
+struct Sent {
+    bytes: Vec<u8>,
+    receipt: Option<Receipt>,
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(crate) struct LlcQueue {
+    waiting: VecDeque<Sent>,
+    /// What is in a slot.
+    slots: [Option<Sent>; LLC_SLOTS as usize],
+    /// Completions are waited for.
+    awaits: bool,
+}
+
+impl LlcQueue {
+    /// One more message.
+    pub(crate) fn push(&mut self, bytes: Vec<u8>, receipt: Option<Receipt>) {
+        if self.waiting.len() < MOST_WAITING {
+            self.waiting.push_back(Sent { bytes, receipt });
+        } else {
+            tracing::debug!("an LLC message found no room");
+        }
+    }
+
+    fn place(slot: u32) -> Option<usize> {
+        slot.checked_sub(CDC_SLOTS).map(|slot| slot as usize)
+    }
+
+    /// Puts the next message into a slot. Long ones go one at a time: a Linux peer has one buffer
+    /// for the tails of all of them.
+    pub(crate) fn next(&mut self, take: impl FnOnce() -> Option<u32>) -> Option<u32> {
+        let long = |sent: &Sent| sent.bytes.len() > LLC_LEN;
+        if long(self.waiting.front()?) && self.slots.iter().flatten().any(long) {
+            return None;
+        }
+        let slot = take()?;
+        let place = self.slots.get_mut(Self::place(slot)?)?;
+        *place = self.waiting.pop_front();
+        Some(slot)
+    }
+
+    /// The message in a slot.
+    pub(crate) fn bytes(&self, slot: u32) -> Option<&[u8]> {
+        self.slots.get(Self::place(slot)?)?.as_ref().map(|sent| sent.bytes.as_slice())
+    }
+
+    /// The message in a slot was acknowledged: its receipt, and whether nothing is waited for any
+    /// more.
+    pub(crate) fn sent(&mut self, slot: u32) -> (Option<Receipt>, bool) {
+        let place = Self::place(slot).and_then(|place| self.slots.get_mut(place));
+        let receipt = place.and_then(Option::take).and_then(|sent| sent.receipt);
+        let over = self.awaits && !self.wants_completions();
+        if over {
+            self.awaits = false;
+        }
+        (receipt, over)
+    }
+
+    fn wants_completions(&self) -> bool {
+        !self.waiting.is_empty() || self.slots.iter().flatten().any(|sent| sent.receipt.is_some())
+    }
+
+    /// Whether completions are waited for from now on, and were not before.
+    pub(crate) fn begins_to_wait(&mut self) -> bool {
+        let begins = !self.awaits && self.wants_completions();
+        self.awaits |= begins;
+        begins
+    }
+
+    /// Whether messages wait for room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The link goes. `true`: completions were waited for.
+    pub(crate) fn close(&mut self) -> bool {
+        self.waiting.clear();
+        std::mem::take(&mut self.awaits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(n: u8, len: usize) -> Vec<u8> {
+        vec![n; len]
+    }
+
+    // Shows: LLC-2.
+    #[test]
+    fn messages_leave_in_order_and_wait_for_room() {
+        let mut queue = LlcQueue::default();
+        for n in 0..6 {
+            queue.push(message(n, LLC_LEN), None);
+        }
+        let mut slots = (CDC_SLOTS..).take(4).collect::<Vec<_>>().into_iter();
+        let first: Vec<_> = std::iter::from_fn(|| queue.next(|| slots.next())).collect();
+        assert_eq!(first.len(), 4);
+        assert_eq!(queue.bytes(first[2]).unwrap()[0], 2);
+        assert!(queue.begins_to_wait() && !queue.begins_to_wait());
+        assert_eq!(queue.sent(first[0]), (None, false));
+        assert_eq!(queue.next(|| Some(first[0])), Some(first[0]));
+        assert_eq!(queue.bytes(first[0]).unwrap()[0], 4);
+    }
+
+    // Shows: LLCV2-7.
+    #[test]
+    fn two_long_messages_are_never_on_their_way_together() {
+        let mut queue = LlcQueue::default();
+        queue.push(message(1, 88), None);
+        queue.push(message(2, 88), None);
+        queue.push(message(3, LLC_LEN), None);
+        assert_eq!(queue.next(|| Some(CDC_SLOTS)), Some(CDC_SLOTS));
+        // Order counts, so the short one behind it waits, too.
+        assert_eq!(queue.next(|| Some(CDC_SLOTS + 1)), None);
+        queue.sent(CDC_SLOTS);
+        assert_eq!(queue.next(|| Some(CDC_SLOTS)), Some(CDC_SLOTS));
+        assert_eq!(queue.next(|| Some(CDC_SLOTS + 1)), Some(CDC_SLOTS + 1));
+    }
+
+    #[test]
+    fn a_flood_is_bounded() {
+        let mut queue = LlcQueue::default();
+        for _ in 0..1000 {
+            queue.push(message(0, LLC_LEN), None);
+        }
+        assert_eq!(queue.waiting.len(), MOST_WAITING);
+    }
+
+    #[test]
+    fn a_slot_of_a_connection_has_no_message_here() {
+        let mut queue = LlcQueue::default();
+        assert_eq!(queue.bytes(0), None);
+        assert_eq!(queue.sent(0), (None, false));
+    }
+}

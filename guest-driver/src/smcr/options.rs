@@ -1,0 +1,127 @@
+//! Which RNICs a process uses, and how it does SMC-R.
+
+use std::time::Duration;
+
+use smc_core::connection::EYE_CATCHER_LEN;
+use smc_core::wire::Cursor;
+use thiserror::Error;
+
+use super::spans::Shape;
+
+/// Which RNICs a process uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Rnics {
+    /// None: no SMC-R.
+    None,
+    /// All that there are. None at all is no error.
+    #[default]
+    Auto,
+    /// Those with these names (as `rxe0` or `mlx5_0`), all ports or one (`mlx5_0/1`).
+    Names(Vec<String>),
+}
+
+/// How a process does SMC-R.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SmcROptions {
+    /// Offer and accept version 1 (RFC 7609).
+    pub v1: bool,
+    /// Offer and accept version 2.
+    pub v2: bool,
+    /// Links of a link group at most, 1 to 8 (two unless both ends are of release 2.1).
+    pub max_links: u8,
+    /// Connections of a link group at most, 1 to 255; the group after that is a parallel one.
+    pub max_connections: u8,
+    /// Write and expect eye catchers at the start of elements (RMB-6); Linux has none.
+    pub eye_catcher: bool,
+    /// How long a link may be silent before it is tested (TEST LINK); zero: never.
+    pub test_link: Duration,
+    /// How long a link group outlives its last connection.
+    pub idle_group: Duration,
+    /// Physical networks: names of network interfaces or RNICs (with port, as `mlx5_0/1`), and the
+    /// id of the network that they are on. A connection whose interface is listed uses an RNIC of
+    /// the same network; others one whose own interface is that of the connection.
+    pub pnet: Vec<(String, String)>,
+}
+
+impl SmcROptions {
+    /// Where the cursors of an element start.
+    pub(crate) fn ring_start(&self) -> Cursor {
+        Shape::new(EYE_CATCHER_LEN, self.eye_catcher).start()
+    }
+}
+
+impl Default for SmcROptions {
+    fn default() -> SmcROptions {
+        SmcROptions {
+            v1: true,
+            v2: true,
+            max_links: 2,
+            max_connections: 255,
+            eye_catcher: false,
+            test_link: Duration::from_secs(30),
+            idle_group: Duration::from_secs(600),
+            pnet: Vec::new(),
+        }
+    }
+}
+
+/// Why there is no SMC-R.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoRdma {
+    /// Nobody asked for it.
+    #[error("RDMA is switched off")]
+    Off,
+    /// libibverbs is not there.
+    #[error("no libibverbs")]
+    NoLibrary,
+    /// There is no RNIC at all.
+    #[error("no RNIC")]
+    NoDevice,
+    /// An RNIC that was asked for by name cannot be used.
+    #[error("{name}: {why}")]
+    Rnic {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The system has no room for it.
+    #[error("no room for RDMA: {0}")]
+    System(String),
+}
+
+impl Rnics {
+    /// Which ports of an RNIC are to be used: `None`, none; `Some(None)`, all.
+    pub(super) fn ports_of(&self, device: &str) -> Option<Option<Vec<u8>>> {
+        let names = match self {
+            Rnics::None => return None,
+            Rnics::Auto => return Some(None),
+            Rnics::Names(names) => names,
+        };
+        let mut ports = Vec::new();
+        for name in names {
+            match name.split_once('/') {
+                None if name == device => return Some(None),
+                Some((name, port)) if name == device => ports.extend(port.parse::<u8>()),
+                _ => {}
+            }
+        }
+        (!ports.is_empty()).then_some(Some(ports))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnics_are_named_whole_or_by_port() {
+        let names = |list: &[&str]| Rnics::Names(list.iter().map(|n| n.to_string()).collect());
+        assert_eq!(Rnics::None.ports_of("rxe0"), None);
+        assert_eq!(Rnics::Auto.ports_of("rxe0"), Some(None));
+        assert_eq!(names(&["rxe1"]).ports_of("rxe0"), None);
+        assert_eq!(names(&["rxe0"]).ports_of("rxe0"), Some(None));
+        assert_eq!(names(&["a/1", "b/1", "a/2"]).ports_of("a"), Some(Some(vec![1, 2])));
+        assert_eq!(names(&["a/x"]).ports_of("a"), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Physical networks: which RNIC serves a connection whose interface is not the RNIC's own.
+//!
+//! Without a map the RNIC of a connection is the one whose interface the connection uses. A map
+//! says which interfaces and RNICs are on the same network (RFC 7609 section 3.2 leaves it to the
+//! operator how that is known; Linux calls the ids PNET ids).
+//!
+//! Rules kept here: CLC-22, CLCV2-35, SEC-1.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::host::RdmaHost;
+use super::port::{Port, Source};
+
+/// A port for a connection, and its addresses there.
+pub(super) struct Place {
+    pub(super) port: Arc<Port>,
+    pub(super) v2: Option<Source>,
+    pub(super) v1: Option<Source>,
+}
+
+/// The network that something with one of these names is on.
+fn network<'a>(map: &'a [(String, String)], names: &[&str]) -> Option<&'a str> {
+    let listed = map.iter().find(|(name, _)| names.contains(&name.as_str()));
+    listed.map(|(_, id)| id.as_str())
+}
+
+impl RdmaHost {
+    /// The port for a connection with this local address.
+    pub(super) fn place_of(&self, local: IpAddr) -> Option<Place> {
+        let map = &self.shared().options.pnet;
+        let interface = match map.is_empty() {
+            true => None,
+            false => self.subnets().interface_of(local),
+        };
+        let Some(wanted) = interface.and_then(|name| network(map, &[&name])) else {
+            let port = self.port_of(local)?;
+            let (v2, v1) = (port.source_v2(local), port.source_v1(local));
+            return Some(Place { port, v2, v1 });
+        };
+        let ports = self.shared().ports().iter().filter(|port| port.is_active());
+        let fits = ports.filter(|port| network_of(map, port) == Some(wanted));
+        // The interface's own RNIC is as good as any and nearer.
+        let port = fits.max_by_key(|port| port.source_v2(local).is_some())?;
+        let v2 = port.source_like(local, false);
+        let v1 = port.source_like(local, true);
+        Some(Place { port: port.clone(), v2, v1 })
+    }
+}
+
+/// The network that a port is on, if the map has the port, its RNIC or its interface.
+pub(super) fn network_of<'a>(map: &'a [(String, String)], port: &Port) -> Option<&'a str> {
+    let device = port.device().name();
+    let numbered = format!("{device}/{}", port.number());
+    let view = port.view();
+    let interface = view.gids.iter().find_map(|entry| entry.net_device.as_ref());
+    let interface = interface.map(|interface| interface.name.as_str());
+    network(map, &[&numbered])
+        .or_else(|| network(map, &[device]))
+        .or_else(|| network(map, &[interface?]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Shows: CLC-22.
+    #[test]
+    fn things_are_on_the_network_that_is_listed_first_for_any_of_their_names() {
+        let map = [("eth0", "NET1"), ("mlx5_0/1", "NET1"), ("mlx5_0", "NET2"), ("eth0", "NET3")];
+        let map = map.map(|(name, id)| (name.to_owned(), id.to_owned()));
+        assert_eq!(network(&map, &["eth0"]), Some("NET1"));
+        assert_eq!(network(&map, &["mlx5_0/2", "mlx5_0"]), Some("NET2"));
+        assert_eq!(network(&map, &["mlx5_0/1"]), Some("NET1"));
+        assert_eq!(network(&map, &["eth1"]), None);
+        assert_eq!(network(&[], &["eth0"]), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! Room in a send queue.
+//!
+//! A *slot* is one SEND that the peer's adapter has not acknowledged, together with the RDMA WRITEs
+//! in front of it. Slots bound two things: the length of the own send queue, and how far this side
+//! runs ahead of the peer's receive queue. SMC has no credits, so a peer that posts 48 receives
+//! (Linux does) must never see more than 48 messages at a time; what the two directions then still
+//! lack is left to the adapters' own retries.
+//!
+//! Rules kept here: CDC-3.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Slots for CDC messages.
+pub(crate) const CDC_SLOTS: u32 = 44;
+/// Slots for LLC messages, which must get through whatever connections do.
+pub(crate) const LLC_SLOTS: u32 = 4;
+/// All slots.
+pub(crate) const SLOTS: u32 = CDC_SLOTS + LLC_SLOTS;
+/// Work requests that one slot takes at most: two WRITEs, as the ring may wrap, and the SEND.
+pub(crate) const REQUESTS_PER_SLOT: u32 = 3;
+
+const CDC_MASK: u64 = (1 << CDC_SLOTS) - 1;
+const LLC_MASK: u64 = ((1 << LLC_SLOTS) - 1) << CDC_SLOTS;
+
+/// The slots of one queue pair: taken and freed without a lock.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// A bit per free slot.
+    free: AtomicU64,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Slots { free: AtomicU64::new(CDC_MASK | LLC_MASK) }
+    }
+}
+
+impl Slots {
+    /// A slot for a CDC message.
+    #[inline]
+    pub(crate) fn take_cdc(&self) -> Option<u32> {
+        self.take(CDC_MASK)
+    }
+
+    /// A slot for an LLC message.
+    pub(crate) fn take_llc(&self) -> Option<u32> {
+        self.take(LLC_MASK)
+    }
+
+    #[inline]
+    fn take(&self, mask: u64) -> Option<u32> {
+        let mut free = self.free.load(Ordering::Relaxed);
+        loop {
+            let mine = free & mask;
+            if mine == 0 {
+                return None;
+            }
+            let slot = mine.trailing_zeros();
+            // Acquire: the slot's buffer was let go of by whoever freed it.
+            match self.free.compare_exchange_weak(
+                free,
+                free & !(1 << slot),
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(slot),
+                Err(now) => free = now,
+            }
+        }
+    }
+
+    /// The message of a slot was acknowledged, or is lost with its queue pair.
+    #[inline]
+    pub(crate) fn release(&self, slot: u32) {
+        if slot < SLOTS {
+            self.free.fetch_or(1 << slot, Ordering::Release);
+        }
+    }
+
+    /// A bit per free slot.
+    pub(crate) fn free(&self) -> u64 {
+        self.free.load(Ordering::Relaxed)
+    }
+
+    /// Messages that are not acknowledged.
+    pub(crate) fn used(&self) -> u32 {
+        SLOTS - self.free.load(Ordering::Relaxed).count_ones()
+    }
+
+    /// Messages of connections that are not acknowledged.
+    pub(crate) fn used_by_cdc(&self) -> u32 {
+        CDC_SLOTS - (self.free() & CDC_MASK).count_ones()
+    }
+
+    /// Whether it is time to look for completions: half of what connections may use is used.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        (self.free.load(Ordering::Relaxed) & CDC_MASK).count_ones() < CDC_SLOTS / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_given_once_until_it_is_freed() {
+        let slots = Slots::default();
+        let taken: std::collections::BTreeSet<_> =
+            std::iter::from_fn(|| slots.take_cdc()).collect();
+        assert_eq!(taken.len() as u32, CDC_SLOTS);
+        assert_eq!(slots.used(), CDC_SLOTS);
+        slots.release(7);
+        assert_eq!((slots.take_cdc(), slots.take_cdc()), (Some(7), None));
+    }
+
+    // Shows: CDC-3.
+    #[test]
+    fn connections_cannot_use_up_what_the_link_layer_needs() {
+        let slots = Slots::default();
+        while slots.take_cdc().is_some() {}
+        let llc = slots.take_llc();
+        assert!(llc.is_some_and(|slot| (CDC_SLOTS..SLOTS).contains(&slot)));
+    }
+
+    #[test]
+    fn a_slot_that_does_not_exist_is_not_freed() {
+        let slots = Slots::default();
+        slots.release(SLOTS);
+        slots.release(u32::MAX);
+        assert_eq!(slots.used(), 0);
+    }
+
+    #[test]
+    fn threads_never_share_a_slot() {
+        let slots = Slots::default();
+        let owners: Vec<AtomicU64> = (0..SLOTS).map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let Some(slot) = slots.take_cdc() else { continue };
+                        let owner = &owners[slot as usize];
+                        assert_eq!(owner.fetch_add(1, Ordering::Relaxed), 0);
+                        owner.fetch_sub(1, Ordering::Relaxed);
+                        slots.release(slot);
+                    }
+                });
+            }
+        });
+        assert_eq!(slots.used(), 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! Random numbers and the table of alert tokens.
+//!
+//! Rules kept here: RMB-19, RMB-20.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+
+/// Random bytes of the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0u8; N];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+/// A random number of 24 bits: the first packet sequence number of a queue pair.
+pub(crate) fn random_psn() -> io::Result<u32> {
+    Ok(u32::from_ne_bytes(random()?) & 0x00ff_ffff)
+}
+
+type Map<T> = FxHashMap<u32, Arc<T>>;
+
+/// What connections of one link group are called by their peer (CDC-4): random, so that one who
+/// sees a token cannot guess another, and never zero.
+#[derive(Debug)]
+pub(crate) struct Tokens<T> {
+    map: RwLock<Map<T>>,
+}
+
+impl<T> Default for Tokens<T> {
+    fn default() -> Self {
+        Tokens { map: RwLock::default() }
+    }
+}
+
+impl<T> Tokens<T> {
+    /// Enters what `make` makes of a fresh token.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn insert(&self, make: impl FnOnce(u32) -> Arc<T>) -> io::Result<Arc<T>> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let token = u32::from_ne_bytes(random()?);
+            if token != 0 && !map.contains_key(&token) {
+                let value = make(token);
+                map.insert(token, value.clone());
+                return Ok(value);
+            }
+        }
+    }
+
+    /// Whose token it is.
+    #[inline]
+    pub(crate) fn get(&self, token: u32) -> Option<Arc<T>> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).get(&token).cloned()
+    }
+
+    /// The token is nobody's any more.
+    pub(crate) fn remove(&self, token: u32) -> Option<Arc<T>> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner).remove(&token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Shows: RMB-19, CDC-4.
+    #[test]
+    fn tokens_are_found_until_they_are_removed_and_are_never_zero() {
+        let tokens = Tokens::default();
+        let given: Vec<_> = (0..200).map(|_| *tokens.insert(Arc::new).unwrap()).collect();
+        assert!(given.iter().all(|token| *token != 0));
+        let len = || tokens.map.read().unwrap().len();
+        assert_eq!(len(), 200);
+        assert_eq!(tokens.get(given[7]).as_deref(), Some(&given[7]));
+        tokens.remove(given[7]);
+        assert!(tokens.get(given[7]).is_none());
+        assert_eq!(len(), 199);
+    }
+
+    // Shows: RMB-20, CDC-4, SEC-8.
+    #[test]
+    fn a_token_that_nobody_has_is_not_found() {
+        let tokens = Tokens::<u32>::default();
+        assert!(tokens.get(0).is_none() && tokens.get(1).is_none());
+    }
+}
