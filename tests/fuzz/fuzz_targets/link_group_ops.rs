@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_core::link_group::{
-    Cause, Conduct, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, LoneRnic,
-    MAX_RMBS, Output, Params, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role,
+    Cause, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, LoneRnic, MAX_RMBS,
+    Output, Params, PeerProfile, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role,
 };
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
@@ -22,7 +22,7 @@ struct Input {
     generation: u8,
     limits: u8,
     linux_bytes: bool,
-    conduct: [u8; 2],
+    profile: [u8; 2],
     rnics: [u8; 2],
     eye_catcher: bool,
     lone: bool,
@@ -129,14 +129,14 @@ impl End {
             1 => Generation::V2,
             _ => Generation::V21(limits),
         };
-        let bits = input.conduct[host];
-        let conduct = Conduct {
+        let bits = input.profile[host];
+        let profile = PeerProfile {
             dialect: if input.linux_bytes { Dialect::TO_LINUX } else { Dialect::SPEC },
             rkeys_at_once: bits & 1 != 0,
             one_link_will_do: bits & 2 != 0,
             reject_reason: bits & 4 != 0,
         };
-        let mut params = Params::new(role, generation, conduct);
+        let mut params = Params::new(role, generation, profile);
         params.rnics = (0..=input.rnics[host] % 3).map(|n| rnic(host, n)).collect();
         if input.eye_catcher {
             params.eye_catcher = EyeCatcher::On;
