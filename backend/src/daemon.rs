@@ -1,13 +1,14 @@
 //! The daemon as a value: fabrics, ports, management. A program can run one in its own process.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use thiserror::Error;
 use virtio_ism_abi::Chid;
 
 use crate::config::{Caps, Config, ConfigError, GuestSpec, Quotas};
+use crate::device::sync::lock;
 use crate::device::{self, Fabric, FabricCaps, FabricError, GidPool, Limits};
 use crate::management::Server;
 use crate::metrics;
@@ -152,7 +153,7 @@ impl Drop for Daemon {
 
 impl Core {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, DeviceSocket>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.guests)
     }
 
     /// The fabric of guests that name none.

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Instant;
 
+use crate::device::sync::lock;
+
 /// Something that wants to be called at a time.
 pub(crate) trait Timed: Send + Sync {
     /// The time has come, or had come before and is over: look what is due. Must not block.
@@ -83,7 +85,7 @@ impl Timers {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn run(&self) {

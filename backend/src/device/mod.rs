@@ -75,7 +75,7 @@ mod reply;
 mod request;
 mod session;
 mod slab;
-mod sync;
+pub(crate) mod sync;
 mod transfer;
 mod wake_slot;
 mod window;

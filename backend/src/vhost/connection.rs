@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use vhost::vhost_user::Backend;
@@ -30,6 +30,7 @@ use super::guest_memory;
 use super::mapper::{self, Answer, Job, Mapper, Overdue};
 use super::notifier::Notifier;
 use super::ring::{self, Memory, Ring, RingObserver};
+use crate::device::sync::lock;
 use crate::device::{CloseReason, Device, Reply};
 use crate::timers::{Timed, Timers};
 
@@ -95,10 +96,6 @@ struct StoppedRings {
     running: u64,
     since: Option<Instant>,
     armed: Option<Instant>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connection {

@@ -1,9 +1,11 @@
 //! Counted threads: those that a front end can keep from ending.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::device::sync::lock;
 
 /// Stack of the daemon's own threads, bytes. None of them recurses or keeps large arrays.
 const STACK: usize = 256 << 10;
@@ -19,7 +21,7 @@ struct Alive(CountedThreads);
 impl Drop for Alive {
     fn drop(&mut self) {
         let (count, changed) = &*self.0.inner;
-        *count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *lock(count) -= 1;
         changed.notify_all();
     }
 }
@@ -27,7 +29,7 @@ impl Drop for Alive {
 impl CountedThreads {
     /// Starts a detached thread that counts until it ends.
     pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        *self.inner.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.inner.0) += 1;
         let alive = Alive(self.clone());
         thread::Builder::new().name(name.into()).stack_size(STACK).spawn(move || {
             let _alive = alive;
@@ -38,14 +40,14 @@ impl CountedThreads {
 
     /// Threads that live now.
     pub(crate) fn alive(&self) -> usize {
-        *self.inner.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.inner.0)
     }
 
     /// Waits until at most `count` live; `false` if that took too long.
     pub(crate) fn wait_for(&self, count: usize, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let (alive, changed) = &*self.inner;
-        let mut alive = alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = lock(alive);
         while *alive > count {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

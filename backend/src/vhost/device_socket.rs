@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -19,6 +19,7 @@ use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::unix_socket::{BoundSocket, SocketError, bind_listener};
 use crate::config::{Config, GuestSpec, Socket};
+use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
 use crate::timers::Timers;
 
@@ -67,10 +68,6 @@ pub struct GuestStatus {
     pub hanging: usize,
     /// Faults so far, in the order of [`FAULTS`].
     pub faults: [u64; FAULTS.len()],
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl DeviceSocket {

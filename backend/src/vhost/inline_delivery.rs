@@ -1,10 +1,11 @@
 //! Inline delivery: the thread of another device puts events into a device's event queue and has the
 //! kernel signal its driver, which spares the owner's worker.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::chain::Chain;
 use super::notifier::Notifier;
+use crate::device::sync::lock;
 use crate::device::{Delivery, EventNotifier};
 use crate::shm::Kicker;
 
@@ -56,7 +57,7 @@ static CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }
 /// has no asynchronous IO.
 pub(crate) fn prepare() {
     for slot in &CONTEXTS {
-        let mut context = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut context = lock(slot);
         if context.is_none() {
             match Kicker::new() {
                 Ok(kicker) => *context = Some(InlineContext { chain: Chain::default(), kicker }),

@@ -15,6 +15,7 @@ use virtio_ism_abi::WINDOW_SHMID;
 
 use super::chain::PendingReply;
 use super::counted_threads::CountedThreads;
+use crate::device::sync::lock;
 use crate::device::{MapJob, StaleMap, UnmapJob};
 
 /// What waits for the front end.
@@ -80,7 +81,7 @@ struct State {
 
 impl Mapper {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The channel for requests.

@@ -1,6 +1,5 @@
 //! What is done on a kick: control commands, event records, moves.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use virtio_ism_abi::command::Op;
@@ -16,6 +15,7 @@ use super::faults::Fault;
 use super::inline_delivery::{InlineContext, with_context};
 use super::mapper::Job;
 use super::ring::Ring;
+use crate::device::sync::lock;
 use crate::device::{Delivery, Moved, Outcome};
 
 /// Commands per kick; then others have a turn.
@@ -211,7 +211,7 @@ impl Connection {
             return;
         }
         take_turn(self, ring, BACKLOG + 1, |queue, memory| {
-            let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut replies = lock(&self.replies);
             let Some((pending, reply)) = replies.pop_front() else { return Ok(Step::Later) };
             drop(replies);
             self.backlog.fetch_sub(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Connection {
             queue.add_used(memory, pending.head, len)?;
             Ok(Step::Used)
         });
-        let replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        let replies = lock(&self.replies);
         if !replies.is_empty() {
             self.has_replies.store(true, Ordering::Release);
         }

@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error as QueueError, Queue, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::eventfd::{drain_eventfd, is_eventfd};
+use crate::device::sync::lock;
 use crate::shm::Kicker;
 
 /// Guest memory that can be replaced while it is used.
@@ -57,10 +58,6 @@ thread_local! {
 /// The rings that the framework made on this thread since the last call, in the order of queues.
 pub(super) fn take_made() -> Vec<Ring> {
     MADE.with_borrow_mut(std::mem::take)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Ring {
