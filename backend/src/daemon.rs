@@ -1,4 +1,4 @@
-//! The daemon as a value: fabrics, ports, management. A program can run one in its own process.
+//! The daemon as a value: fabrics, guests, management. A program can run one in its own process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -104,8 +104,8 @@ impl Daemon {
         self.core.add_guest(spec)
     }
 
-    /// Removes a guest: its socket goes, its front end is disconnected, its device leaves the
-    /// fabric. Waits for that, unless its front end keeps it from ending.
+    /// Removes a guest: its socket goes, its front end is disconnected, the fabric
+    /// removes its device. Waits for that, unless its front end keeps it from ending.
     ///
     /// # Errors
     /// [`DaemonError::NoSuchGuest`].
@@ -144,7 +144,10 @@ impl Drop for Daemon {
         let deadline = Instant::now() + STOP;
         for (name, socket) in &sockets {
             if !socket.wait_stopped(deadline) {
-                tracing::warn!(guest = name, "left a thread behind that its front end holds");
+                tracing::warn!(
+                    guest = name,
+                    "a thread still runs because its front end keeps it from ending"
+                );
             }
         }
         self.core.timers.close();

@@ -1,4 +1,4 @@
-//! What the daemon gives up: files by landlock before it makes its sockets, system calls by
+//! What the daemon drops: access to files by landlock before it makes its sockets, system calls by
 //! seccomp after.
 //!
 //! The daemon maps the memory of all its guests, so a guest that takes it over should find as
@@ -55,7 +55,7 @@ pub enum SandboxError {
     Install(#[from] seccompiler::Error),
 }
 
-/// Gives up files, except for making and removing sockets in `directories`. Holds for this thread
+/// Drops access to files, except for making and removing sockets in `directories`. Holds for this thread
 /// and those it starts, so call it before there are any.
 ///
 /// # Errors
@@ -89,7 +89,7 @@ pub fn restrict_files<'a>(
     Ok(())
 }
 
-/// Gives up system calls, for all threads.
+/// Restricts the system calls of all threads.
 ///
 /// # Errors
 /// The kernel or the architecture has no seccomp filters.

@@ -42,7 +42,7 @@ pub(super) struct DmbEntry {
     pub(super) dmb: Arc<Dmb>,
     /// The slab it lies in, if it is in the window.
     pub(super) slab_id: Option<u32>,
-    /// The driver was told. Until then its command waits for the front end.
+    /// The driver has had its reply. Until then its command waits for the front end.
     pub(super) ready: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Mapping {
     pub(super) state: MapState,
     /// Own and attached DMBs in it, waiting commands included.
     pub(super) dmbs: u32,
-    /// The driver was told of it, so it can release it.
+    /// A reply has named the slab to the driver, so the driver can release it.
     pub(super) reported: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum MapState {
 /// What binds this driver to a GID.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
-    /// Its end will be told.
+    /// This driver gets PEER_DOWN for it.
     pub(super) related: bool,
     /// Own DMBs that it may write.
     pub(super) dmbs: u32,
@@ -119,7 +119,7 @@ impl QuotaAccount {
         u64::from(!kept)
     }
 
-    /// Whether one more peer can be bound. Peers whose end waits to be told count.
+    /// Whether one more peer can be bound. A peer whose PEER_DOWN is unread counts.
     pub(super) fn has_room_for(&self, peer: Gid, max_peers: u32) -> bool {
         self.peers.contains_key(&peer)
             || self.peers.len() + self.session.unread_peer_downs() < max_peers as usize
@@ -163,7 +163,7 @@ impl QuotaAccount {
         self.maps.insert(id, Mapping { slab, offset, state, dmbs: 0, reported: false });
     }
 
-    /// Takes a slab out of the accounts that is not in the window any more. An owner leaves it for
+    /// Removes a slab from the accounts that is not in the window any more. An owner closes it for
     /// good.
     pub(super) fn remove_mapping(&mut self, id: u32) -> Option<Mapping> {
         let mapping = self.maps.remove(&id)?;
@@ -194,7 +194,7 @@ impl QuotaAccount {
         self.remove_mapping(id)
     }
 
-    /// The driver is told of a slab.
+    /// Marks a slab as named to the driver by a reply.
     pub(super) fn mark_reported(&mut self, id: Option<u32>) {
         if let Some(mapping) = id.and_then(|id| self.maps.get_mut(&id)) {
             mapping.reported = true;
@@ -258,7 +258,7 @@ impl QuotaAccount {
         true
     }
 
-    /// A peer's session has ended; `true` if this driver must be told.
+    /// A peer's session has ended. `true`: this driver gets PEER_DOWN.
     pub(super) fn unrelate(&mut self, gid: Gid) -> bool {
         let Some(peer) = self.peers.get_mut(&gid) else { return false };
         let related = std::mem::take(&mut peer.related);

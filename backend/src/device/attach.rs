@@ -34,7 +34,7 @@ impl Device {
             return Err(Status::Enospc);
         }
         check_peer(account, dmb.owner.gid, self.limits.max_peers)?;
-        // Who cannot map can still move, and wants to hear when the DMB goes.
+        // A device that cannot map can still move, and hears when the DMB is gone.
         let place = dmb.place().filter(|_| self.handle.has_window());
         let Some(place) = place else {
             account.add_attached(dmb, None);

@@ -31,7 +31,7 @@ impl Device {
 
     /// What can be said without looking at what exists.
     fn admit(&self, request: &[u8], reply_room: usize) -> Result<CheckedRequest, Status> {
-        // Flawed commands cost as much of the rate as good ones.
+        // A malformed command uses up as much of the rate as a correct one.
         let now = self.fabric.clock.now_ns();
         if !self.limits.command_rate().take(&mut lock(&self.state).commands_full_at, now) {
             return Err(Status::Eagain);
@@ -134,6 +134,6 @@ pub(super) fn check_peer(account: &QuotaAccount, gid: Gid, max_peers: u32) -> Re
     if account.has_room_for(gid, max_peers) { Ok(()) } else { Err(Status::Enospc) }
 }
 
-/// Where a command puts a DMB that it lets go of, declared before the device's lock is taken: the
-/// last one to let go clears the memory, which can take a while.
+/// A DMB that a command drops after it has released the device's lock: dropping the last `Arc` clears
+/// the memory, which can take a while. Declared before the lock is taken.
 pub(super) type DeferredDrop = Option<Arc<Dmb>>;

@@ -52,7 +52,7 @@ impl ByStatus {
     }
 }
 
-/// The counters that STATS tells, at one moment.
+/// The counters of a STATS reply, at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CounterSnapshot([u64; CounterSnapshot::LEN]);
 

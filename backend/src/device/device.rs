@@ -27,7 +27,7 @@ pub enum CloseReason {
     Failed,
 }
 
-/// A front end's place on a fabric.
+/// The device of one front end, on one fabric.
 ///
 /// Any method may be called from any thread. Commands of one device are expected from one thread at
 /// a time, as its control queue has an order.
@@ -56,7 +56,7 @@ pub(super) struct DeviceState {
     pub(super) commands_full_at: u64,
     pub(super) queries_full_at: u64,
     session_count: u32,
-    /// Drawn already, so that the configuration can tell it.
+    /// Drawn already, because the configuration space shows it.
     next_gid: Option<Gid>,
     config_gid: Gid,
 }
@@ -116,7 +116,8 @@ impl Device {
         }
     }
 
-    /// The features the driver accepted. Ops of others get EINVAL. All, until told.
+    /// Sets the features that the driver accepted; all, until then. An op of another feature gets
+    /// EINVAL.
     pub fn set_features(&self, features: Features) {
         self.handle.set_features(features);
     }
@@ -159,7 +160,7 @@ impl Device {
     }
 
     /// Time until a wake that is delayed by its rate limit can be taken; `None` if none is delayed.
-    /// The notifier is not rung then.
+    /// The device does not call its notifier at that time.
     pub fn next_event_in(&self) -> Option<Duration> {
         read(&self.current).as_ref()?.next_due().map(Duration::from_nanos)
     }
@@ -209,18 +210,18 @@ impl Device {
         }
         state.next_gid = self.draw();
         drop(state);
-        // 1. Nothing new can name it.
+        // 1. No new command can name it.
         self.fabric.remove_session(&session);
         // 2. Its moves finish; those into its DMBs do so in 3, one DMB at a time.
         *write(&self.current) = None;
-        // 3. Its DMBs end and their users are told.
+        // 3. Its DMBs are closed, and their users get DMB_GONE.
         for entry in account.dmbs.values().filter(|entry| entry.ready) {
             entry.dmb.close(&self.fabric.tokens, false);
         }
         for entry in account.attached.values().filter(|entry| entry.ready) {
             self.detach_session(&session, entry);
         }
-        // 4. The last word.
+        // 4. PEER_DOWN, the last event of this GID.
         self.fabric.notify_peers_of_end(&session, how);
         session.close_events();
         if self.fixed_gid.is_none() {

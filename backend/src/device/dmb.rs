@@ -15,7 +15,7 @@ use super::slab::SlabRange;
 use super::sync::{read, write};
 use super::wake_slot::DmbSignalSlot;
 
-/// A DMB: who may write what.
+/// A DMB: memory of one owner that one user may write.
 #[derive(Debug)]
 pub(super) struct Dmb {
     pub(super) token: Token,
@@ -60,7 +60,7 @@ pub(super) struct GuestRange {
 #[derive(Debug)]
 pub(super) struct Gate {
     registered: bool,
-    /// Who has it attached.
+    /// The sessions that have it attached.
     attached: Vec<Arc<DeviceSession>>,
 }
 
@@ -85,7 +85,7 @@ impl Dmb {
         })
     }
 
-    /// The place in a slab, if it has one.
+    /// The range in a slab, if it has one.
     pub(super) fn place(&self) -> Option<&SlabRange> {
         match &self.backing {
             Backing::Window(place) => Some(place),
@@ -112,8 +112,8 @@ impl Dmb {
         write(&self.gate).attached.retain(|session| !Arc::ptr_eq(session, user));
     }
 
-    /// Ends the DMB: waits for the moves that run, lets no further one in, tells its users. With
-    /// `notify_owner` the owner is reported, too, since it did not ask for it.
+    /// Closes the DMB: waits for the moves that run, admits no further one, and queues DMB_GONE for
+    /// its users. With `notify_owner` the owner gets it too, since it did not ask for the end.
     pub(super) fn close(&self, tokens: &Tokens, notify_owner: bool) {
         tokens.remove(self.token);
         let mut gate = write(&self.gate);
@@ -124,7 +124,7 @@ impl Dmb {
         if let Backing::Guest { signal, .. } = &self.backing {
             signal.close();
         }
-        // Told with the gate held: a user that lets go finds the news in its pending_events, not on the
+        // Queued with the gate held: a user that detaches finds the event in its queue, not on the
         // way to it.
         for session in gate.attached.drain(..) {
             session.push_dmb_gone(self.token, self.owner.gid);
@@ -162,7 +162,7 @@ impl Tokens {
 
     /// The DMB that `caller` may use by this number.
     ///
-    /// A number that names nothing and one that names a DMB for somebody else take the same way:
+    /// A number that names nothing and one that names a DMB of another user take the same way:
     /// a probe, then a comparison of all bits of number and GID with something.
     pub(super) fn find(&self, claimed: u64, caller: Gid) -> Option<Arc<Dmb>> {
         let found = read(self.shard(Token(claimed))).get(&claimed).cloned();

@@ -96,7 +96,7 @@ pub struct DeviceConfig {
     pub limits: Option<Limits>,
     /// Mapping slots of the front end, if not the limits'.
     pub max_maps: Option<u32>,
-    /// Move queues, told in the configuration. 0 counts as 1.
+    /// Move queues, as the configuration space says. 0 counts as 1.
     pub num_move_queues: u16,
 }
 
@@ -112,7 +112,7 @@ pub struct Fabric {
     limits: Limits,
     caps: FabricCaps,
     serial: AtomicU64,
-    /// Who can be named by a GID. One session per GID, except on loopback.
+    /// The sessions that a GID names: one, except on loopback.
     sessions: RwLock<HashMap<Gid, Vec<Arc<DeviceSession>>>>,
     members: Mutex<Members>,
 }
@@ -150,7 +150,8 @@ impl Fabric {
         }))
     }
 
-    /// Adds a device. `notifier` is rung when events wait for it. It leaves when its last `Arc` goes.
+    /// Adds a device. The device calls `notifier` when events wait for it. Dropping its last `Arc`
+    /// removes it.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -201,7 +202,7 @@ impl Fabric {
         self.serial.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Who has this GID.
+    /// The sessions with this GID.
     pub(super) fn find(&self, gid: Gid) -> Vec<Arc<DeviceSession>> {
         read(&self.sessions).get(&gid).cloned().unwrap_or_default()
     }
@@ -222,7 +223,7 @@ impl Fabric {
         }
     }
 
-    /// Tells everybody who is related that a session has ended. The caller holds no lock of a device.
+    /// Queues PEER_DOWN for each related device: a session has ended. The caller holds no lock of a device.
     pub(super) fn notify_peers_of_end(&self, session: &DeviceSession, how: CloseReason) {
         // Members of a loopback fabric share the GID: it is not gone with one of them.
         if self.shared_gid.is_some() {
@@ -235,7 +236,7 @@ impl Fabric {
         }
     }
 
-    /// Forgets a device that is being dropped.
+    /// Removes a device that is being dropped.
     pub(super) fn remove_device(&self, member: u64) {
         lock(&self.members).devices.remove(&member);
     }

@@ -37,7 +37,7 @@ impl GidPool {
         lock(&self.second_halves).insert(gid.part2())
     }
 
-    /// Gives up a GID whose session has ended. Random GIDs do not come back.
+    /// Releases a GID whose session has ended. Random GIDs do not come back.
     pub(super) fn release(&self, gid: Gid) {
         lock(&self.second_halves).remove(&gid.part2());
     }

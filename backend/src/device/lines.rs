@@ -1,4 +1,4 @@
-//! Who has which bit of which signal line of a slab.
+//! Allocates the signal lines of a slab, and the bits of each line, to DMBs.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -40,7 +40,7 @@ impl Lines {
         })
     }
 
-    /// Gives back a bit. `true`: it was the line's last.
+    /// Releases a bit. `true`: it was the line's last.
     pub(super) fn release(&mut self, number: u16, bit: u8) -> bool {
         let Some(line) = self.used.get_mut(&number) else { return false };
         line.bits &= !(1 << (bit & 63));

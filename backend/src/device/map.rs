@@ -22,7 +22,7 @@ pub enum Outcome {
 /// A REGISTER or ATTACH that waits for the front end.
 ///
 /// Jobs of one device, of both kinds, are to be done in the order in which they came. A job holds
-/// no lock. A job that is dropped counts as one whose outcome nobody knows: the command fails, and
+/// no lock. A job that is dropped counts as one with an unknown outcome: the command fails, and
 /// the range is kept aside until the front end has confirmed that nothing is mapped there.
 #[derive(Debug)]
 pub struct MapJob {

@@ -3,45 +3,45 @@
 //! # A primer
 //!
 //! A [`Fabric`] is one CHID. Each front end (a VM, a process) that connects becomes a [`Device`] on
-//! it. A device's *session* begins with HELLO and ends with reset, the next HELLO, or the loss of the
-//! front end; a session has one GID and a GID has one session (but on loopback, where all members share
-//! one).
+//! it. A *session* of a device begins with HELLO. It ends with reset, with the next HELLO, or when
+//! the front end is gone. A session has one GID, and a GID names one session. Only on the loopback
+//! fabric do all devices share one GID.
 //!
-//! **Who owns what.** A driver *registers* a DMB and thereby owns it. It names one GID, the DMB's
-//! user, and gets a token. DMBs are guest memory of the owner, or places in a *slab*: sealed memory
-//! of this owner and this user, which the front ends of both may map, and nobody else ever. A device
-//! pays for the slabs it owns; its budgets for bytes, counts, mapping slots and rates
-//! ([`Limits`]) are spent by its own commands only, never by those of a peer.
+//! **Owners.** A driver *registers* a DMB and thereby owns it. It names one GID, the DMB's user, and
+//! gets a token. A DMB is guest memory of the owner, or a range of a *slab*: sealed memory of this
+//! owner and this user. The front ends of both may map the slab, and no other front end ever does. A
+//! device pays for the slabs it owns. Only its own commands spend its budgets for bytes, counts,
+//! mapping slots and rates ([`Limits`]); commands of a peer never do.
 //!
-//! **What a grant is.** The right to write a DMB is its token *and* being its user: the token is
-//! looked up, and the GID of the asking device must be the DMB's user. There is nothing else to
-//! hold, pass on or take away. With the grant a user may *move* (the device copies, checked each
-//! time) and may *attach* (the slab comes into its window). Attaching cannot be undone by the owner:
-//! whoever has mapped a slab can write all of it until it lets go. Hence a slab has a single pair,
-//! and a range of it serves another DMB only after its owner has unregistered **and** its user has
-//! detached. In the code both hold the DMB by `Arc`, and the last one to let go clears the range.
+//! **Grants.** The right to write a DMB is its token *and* being its user: the device looks up the
+//! token, and the GID of the asking device must be the DMB's user. There is nothing else to hold,
+//! pass on or take away. With the grant a user may *move* (the device copies, checked each time) and
+//! may *attach* (the slab is mapped into its window). The owner cannot undo an attach: a front end
+//! that has mapped a slab can write all of it until it unmaps. Hence a slab has a single pair. A
+//! range of it serves another DMB only after its owner has unregistered **and** its user has
+//! detached. In the code both hold the DMB by `Arc`, and dropping the last `Arc` clears the range.
 //!
-//! **What a driver is told.** Events wait in a pending_events that is bounded whatever the peers do: a bit
-//! per slab, a mask per DMB, a bit per peer and per attached DMB, a few software events. A device
-//! that takes no events loses nothing but software events and slows nobody.
+//! **Events.** The events of a driver wait in a queue that is bounded whatever the peers do: a mark
+//! per slab, a mask per DMB, an entry per peer and per attached DMB, a few software events. A device
+//! that takes no events loses only software events, and slows no other device.
 //!
-//! **What happens when a front end dies** (or resets, or says HELLO anew):
+//! **The end of a session**, for whatever reason:
 //!
-//! 1. its GID is retired, so nothing new can name it;
+//! 1. the fabric removes its GID, so that no new command can name it;
 //! 2. moves that it runs finish, and so do those into its DMBs;
-//! 3. its DMBs end: who attached one gets DMB_GONE;
-//! 4. everybody who is related to it gets PEER_DOWN, the last word of that GID;
-//! 5. mappings stay. The slabs it owned live on for the user that has mapped them, and are used for
-//!    nobody else. Ranges of its own window are kept aside until the front end has confirmed that
-//!    nothing is mapped there.
+//! 3. its DMBs are closed, and each user that has attached one gets DMB_GONE;
+//! 4. each related peer gets PEER_DOWN, the last event of that GID;
+//! 5. mappings stay. A slab that it owned exists for as long as its user has mapped it, and never
+//!    serves another pair. Ranges of its own window are kept aside until the front end has confirmed
+//!    that nothing is mapped there.
 //!
 //! # Locks
 //!
-//! In this order: `Device::lifecycle` (while a session begins or ends), a device's `state`, a DMB's
-//! gate, a pending_events. The fabric's tables and the room of a slab are locked for a look or a change,
-//! and nothing else is taken meanwhile. No two devices' states are held together. Nothing is held
-//! while a front end is asked for something: a command that needs it becomes a [`MapJob`] or an
-//! [`UnmapJob`] that the virtio side carries to the front end and back.
+//! A thread takes locks in this order: `Device::lifecycle` (while a session begins or ends), a
+//! device's `state`, a DMB's gate, a session's pending events. A thread that locks a table of the
+//! fabric or the room of a slab takes no other lock meanwhile. No thread holds the states of two
+//! devices. No thread holds a lock while it asks a front end for something: a command that needs the
+//! front end becomes a [`MapJob`] or an [`UnmapJob`], which the virtio side carries to it and back.
 //!
 //! A move takes no device's `state`. It holds the read side of its own device's `current` lock (which
 //! the end of that session waits for) and of the DMB's gate (which UNREGISTER waits for), both for no
@@ -49,9 +49,10 @@
 //!
 //! # Where things are
 //!
-//! `request` reads what a driver claims; `command`, `register` and `attach` judge it against what
-//! is there; `account` keeps the accounts of a session; `transfer` moves; `pending_events` holds what was not
-//! told yet; `device` is a device and its sessions; `fabric` is what devices share.
+//! `request` checks the form of a driver's request. `command`, `register` and `attach` check it
+//! against what exists. `accounts` keeps the quotas of a session; `transfer` moves;
+//! `pending_events` holds the events that the driver has not read, and `wake_slot` what these share
+//! with slabs and DMBs. `device` is a device and its sessions; `fabric` is what devices share.
 #![forbid(unsafe_code)]
 
 mod accounts;

@@ -3,7 +3,7 @@
 /// A bucket that holds `burst` and refills at a rate.
 ///
 /// Instead of a fill level it keeps the time at which the bucket would be full again ("theoretical
-/// arrival time"), so that nothing has to run while nobody asks.
+/// arrival time"), so that nothing has to run between two uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     /// Nanoseconds that one piece takes to refill.

@@ -22,7 +22,7 @@ use super::wake_slot::DmbSignalSlot;
 use super::window::Window;
 use super::{Device, MapJob, Outcome};
 
-/// A place in the window for a new DMB.
+/// Where in the window a new DMB lies.
 struct WindowBacking {
     place: SlabRange,
     slab_id: u32,
@@ -116,7 +116,7 @@ impl Device {
         let entry = account.dmbs.get(&token).ok_or(Status::Eio)?;
         let dmb = entry.dmb.clone();
         let reply = account.register_reply(entry)?;
-        // Told from here on, if the user still is there.
+        // From here on this driver hears of the user's end, if the user has not ended already.
         if !account.relate(user) {
             return Err(Status::Enodev);
         }
@@ -184,7 +184,7 @@ impl Device {
         Ok(ranges(entries.iter().map(|entry| (entry.gpa, entry.len))))
     }
 
-    /// A place in a slab that the pair has, or in a new one.
+    /// A range in a slab that the pair has, or in a new one.
     fn find_backing(
         &self,
         account: &mut QuotaAccount,

@@ -1,4 +1,4 @@
-//! A slab: memory of one owner and one user, and the places of DMBs in it.
+//! A slab: memory of one owner and one user, and the ranges of DMBs in it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub(super) struct Gauges {
 
 /// Memory that exactly one owner (a device's session) and one user (a GID) ever get.
 ///
-/// It sessions as long as anybody has a use for it: a DMB in it, or a window it is mapped into. It is
+/// It exists for as long as a DMB lies in it or a window maps it. It is
 /// never used for another pair, so a late store reaches nothing but what the storing side had
 /// anyway.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Slab {
         self.memory.fd()
     }
 
-    /// A place for a DMB of `len` bytes, if there is room for it and a line for its wait group.
+    /// A range for a DMB of `len` bytes, if there is room for it and a line for its wait group.
     pub(super) fn place(self: &Arc<Slab>, len: u32, wait_group: u16) -> Option<SlabRange> {
         let mut room = lock(&self.room);
         if room.closed {
@@ -115,7 +115,7 @@ impl Slab {
         Some(SlabRange { slab: self.clone(), offset, len, line, bit, exposed })
     }
 
-    /// The owner leaves it for good.
+    /// The owner has released it: no DMB is placed in it any more.
     pub(super) fn close(&self) {
         lock(&self.room).closed = true;
         self.wake.close();
@@ -131,9 +131,9 @@ impl Drop for Slab {
 
 /// Where a DMB lies: a range of a slab and a bit of a line.
 ///
-/// A place is a DMB's for as long as anybody holds the DMB: the owner that registered it, the user
-/// that attached it, a move that runs. When the last one lets go, and not before, the range is
-/// cleared and free for the next DMB of the same pair.
+/// The range belongs to a DMB for as long as an `Arc` of the DMB exists: of the owner that registered
+/// it, of the user that attached it, of a move that runs. Dropping the last one clears the range and
+/// frees it for the next DMB of the same pair.
 #[derive(Debug)]
 pub(super) struct SlabRange {
     pub(super) slab: Arc<Slab>,
@@ -142,7 +142,7 @@ pub(super) struct SlabRange {
     pub(super) len: u32,
     pub(super) line: u16,
     pub(super) bit: u8,
-    /// Somebody was told of it, so somebody may have written to it.
+    /// A driver has learnt of the range, so a front end may have written to it.
     exposed: AtomicBool,
 }
 
@@ -179,7 +179,7 @@ impl Drop for SlabRange {
             room.ranges.free(self.offset);
         }
         if room.lines.release(self.line, self.bit) {
-            // Nobody listens to the line: what a late user left there only wakes in vain.
+            // No owner waits on the line: a bit that a late user sets causes a spurious wake at most.
             let _ = memory.clear_line(self.line);
         }
     }

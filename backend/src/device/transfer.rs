@@ -245,7 +245,7 @@ fn read_words<R: ReadVolatile>(
     Ok(words)
 }
 
-/// Ascending 8-byte stores, each with release semantics: who reads a word with acquire sees what
+/// Ascending 8-byte stores, each with release semantics: a thread that reads a word with acquire sees what
 /// earlier segments and words wrote.
 fn store_words(target: &VolatileSlice<'_>, bytes: &[u8]) -> Result<(), Failure> {
     let (words, _) = bytes.as_chunks::<8>();

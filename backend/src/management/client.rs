@@ -11,8 +11,8 @@ use super::wire::{AddGuest, Answer, Call, Guest};
 
 /// Longest answer that is read, bytes.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Longest wait for the daemon.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for the daemon's answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a request failed.
 #[derive(Debug, Error)]
@@ -38,11 +38,11 @@ impl Client {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// Nobody listens there, or permission is missing.
+    /// No daemon listens there, or permission is missing.
     pub fn connect(path: impl AsRef<Path>) -> Result<Client, ClientError> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Client { stream: BufReader::new(stream) })
     }
 

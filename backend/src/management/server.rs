@@ -1,5 +1,5 @@
 //! One thread that serves the management socket. No client can hold it up: everything is
-//! non-blocking, lines and numbers are bounded, and who does not read is not read from.
+//! non-blocking, lines and numbers are bounded, and the server reads nothing from a client that does not read.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;

@@ -80,7 +80,7 @@ pub struct Guest {
     pub connections: u64,
     /// Threads of earlier connections that hang by their front end's doing.
     pub hanging: usize,
-    /// GID of the device's life, if it has said HELLO.
+    /// GID of the device's session, if there is one.
     pub gid: Option<String>,
     /// Size of its window in bytes; 0 if its front end cannot map.
     pub window_size: u64,

@@ -1,4 +1,4 @@
-//! Kicks that cannot block: an eventfd of somebody else is signalled by the kernel.
+//! Kicks that cannot block: the kernel signals the eventfd of another process.
 //!
 //! The call eventfd of a ring belongs to the front end, which may fill its counter; a `write` then
 //! blocks, and whether it does is up to the front end as well, because O_NONBLOCK is a flag of the

@@ -16,8 +16,8 @@ use super::ShmError;
 const WRITE_ZEROES_MAX: u64 = 1 << 20;
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// A memfd that can neither shrink nor grow and takes no further seals: whoever gets the
-/// descriptor can write its bytes and nothing else.
+/// A memfd that can neither shrink nor grow and takes no further seals: a process that
+/// gets the descriptor can write its bytes and do nothing else.
 #[derive(Debug)]
 pub struct Sealed {
     file: Arc<File>,

@@ -66,7 +66,7 @@ pub(super) struct Connection {
     /// Answers that wait for worker 0.
     pub(super) replies: Mutex<VecDeque<(PendingReply, Reply)>>,
     pub(super) has_replies: AtomicBool,
-    /// Records were published and the driver was not told.
+    /// Records were published and the driver was not signalled yet.
     pub(super) call_pending: AtomicBool,
     /// Commands that wait for the front end, or whose answers are replies.
     pub(super) backlog: AtomicUsize,
@@ -202,7 +202,7 @@ impl Connection {
         self.faults.record(&self.options.name, fault, detail);
     }
 
-    /// The end: the device leaves the fabric, the workers end. Waits for nobody.
+    /// Ends the device's session and the workers. Waits for none of them.
     pub(super) fn end(&self) {
         self.device.close_session(CloseReason::Failed);
         self.exiting.store(true, Ordering::SeqCst);
@@ -550,7 +550,7 @@ impl mapper::Client for Connection {
             Answer::Unknown(error) => {
                 self.fault(Fault::BadMessage, format_args!("channel: {error}; closing"));
                 // The job ends without an outcome, which the device understands. So does the
-                // connection: what it has mapped is anybody's guess.
+                // connection: what the front end has mapped is unknown.
                 return self.close();
             }
         };

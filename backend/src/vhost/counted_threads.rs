@@ -1,4 +1,4 @@
-//! Counted threads: those that a front end can keep from ending.
+//! Counted threads: the daemon knows how many have not ended yet.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -10,7 +10,8 @@ use crate::device::sync::lock;
 /// Stack of the daemon's own threads, bytes. None of them recurses or keeps large arrays.
 const STACK: usize = 256 << 10;
 
-/// How many helper threads of a port live. Those that live while nobody is connected hang.
+/// The threads of a device socket that a front end can keep from ending, counted. One that runs
+/// while no front end is connected hangs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CountedThreads {
     inner: Arc<(Mutex<usize>, Condvar)>,

@@ -1,4 +1,4 @@
-//! A port: the socket of one guest, and one connection after the other on it.
+//! A device socket: the socket of one guest, and one connection after the other on it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -27,7 +27,7 @@ use crate::timers::Timers;
 const MAX_HANGING: usize = 4;
 /// How long a new connection waits for the threads of the last one.
 const REAP: Duration = Duration::from_millis(500);
-/// How long ports may take to end.
+/// How long device sockets may take to stop.
 pub(crate) const STOP: Duration = Duration::from_secs(3);
 /// Pause after an error that would repeat at once.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -36,7 +36,7 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A running port. Dropping it stopped it.
 pub(crate) struct DeviceSocket {
     inner: Arc<Inner>,
-    /// The port's thread, counted.
+    /// The socket's own thread, counted.
     thread: CountedThreads,
     socket: Mutex<Option<BoundSocket>>,
 }
@@ -55,7 +55,7 @@ struct Inner {
     connections: AtomicU64,
 }
 
-/// A port, as counted now.
+/// A guest and its counters, at one moment.
 #[derive(Clone, Debug)]
 pub struct GuestStatus {
     /// What it was made from.
@@ -124,7 +124,7 @@ impl DeviceSocket {
         &self.inner.spec
     }
 
-    /// The port as it is now.
+    /// The guest as it is now.
     pub(crate) fn status(&self) -> GuestStatus {
         let inner = &self.inner;
         let connection = lock(&inner.connection).clone();
@@ -138,7 +138,7 @@ impl DeviceSocket {
         }
     }
 
-    /// StoppedRings listening and cuts the connection; the rest happens on the port's own thread.
+    /// StoppedRings listening and cuts the connection; the rest happens on the socket's own thread.
     pub(crate) fn request_stop(&self) {
         *lock(&self.socket) = None;
         self.inner.stopping.store(true, Ordering::SeqCst);
@@ -171,7 +171,7 @@ fn system(spec: &GuestSpec) -> impl Fn(std::io::Error) -> SocketError {
 impl Inner {
     fn run(&self, socket: UnixListener) {
         let Ok(listener) = socket.try_clone() else {
-            tracing::error!(guest = self.spec.name, "no descriptor left for the port");
+            tracing::error!(guest = self.spec.name, "no descriptor left for the socket");
             return;
         };
         let mut listener = Listener::from(listener);
@@ -196,7 +196,7 @@ impl Inner {
         tracing::debug!(guest = self.spec.name, "stopped");
     }
 
-    /// `false`: the port is to stop.
+    /// `false`: the socket is to stop.
     fn wait_for_front_end(&self, socket: &UnixListener) -> bool {
         loop {
             let mut fds =
@@ -220,7 +220,7 @@ impl Inner {
 
     fn refuse(&self, socket: &UnixListener, fault: Fault, detail: std::fmt::Arguments<'_>) {
         self.faults.record(&self.spec.name, fault, detail);
-        // Who is still waiting learns it by the end of the connection.
+        // A front end that still waits sees the connection end.
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
         if poll(&mut fds, Some(&AT_ONCE)) == Ok(1) {
             drop(socket.accept());

@@ -8,7 +8,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 /// Whether this is an eventfd.
 ///
-/// A pipe or a socket in its place could block whoever reads or writes it, or raise SIGPIPE. There
+/// A pipe or a socket in its place could block the thread that reads or writes it, or raise SIGPIPE. There
 /// is no call that asks the question; the name of an anonymous inode is the kernel's own answer and
 /// cannot be forged (a file of that name shows up with its directory). Without `/proc` nothing is
 /// an eventfd.

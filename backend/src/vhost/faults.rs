@@ -1,4 +1,4 @@
-//! What front ends and drivers do wrong: counted per port, told in metrics, logged at a limited
+//! What front ends and drivers do wrong: counted per guest, shown in metrics, logged at a limited
 //! rate.
 
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub enum Fault {
     /// A descriptor chain with a loop, an index out of range, or an unreadable table.
     BadChain,
-    /// A queue that was given up because of its content.
+    /// A queue that was closed because of its content.
     BrokenRing,
     /// A chain without room for its answer.
     NoRoom,
@@ -62,12 +62,12 @@ impl Fault {
     }
 }
 
-/// Log lines per [`LOG_PERIOD`] and port.
+/// Log lines per [`LOG_PERIOD`] and guest.
 const LOG_BURST: u32 = 10;
 /// See [`LOG_BURST`].
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// Counters of one port, over all its connections.
+/// Counters of one guest, over all its connections.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     counts: [AtomicU64; FAULTS.len()],
@@ -98,7 +98,7 @@ impl LogBudget {
 }
 
 impl Faults {
-    /// Counts a fault of this port and, within its budget, logs it. `detail` holds no guest bytes.
+    /// Counts a fault of this guest and, within its budget, logs it. `detail` holds no guest bytes.
     pub(super) fn record(&self, guest: &str, fault: Fault, detail: std::fmt::Arguments<'_>) {
         if let Some(count) = self.counts.get(fault as usize) {
             count.fetch_add(1, Ordering::Relaxed);

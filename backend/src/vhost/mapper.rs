@@ -2,8 +2,8 @@
 //!
 //! A request waits for its acknowledgement without a limit, and nothing can take it back: the
 //! channel's descriptor is out of reach in the framework. So the request waits in a thread of its
-//! own. If the answer does not come in time the front end is dropped ([`Mapper::overdue`] tells),
-//! and the thread is left behind, counted, with nothing but the job in its hands.
+//! own. If the answer does not come in time ([`Mapper::overdue`]), the daemon cuts the connection. The
+//! thread goes on waiting, counted, and holds nothing but the job.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -47,11 +47,11 @@ pub(super) enum Answer {
     Refused,
     /// It was not asked, for this reason.
     NotAsked(&'static str),
-    /// It was asked, and nobody knows what it did.
+    /// It was asked, and what it did is unknown.
     Unknown(String),
 }
 
-/// Who takes the results.
+/// Takes the results.
 pub(super) trait Client: Send + Sync {
     /// The control ring's generation now.
     fn generation(&self) -> u32;
@@ -95,7 +95,7 @@ impl Mapper {
         self.changed.notify_one();
     }
 
-    /// Ends the thread as soon as it waits for nobody.
+    /// Ends the thread as soon as it waits for no front end.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

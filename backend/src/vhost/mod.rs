@@ -1,33 +1,33 @@
 //! vhost-user: sockets, rings, mappings, notifications. The only room that holds descriptors of
 //! front ends.
 //!
-//! # Who runs what
+//! # Threads
 //!
-//! A *port* is a socket for one guest's front end. Its thread (`port`) waits for a connection
-//! and then for its end; a connection is a `connection`, with a `Device` of its own:
+//! A `DeviceSocket` is the socket of one guest's front end. Its thread waits for a connection and
+//! then for its end. A `Connection` has a `Device` of its own and these threads:
 //!
 //! ```text
 //! request thread   vhost-user messages, one after the other (made by the framework)
-//! worker 0         control queue, event queue, doorbell
+//! worker 0         control queue, event queue, notifications
 //! worker 1         all move queues
 //! map thread       SHMEM_MAP and SHMEM_UNMAP; made at the first need
 //! ```
 //!
-//! A kick for another device takes one hop: worker 1 carries out the MOVE, publishes it, puts the
-//! record into the owner's event queue and has the kernel signal the owner's call descriptor. If
-//! somebody is at work on that queue, or anything else is unusual, it rings the owner's notifier
-//! instead, and the owner's worker 0 does the rest.
+//! A kick for another device takes one hop (`inline_delivery`). Worker 1 carries out the MOVE and
+//! publishes it. It then puts the record into the owner's event queue, and the kernel signals the
+//! owner's call descriptor. If another thread works on that queue, or anything else is unusual,
+//! worker 1 notifies the owner's worker 0, which does the rest.
 //!
 //! # Rules
 //!
-//! - Only a device's own threads write its call descriptors: that write can block, for the front
-//!   end decides about its counter. Threads of other devices have the kernel signal it, which
-//!   cannot ([`crate::shm::Kicker`]), or ring the device's notifier.
-//! - No lock is replies while a front end is asked for something, nor while a call is written.
-//! - `handle_event` fails only to end its worker: the framework would end it without a word.
+//! - Only a device's own threads write its call descriptors: that write can block, because the front
+//!   end controls the counter. Threads of other devices have the kernel signal it, which cannot
+//!   block ([`crate::shm::Kicker`]), or notify the device's worker.
+//! - No thread holds a lock while it asks a front end for something, or while it writes a call.
+//! - `handle_event` fails only to end its worker: the framework would end it without a log line.
 //! - Guest memory is used only through a table that was checked (`guest_memory`).
-//! - What can hang by a front end's will hangs in a thread that is counted and abandoned, never in
-//!   one that others need.
+//! - A call that a front end can make hang runs in a thread of its own, which the daemon counts and
+//!   never waits for without a limit.
 
 mod chain;
 mod connection;

@@ -32,7 +32,7 @@ const MOVE_BYTES: u64 = 4 << 20;
 const EVENTS: usize = 256;
 /// Records per turn of a thread of another device, which must not do this device's work for long.
 const EVENTS_INLINE: usize = 4;
-/// Ranges of past lives asked back after one HELLO. The device knows of no more than this.
+/// Ranges of past sessions unmapped after one HELLO. The device knows of no more than this.
 const STALE: usize = 4096;
 /// Status of a move on the ring.
 const MOVE_STATUS_LEN: usize = 4;
@@ -47,7 +47,7 @@ enum Step {
     Taken,
     /// Nothing is there.
     Empty,
-    /// Something may be there, and somebody will call again.
+    /// There may be a chain, and another call follows.
     Later,
 }
 
@@ -60,7 +60,7 @@ enum Turn {
     Over,
 }
 
-/// Takes at most `budget` steps on a ring and tells the driver once. `None` if the ring does not
+/// Takes at most `budget` steps on a ring and signals the driver once. `None` if the ring does not
 /// run.
 fn take_turn(
     connection: &Connection,
@@ -79,11 +79,15 @@ fn take_turn(
     if signal {
         ring.signal();
     }
-    judge(connection, ring, turn)
+    finish_turn(connection, ring, turn)
 }
 
 /// A turn that went wrong ends the ring.
-fn judge(connection: &Connection, ring: &Ring, turn: Result<Turn, ChainError>) -> Option<Turn> {
+fn finish_turn(
+    connection: &Connection,
+    ring: &Ring,
+    turn: Result<Turn, ChainError>,
+) -> Option<Turn> {
     match turn {
         Ok(turn) => Some(turn),
         Err(error) => {
@@ -92,7 +96,7 @@ fn judge(connection: &Connection, ring: &Ring, turn: Result<Turn, ChainError>) -
                 ChainError::Malformed { .. } | ChainError::TooLong { .. } => Fault::BadChain,
                 _ => Fault::BrokenRing,
             };
-            connection.fault(fault, format_args!("a queue is given up: {error}"));
+            connection.fault(fault, format_args!("the queue is closed: {error}"));
             None
         }
     }
@@ -271,10 +275,10 @@ impl Connection {
             self.call_pending.store(true, Ordering::Release);
             return false;
         }
-        // Somebody is at work on the ring: it may or may not see what is new.
+        // Another thread works on the ring, and may or may not see the new events.
         let Some(done) = done else { return false };
         let Some(turn) = done else { return true };
-        if judge(self, ring, turn) == Some(Turn::Over) {
+        if finish_turn(self, ring, turn) == Some(Turn::Over) {
             self.reschedule(0, EVENT_QUEUE);
         }
         if let Some(delay) = self.device.next_event_in() {
@@ -294,8 +298,8 @@ impl Connection {
                 self.wake_later(delay);
                 return Ok(Step::Later);
             }
-            // A wake that was delayed at the first look may have fallen due by the second: nobody
-            // else would ask for it any more.
+            // A wake that its rate delayed at the first check may be due by the second. No other
+            // thread would ask for it any more.
             if !self.device.has_events() {
                 return Ok(Step::Later);
             }
@@ -308,7 +312,7 @@ impl Connection {
             return Err(ChainError::Unreachable { head: chain.head() });
         }
         let Some(record) = self.device.next_event() else {
-            // Somebody else took it, or it is delayed after all.
+            // Another thread took it, or its rate delays it after all.
             queue.go_to_previous_position();
             self.reschedule(0, EVENT_QUEUE);
             return Ok(Step::Later);
@@ -368,7 +372,8 @@ impl Connection {
         let published = chain
             .write(memory, &status)
             .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
-        // Only now: a driver that sees its kick outstanding skips the next one.
+        // Only now: a driver that sees its kick outstanding skips the next one. This thread holds no
+        // lock of a device.
         if let Some(wake) = moved.wake {
             wake.deliver(Delivery::Inline);
         }

@@ -18,7 +18,7 @@ use crate::shm::Kicker;
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
-/// Who wants to know what the front end does to a ring.
+/// Hears what the front end does to a ring.
 pub(super) trait RingObserver: Send + Sync {
     /// It passed something other than an eventfd.
     fn not_an_eventfd(&self, queue: usize, what: &'static str);
@@ -37,7 +37,7 @@ pub(super) struct Ring {
 
 #[derive(Default)]
 struct Side {
-    /// Held by whoever works on the queue.
+    /// Held by the thread that works on the queue.
     turn: Mutex<()>,
     observer: OnceLock<(usize, Weak<dyn RingObserver>)>,
     /// A second handle on the kick: the framework's can only be read in a way that may block.
@@ -61,7 +61,7 @@ pub(super) fn take_made() -> Vec<Ring> {
 }
 
 impl Ring {
-    /// Says who watches; once.
+    /// Sets the observer; once.
     pub(super) fn set_observer(&self, queue: usize, observer: Weak<dyn RingObserver>) {
         let _ = self.side.observer.set((queue, observer));
     }
@@ -87,7 +87,7 @@ impl Ring {
     }
 
     /// As [`Ring::with_queue`] for a thread of another device, which must not wait: `None` if
-    /// somebody is at work on the ring.
+    /// another thread works on the ring.
     pub(super) fn try_with_queue<R>(
         &self,
         work: impl FnOnce(&mut Queue) -> R,
@@ -126,7 +126,7 @@ impl Ring {
         self.side.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells the driver that there are used elements. Only the device's own threads call this: the
+    /// Signals the driver that there are used elements. Only the device's own threads call this: the
     /// front end decides about the eventfd's counter and flags, so the write may block.
     pub(super) fn signal(&self) {
         let call = lock(&self.side.call).clone();
@@ -251,7 +251,7 @@ impl VringT<Memory> for Ring {
         let mut stopped_at = lock(&self.side.stopped_at);
         if ready {
             // A VM that goes on has its indices where they were; a driver that starts anew has
-            // them at 0. Nothing else tells the two apart.
+            // them at 0. There is no other difference between the two.
             if stopped_at.take() != Some(position) {
                 self.side.generation.fetch_add(1, Ordering::Relaxed);
             }
@@ -300,7 +300,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_err(&self, _file: Option<File>) {
-        // Never written: a ring that breaks is told in the log and in the counters.
+        // Never written: the log and the counters report a ring that breaks.
     }
 }
 

@@ -21,7 +21,7 @@ const BACKLOG: i32 = 8;
 /// Why a socket cannot be made.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// Somebody listens there.
+    /// Another program listens there.
     #[error("{0} is in use by another program")]
     InUse(PathBuf),
     /// Something else than a socket has that name.
@@ -43,7 +43,7 @@ pub enum SocketError {
 #[derive(Debug)]
 pub(crate) struct BoundSocket {
     path: PathBuf,
-    /// What has the name at the end may be somebody else's.
+    /// At the end, the name may belong to another program's socket.
     identity: Identity,
 }
 
@@ -65,7 +65,7 @@ impl Drop for BoundSocket {
 }
 
 /// Makes a listening socket with permission bits `mode`. A socket that is there already is
-/// replaced if nobody listens on it.
+/// replaced if no program listens on it.
 pub(crate) fn bind_listener(
     path: &Path,
     mode: u32,
@@ -84,7 +84,7 @@ pub(crate) fn bind_listener(
         }
         other => other.map_err(failed("bind"))?,
     }
-    // At once: a name on which nobody listens looks stale.
+    // At once: a name on which no program listens looks stale.
     listen(&socket, BACKLOG).map_err(failed("listen on"))?;
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };

@@ -1,4 +1,4 @@
-//! How lives end.
+//! How sessions end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -196,7 +196,7 @@ fn no_slab_is_used_for_another_pair() {
         assert!(nonces.insert(dmb.nonce.get()), "a slab of its own for each life");
         assert_eq!(a.front.read(dmb.dmb_off.get() + 6, 100), [0; 100]);
         b.hello();
-        // The old life's front end could still store there; nobody new lies in it.
+        // The front end of the old session could still store there; no new DMB lies in it.
         assert_eq!(a.register(Gid([5; 16]), 1, K64).unwrap_err(), Status::Enodev);
         a.unregister(dmb.token.get()).unwrap();
     }
