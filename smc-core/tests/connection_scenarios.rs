@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use smc_core::connection::{
-    Arrival, Connection, Delivery, Ring, SMCD_CONTROL_LEN, Span, UpdateDecision, UrgentNews,
+    Connection, Delivery, ProducerUpdate, Ring, SMCD_CONTROL_LEN, Span, UpdateDecision, UrgentEvent,
 };
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
@@ -96,8 +96,8 @@ fn send(from: &mut Connection, to: &mut Connection) -> (Cursor, Cursor, Producer
     (producer.cursor, consumer.cursor, consumer.producer_flags, delivery)
 }
 
-fn quiet(bytes: u32) -> Arrival {
-    Arrival { bytes, update: UpdateDecision::NotDue, urgent: UrgentNews::None }
+fn quiet(bytes: u32) -> ProducerUpdate {
+    ProducerUpdate { bytes, update: UpdateDecision::NotDue, urgent: UrgentEvent::None }
 }
 
 fn both(replay: impl Fn(Figure)) {
@@ -112,7 +112,7 @@ fn scenario_1_send_with_an_open_window() {
         assert_eq!(f.a_writes(1000, false), [f.bytes(4, 1003), f.nothing()]);
         let (producer, consumer, flags, delivery) = f.a_to_b();
         assert_eq!((producer, consumer), (f.cursor(0, 1004), f.cursor(0, 4)));
-        assert_eq!((flags, delivery.arrival), (NONE, quiet(1000)));
+        assert_eq!((flags, delivery.received), (NONE, quiet(1000)));
         assert_eq!(f.b.receiver.consume(1000), UpdateDecision::NotDue);
         assert_eq!(f.b.receiver.peer_window(), 8996);
     });
@@ -129,7 +129,7 @@ fn scenario_2_request_and_response() {
         f.b.sender.advance(500, false);
         let (producer, consumer, flags, delivery) = f.b_to_a();
         assert_eq!((producer, consumer), (f.cursor(0, 504), f.cursor(0, 1004)));
-        assert_eq!((flags, delivery.arrival, delivery.freed), (NONE, quiet(500), 1000));
+        assert_eq!((flags, delivery.received, delivery.freed), (NONE, quiet(500), 1000));
         assert_eq!(f.a.sender.space(), 9996);
         assert_eq!(f.b.receiver.peer_window(), 9996);
     });
@@ -162,7 +162,7 @@ fn scenario_4_a_send_of_twice_the_ring() {
             assert_eq!(f.a_writes(9996, true), [f.bytes(1004, 9999), f.bytes(4, 1003)]);
             let (producer, _, flags, delivery) = f.a_to_b();
             assert_eq!((producer, flags), (f.cursor(round, 1004), B));
-            assert_eq!(delivery.arrival, quiet(9996));
+            assert_eq!(delivery.received, quiet(9996));
             assert_eq!(f.a.sender.space(), 0);
             let read = f.b.receiver.spans(9996);
             assert_eq!(read, [f.bytes(1004, 9999), f.bytes(4, 1003)]);
@@ -187,7 +187,7 @@ fn scenario_5_urgent_data_with_an_open_window() {
         let (producer, _, flags, delivery) = f.a_to_b();
         assert_eq!((producer, flags), (f.cursor(1, 1500), P | U));
         let offset = f.bytes(1499, 1499).offset;
-        assert_eq!(delivery.arrival.urgent, UrgentNews::Present { offset });
+        assert_eq!(delivery.received.urgent, UrgentEvent::Present { offset });
         assert!(f.b.receiver.exception());
         f.b.receiver.remember_urgent(b'!');
         // The normal data behind has to wait.
@@ -200,7 +200,7 @@ fn scenario_5_urgent_data_with_an_open_window() {
         assert_eq!(f.a_writes(1000, false), [f.bytes(1500, 2499), f.nothing()]);
         let (producer, _, flags, delivery) = f.a_to_b();
         assert_eq!((producer, flags), (f.cursor(1, 2500), NONE));
-        assert_eq!(delivery.arrival, quiet(1000));
+        assert_eq!(delivery.received, quiet(1000));
         assert_eq!(f.b.receiver.consume(1000), UpdateDecision::NotDue);
     });
 }
@@ -217,7 +217,7 @@ fn scenario_6_urgent_data_with_a_closed_window() {
         assert!(f.a.sender.publish_due());
         let (producer, _, flags, delivery) = f.a_to_b();
         assert_eq!((producer, flags), (f.cursor(2, 1000), P | B));
-        assert_eq!(delivery.arrival.urgent, UrgentNews::Pending);
+        assert_eq!(delivery.received.urgent, UrgentEvent::Pending);
         assert!(f.b.receiver.exception());
         // 2: the application reads all there is.
         assert_eq!(f.b.receiver.readable(), 9996);
@@ -230,7 +230,7 @@ fn scenario_6_urgent_data_with_a_closed_window() {
         let (producer, _, flags, delivery) = f.a_to_b();
         assert_eq!((producer, flags), (f.cursor(2, 1500), P | U));
         let offset = f.bytes(1499, 1499).offset;
-        assert_eq!(delivery.arrival.urgent, UrgentNews::Present { offset });
+        assert_eq!(delivery.received.urgent, UrgentEvent::Present { offset });
         // 5: read and acknowledged.
         assert_eq!(f.b.receiver.consume(499), UpdateDecision::Urgent);
         let (_, consumer, _, _) = f.b_to_a();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 use smc_core::connection::close::Event;
-use smc_core::connection::{Arrival, Connection, Ring, UrgentNews, read_words};
+use smc_core::connection::{Connection, ProducerUpdate, Ring, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +98,7 @@ fn play(
     reader: Connection,
     block: [u64; 2],
     stores: &[Store],
-    mut check: impl FnMut(&mut Connection, Arrival),
+    mut check: impl FnMut(&mut Connection, ProducerUpdate),
 ) {
     for first in all_pauses(stores.len()) {
         let left = stores.len() - first.iter().sum::<usize>();
@@ -107,7 +107,7 @@ fn play(
             for pauses in [first, second, [stores.len(), 0, 0]] {
                 let (producer, consumer) = look(&mut block, &mut stores, pauses);
                 let delivery = reader.on_control(producer, consumer, false).unwrap();
-                check(&mut reader, delivery.arrival);
+                check(&mut reader, delivery.received);
             }
         }
     }
@@ -152,7 +152,7 @@ fn an_urgent_byte_never_slips_into_the_stream() {
     play(Connection::new(ring(), ring()), [0; 2], &writer.stores, |reader, arrival| {
         // Bytes 0 to 13 are ordinary ones, byte 14 is not.
         assert!(reader.receiver.readable() <= 14);
-        if let UrgentNews::Present { offset } = arrival.urgent {
+        if let UrgentEvent::Present { offset } = arrival.urgent {
             assert_eq!(offset, 32 + 14);
             marks += 1;
         }
@@ -168,7 +168,7 @@ fn the_data_behind_a_mark_is_not_taken_for_another_mark() {
     let mut block = [0; 2];
     let (producer, consumer) = look(&mut block, &mut writer.stores.iter(), [3, 0, 0]);
     let delivery = reader.on_control(producer, consumer, false).unwrap();
-    assert!(matches!(delivery.arrival.urgent, UrgentNews::Present { .. }));
+    assert!(matches!(delivery.received.urgent, UrgentEvent::Present { .. }));
     assert!(reader.receiver.consume(9).is_due());
     reader.receiver.on_published(reader.receiver.cursor());
 
@@ -177,7 +177,7 @@ fn the_data_behind_a_mark_is_not_taken_for_another_mark() {
     writer.write(7);
     writer.write(8);
     play(reader, block, &writer.stores, |reader, arrival| {
-        assert_eq!(arrival.urgent, UrgentNews::None);
+        assert_eq!(arrival.urgent, UrgentEvent::None);
         assert_eq!(reader.receiver.readable(), reader.receiver.available());
     });
 }
@@ -201,7 +201,7 @@ fn a_second_urgent_byte_right_behind_the_first_is_a_mark_of_its_own() {
     play(reader, block, &writer.stores, |reader, arrival| {
         plays += 1;
         assert!(reader.receiver.readable() <= 3);
-        if let UrgentNews::Present { offset } = arrival.urgent {
+        if let UrgentEvent::Present { offset } = arrival.urgent {
             assert_eq!(offset, 32 + 13);
             marks += 1;
         }

@@ -3,7 +3,7 @@
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::Ordering;
 
-use smc_core::connection::{OobError, UpdateDecision, UrgentNews, read_words};
+use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{Conn, Deadline, Rx, reader_view};
@@ -108,7 +108,7 @@ impl Conn {
             }
         };
         rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
-        if let UrgentNews::Present { offset } = arrival.urgent {
+        if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
             if !self.hub.source().has_memory() {

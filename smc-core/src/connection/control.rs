@@ -3,7 +3,7 @@
 //! Rules kept here: CDC-8, CDC-39, SEC-11.
 
 use super::close::{Actions, Close, Event};
-use super::receiver::{Arrival, Receiver};
+use super::receiver::{ProducerUpdate, Receiver};
 use super::ring::{CursorError, Ring};
 use super::sender::Sender;
 use crate::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
@@ -51,7 +51,7 @@ pub fn read_words(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// The receiving direction.
-    pub arrival: Arrival,
+    pub received: ProducerUpdate,
     /// Bytes of the peer's ring that became free.
     pub freed: u32,
     /// What the peer's state flags ask for.
@@ -91,14 +91,14 @@ impl Connection {
         unsent: bool,
     ) -> Result<Delivery, CursorError> {
         let flags = consumer.producer_flags;
-        let arrival = self.receiver.on_peer_producer(producer.cursor, flags)?;
+        let received = self.receiver.on_peer_producer(producer.cursor, flags)?;
         let freed = self.sender.on_peer_consumer(consumer.cursor)?;
         let flags = consumer.state_flags;
         if !flags.is_empty() {
             self.receiver.on_peer_done();
         }
         let actions = self.close.on(Event::Peer { flags, unsent });
-        Ok(Delivery { arrival, freed, actions })
+        Ok(Delivery { received, freed, actions })
     }
 
     /// The words to publish now, after the bytes.

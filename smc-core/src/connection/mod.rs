@@ -42,11 +42,11 @@ mod urgent;
 pub use close::{Actions, Close, Event, State};
 pub use control::{Connection, Delivery, read_words};
 pub use outbound::{Outbound, Post};
-pub use receiver::{Arrival, Receiver, UpdateDecision};
+pub use receiver::{ProducerUpdate, Receiver, UpdateDecision};
 pub use ring::{
     CursorError, EYE_CATCHER, EYE_CATCHER_LEN, MAX_RING_LEN, Position, Ring, RingError,
     SMCD_CONTROL_LEN, Span,
 };
 pub use sender::Sender;
 pub use sequence::{Order, Sequence};
-pub use urgent::{OobError, UrgentNews};
+pub use urgent::{OobError, UrgentEvent};

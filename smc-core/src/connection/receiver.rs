@@ -18,7 +18,7 @@
 //! Rules kept here: CDC-10, CDC-14.
 
 use super::ring::{CursorError, Position, Ring, Span};
-use super::urgent::{OobError, UrgentMark, UrgentNews};
+use super::urgent::{OobError, UrgentEvent, UrgentMark};
 use crate::wire::Cursor;
 use crate::wire::cdc::ProducerFlags;
 
@@ -50,13 +50,13 @@ impl UpdateDecision {
 /// What a look at the peer's producer cursor and flags brought.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct ProducerUpdate {
     /// Bytes that have arrived since the last look.
     pub bytes: u32,
     /// Whether the peer waits for the consumer cursor.
     pub update: UpdateDecision,
     /// What became of urgent data.
-    pub urgent: UrgentNews,
+    pub urgent: UrgentEvent,
 }
 
 /// The receiving direction of one connection. Plain data.
@@ -116,7 +116,7 @@ impl Receiver {
         &mut self,
         cursor: Cursor,
         flags: ProducerFlags,
-    ) -> Result<Arrival, CursorError> {
+    ) -> Result<ProducerUpdate, CursorError> {
         let (bytes, position) = self.ring.moved(self.produced, cursor)?;
         let space = self.ring.len() - self.available;
         if bytes > space {
@@ -128,8 +128,8 @@ impl Receiver {
             self.on_early_use();
         }
         if self.flags.union(flags).is_empty() {
-            let (update, urgent) = (UpdateDecision::NotDue, UrgentNews::None);
-            return Ok(Arrival { bytes, update, urgent });
+            let (update, urgent) = (UpdateDecision::NotDue, UrgentEvent::None);
+            return Ok(ProducerUpdate { bytes, update, urgent });
         }
         Ok(self.on_flags(bytes, flags))
     }
@@ -246,7 +246,7 @@ impl Receiver {
         self.urgent.exception()
     }
 
-    /// Hands over the urgent byte that [`UrgentNews::Present`] pointed at. It has to be copied
+    /// Hands over the urgent byte that [`UrgentEvent::Present`] pointed at. It has to be copied
     /// out of the ring before the consumer cursor is published, because the peer may then
     /// overwrite it.
     pub fn remember_urgent(&mut self, byte: u8) {
@@ -299,11 +299,11 @@ impl Receiver {
     }
 
     #[cold]
-    fn on_flags(&mut self, bytes: u32, flags: ProducerFlags) -> Arrival {
+    fn on_flags(&mut self, bytes: u32, flags: ProducerFlags) -> ProducerUpdate {
         self.flags = flags;
         let (mut urgent, skip) =
             self.urgent.on_flags(flags, self.ring.cursor(self.produced), bytes, self.available);
-        if let UrgentNews::Present { offset } = &mut urgent {
+        if let UrgentEvent::Present { offset } = &mut urgent {
             // The byte before the producer cursor (wire erratum B-10).
             let byte = self.ring.advance(self.consumed, self.available - 1);
             *offset = self.ring.spans(byte, 1)[0].offset;
@@ -316,7 +316,7 @@ impl Receiver {
             UpdateDecision::Window => UpdateDecision::NotDue,
             due => due,
         };
-        Arrival { bytes, update, urgent }
+        ProducerUpdate { bytes, update, urgent }
     }
 }
 

@@ -184,7 +184,7 @@ impl Sender {
         self.in_flight += n;
         let blocked = more && self.room() == 0;
         if blocked || !self.flags.is_empty() {
-            self.settle_flags(n, blocked);
+            self.update_flags(n, blocked);
         }
         n
     }
@@ -302,7 +302,7 @@ impl Sender {
 
     /// Flags after `n` ordinary bytes.
     #[cold]
-    fn settle_flags(&mut self, n: u32, blocked: bool) {
+    fn update_flags(&mut self, n: u32, blocked: bool) {
         self.flags.set(ProducerFlags::BLOCKED, blocked);
         if n != 0 {
             // The next normal data ends the urgent mode that its predecessor began (CDC-34).

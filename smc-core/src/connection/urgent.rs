@@ -14,7 +14,7 @@ use crate::wire::cdc::ProducerFlags;
 
 /// What a control word said of urgent data that was not known before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UrgentNews {
+pub enum UrgentEvent {
     /// Nothing new.
     None,
     /// Urgent data is on its way: tell the application now (CDC-31).
@@ -111,32 +111,32 @@ impl UrgentMark {
         cursor: Cursor,
         arrived: u32,
         available: u32,
-    ) -> (UrgentNews, bool) {
+    ) -> (UrgentEvent, bool) {
         if flags.contains(ProducerFlags::URGENT_PRESENT) {
             (self.pending, self.hold) = (false, 0);
             if self.last == Some(cursor) {
-                return (UrgentNews::None, false);
+                return (UrgentEvent::None, false);
             }
             self.last = Some(cursor);
             let Some(ahead) = available.checked_sub(1) else {
                 // A peer that does not announce let the reader take the byte for ordinary data.
                 (self.byte, self.acknowledge) = (Byte::None, true);
-                return (UrgentNews::None, false);
+                return (UrgentEvent::None, false);
             };
             (self.byte, self.at_mark, self.inline_next) = (Byte::Arrived, false, false);
             self.ahead = ahead;
-            return (UrgentNews::Present { offset: 0 }, self.arrive());
+            return (UrgentEvent::Present { offset: 0 }, self.arrive());
         }
         if !flags.contains(ProducerFlags::URGENT_PENDING) {
             (self.pending, self.hold) = (false, 0);
-            return (UrgentNews::None, false);
+            return (UrgentEvent::None, false);
         }
         // P without U. The peer may have stored the cursor that covers the urgent byte and be
         // about to store U: keep back the byte that might be it. More follows for certain.
         if arrived != 0 {
             self.hold = 1;
         }
-        let news = if self.pending { UrgentNews::None } else { UrgentNews::Pending };
+        let news = if self.pending { UrgentEvent::None } else { UrgentEvent::Pending };
         self.pending = true;
         (news, false)
     }
@@ -227,7 +227,7 @@ mod tests {
         Receiver::new(Ring::smcd(132).unwrap())
     }
 
-    fn arrive(r: &mut Receiver, count: u32, flags: ProducerFlags) -> UrgentNews {
+    fn arrive(r: &mut Receiver, count: u32, flags: ProducerFlags) -> UrgentEvent {
         r.on_peer_producer(Cursor::new(0, count), flags).unwrap().urgent
     }
 
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn out_of_line_a_read_stops_at_the_mark_and_the_next_goes_on_behind_it() {
         let mut r = receiver();
-        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::Present { offset: 32 + 9 });
+        assert_eq!(arrive(&mut r, 10, PU), UrgentEvent::Present { offset: 32 + 9 });
         r.remember_urgent(b'!');
         assert_eq!((r.readable(), r.available(), r.at_mark()), (9, 10, false));
         assert_eq!(r.consume(4), UpdateDecision::NotDue);
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(r.take_urgent(false), Ok(b'!'));
         assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
         assert!(r.at_mark() && !r.exception());
-        assert_eq!(arrive(&mut r, 20, NONE), UrgentNews::None);
+        assert_eq!(arrive(&mut r, 20, NONE), UrgentEvent::None);
         assert_eq!(r.consume(1), UpdateDecision::NotDue);
         assert!(!r.at_mark());
     }
@@ -258,7 +258,7 @@ mod tests {
         let mut r = receiver();
         let arrival = r.on_peer_producer(Cursor::new(0, 1), PU).unwrap();
         assert_eq!(arrival.update, UpdateDecision::Urgent);
-        assert_eq!(arrival.urgent, UrgentNews::Present { offset: 32 });
+        assert_eq!(arrival.urgent, UrgentEvent::Present { offset: 32 });
         assert!(r.at_mark() && r.readable() == 0);
     }
 
@@ -294,22 +294,22 @@ mod tests {
         let mut r = receiver();
         arrive(&mut r, 10, NONE);
         assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
-        assert_eq!(arrive(&mut r, 10, P), UrgentNews::Pending);
-        assert_eq!(arrive(&mut r, 10, P), UrgentNews::None);
+        assert_eq!(arrive(&mut r, 10, P), UrgentEvent::Pending);
+        assert_eq!(arrive(&mut r, 10, P), UrgentEvent::None);
         assert_eq!(r.take_urgent(false), Err(OobError::NotYet));
         assert!(r.exception());
         assert_eq!(r.readable(), 10);
-        assert_eq!(arrive(&mut r, 10, NONE), UrgentNews::None);
+        assert_eq!(arrive(&mut r, 10, NONE), UrgentEvent::None);
         assert!(!r.exception());
     }
 
     #[test]
     fn bytes_that_come_with_p_keep_back_the_one_that_may_be_urgent() {
         let mut r = receiver();
-        assert_eq!(arrive(&mut r, 10, P), UrgentNews::Pending);
+        assert_eq!(arrive(&mut r, 10, P), UrgentEvent::Pending);
         assert_eq!((r.readable(), r.available()), (9, 10));
         let _ = r.consume(9);
-        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::Present { offset: 32 + 9 });
+        assert_eq!(arrive(&mut r, 10, PU), UrgentEvent::Present { offset: 32 + 9 });
         assert_eq!((r.readable(), r.at_mark()), (0, true));
         // The other way: it was an ordinary one.
         let mut r = receiver();
@@ -334,11 +334,11 @@ mod tests {
         arrive(&mut r, 10, PU);
         r.remember_urgent(1);
         assert_eq!(r.take_urgent(false), Ok(1));
-        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::None);
+        assert_eq!(arrive(&mut r, 10, PU), UrgentEvent::None);
         assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
         let _ = r.consume(9);
         r.on_published(r.cursor());
-        assert_eq!(arrive(&mut r, 10, PU), UrgentNews::None);
+        assert_eq!(arrive(&mut r, 10, PU), UrgentEvent::None);
         assert_eq!(r.update_due(), UpdateDecision::NotDue);
     }
 
@@ -349,7 +349,7 @@ mod tests {
         arrive(&mut r, 1, PU);
         r.remember_urgent(1);
         r.on_published(r.cursor());
-        assert_eq!(arrive(&mut r, 2, PU), UrgentNews::Present { offset: 33 });
+        assert_eq!(arrive(&mut r, 2, PU), UrgentEvent::Present { offset: 33 });
         r.remember_urgent(2);
         assert_eq!(r.take_urgent(false), Ok(2));
     }
@@ -362,7 +362,7 @@ mod tests {
         let _ = r.consume(10);
         let arrival = r.on_peer_producer(Cursor::new(0, 10), PU).unwrap();
         assert_eq!(arrival.update, UpdateDecision::Urgent);
-        assert_eq!(arrival.urgent, UrgentNews::None);
+        assert_eq!(arrival.urgent, UrgentEvent::None);
         assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Rules kept here: LLC-20, LLC-22, LLC-64, LLCV2-9, LLCV2-20, LLCV2-25.
 
-use super::{Anomaly, Config, LinkGroup, LinkKey, Phase, RemoteEnd};
+use super::{Anomaly, LinkExchange, LinkGroup, LinkKey, Phase, RemoteEnd};
 use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::clc::GidList;
@@ -34,8 +34,8 @@ impl LinkGroup {
         }
         // A server that begins anew has given up what it began before. Add Link is also the answer
         // to a Request Add Link (LLCV2-27).
-        match self.config.take() {
-            Some(Config::Add(add)) => {
+        match self.link_exchange.take() {
+            Some(LinkExchange::Add(add)) => {
                 if let Some(new) = add.new {
                     self.destroy(new, now);
                 }
@@ -69,10 +69,10 @@ impl LinkGroup {
     fn reject(&mut self, over: LinkKey, request: &AddLink, reason: RejectReason) {
         self.counters.add_links_refused += 1;
         let v1 = self.is_v1();
-        let told = v1 || self.params.profile.reject_reason;
+        let says_why = v1 || self.params.profile.reject_reason;
         let message = AddLink {
             reply: true,
-            rejected: Some(if told { reason } else { RejectReason(0) }),
+            rejected: Some(if says_why { reason } else { RejectReason(0) }),
             v2: None,
             ..request.clone()
         };
@@ -132,14 +132,14 @@ impl LinkGroup {
         let gids = GidList { active: rnic.gid, alternates };
         self.post(over, Message::RequestAddLink(RequestAddLink::Request(gids)));
         let until = now.after(self.params.timers.reply);
-        self.config = Some(Config::Request { over, until });
+        self.link_exchange = Some(LinkExchange::Request { over, until });
     }
 
     /// The server has taken note of the addresses.
     pub(super) fn on_request_reply(&mut self, key: LinkKey) -> Result<(), Anomaly> {
-        match self.config {
-            Some(Config::Request { over, .. }) if over == key => {
-                self.config = None;
+        match self.link_exchange {
+            Some(LinkExchange::Request { over, .. }) if over == key => {
+                self.link_exchange = None;
                 Ok(())
             }
             _ => Err(Anomaly::UnexpectedReply("Request Add Link")),

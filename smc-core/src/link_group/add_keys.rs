@@ -1,7 +1,7 @@
 //! Keys of a new link: inside Add Link in version 2, by continuations in version 1 (RFC 7609 section
 //! 3.5.5.2.3; LLC-27 to LLC-32, LLCV2-17).
 
-use super::{Add, Anomaly, Config, LinkGroup, LinkKey, Region, Stage};
+use super::{Add, Anomaly, LinkExchange, LinkGroup, LinkKey, Region, Stage};
 use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::llc::{AddLinkCont, Message, RkeyPair};
@@ -10,17 +10,17 @@ impl LinkGroup {
     /// Pairs of all own RMBs that the peer knows on the carrying link (LLC-31).
     pub(super) fn own_pairs(&mut self, over: LinkKey, new: LinkKey) -> Vec<RkeyPair> {
         let mut pairs = Vec::new();
-        let mut told = Vec::new();
+        let mut announced = Vec::new();
         for rmb in &self.rmbs {
             let known = rmb.keys.iter().any(|(link, _, known)| *link == over && *known);
             if let (true, Some(old), Some(region)) = (known, rmb.on(over), rmb.on(new)) {
                 let (reference, address) = (old.rkey, region.address);
                 pairs.push(RkeyPair { reference, new: region.rkey, address });
-                told.push(rmb.id);
+                announced.push(rmb.id);
             }
         }
-        if let Some(Config::Add(add)) = &mut self.config {
-            add.told = told;
+        if let Some(LinkExchange::Add(add)) = &mut self.link_exchange {
+            add.announced = announced;
         }
         pairs
     }
@@ -48,7 +48,8 @@ impl LinkGroup {
     /// Version 1: the next continuation, with at most two pairs (LLC-27, LLC-29).
     pub(super) fn send_keys(&mut self, over: LinkKey, now: Tick) {
         let reply = !self.is_server();
-        let Some(Config::Add(Add { stage: Stage::Keys(keys), number, .. })) = &mut self.config
+        let Some(LinkExchange::Add(Add { stage: Stage::Keys(keys), number, .. })) =
+            &mut self.link_exchange
         else {
             return;
         };
@@ -60,7 +61,7 @@ impl LinkGroup {
         let message = AddLinkCont { reply, link_number: *number, left, rkeys };
         self.post(over, Message::AddLinkCont(message));
         let until = self.add_deadline(now);
-        if let Some(Config::Add(add)) = &mut self.config {
+        if let Some(LinkExchange::Add(add)) = &mut self.link_exchange {
             add.until = until;
         }
     }
@@ -73,7 +74,7 @@ impl LinkGroup {
         now: Tick,
     ) -> Result<(), Anomaly> {
         let server = self.is_server();
-        let Some(Config::Add(add)) = &mut self.config else {
+        let Some(LinkExchange::Add(add)) = &mut self.link_exchange else {
             return Err(Anomaly::WrongTime("Add Link Continuation"));
         };
         let (Stage::Keys(keys), Some(new)) = (&mut add.stage, add.new) else {
@@ -97,8 +98,8 @@ impl LinkGroup {
             self.send_keys(key, now);
         }
         let own_left = matches!(
-            &self.config,
-            Some(Config::Add(Add { stage: Stage::Keys(keys), .. })) if !keys.own.is_empty()
+            &self.link_exchange,
+            Some(LinkExchange::Add(Add { stage: Stage::Keys(keys), .. })) if !keys.own.is_empty()
         );
         match (server, own_left || more > 0) {
             (true, true) => self.send_keys(key, now),

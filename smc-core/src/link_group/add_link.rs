@@ -5,10 +5,10 @@
 //! LLCV2-19, LLCV2-23, LG-1, LG-6, LG-19, LG-27.
 
 use super::exchange::Keys;
-use super::link::Wish;
+use super::link::DeleteRequest;
 use super::{
-    Add, Anomaly, AnomalyKind, Cause, Config, Link, LinkEvent, LinkGroup, LinkKey, LinkState,
-    LoneRnic, Output, Prepared, RemoteEnd, Rnic, Stage,
+    Add, Anomaly, AnomalyKind, Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, LinkRecord,
+    LinkState, Output, Prepared, RemoteEnd, Rnic, SingleRnic, Stage,
 };
 use crate::time::Tick;
 use crate::wire::clc::GidList;
@@ -24,7 +24,7 @@ impl LinkGroup {
         let (Some(over), Some(rnic)) = (self.carrier(None), self.server_rnic()) else { return };
         let number = self.new_number();
         let lone = self.active().any(|link| !link.asymmetric && link.rnic.id == rnic.id);
-        if lone && self.full_links() == 1 && self.params.lone_rnic == LoneRnic::InvalidMtu {
+        if lone && self.full_links() == 1 && self.params.single_rnic == SingleRnic::InvalidMtu {
             self.add_in_vain(over, &rnic, number, now);
             return;
         }
@@ -36,8 +36,9 @@ impl LinkGroup {
     /// is the client's leave to go on with one link.
     pub(super) fn add_in_vain(&mut self, over: LinkKey, rnic: &Rnic, number: u8, now: Tick) {
         let until = self.add_deadline(now);
-        let (stage, told) = (Stage::Reply, Vec::new());
-        self.config = Some(Config::Add(Add { over, new: None, number, stage, until, told }));
+        let (stage, announced) = (Stage::Reply, Vec::new());
+        self.link_exchange =
+            Some(LinkExchange::Add(Add { over, new: None, number, stage, until, announced }));
         let message = self.add_message(rnic, number, (Qpn::new(0), Psn::new(0)), Vec::new());
         self.post_add(over, AddLink { mtu: Mtu::from_code(0), ..message });
     }
@@ -47,8 +48,9 @@ impl LinkGroup {
         let Some(link) = self.link(new) else { return };
         let (rnic, remote) = (link.rnic.id, link.remote);
         let until = now.after(self.params.timers.reply);
-        let (stage, told) = (Stage::Prepare, Vec::new());
-        self.config = Some(Config::Add(Add { over, new: Some(new), number, stage, until, told }));
+        let (stage, announced) = (Stage::Prepare, Vec::new());
+        self.link_exchange =
+            Some(LinkExchange::Add(Add { over, new: Some(new), number, stage, until, announced }));
         self.outputs.push_back(Output::PrepareLink { link: new, rnic, remote });
     }
 
@@ -61,7 +63,7 @@ impl LinkGroup {
     ) -> LinkKey {
         let key = LinkKey(self.next_key);
         self.next_key = self.next_key.wrapping_add(1);
-        self.links.push(Link {
+        self.links.push(LinkRecord {
             key,
             state: LinkState::Preparing,
             number,
@@ -73,12 +75,12 @@ impl LinkGroup {
             remote,
             asymmetric: false,
             connections: 0,
-            heard: now,
+            last_received: now,
             probe: None,
-            wish: None,
-            asked: None,
-            farewell: None,
-            odd: 0,
+            delete_request: None,
+            sent_delete: None,
+            last_message: None,
+            anomalies_in_a_row: 0,
         });
         key
     }
@@ -125,7 +127,8 @@ impl LinkGroup {
     /// An address of the client's list that no link has (LLCV2-20).
     fn target_gid(&self) -> Gid {
         let used = |gid: &&Gid| {
-            let ends = |link: &Link| link.remote.is_some_and(|end| end.gid.same_address(**gid));
+            let ends =
+                |link: &LinkRecord| link.remote.is_some_and(|end| end.gid.same_address(**gid));
             self.links.iter().any(ends)
         };
         self.params.peer_gids.iter().find(|gid| !used(gid)).copied().unwrap_or(Gid::NONE)
@@ -148,7 +151,7 @@ impl LinkGroup {
         }
         let (over, number) = (add.over, add.number);
         let without = |rmb: &super::Rmb| !prepared.regions.iter().any(|(id, _)| *id == rmb.id);
-        if self.rmbs.iter().any(|rmb| rmb.told && without(rmb)) {
+        if self.rmbs.iter().any(|rmb| rmb.reported && without(rmb)) {
             self.abort_add(Cause::Setup, now);
             return;
         }
@@ -187,7 +190,7 @@ impl LinkGroup {
     }
 
     pub(super) fn set_stage(&mut self, stage: Stage, until: Tick) {
-        if let Some(Config::Add(add)) = &mut self.config {
+        if let Some(LinkExchange::Add(add)) = &mut self.link_exchange {
             (add.stage, add.until) = (stage, until);
         }
     }
@@ -222,7 +225,7 @@ impl LinkGroup {
         }
         let Some(new) = new else {
             // It takes an MTU that does not exist.
-            self.config = None;
+            self.link_exchange = None;
             self.fail_link(key, Cause::Violation(AnomalyKind::WrongAddLink), now);
             return Err(Anomaly::WrongAddLink("MTU"));
         };
@@ -314,7 +317,7 @@ impl LinkGroup {
         let asymmetric: Vec<LinkKey> =
             self.active().filter(|link| link.asymmetric).map(|link| link.key).collect();
         for key in asymmetric {
-            self.leave(key, Wish { reason: DeleteReason::ASYMMETRIC, orderly: true });
+            self.leave(key, DeleteRequest { reason: DeleteReason::ASYMMETRIC, orderly: true });
         }
     }
 }

@@ -73,7 +73,7 @@ pub enum Anomaly {
     #[error("Test Link came back with other data")]
     WrongEcho,
     /// More of them on one link than any honest peer sends; the link is down.
-    #[error("too many odd messages on one link")]
+    #[error("too many anomalies_in_a_row messages on one link")]
     TooMany,
 }
 

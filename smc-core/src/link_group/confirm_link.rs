@@ -4,8 +4,8 @@
 //! LLCV2-13, LLCV2-15, LLCV2-39, RMB-6.
 
 use super::{
-    Anomaly, AnomalyKind, Cause, Config, EyeCatcher, Generation, LinkEvent, LinkGroup, LinkKey,
-    LinkState, Output, Phase, Reason, Stage,
+    Anomaly, AnomalyKind, Cause, EyeCatcher, Generation, LinkEvent, LinkExchange, LinkGroup,
+    LinkKey, LinkState, Output, Phase, Reason, Stage,
 };
 use crate::time::Tick;
 use crate::wire::clc::Version;
@@ -59,7 +59,7 @@ impl LinkGroup {
         if !first {
             return Ok(());
         }
-        self.settle_max_links(message.max_links);
+        self.agree_on_max_links(message.max_links);
         self.phase = Phase::SecondLink;
         self.add_wanted = self.max_links > 1;
         // With one link there is no later message that could decide it (wire erratum B-4).
@@ -99,10 +99,10 @@ impl LinkGroup {
         if let Some(link) = self.link_mut(key) {
             link.number = message.link_number;
         }
-        self.settle_max_links(message.max_links);
+        self.agree_on_max_links(message.max_links);
         self.phase = match self.max_links {
             1 => {
-                let until = now.after(self.params.timers.farewell);
+                let until = now.after(self.params.timers.last_message);
                 let receipt = match self.confirm_message(key, true) {
                     Some(message) => self.post_with_receipt(key, message),
                     None => return Ok(()),
@@ -191,7 +191,7 @@ impl LinkGroup {
     }
 
     /// Version 1: the smaller value counts, zero from a client is no wish (LLC-17, LLC-18).
-    fn settle_max_links(&mut self, theirs: u8) {
+    fn agree_on_max_links(&mut self, theirs: u8) {
         if let Generation::V1 { .. } = self.params.generation {
             let theirs = if theirs == 0 { u8::MAX } else { theirs };
             self.max_links = self.max_links.min(theirs).clamp(2, 8);
@@ -205,17 +205,17 @@ impl LinkGroup {
             return;
         }
         if let Some(link) = self.link_mut(key) {
-            link.heard = now;
+            link.last_received = now;
         }
         self.counters.links_added += 1;
         self.judge_symmetry();
         if self.adding().is_some_and(|add| add.new == Some(key))
-            && let Some(Config::Add(add)) = self.config.take()
+            && let Some(LinkExchange::Add(add)) = self.link_exchange.take()
         {
             for rmb in &mut self.rmbs {
-                let told = add.told.contains(&rmb.id);
+                let announced = add.announced.contains(&rmb.id);
                 for (link, _, known) in &mut rmb.keys {
-                    *known |= told && *link == key;
+                    *known |= announced && *link == key;
                 }
             }
             self.retry_at = None;

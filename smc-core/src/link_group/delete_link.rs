@@ -2,10 +2,10 @@
 //!
 //! Rules kept here: LLC-39, LG-44, CLOSE-34.
 
-use super::exchange::Farewell;
-use super::link::{Asked, Wish};
+use super::exchange::FinalDelete;
+use super::link::{DeleteRequest, SentDelete};
 use super::{
-    Anomaly, Cause, Config, LinkEvent, LinkGroup, LinkKey, LinkState, Phase, Reason, Receipt,
+    Anomaly, Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, LinkState, Phase, Reason, Receipt,
 };
 use crate::time::Tick;
 use crate::wire::llc::{DeleteLink, DeleteReason, Message};
@@ -23,8 +23,8 @@ impl LinkGroup {
                 Ok(())
             }
             (false, true) => self.on_delete_reply(key, message, now),
-            (false, false) if self.is_server() => self.on_delete_wish(key, message, now),
-            (false, false) => self.on_delete_order(key, message, now),
+            (false, false) if self.is_server() => self.on_delete_request(key, message, now),
+            (false, false) => self.on_server_delete(key, message, now),
         }
     }
 
@@ -35,14 +35,14 @@ impl LinkGroup {
         match self.phase {
             // Its wish crossed with the own order.
             Phase::Ending(_) if self.is_server() => {}
-            Phase::Ending(farewell) => self.end(farewell.reason, now),
-            _ if self.is_server() => self.say_farewell(reason, message.reason, true, now),
+            Phase::Ending(final_delete) => self.end(final_delete.reason, now),
+            _ if self.is_server() => self.send_final_delete(reason, message.reason, true, now),
             _ => self.end(reason, now),
         }
     }
 
     /// Sends Delete Link for all links, as an order or a wish by role.
-    pub(super) fn say_farewell(
+    pub(super) fn send_final_delete(
         &mut self,
         reason: Reason,
         code: DeleteReason,
@@ -56,12 +56,12 @@ impl LinkGroup {
         let receipt = self.post_delete_all(over, code, orderly);
         let timers = &self.params.timers;
         let server = self.is_server();
-        let until = now.after(if server { timers.farewell } else { timers.reply });
-        self.config = None;
+        let until = now.after(if server { timers.last_message } else { timers.reply });
+        self.link_exchange = None;
         self.rkey = None;
-        self.farewell_code = (code, orderly);
+        self.final_delete_code = (code, orderly);
         let answered_by_peer = !server;
-        self.phase = Phase::Ending(Farewell { reason, over, receipt, until, answered_by_peer });
+        self.phase = Phase::Ending(FinalDelete { reason, over, receipt, until, answered_by_peer });
     }
 
     fn post_delete_all(&mut self, over: LinkKey, code: DeleteReason, orderly: bool) -> Receipt {
@@ -69,20 +69,20 @@ impl LinkGroup {
         self.post_with_receipt(over, Message::DeleteLink(message))
     }
 
-    /// The farewell did not get through: over another link, if there is one (ERR-30, ERR-31).
-    pub(super) fn next_farewell(&mut self, farewell: Farewell, now: Tick) {
-        self.set_state(farewell.over, LinkEvent::Failed);
+    /// The final_delete did not get through: over another link, if there is one (ERR-30, ERR-31).
+    pub(super) fn resend_final_delete(&mut self, final_delete: FinalDelete, now: Tick) {
+        self.set_state(final_delete.over, LinkEvent::Failed);
         if self.carrier(None).is_none() {
-            self.end(farewell.reason, now);
+            self.end(final_delete.reason, now);
             return;
         }
-        let (code, orderly) = self.farewell_code;
-        self.say_farewell(farewell.reason, code, orderly, now);
+        let (code, orderly) = self.final_delete_code;
+        self.send_final_delete(final_delete.reason, code, orderly, now);
     }
 
     /// Server: the client wants a link deleted. It happens by the own Delete Link, in its turn
     /// (LLC-40, LLC-65, LLC-69, LLC-73).
-    fn on_delete_wish(
+    fn on_delete_request(
         &mut self,
         over: LinkKey,
         message: DeleteLink,
@@ -92,7 +92,7 @@ impl LinkGroup {
             self.post_unknown_link(over, message);
             return Err(Anomaly::UnknownLink(message.link_number));
         };
-        let wish = Wish { reason: message.reason, orderly: message.orderly };
+        let delete_request = DeleteRequest { reason: message.reason, orderly: message.orderly };
         let cause = Cause::PeerDeleted(message.reason);
         match self.state_of(key) {
             // About to go already (ERR-39).
@@ -106,13 +106,15 @@ impl LinkGroup {
             LinkState::Active | LinkState::Leaving if self.carrier(Some(key)).is_none() => {
                 // The last one: that is the end of the group.
                 let reason = Reason::LastLinkLost(cause);
-                self.say_farewell(reason, message.reason, message.orderly, now);
+                self.send_final_delete(reason, message.reason, message.orderly, now);
             }
-            LinkState::Active | LinkState::Leaving if message.orderly => self.leave(key, wish),
+            LinkState::Active | LinkState::Leaving if message.orderly => {
+                self.leave(key, delete_request)
+            }
             LinkState::Active | LinkState::Leaving => {
                 self.fail_link(key, cause, now);
                 if let Some(link) = self.link_mut(key) {
-                    link.wish = Some(wish);
+                    link.delete_request = Some(delete_request);
                 }
             }
         }
@@ -120,7 +122,7 @@ impl LinkGroup {
     }
 
     /// Client: the server deletes a link, which cannot be refused (LLC-37).
-    fn on_delete_order(
+    fn on_server_delete(
         &mut self,
         over: LinkKey,
         message: DeleteLink,
@@ -137,14 +139,15 @@ impl LinkGroup {
             false => self.carrier(Some(key)).unwrap_or(over),
         };
         if self.adding().is_some_and(|add| add.new == Some(key)) {
-            self.config = None;
+            self.link_exchange = None;
         }
         if self.state_of(key).carries() && self.carrier(Some(key)).is_none() {
             let receipt = self.post_with_receipt(over, reply);
             let reason = Reason::LastLinkLost(Cause::PeerDeleted(message.reason));
-            let until = now.after(self.params.timers.farewell);
+            let until = now.after(self.params.timers.last_message);
             let answered_by_peer = false;
-            self.phase = Phase::Ending(Farewell { reason, over, receipt, until, answered_by_peer });
+            self.phase =
+                Phase::Ending(FinalDelete { reason, over, receipt, until, answered_by_peer });
             return Ok(());
         }
         if self.state_of(key) == LinkState::Active
@@ -155,10 +158,10 @@ impl LinkGroup {
         let again = self.state_of(key) == LinkState::Deleting;
         let receipt = self.post_with_receipt(over, reply);
         self.set_state(key, LinkEvent::DeletionAgreed);
-        let until = now.after(self.params.timers.farewell);
+        let until = now.after(self.params.timers.last_message);
         if let Some(link) = self.link_mut(key) {
-            link.farewell = Some((receipt, until));
-            (link.wish, link.asked, link.probe) = (None, None, None);
+            link.last_message = Some((receipt, until));
+            (link.delete_request, link.sent_delete, link.probe) = (None, None, None);
         }
         if self.rkey.as_ref().is_some_and(|exchange| exchange.over() == key) {
             self.rkey = None;
@@ -188,12 +191,12 @@ impl LinkGroup {
             return Err(Anomaly::UnexpectedReply("Delete Link"));
         };
         if self.is_server() {
-            match self.config {
-                Some(Config::Delete { link, .. }) if link == key => {}
+            match self.link_exchange {
+                Some(LinkExchange::Delete { link, .. }) if link == key => {}
                 _ => return Err(Anomaly::UnexpectedReply("Delete Link")),
             }
-            self.config = None;
-        } else if self.link(key).is_none_or(|link| link.asked.is_none()) {
+            self.link_exchange = None;
+        } else if self.link(key).is_none_or(|link| link.sent_delete.is_none()) {
             return Err(Anomaly::UnexpectedReply("Delete Link"));
         }
         self.set_state(key, LinkEvent::DeletionAgreed);
@@ -213,57 +216,65 @@ impl LinkGroup {
 
     /// Server: Delete Link for a link that has to go (LLC-34 to LLC-38).
     pub(super) fn start_delete(&mut self, key: LinkKey, now: Tick) {
-        let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
+        let Some((number, delete_request)) =
+            self.link(key).and_then(|l| l.delete_request.map(|w| (l.number, w)))
         else {
             return;
         };
         let Some(over) = self.carrier(Some(key)) else {
-            self.delete_last(key, wish, now);
+            self.delete_last(key, delete_request, now);
             return;
         };
         if self.link(key).is_some_and(|link| link.connections > 0) {
             // They came while it was leaving, as both ends delete a link.
-            self.move_connections(key, !wish.orderly);
+            self.move_connections(key, !delete_request.orderly);
         }
-        self.post_delete(over, number, wish);
+        self.post_delete(over, number, delete_request);
         let until = now.after(self.params.timers.reply);
         let last = now.after(self.params.timers.deletion);
-        self.config = Some(Config::Delete { link: key, over, until, last });
+        self.link_exchange = Some(LinkExchange::Delete { link: key, over, until, last });
     }
 
     /// Client: asks the server to delete a link (LLC-40 to LLC-42).
     pub(super) fn ask_delete(&mut self, key: LinkKey, now: Tick) {
-        let Some((number, wish)) = self.link(key).and_then(|l| l.wish.map(|w| (l.number, w)))
+        let Some((number, delete_request)) =
+            self.link(key).and_then(|l| l.delete_request.map(|w| (l.number, w)))
         else {
             return;
         };
         let Some(over) = self.carrier(Some(key)) else {
-            self.delete_last(key, wish, now);
+            self.delete_last(key, delete_request, now);
             return;
         };
-        self.post_delete(over, number, wish);
+        self.post_delete(over, number, delete_request);
         let until = now.after(self.params.timers.reply);
         let last = now.after(self.params.timers.deletion);
         if let Some(link) = self.link_mut(key) {
-            link.asked = Some(Asked { over, until, last });
+            link.sent_delete = Some(SentDelete { over, until, last });
         }
     }
 
     /// The link that was to go is the last one now. It takes the group with it, unless it was merely
     /// not needed any more.
-    fn delete_last(&mut self, key: LinkKey, wish: Wish, now: Tick) {
+    fn delete_last(&mut self, key: LinkKey, delete_request: DeleteRequest, now: Tick) {
         if let Some(link) = self.link_mut(key) {
-            link.wish = None;
+            link.delete_request = None;
         }
-        if wish.reason == DeleteReason::ASYMMETRIC && self.set_state(key, LinkEvent::Kept) {
+        if delete_request.reason == DeleteReason::ASYMMETRIC && self.set_state(key, LinkEvent::Kept)
+        {
             self.judge_symmetry();
             return;
         }
-        self.say_farewell(Reason::Local(wish.reason), wish.reason, wish.orderly, now);
+        self.send_final_delete(
+            Reason::Local(delete_request.reason),
+            delete_request.reason,
+            delete_request.orderly,
+            now,
+        );
     }
 
-    fn post_delete(&mut self, over: LinkKey, link_number: u8, wish: Wish) {
-        let Wish { reason, orderly } = wish;
+    fn post_delete(&mut self, over: LinkKey, link_number: u8, delete_request: DeleteRequest) {
+        let DeleteRequest { reason, orderly } = delete_request;
         let message = DeleteLink { reply: false, all: false, orderly, link_number, reason };
         self.post(over, Message::DeleteLink(message));
     }

@@ -21,14 +21,14 @@ pub(super) enum Phase {
     /// Connections may send.
     Usable,
     /// Delete Link for all links is on its way.
-    Ending(Farewell),
+    Ending(FinalDelete),
     /// Over.
     Over,
 }
 
 /// The last exchange of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Farewell {
+pub(super) struct FinalDelete {
     pub(super) reason: Reason,
     pub(super) over: LinkKey,
     pub(super) receipt: Receipt,
@@ -39,7 +39,7 @@ pub(super) struct Farewell {
 
 /// The one exchange that changes the set of links (LLC-60).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Config {
+pub(super) enum LinkExchange {
     /// Add Link to Confirm Link.
     Add(Add),
     /// The server's Delete Link for one link. `last` is when it is not waited for any more, alive
@@ -52,13 +52,13 @@ pub(super) enum Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Add {
     pub(super) over: LinkKey,
-    /// None for an attempt that cannot succeed (`LoneRnic::InvalidMtu`).
+    /// None for an attempt that cannot succeed (`SingleRnic::InvalidMtu`).
     pub(super) new: Option<LinkKey>,
     pub(super) number: u8,
     pub(super) stage: Stage,
     pub(super) until: Tick,
-    /// Own RMBs whose keys on the new link the peer is told.
-    pub(super) told: Vec<RmbId>,
+    /// Own RMBs whose keys on the new link this end announces to the peer.
+    pub(super) announced: Vec<RmbId>,
 }
 
 /// How far Add Link is.
@@ -93,7 +93,7 @@ pub(super) enum RkeyExchange {
         until: Tick,
         rmb: RmbId,
         region: Region,
-        /// Links that the peer is told of, the carrying one included.
+        /// Links for which this end announces a key, the carrying one included.
         links: Vec<LinkKey>,
         /// Entries for continuations.
         rest: Vec<LinkRkey>,

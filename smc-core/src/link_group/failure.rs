@@ -3,9 +3,10 @@
 //! Rules kept here: LLC-36, LG-16, LG-31, LG-42, CLOSE-37, SOCK-13, ERR-13, ERR-15, ERR-16,
 //! ERR-19, ERR-22.
 
-use super::link::Wish;
+use super::link::DeleteRequest;
 use super::{
-    Cause, Config, Ending, LinkEvent, LinkGroup, LinkKey, LinkState, Output, Phase, Reason, Stage,
+    Cause, Ending, LinkEvent, LinkExchange, LinkGroup, LinkKey, LinkState, Output, Phase, Reason,
+    Stage,
 };
 use crate::time::Tick;
 
@@ -15,10 +16,10 @@ impl LinkGroup {
         if matches!(self.phase, Phase::Over) {
             return;
         }
-        if let Phase::Ending(farewell) = self.phase {
+        if let Phase::Ending(final_delete) = self.phase {
             self.set_state(key, LinkEvent::Failed);
-            if farewell.over == key {
-                self.next_farewell(farewell, now);
+            if final_delete.over == key {
+                self.resend_final_delete(final_delete, now);
             }
             return;
         }
@@ -30,7 +31,7 @@ impl LinkGroup {
             LinkState::Gone | LinkState::Failed => return,
             LinkState::Deleting => {
                 // Its last message does not get through; the peer notices by itself.
-                if self.link(key).is_some_and(|link| link.farewell.is_some()) {
+                if self.link(key).is_some_and(|link| link.last_message.is_some()) {
                     self.destroy(key, now);
                 }
                 return;
@@ -46,21 +47,22 @@ impl LinkGroup {
         self.move_connections(key, true);
         if let Some(link) = self.link_mut(key) {
             link.probe = None;
-            link.wish = Some(Wish { reason: cause.delete_reason(), orderly: false });
+            link.delete_request =
+                Some(DeleteRequest { reason: cause.delete_reason(), orderly: false });
         }
         self.abandon_on(key, cause, now);
     }
 
     /// Gives up every exchange that a link carried.
     fn abandon_on(&mut self, key: LinkKey, cause: Cause, now: Tick) {
-        match &self.config {
-            Some(Config::Add(add)) if add.over == key => {
+        match &self.link_exchange {
+            Some(LinkExchange::Add(add)) if add.over == key => {
                 self.abort_add(cause, now);
                 self.add_wanted = true;
             }
-            Some(Config::Delete { over, .. }) if *over == key => self.config = None,
-            Some(Config::Request { over, .. }) if *over == key => {
-                self.config = None;
+            Some(LinkExchange::Delete { over, .. }) if *over == key => self.link_exchange = None,
+            Some(LinkExchange::Request { over, .. }) if *over == key => {
+                self.link_exchange = None;
                 self.notice_wanted = true;
             }
             _ => {}
@@ -76,15 +78,15 @@ impl LinkGroup {
         }
         self.kept.retain(|(link, _)| *link != key);
         for link in &mut self.links {
-            if link.asked.is_some_and(|asked| asked.over == key) {
-                link.asked = None;
+            if link.sent_delete.is_some_and(|sent_delete| sent_delete.over == key) {
+                link.sent_delete = None;
             }
         }
     }
 
     /// Ends the attempt at a new link. A peer that knows of the link is told by Delete Link.
     pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
-        let Some(Config::Add(add)) = self.config.take() else { return };
+        let Some(LinkExchange::Add(add)) = self.link_exchange.take() else { return };
         self.schedule_retry(now);
         let Some(new) = add.new else { return };
         let refused_here = add.stage == Stage::Prepare;
@@ -106,7 +108,8 @@ impl LinkGroup {
         self.counters.links_failed += 1;
         self.set_state(new, LinkEvent::Failed);
         if let Some(link) = self.link_mut(new) {
-            link.wish = Some(Wish { reason: cause.delete_reason(), orderly: false });
+            link.delete_request =
+                Some(DeleteRequest { reason: cause.delete_reason(), orderly: false });
         }
     }
 
@@ -124,15 +127,15 @@ impl LinkGroup {
     }
 
     /// Begins to delete a link that works: nothing new on it, its connections move.
-    pub(super) fn leave(&mut self, key: LinkKey, wish: Wish) {
+    pub(super) fn leave(&mut self, key: LinkKey, delete_request: DeleteRequest) {
         if self.state_of(key) == LinkState::Active {
             self.set_state(key, LinkEvent::DeleteWanted);
-            self.move_connections(key, !wish.orderly);
+            self.move_connections(key, !delete_request.orderly);
         }
         if let Some(link) = self.link_mut(key)
-            && link.wish.is_none()
+            && link.delete_request.is_none()
         {
-            link.wish = Some(wish);
+            link.delete_request = Some(delete_request);
         }
     }
 
@@ -157,8 +160,8 @@ impl LinkGroup {
         }
         self.peer_rmbs.forget_link(key);
         self.outputs.push_back(Output::DestroyLink { link: key });
-        if matches!(&self.config, Some(Config::Delete { link, .. }) if *link == key) {
-            self.config = None;
+        if matches!(&self.link_exchange, Some(LinkExchange::Delete { link, .. }) if *link == key) {
+            self.link_exchange = None;
         }
         self.abandon_on(key, Cause::QueuePair, now);
         self.judge_symmetry();
@@ -182,7 +185,7 @@ impl LinkGroup {
             return;
         }
         let ending = self.ending(reason);
-        self.config = None;
+        self.link_exchange = None;
         self.links.iter_mut().for_each(|link| link.connections = 0);
         let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
         for key in keys {

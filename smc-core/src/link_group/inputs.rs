@@ -4,10 +4,10 @@
 
 use core::time::Duration;
 
-use super::link::Wish;
+use super::link::DeleteRequest;
 use super::{
-    Cause, Link, LinkGroup, LinkKey, LinkState, Output, Phase, Prepared, Reason, Receipt, Rnic,
-    RnicId, Role, UseError,
+    Cause, LinkGroup, LinkKey, LinkRecord, LinkState, Output, Phase, Prepared, Reason, Receipt,
+    Rnic, RnicId, Role, UseError,
 };
 use crate::time::Tick;
 use crate::wire::llc::DeleteReason;
@@ -21,17 +21,17 @@ impl LinkGroup {
     /// Something other than LLC was received on a link: it lives.
     pub fn handle_received(&mut self, link: LinkKey, now: Tick) {
         if let Some(link) = self.link_mut(link) {
-            link.heard = now;
+            link.last_received = now;
         }
     }
 
     /// A connection on this link has been silent for longer than its application wants to wait for
     /// keepalive: the link is tested unless it was heard meanwhile (RFC 7609 section 4.5.3).
     pub fn handle_keepalive(&mut self, link: LinkKey, silence: Duration, now: Tick) {
-        let is_due = |link: &Link| {
+        let is_due = |link: &LinkRecord| {
             link.state.carries()
                 && link.probe.is_none()
-                && link.heard.after(silence).has_passed(now)
+                && link.last_received.after(silence).has_passed(now)
         };
         if self.link(link).is_some_and(is_due) {
             self.send_probe(link, now);
@@ -50,14 +50,15 @@ impl LinkGroup {
                 self.committed = true;
                 self.phase = Phase::SecondLink;
             }
-            Phase::Ending(farewell)
-                if farewell.receipt == receipt && !farewell.answered_by_peer =>
+            Phase::Ending(final_delete)
+                if final_delete.receipt == receipt && !final_delete.answered_by_peer =>
             {
-                self.end(farewell.reason, now);
+                self.end(final_delete.reason, now);
             }
             _ => {}
         }
-        let gone = |link: &&Link| link.farewell.is_some_and(|(awaited, _)| awaited == receipt);
+        let gone =
+            |link: &&LinkRecord| link.last_message.is_some_and(|(awaited, _)| awaited == receipt);
         if let Some(key) = self.links.iter().find(gone).map(|link| link.key) {
             self.destroy(key, now);
         }
@@ -149,7 +150,7 @@ impl LinkGroup {
     /// A connection is gone. `link` is the one it used last, by the outputs taken so far; if its
     /// count has been moved from there meanwhile, it is taken off where it went.
     pub fn connection_removed(&mut self, link: LinkKey, now: Tick) {
-        let counted = |have: &&mut Link| have.connections > 0;
+        let counted = |have: &&mut LinkRecord| have.connections > 0;
         let there = self
             .links
             .iter_mut()
@@ -165,7 +166,7 @@ impl LinkGroup {
     /// last link takes the group with it.
     pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Tick) {
         if self.state_of(link) == LinkState::Active {
-            self.leave(link, Wish { reason, orderly: true });
+            self.leave(link, DeleteRequest { reason, orderly: true });
             self.pump(now);
         }
     }
@@ -174,7 +175,7 @@ impl LinkGroup {
     pub fn terminate(&mut self, reason: DeleteReason, now: Tick) {
         if !matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             let orderly = self.connections() == 0;
-            self.say_farewell(Reason::Local(reason), reason, orderly, now);
+            self.send_final_delete(Reason::Local(reason), reason, orderly, now);
         }
     }
 }

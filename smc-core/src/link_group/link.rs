@@ -127,23 +127,23 @@ pub(super) struct Probe {
 
 /// A wish that a link be deleted, which waits for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct DeleteRequest {
     pub(super) reason: DeleteReason,
     pub(super) orderly: bool,
 }
 
 /// A client's Delete Link that the server has not answered by its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct SentDelete {
     pub(super) over: LinkKey,
     pub(super) until: Tick,
-    /// As that of `Config::Delete`.
+    /// As that of `LinkExchange::Delete`.
     pub(super) last: Tick,
 }
 
 /// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkRecord {
     /// The group's name of it.
     pub key: LinkKey,
     /// Where it stands.
@@ -167,12 +167,12 @@ pub struct Link {
     /// Connections that send over it.
     pub connections: u32,
     /// When something was last received on it.
-    pub heard: Tick,
+    pub last_received: Tick,
     pub(super) probe: Option<Probe>,
-    pub(super) wish: Option<Wish>,
-    pub(super) asked: Option<Asked>,
+    pub(super) delete_request: Option<DeleteRequest>,
+    pub(super) sent_delete: Option<SentDelete>,
     /// Of the last message about a link that is being deleted, and when it is destroyed anyway.
-    pub(super) farewell: Option<(Receipt, Tick)>,
+    pub(super) last_message: Option<(Receipt, Tick)>,
     /// Anomalies in a row.
-    pub(super) odd: u32,
+    pub(super) anomalies_in_a_row: u32,
 }

@@ -129,11 +129,11 @@ mod topology;
 
 pub use anomaly::{Anomaly, AnomalyKind, Counters};
 pub use ids::{LinkKey, PeerRmbId, Receipt, RmbId, RnicId};
-pub use link::{Link, LinkEvent, LinkState, Topology};
+pub use link::{LinkEvent, LinkRecord, LinkState, Topology};
 pub use output::{Cause, Ending, Output, Reason};
 pub use params::{
-    EyeCatcher, FirstLink, Generation, LoneRnic, Params, PeerProfile, Region, RemoteEnd, Rnic,
-    Role, Timers,
+    EyeCatcher, FirstLink, Generation, Params, PeerProfile, Region, RemoteEnd, Rnic, Role,
+    SingleRnic, Timers,
 };
 pub use queries::Activity;
 pub use rmb::{MAX_RMBS, RmbState, UseError};
@@ -144,7 +144,7 @@ use crate::time::Tick;
 use crate::wire::ids::{Psn, Qpn};
 use crate::wire::llc::{DeleteReason, DeleteRkey};
 
-use exchange::{Add, Config, PeerConfirm, Phase, RkeyExchange, Stage};
+use exchange::{Add, LinkExchange, PeerConfirm, Phase, RkeyExchange, Stage};
 use rmb::{PeerRmbs, Rmb};
 
 /// Anomalies in a row on one link after which it counts as down.
@@ -174,14 +174,14 @@ pub struct LinkGroup {
     committed: bool,
     commit_receipt: Option<Receipt>,
     max_links: u8,
-    links: Vec<Link>,
+    links: Vec<LinkRecord>,
     next_key: u32,
     last_number: u8,
     next_receipt: u32,
     probes: u64,
     rmbs: Vec<Rmb>,
     peer_rmbs: PeerRmbs,
-    config: Option<Config>,
+    link_exchange: Option<LinkExchange>,
     rkey: Option<RkeyExchange>,
     peer_confirm: Option<PeerConfirm>,
     kept: VecDeque<(LinkKey, DeleteRkey)>,
@@ -193,7 +193,7 @@ pub struct LinkGroup {
     request_to_answer: Option<LinkKey>,
     retry_at: Option<Tick>,
     idle_at: Option<Tick>,
-    farewell_code: (DeleteReason, bool),
+    final_delete_code: (DeleteReason, bool),
     outputs: VecDeque<Output>,
     counters: Counters,
 }
@@ -228,7 +228,7 @@ impl LinkGroup {
             probes: 0,
             rmbs: Vec::new(),
             peer_rmbs: PeerRmbs::default(),
-            config: None,
+            link_exchange: None,
             rkey: None,
             peer_confirm: None,
             kept: VecDeque::new(),
@@ -237,7 +237,7 @@ impl LinkGroup {
             request_to_answer: None,
             retry_at: None,
             idle_at: None,
-            farewell_code: (DeleteReason::OPERATOR, false),
+            final_delete_code: (DeleteReason::OPERATOR, false),
             outputs: VecDeque::new(),
             counters: Counters::default(),
         };
@@ -256,7 +256,7 @@ impl LinkGroup {
         self.rmbs.push(Rmb {
             id: first.rmb,
             state: RmbState::Confirmed,
-            told: true,
+            reported: true,
             keys: vec![(key, first.region, true)],
             on: None,
             refused: 0,

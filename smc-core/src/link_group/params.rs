@@ -22,7 +22,7 @@ pub enum Role {
 /// What CLC agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generation {
-    /// SMC-Rv1: the number of links is settled by Confirm Link.
+    /// SMC-Rv1: Confirm Link agrees on the number of links.
     V1 {
         /// Own value, 2 to 8 (LLC-18); moved into that range.
         max_links: u8,
@@ -96,7 +96,7 @@ impl PeerProfile {
 /// How a server with no second RNIC makes the attempt at a second link that v1 and v2.0 ask for
 /// (LG-1, LG-18).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LoneRnic {
+pub enum SingleRnic {
     /// Over the same RNIC: a client that has two makes an asymmetric link of it.
     #[default]
     Asymmetric,
@@ -128,7 +128,7 @@ pub struct Timers {
     /// Until a Confirm RKey that was refused "for now" is sent again (LLC-50).
     pub retry_rkey: Duration,
     /// For the adapter to say that a last message has arrived (LLC-39, LLC-43).
-    pub farewell: Duration,
+    pub last_message: Duration,
     /// How long the answer to Delete Link for one link is awaited at most while the link over which
     /// that went answers Test Link. AF_SMC answers when it has freed the queue pair, which it can
     /// only do when the network has let go of the last packet. Zero: `reply`, and who does not
@@ -152,7 +152,7 @@ impl Timers {
             }),
             retry_add_link: Some(Duration::from_secs(60)),
             retry_rkey: Duration::from_millis(100),
-            farewell: Duration::from_secs(1),
+            last_message: Duration::from_secs(1),
             deletion: Duration::from_secs(60),
         }
     }
@@ -232,7 +232,7 @@ pub struct Params {
     /// RNICs for further links, in order of preference; that of the first link may be among them.
     pub rnics: Vec<Rnic>,
     /// What a server without a second RNIC does.
-    pub lone_rnic: LoneRnic,
+    pub single_rnic: SingleRnic,
     /// Addresses that a v2 client listed in its Confirm (LLCV2-20).
     pub peer_gids: Vec<Gid>,
 }
@@ -248,7 +248,7 @@ impl Params {
             timers: Timers::of(role),
             number: 1,
             rnics: Vec::new(),
-            lone_rnic: LoneRnic::Asymmetric,
+            single_rnic: SingleRnic::Asymmetric,
             peer_gids: Vec::new(),
         }
     }

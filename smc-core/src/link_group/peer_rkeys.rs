@@ -3,7 +3,9 @@
 //! Rules kept here: LLC-49, LLC-53, LLC-55, LLCV2-33, LLCV2-35, LLCV2-36, LG-52.
 
 use super::exchange::PeerConfirm;
-use super::{Anomaly, Cause, Config, LinkGroup, LinkKey, Output, PeerRmbId, Region, UseError};
+use super::{
+    Anomaly, Cause, LinkExchange, LinkGroup, LinkKey, Output, PeerRmbId, Region, UseError,
+};
 use crate::time::Tick;
 use crate::wire::List;
 use crate::wire::ids::Rkey;
@@ -17,7 +19,7 @@ const MOST_KEPT: usize = 4;
 impl LinkGroup {
     /// Whether links are being changed, so that keys may not change (LLC-62).
     fn links_change(&self) -> bool {
-        matches!(self.config, Some(Config::Add(_) | Config::Delete { .. }))
+        matches!(self.link_exchange, Some(LinkExchange::Add(_) | LinkExchange::Delete { .. }))
             && !self.params.profile.rkeys_at_once
     }
 

@@ -31,21 +31,22 @@ impl LinkGroup {
     /// Whether neither links nor own keys are being changed, or about to be.
     pub(super) fn may_start_rkeys(&self) -> bool {
         matches!(self.phase, Phase::SecondLink | Phase::Usable)
-            && self.config.is_none()
+            && self.link_exchange.is_none()
             && self.rkey.is_none()
-            && !self.links.iter().any(|link| link.wish.is_some())
+            && !self.links.iter().any(|link| link.delete_request.is_some())
     }
 
-    fn wished(&self) -> Option<LinkKey> {
-        let wished = |link: &&super::Link| link.wish.is_some() && link.asked.is_none();
-        self.links.iter().find(wished).map(|link| link.key)
+    fn next_delete_request(&self) -> Option<LinkKey> {
+        let next_delete_request =
+            |link: &&super::LinkRecord| link.delete_request.is_some() && link.sent_delete.is_none();
+        self.links.iter().find(next_delete_request).map(|link| link.key)
     }
 
     fn pump_server(&mut self, now: Tick) {
-        if self.config.is_some() || self.rkey.is_some() {
+        if self.link_exchange.is_some() || self.rkey.is_some() {
             return;
         }
-        if let Some(key) = self.wished() {
+        if let Some(key) = self.next_delete_request() {
             self.start_delete(key, now);
             return;
         }
@@ -61,13 +62,13 @@ impl LinkGroup {
 
     fn pump_client(&mut self, now: Tick) {
         // A client's wish may flow at any time (LLC-59).
-        while let Some(key) = self.wished() {
+        while let Some(key) = self.next_delete_request() {
             self.ask_delete(key, now);
             if !matches!(self.phase, Phase::SecondLink | Phase::Usable) {
                 return;
             }
         }
-        if self.config.is_some() {
+        if self.link_exchange.is_some() {
             return;
         }
         self.answer_kept();
@@ -79,9 +80,10 @@ impl LinkGroup {
     /// First contact is over when the attempt at a second link is, and all that it left behind
     /// (LG-17, LG-25, ERR-18, ERR-24).
     fn become_usable(&mut self, now: Tick) {
-        let transient =
-            |link: &super::Link| !matches!(link.state, LinkState::Active | LinkState::Deleting);
-        let busy = self.config.is_some() || self.links.iter().any(transient);
+        let transient = |link: &super::LinkRecord| {
+            !matches!(link.state, LinkState::Active | LinkState::Deleting)
+        };
+        let busy = self.link_exchange.is_some() || self.links.iter().any(transient);
         if self.phase != Phase::SecondLink || busy {
             return;
         }
@@ -131,6 +133,6 @@ impl LinkGroup {
             true => DeleteReason::PROGRAM,
             false => DeleteReason::OPERATOR,
         };
-        self.say_farewell(Reason::Idle, code, true, now);
+        self.send_final_delete(Reason::Idle, code, true, now);
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! Rules kept here: LG-5, ERR-2.
 
-use super::exchange::{Config, RkeyExchange, Stage};
-use super::{Counters, Generation, Link, LinkGroup, LinkKey, Output, Params, Phase, Receipt, Role};
+use super::exchange::{LinkExchange, RkeyExchange, Stage};
+use super::{
+    Counters, Generation, LinkGroup, LinkKey, LinkRecord, Output, Params, Phase, Receipt, Role,
+};
 use crate::wire::clc::Version;
 use crate::wire::ids::{Gid, Qpn};
 use crate::wire::llc::{Llc, Message};
@@ -55,16 +57,16 @@ impl LinkGroup {
             Phase::Over => return Activity::Over,
             Phase::SecondLink | Phase::Usable => {}
         }
-        match (&self.config, &self.rkey) {
-            (Some(Config::Add(add)), _) => match add.stage {
+        match (&self.link_exchange, &self.rkey) {
+            (Some(LinkExchange::Add(add)), _) => match add.stage {
                 Stage::Prepare => Activity::Preparing,
                 Stage::Reply => Activity::AddLink,
                 Stage::Keys(_) => Activity::AddLinkKeys,
                 Stage::Confirm => Activity::ConfirmLink,
             },
-            (Some(Config::Delete { .. }), _) => Activity::DeleteLink,
-            (Some(Config::Request { .. }), _) => Activity::RequestAddLink,
-            _ if self.links.iter().any(|link| link.asked.is_some()) => Activity::DeleteLink,
+            (Some(LinkExchange::Delete { .. }), _) => Activity::DeleteLink,
+            (Some(LinkExchange::Request { .. }), _) => Activity::RequestAddLink,
+            _ if self.links.iter().any(|link| link.sent_delete.is_some()) => Activity::DeleteLink,
             (None, Some(RkeyExchange::Confirm { .. })) => Activity::ConfirmRkey,
             (None, Some(RkeyExchange::Delete { .. })) => Activity::DeleteRkey,
             (None, None) => Activity::Idle,
@@ -87,12 +89,12 @@ impl LinkGroup {
     }
 
     /// All links, those that are going included, oldest first.
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[LinkRecord] {
         &self.links
     }
 
     /// One link.
-    pub fn link(&self, key: LinkKey) -> Option<&Link> {
+    pub fn link(&self, key: LinkKey) -> Option<&LinkRecord> {
         self.links.iter().find(|link| link.key == key)
     }
 
@@ -100,7 +102,7 @@ impl LinkGroup {
     /// refers by the server's queue pair and GID. If there is none, the client is out of sync
     /// (ERR-6).
     pub fn link_to(&self, peer_qpn: Qpn, peer_gid: Gid) -> Option<LinkKey> {
-        let is = |link: &&Link| {
+        let is = |link: &&LinkRecord| {
             link.remote
                 .is_some_and(|remote| remote.qpn == peer_qpn && remote.gid.same_address(peer_gid))
         };
@@ -112,7 +114,7 @@ impl LinkGroup {
         self.links.iter().fold(0, |sum, link| sum.saturating_add(link.connections))
     }
 
-    /// Most links of the group that are not asymmetric; settled when the first link is confirmed.
+    /// Most links of the group that are not asymmetric; known once the first link is confirmed.
     pub fn max_links(&self) -> u8 {
         self.max_links
     }

@@ -34,8 +34,8 @@ impl LinkGroup {
             return;
         }
         let Some(link) = self.link_mut(key) else { return };
-        link.odd = link.odd.saturating_add(1);
-        if link.odd > MOST_ANOMALIES {
+        link.anomalies_in_a_row = link.anomalies_in_a_row.saturating_add(1);
+        if link.anomalies_in_a_row > MOST_ANOMALIES {
             self.counters.count(&Anomaly::TooMany);
             self.fail_link(key, Cause::Violation(Anomaly::TooMany.kind()), now);
         } else if anomaly.is_violation() {
@@ -51,7 +51,7 @@ impl LinkGroup {
         if matches!(link.state, LinkState::Gone | LinkState::Preparing | LinkState::Adding) {
             return Err(Anomaly::DeadLink(key));
         }
-        link.heard = now;
+        link.last_received = now;
         let dead = matches!(link.state, LinkState::Failed | LinkState::Deleting);
         let llc = Llc::parse(bytes, &self.params.profile.dialect).map_err(|error| match error {
             WireError::CdcNotLlc(byte) => Anomaly::NotLlc(byte),
@@ -76,7 +76,7 @@ impl LinkGroup {
         }
         self.dispatch(key, llc.message, now)?;
         if let Some(link) = self.link_mut(key) {
-            link.odd = 0;
+            link.anomalies_in_a_row = 0;
         }
         Ok(())
     }

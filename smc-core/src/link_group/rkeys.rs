@@ -47,7 +47,7 @@ impl LinkGroup {
         self.rmbs.push(Rmb {
             id: rmb,
             state: RmbState::Unconfirmed,
-            told: false,
+            reported: false,
             keys,
             on,
             refused: 0,
@@ -210,8 +210,8 @@ impl LinkGroup {
         let all = active.iter().all(|link| rmb.keys.iter().any(|(key, _, k)| key == link && *k));
         if all && rmb.state == RmbState::Unconfirmed {
             rmb.state = RmbState::Confirmed;
-            if !rmb.told {
-                rmb.told = true;
+            if !rmb.reported {
+                rmb.reported = true;
                 self.outputs.push_back(Output::RmbConfirmed { rmb: id });
             }
         }
@@ -220,8 +220,8 @@ impl LinkGroup {
     /// The peer does not take an RMB. One that it knew before stays as it is.
     fn refuse_rmb(&mut self, id: RmbId) {
         let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
-        let told = self.rmbs.get(at).is_some_and(|rmb| rmb.told);
-        if told {
+        let reported = self.rmbs.get(at).is_some_and(|rmb| rmb.reported);
+        if reported {
             if let Some(rmb) = self.rmbs.get_mut(at) {
                 rmb.state = RmbState::Confirmed;
                 rmb.keys.iter_mut().for_each(|(_, _, known)| *known = true);
@@ -275,7 +275,7 @@ impl LinkGroup {
     /// Links for which [`LinkGroup::add_rmb`] needs a region: all that have a queue pair and are to
     /// stay.
     pub fn key_links(&self) -> impl Iterator<Item = LinkKey> + '_ {
-        let has_keys = |link: &&super::Link| {
+        let has_keys = |link: &&super::LinkRecord| {
             !matches!(link.state, LinkState::Preparing | LinkState::Failed | LinkState::Deleting)
         };
         self.links.iter().filter(has_keys).map(|link| link.key)

@@ -13,7 +13,7 @@ pub const MAX_RMBS: usize = 255;
 /// What is wrong with a call about an RMB or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UseError {
-    /// The peer may not be told of more RMBs (LG-52).
+    /// The group may not announce more RMBs to the peer (LG-52).
     #[error("group has {MAX_RMBS} RMBs")]
     TooManyRmbs,
     /// The RMB is part of the group already.
@@ -48,8 +48,8 @@ pub enum RmbState {
 pub(super) struct Rmb {
     pub(super) id: RmbId,
     pub(super) state: RmbState,
-    /// Whether the caller has been told that it is confirmed.
-    pub(super) told: bool,
+    /// Whether the group has reported to the caller that it is confirmed.
+    pub(super) reported: bool,
     /// Key on each link that has a queue pair, and whether the peer knows it.
     pub(super) keys: Vec<(LinkKey, Region, bool)>,
     /// Link that the connection wants to use (LLC-52).

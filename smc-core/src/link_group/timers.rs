@@ -4,8 +4,8 @@
 //! ERR-17, ERR-19, ERR-20, ERR-21, ERR-22, ERR-23, ERR-24, ERR-25, ERR-26, ERR-27, ERR-28, ERR-33,
 //! ERR-34, ERR-42, ERR-47, ERR-48.
 
-use super::link::{Asked, Probe};
-use super::{Cause, Config, LinkEvent, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
+use super::link::{Probe, SentDelete};
+use super::{Cause, LinkEvent, LinkExchange, LinkGroup, LinkKey, Phase, Reason, RmbState, Stage};
 use crate::time::Tick;
 use crate::wire::llc::{Message, TestLink};
 
@@ -36,10 +36,10 @@ impl LinkGroup {
                 note(resend);
             }
             Phase::FirstReply { until, .. } | Phase::FirstAddLink { until } => note(Some(until)),
-            Phase::Ending(farewell) => return Some(farewell.until),
+            Phase::Ending(final_delete) => return Some(final_delete.until),
             Phase::SecondLink | Phase::Usable => {}
         }
-        note(self.config_until());
+        note(self.link_exchange_until());
         note(self.rkey.as_ref().map(|exchange| exchange.until()));
         note(self.retry_at);
         note(self.idle_at);
@@ -48,29 +48,31 @@ impl LinkGroup {
             waiting.for_each(|rmb| note(rmb.not_before));
         }
         for link in &self.links {
-            note(link.farewell.map(|(_, until)| until));
-            note(link.asked.map(|asked| asked.until));
+            note(link.last_message.map(|(_, until)| until));
+            note(link.sent_delete.map(|sent_delete| sent_delete.until));
             note(self.probe_at(link));
         }
         first
     }
 
-    fn config_until(&self) -> Option<Tick> {
-        match &self.config {
+    fn link_exchange_until(&self) -> Option<Tick> {
+        match &self.link_exchange {
             None => None,
-            Some(Config::Add(add)) => Some(add.until),
-            Some(Config::Delete { until, .. } | Config::Request { until, .. }) => Some(*until),
+            Some(LinkExchange::Add(add)) => Some(add.until),
+            Some(LinkExchange::Delete { until, .. } | LinkExchange::Request { until, .. }) => {
+                Some(*until)
+            }
         }
     }
 
     /// When a link's silence, or that after a Test Link, has lasted too long.
-    fn probe_at(&self, link: &super::Link) -> Option<Tick> {
+    fn probe_at(&self, link: &super::LinkRecord) -> Option<Tick> {
         if !link.state.carries() {
             return None;
         }
         match link.probe {
             Some(probe) => Some(probe.until),
-            None => self.params.timers.test_link.map(|silence| link.heard.after(silence)),
+            None => self.params.timers.test_link.map(|silence| link.last_received.after(silence)),
         }
     }
 
@@ -80,9 +82,9 @@ impl LinkGroup {
         if matches!(self.phase, Phase::Over | Phase::Ending(_)) {
             return;
         }
-        if self.config_until().is_some_and(|until| until.has_passed(now)) {
+        if self.link_exchange_until().is_some_and(|until| until.has_passed(now)) {
             self.counters.timeouts += 1;
-            self.config_timeout(now);
+            self.link_exchange_timeout(now);
         }
         if let Some(exchange) = self.rkey.as_ref().filter(|e| e.until().has_passed(now)) {
             let over = exchange.over();
@@ -123,11 +125,11 @@ impl LinkGroup {
                     false => self.end(Reason::NoAddLink, now),
                 }
             }
-            Phase::Ending(farewell) if farewell.until.has_passed(now) => {
+            Phase::Ending(final_delete) if final_delete.until.has_passed(now) => {
                 self.counters.timeouts += 1;
-                match farewell.answered_by_peer {
-                    true => self.next_farewell(farewell, now),
-                    false => self.end(farewell.reason, now),
+                match final_delete.answered_by_peer {
+                    true => self.resend_final_delete(final_delete, now),
+                    false => self.end(final_delete.reason, now),
                 }
             }
             _ => {}
@@ -135,34 +137,34 @@ impl LinkGroup {
     }
 
     /// The exchange under way does not go on (RFC 7609 C.7.1).
-    fn config_timeout(&mut self, now: Tick) {
-        match self.config.clone() {
+    fn link_exchange_timeout(&mut self, now: Tick) {
+        match self.link_exchange.clone() {
             None => {}
-            Some(Config::Request { over, .. }) => {
-                self.config = None;
+            Some(LinkExchange::Request { over, .. }) => {
+                self.link_exchange = None;
                 match self.params.profile.one_link_will_do {
                     true => self.send_probe(over, now),
                     false => self.fail_link(over, Cause::NoAddLinkReply, now),
                 }
             }
-            Some(Config::Delete { link, over, last, .. }) => {
+            Some(LinkExchange::Delete { link, over, last, .. }) => {
                 match self.overdue_deletion(over, last, now) {
                     Overdue::Wait(until) => {
-                        self.config = Some(Config::Delete { link, over, until, last });
+                        self.link_exchange = Some(LinkExchange::Delete { link, over, until, last });
                     }
                     Overdue::Enough => {
-                        self.config = None;
+                        self.link_exchange = None;
                         self.set_state(link, LinkEvent::DeletionAgreed);
                         self.destroy(link, now);
                         self.schedule_retry(now);
                     }
                     Overdue::Dead => {
-                        self.config = None;
+                        self.link_exchange = None;
                         self.fail_link(over, Cause::NoDeleteReply, now);
                     }
                 }
             }
-            Some(Config::Add(add)) => match add.stage {
+            Some(LinkExchange::Add(add)) => match add.stage {
                 Stage::Prepare => self.abort_add(Cause::Setup, now),
                 Stage::Confirm => self.abort_add(Cause::NoConfirmLink, now),
                 Stage::Reply | Stage::Keys(_) if !self.was_usable => {
@@ -186,13 +188,15 @@ impl LinkGroup {
         let keys: Vec<LinkKey> = self.links.iter().map(|link| link.key).collect();
         for key in keys {
             let Some(link) = self.link(key) else { continue };
-            if link.farewell.is_some_and(|(_, until)| until.has_passed(now)) {
+            if link.last_message.is_some_and(|(_, until)| until.has_passed(now)) {
                 self.destroy(key, now);
                 continue;
             }
-            if let Some(asked) = link.asked.filter(|asked| asked.until.has_passed(now)) {
+            if let Some(sent_delete) =
+                link.sent_delete.filter(|sent_delete| sent_delete.until.has_passed(now))
+            {
                 self.counters.timeouts += 1;
-                self.asked_in_vain(key, asked, now);
+                self.asked_in_vain(key, sent_delete, now);
                 continue;
             }
             if self.probe_at(link).is_none_or(|at| !at.has_passed(now)) {
@@ -208,21 +212,21 @@ impl LinkGroup {
     }
 
     /// Client: the server has not answered its wish that a link be deleted.
-    fn asked_in_vain(&mut self, key: LinkKey, asked: Asked, now: Tick) {
-        let overdue = self.overdue_deletion(asked.over, asked.last, now);
+    fn asked_in_vain(&mut self, key: LinkKey, sent_delete: SentDelete, now: Tick) {
+        let overdue = self.overdue_deletion(sent_delete.over, sent_delete.last, now);
         if overdue == Overdue::Enough {
             self.set_state(key, LinkEvent::DeletionAgreed);
             self.destroy(key, now);
             return;
         }
         if let Some(link) = self.link_mut(key) {
-            link.asked = match overdue {
-                Overdue::Wait(until) => Some(Asked { until, ..asked }),
+            link.sent_delete = match overdue {
+                Overdue::Wait(until) => Some(SentDelete { until, ..sent_delete }),
                 _ => None,
             };
         }
         if overdue == Overdue::Dead {
-            self.fail_link(asked.over, Cause::NoDeleteReply, now);
+            self.fail_link(sent_delete.over, Cause::NoDeleteReply, now);
         }
     }
 

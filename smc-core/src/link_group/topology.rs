@@ -2,11 +2,11 @@
 //!
 //! Rules kept here: LLC-24, LLCV2-16, LLCV2-39, LG-8.
 
-use super::{Add, Config, Link, LinkGroup, LinkKey, LinkState, Rnic, RnicId, Topology};
+use super::{Add, LinkExchange, LinkGroup, LinkKey, LinkRecord, LinkState, Rnic, RnicId, Topology};
 use crate::wire::ids::Gid;
 
 impl LinkGroup {
-    pub(super) fn link_mut(&mut self, key: LinkKey) -> Option<&mut Link> {
+    pub(super) fn link_mut(&mut self, key: LinkKey) -> Option<&mut LinkRecord> {
         self.links.iter_mut().find(|link| link.key == key)
     }
 
@@ -14,7 +14,7 @@ impl LinkGroup {
         self.link(key).map_or(LinkState::Gone, |link| link.state)
     }
 
-    pub(super) fn active(&self) -> impl Iterator<Item = &Link> {
+    pub(super) fn active(&self) -> impl Iterator<Item = &LinkRecord> {
         self.links.iter().filter(|link| link.state == LinkState::Active)
     }
 
@@ -27,8 +27,8 @@ impl LinkGroup {
     /// The link for messages of the group, other than `but`: the oldest active one, else one that
     /// is leaving.
     pub(super) fn carrier(&self, but: Option<LinkKey>) -> Option<LinkKey> {
-        let carries = |link: &&Link| Some(link.key) != but && link.state.carries();
-        let leaving = |link: &&Link| link.state == LinkState::Leaving;
+        let carries = |link: &&LinkRecord| Some(link.key) != but && link.state.carries();
+        let leaving = |link: &&LinkRecord| link.state == LinkState::Leaving;
         self.links
             .iter()
             .filter(carries)
@@ -41,8 +41,8 @@ impl LinkGroup {
     }
 
     pub(super) fn adding(&self) -> Option<&Add> {
-        match &self.config {
-            Some(Config::Add(add)) => Some(add),
+        match &self.link_exchange {
+            Some(LinkExchange::Add(add)) => Some(add),
             _ => None,
         }
     }
@@ -68,7 +68,7 @@ impl LinkGroup {
     /// The RNIC at which the asymmetric link ends and no other.
     fn of_asymmetric_only(&self) -> Option<Rnic> {
         let asymmetric = self.active().find(|link| link.asymmetric)?;
-        let shared = |link: &Link| !link.asymmetric && link.rnic.id == asymmetric.rnic.id;
+        let shared = |link: &LinkRecord| !link.asymmetric && link.rnic.id == asymmetric.rnic.id;
         (!self.active().any(shared)).then_some(asymmetric.rnic)
     }
 
@@ -105,7 +105,7 @@ impl LinkGroup {
     /// Whether a link between these RNICs may be added: no parallel one (LG-7), no second
     /// asymmetric one (LG-9), none above the maximum (LG-13).
     pub(super) fn fits(&self, rnic: RnicId, peer: Gid) -> bool {
-        let parallel = |link: &Link| link.rnic.id == rnic && ends_at(link, peer);
+        let parallel = |link: &LinkRecord| link.rnic.id == rnic && ends_at(link, peer);
         if self.max_links <= 1 || self.links.iter().any(|l| l.state.carries() && parallel(l)) {
             return false;
         }
@@ -116,7 +116,7 @@ impl LinkGroup {
     }
 
     fn would_be_asymmetric(&self, rnic: RnicId, peer: Gid) -> bool {
-        let shares = |link: &Link| link.rnic.id == rnic || ends_at(link, peer);
+        let shares = |link: &LinkRecord| link.rnic.id == rnic || ends_at(link, peer);
         self.active().any(|link| !link.asymmetric && shares(link))
     }
 
@@ -125,7 +125,7 @@ impl LinkGroup {
         let keys: Vec<LinkKey> = self.active().map(|link| link.key).collect();
         let mut full: Vec<(RnicId, Gid)> = Vec::new();
         // Those that were full stay so before others are looked at.
-        let mut order: Vec<&Link> = self.active().collect();
+        let mut order: Vec<&LinkRecord> = self.active().collect();
         order.sort_by_key(|link| (link.asymmetric, link.key));
         let mut asymmetric = Vec::new();
         for link in order {
@@ -149,7 +149,7 @@ impl LinkGroup {
     /// How redundant the group is (LG-54: one link is neither symmetric nor asymmetric).
     pub fn topology(&self) -> Topology {
         let asymmetric = self.active().find(|link| link.asymmetric);
-        let shares = |link: &Link| {
+        let shares = |link: &LinkRecord| {
             self.active().any(|other| !other.asymmetric && other.rnic.id == link.rnic.id)
         };
         match (self.full_links(), asymmetric) {
@@ -164,6 +164,6 @@ impl LinkGroup {
     }
 }
 
-fn ends_at(link: &Link, peer: Gid) -> bool {
+fn ends_at(link: &LinkRecord, peer: Gid) -> bool {
     link.remote.is_some_and(|remote| remote.gid.same_address(peer))
 }

@@ -8,7 +8,7 @@ use super::memory::{Element, Lane, Store, stream_byte};
 use super::rng::Rng;
 use super::{Kind, Options};
 use crate::connection::close::{Actions, Event, State};
-use crate::connection::{Connection, Order, Ring, Sequence, Span, UrgentNews, read_words};
+use crate::connection::{Connection, Order, Ring, Sequence, Span, UrgentEvent, read_words};
 use crate::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 
 /// Ticks after which a closed connection stops waiting.
@@ -297,7 +297,7 @@ impl End {
         let event = Event::Peer { flags: word.state_flags, unsent: self.unsent() };
         self.event(out, event, now)?;
         self.flush(out)?;
-        self.settle(out, now)
+        self.flush_pending_close(out, now)
     }
 
     fn control(
@@ -317,11 +317,11 @@ impl End {
             Err(_) if !truth.honest => return self.event(out, Event::Abort, now),
             Err(error) => return Err(format!("end {}: honest peer refused: {error}", self.id)),
         };
-        self.arrived += u64::from(delivery.arrival.bytes);
+        self.arrived += u64::from(delivery.received.bytes);
         if truth.honest && self.arrived > truth.placed {
             return Err(format!("{} arrived of {} written", self.arrived, truth.placed));
         }
-        if let UrgentNews::Present { offset } = delivery.arrival.urgent {
+        if let UrgentEvent::Present { offset } = delivery.received.urgent {
             let byte = self.element.read(Span { offset, len: 1 })?[0];
             let mark = self.arrived.wrapping_sub(1);
             if truth.honest && !truth.marks.contains(&mark) {
@@ -331,12 +331,12 @@ impl End {
             self.connection.receiver.remember_urgent(byte);
         }
         self.free_read_bytes();
-        if delivery.arrival.update.is_due() {
+        if delivery.received.update.is_due() {
             self.publish(out)?;
         }
         self.act(out, delivery.actions, now)?;
         self.flush(out)?;
-        self.settle(out, now)
+        self.flush_pending_close(out, now)
     }
 
     pub(super) fn event(&mut self, lane: &mut Lane, event: Event, now: u64) -> Result<(), String> {
@@ -345,7 +345,7 @@ impl End {
     }
 
     /// A pending close goes on when everything is written.
-    fn settle(&mut self, lane: &mut Lane, now: u64) -> Result<(), String> {
+    fn flush_pending_close(&mut self, lane: &mut Lane, now: u64) -> Result<(), String> {
         if self.unsent() || self.connection.close.pending().is_empty() {
             return Ok(());
         }

@@ -24,7 +24,7 @@ fn crossing(seed: u64, moves: u32) -> Pair {
     let generation = [v1(), v2(), v21(2)][rng.below(3) as usize];
     let profile = [PeerProfile::SPEC, PeerProfile::LINUX][rng.below(2) as usize];
     let mut pair = Pair::new(params_of(generation, profile, [2, 2]));
-    pair.settle();
+    pair.run_until_idle();
     let mut next_rmb = 10;
     for _ in 0..moves {
         let host = rng.below(2) as usize;
@@ -72,8 +72,8 @@ fn whatever_crosses_both_ends_agree_in_the_end() {
         assert_eq!(pair.active(SERVER).len(), pair.active(CLIENT).len(), "{}", context());
         pair.assert_keys();
         for host in &pair.hosts {
-            let unsettled = host.group.links().iter().find(|link| link.state != LinkState::Active);
-            assert_eq!(unsettled, None, "{}", context());
+            let unfinished = host.group.links().iter().find(|link| link.state != LinkState::Active);
+            assert_eq!(unfinished, None, "{}", context());
             for rmb in &host.rmbs {
                 assert_eq!(host.group.rmb_state(*rmb), Some(RmbState::Confirmed), "{}", context());
             }
@@ -89,8 +89,8 @@ fn a_clone_does_what_the_original_does() {
     for seed in 0..50 {
         let mut one = crossing(seed, 8);
         let mut other = crossing(seed, 8);
-        one.settle();
-        other.settle();
+        one.run_until_idle();
+        other.run_until_idle();
         assert_eq!(one.trace, other.trace, "seed {seed}");
         let copy = one.hosts[SERVER].group.clone();
         assert_eq!(copy, one.hosts[SERVER].group);
@@ -108,7 +108,7 @@ fn add_link_is_the_answer_to_a_notice_that_it_crosses() {
         pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
         pair.drain(CLIENT);
         pair.drain(SERVER);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.active(CLIENT).len(), 2);
         let adds = pair.names().iter().filter(|name| *name == "> AddLink 00").count();
         assert_eq!(adds, 1, "{:?}", pair.names());
@@ -126,12 +126,12 @@ fn a_wish_for_deletion_waits_for_the_new_link() {
         params.generation = Generation::V1 { max_links: 3 };
     }
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     let second = pair.active(CLIENT)[1];
     pair.forget();
     pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 2), pair.now);
     pair.hosts[CLIENT].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
-    pair.settle();
+    pair.run_until_idle();
     let names = pair.names();
     let at = |name: &str| names.iter().position(|have| have == name).unwrap();
     assert!(at("< DeleteLink 20") < at("> ConfirmLink 03"));
@@ -154,10 +154,10 @@ fn a_wish_for_deletion_waits_for_confirm_rkey() {
     pair.drain(SERVER);
     let confirm_rkey = pair.wires.pop_back().unwrap();
     pair.hosts[CLIENT].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.names(), ["> ConfirmRkey 00", "< DeleteLink 20"], "no Delete Link yet");
     pair.wires.push_back(confirm_rkey);
-    pair.settle();
+    pair.run_until_idle();
     let names = pair.names();
     assert_eq!(names[2..4], ["< ConfirmRkey 80", "> DeleteLink 20"], "{names:?}");
     assert!(pair.hosts[SERVER].has(&Output::RmbConfirmed { rmb: RmbId(7) }));
@@ -172,7 +172,7 @@ fn the_end_and_questions_wait_for_nothing() {
         for steps in 0..12 {
             let mut pair = Pair::running(v1(), [1, 2]);
             pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             pair.add_rmb(CLIENT, 1);
             pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
             for _ in 0..steps {
@@ -191,7 +191,7 @@ fn the_end_and_questions_wait_for_nothing() {
             pair.drain(host);
             assert_eq!(pair.trace[0].1[3], 0x80);
             pair.hosts[1 - host].group.terminate(DeleteReason::OPERATOR, now);
-            pair.settle();
+            pair.run_until_idle();
             assert!(pair.over(), "after {steps} messages");
         }
     }

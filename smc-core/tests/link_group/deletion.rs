@@ -25,7 +25,7 @@ fn server_deletes_a_link_and_keeps_it_until_the_reply() {
         assert!(!pair.hosts[SERVER].has(&Output::DestroyLink { link: second }));
         // Without this it would be added again.
         pair.hosts[CLIENT].broken.insert(RnicId(1));
-        pair.settle();
+        pair.run_until_idle();
         assert!(pair.hosts[SERVER].has(&Output::DestroyLink { link: second }));
         assert_eq!(pair.names()[..2], ["> DeleteLink 20", "< DeleteLink a0"]);
         assert_eq!(pair.hosts[SERVER].group.link(LinkKey::FIRST).unwrap().connections, 1);
@@ -66,7 +66,7 @@ fn client_asks_and_the_server_deletes() {
         pair.hosts[CLIENT].broken.insert(RnicId(1));
         let second = pair.active(CLIENT)[1];
         pair.hosts[CLIENT].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
-        pair.settle();
+        pair.run_until_idle();
         let names = pair.names();
         assert_eq!(names[..3], ["< DeleteLink 20", "> DeleteLink 20", "< DeleteLink a0"]);
         assert_eq!(pair.active(CLIENT).len(), 1);
@@ -99,7 +99,7 @@ fn server_ends_the_group_and_waits_only_for_its_adapter() {
         pair.hosts[SERVER].group.connection_added(LinkKey::FIRST, pair.now).unwrap();
         pair.hosts[CLIENT].group.connection_added(LinkKey::FIRST, pair.now).unwrap();
         pair.hosts[SERVER].group.terminate(DeleteReason::OPERATOR, pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.names(), ["> DeleteLink 40"]);
         let reason = Reason::Local(DeleteReason::OPERATOR);
         assert_eq!(pair.hosts[SERVER].terminated(), Some((reason, Ending::Reset)));
@@ -114,7 +114,7 @@ fn client_asks_for_the_end_and_the_server_orders_it() {
     let mut pair = Pair::running(v2(), [2, 2]);
     pair.forget();
     pair.hosts[CLIENT].group.terminate(DeleteReason::OPERATOR, pair.now);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.names(), ["< DeleteLink 60", "> DeleteLink 60"]);
     assert!(pair.over());
     for host in &pair.hosts {
@@ -124,7 +124,7 @@ fn client_asks_for_the_end_and_the_server_orders_it() {
 
 // Shows: LG-57, ERR-30, ERR-31.
 #[test]
-fn a_peer_that_does_not_answer_the_farewell_is_left_alone() {
+fn a_peer_that_does_not_answer_the_final_delete_link_is_left_alone() {
     for host in [SERVER, CLIENT] {
         let mut pair = Pair::running(v2(), [2, 2]);
         for link in pair.active(host) {
@@ -161,8 +161,8 @@ fn idle_client_does_not_give_the_reason_that_is_the_servers() {
     let mut pair = Pair::new(params);
     pair.run(Duration::from_secs(700));
     assert!(pair.over());
-    let farewell = pair.trace.iter().find(|(_, bytes)| bytes[0] & 0xf == 4).unwrap();
-    assert_eq!((farewell.0, &farewell.1[5..9]), (CLIENT, &[0, 2, 0, 0][..]));
+    let last = pair.trace.iter().find(|(_, bytes)| bytes[0] & 0xf == 4).unwrap();
+    assert_eq!((last.0, &last.1[5..9]), (CLIENT, &[0, 2, 0, 0][..]));
 }
 
 // Shows: CLOSE-35.
@@ -215,7 +215,7 @@ fn keepalive_of_a_connection_tests_a_link_that_was_silent_as_long() {
         let now = pair.now;
         pair.hosts[SERVER].group.handle_keepalive(LinkKey::FIRST, silence, now);
         pair.drain(SERVER);
-        pair.settle();
+        pair.run_until_idle();
         pair.names().len()
     };
     pair.run(Duration::from_secs(9));
@@ -268,15 +268,15 @@ fn unanswered_deletion_takes_the_carrying_link_too() {
         params.generation = Generation::V1 { max_links: 3 };
     }
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 2), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.active(SERVER).len(), 3);
     for host in [SERVER, CLIENT] {
         let mut pair = Pair::new(params_of_three());
-        pair.settle();
+        pair.run_until_idle();
         pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 2), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         let links = pair.active(host);
         pair.forget();
         // Two links die; the first to be noticed is announced over the other.
@@ -300,7 +300,7 @@ fn an_answer_to_a_deletion_may_come_late_while_the_carrying_link_lives() {
             // The peer does not notice by itself.
             params.iter_mut().for_each(|params| params.timers.test_link = None);
             let mut pair = Pair::new(params);
-            pair.settle();
+            pair.run_until_idle();
             let second = pair.active(host)[1];
             pair.hosts[host].group.handle_link_failed(second, Cause::Rnic, pair.now);
             pair.drain(host);
@@ -332,7 +332,7 @@ fn params_of_three() -> [Params; 2] {
 fn nothing_follows_the_end() {
     let mut pair = Pair::running(v2(), [1, 1]);
     pair.fail(SERVER, LinkKey::FIRST);
-    pair.settle();
+    pair.run_until_idle();
     let group = &mut pair.hosts[SERVER].group;
     let now = Tick(u64::MAX);
     assert_eq!(group.handle_message(LinkKey::FIRST, &[0x27; 44], now), Err(Anomaly::GroupOver));

@@ -26,7 +26,7 @@ fn connections_move_to_the_other_link() {
                 let moved = Output::MoveConnections { from, to, dead: true };
                 assert_eq!(pair.hosts[host].outputs[0], moved);
                 assert_eq!(pair.hosts[host].group.link(to).unwrap().connections, 2);
-                pair.settle();
+                pair.run_until_idle();
                 assert!(pair.usable());
                 // The other end learns of it and moves, too.
                 let there = &pair.hosts[1 - host].outputs;
@@ -50,7 +50,7 @@ fn a_link_comes_back_with_its_rnic() {
             let second = pair.active(host)[1];
             pair.cut(host, second);
             pair.hosts[host].group.handle_rnic_down(RnicId(1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             assert_eq!(pair.active(SERVER).len(), 1);
             pair.hosts[1 - host].broken.clear();
             pair.run(Duration::from_secs(5));
@@ -74,7 +74,7 @@ fn loss_of_all_links_resets_all_connections() {
     }
     pair.hosts[SERVER].group.handle_rnic_down(RnicId(0), pair.now);
     pair.hosts[SERVER].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     let lost = Reason::LastLinkLost(Cause::Rnic);
     assert_eq!(pair.hosts[SERVER].terminated(), Some((lost, Ending::Reset)));
     pair.run(Duration::from_secs(40));
@@ -86,7 +86,7 @@ fn an_rnic_that_goes_while_its_link_is_made_leaves_the_group_as_it_was() {
     for host in [SERVER, CLIENT] {
         let mut pair = Pair::usual(v2(), [2, 2]);
         pair.hosts[host].lazy = true;
-        pair.settle();
+        pair.run_until_idle();
         pair.hosts[host].group.handle_rnic_down(RnicId(1), pair.now);
         pair.run(Duration::from_secs(8));
         assert_eq!(pair.hosts[host].group.links().len(), 1);
@@ -137,12 +137,12 @@ fn each_message(fault: impl Fn(usize) -> Fault) {
                     if pair.usable() {
                         pair.assert_keys();
                         for host in [SERVER, CLIENT] {
-                            let unsettled = pair.hosts[host]
+                            let unfinished = pair.hosts[host]
                                 .group
                                 .links()
                                 .iter()
                                 .find(|link| link.state != LinkState::Active);
-                            assert_eq!(unsettled, None, "{context}");
+                            assert_eq!(unfinished, None, "{context}");
                         }
                     } else {
                         // Whoever is left alone notices and ends, too.
@@ -205,7 +205,7 @@ fn three_links() -> [Params; 2] {
 fn unanswered_add_link_fails_the_link_it_went_over() {
     for lost in 0..5 {
         let mut pair = Pair::new(three_links());
-        pair.settle();
+        pair.run_until_idle();
         let links = pair.active(SERVER);
         pair.forget();
         pair.fault = Fault::Lose(pair.sent + lost);
@@ -236,7 +236,7 @@ fn unanswered_request_add_link_fails_its_link() {
 fn a_peer_that_is_slow_to_answer_request_add_link_keeps_its_link() {
     for alive in [true, false] {
         let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [1, 1]));
-        pair.settle();
+        pair.run_until_idle();
         pair.fault = Fault::Lose(pair.sent);
         pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
         pair.drain(CLIENT);
@@ -258,7 +258,7 @@ fn a_client_that_lost_a_link_asks_for_another() {
             let mut params = params_of(generation(), profile, [2, 2]);
             params[SERVER].timers.retry_add_link = None;
             let mut pair = Pair::new(params);
-            pair.settle();
+            pair.run_until_idle();
             pair.hosts[SERVER].broken.insert(RnicId(1));
             let second = pair.active(SERVER)[1];
             pair.cut(SERVER, second);
@@ -289,7 +289,7 @@ fn a_client_that_never_had_two_links_asks_for_none() {
     params[CLIENT].timers.test_link = None;
     params[SERVER].timers.test_link = None;
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     pair.forget();
     pair.run(Duration::from_secs(500));
     assert!(!pair.names().iter().any(|name| name.contains("RequestAddLink")), "{:?}", pair.names());
@@ -319,7 +319,7 @@ fn client_frees_a_deleted_link_after_its_reply() {
         };
         assert!(!freed(&pair));
         if word {
-            pair.settle();
+            pair.run_until_idle();
         } else {
             pair.wires.clear();
             pair.run(Duration::from_secs(1));

@@ -15,7 +15,7 @@ const ALL: [fn() -> Generation; 3] = [v1, v2, || v21(2)];
 fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
     for generation in ALL {
         let mut pair = Pair::usual(generation(), [1, 1]);
-        pair.settle();
+        pair.run_until_idle();
         assert!(pair.usable());
         assert!(pair.now < Tick(1000), "nobody waited for a timer");
         assert_eq!(pair.active(SERVER).len(), 1);
@@ -29,7 +29,7 @@ fn lone_rnics_refuse_the_second_link_and_go_on_at_once() {
 #[test]
 fn version_1_goes_through_the_messages_of_figures_8_and_9() {
     let mut pair = Pair::usual(v1(), [2, 2]);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(
         pair.names(),
         [
@@ -57,7 +57,7 @@ fn version_1_goes_through_the_messages_of_figures_8_and_9() {
 fn version_2_names_the_keys_in_add_link() {
     for generation in [v2(), v21(2)] {
         let mut pair = Pair::usual(generation, [2, 2]);
-        pair.settle();
+        pair.run_until_idle();
         let names = pair.names();
         let kinds: Vec<&str> = names.iter().map(String::as_str).collect();
         assert_eq!(
@@ -80,7 +80,7 @@ fn version_2_names_the_keys_in_add_link() {
 #[test]
 fn one_link_agreed_on_means_no_add_link() {
     let mut pair = Pair::usual(v21(1), [2, 2]);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.names(), ["> ConfirmLink 03", "< ConfirmLink 83"]);
     assert!(pair.usable());
     assert_eq!(pair.hosts[1].group.topology(), Topology::Single);
@@ -92,7 +92,7 @@ fn one_sided_second_rnic_gives_an_asymmetric_link() {
     for generation in ALL {
         let topologies = |rnics| {
             let mut pair = Pair::usual(generation(), rnics);
-            pair.settle();
+            pair.run_until_idle();
             assert!(pair.usable());
             pair.assert_keys();
             [pair.hosts[0].group.topology(), pair.hosts[1].group.topology()]
@@ -106,7 +106,7 @@ fn one_sided_second_rnic_gives_an_asymmetric_link() {
 #[test]
 fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
     let mut params = params_of(v2(), PeerProfile::LINUX, [1, 2]);
-    params[0].lone_rnic = LoneRnic::InvalidMtu;
+    params[0].single_rnic = SingleRnic::InvalidMtu;
     let mut pair = Pair::new(params);
     while pair.sent < 3 {
         pair.drain(SERVER);
@@ -115,7 +115,7 @@ fn an_add_link_with_no_mtu_is_refused_without_any_queue_pair() {
         pair.deliver(wire);
     }
     assert!(!pair.hosts[SERVER].group.is_usable(), "the attempt is to be seen through");
-    pair.settle();
+    pair.run_until_idle();
     assert!(pair.usable());
     assert_eq!(pair.names()[2..], ["> AddLink 00", "< AddLink c0"]);
     for host in &pair.hosts {
@@ -130,7 +130,7 @@ fn a_server_without_a_queue_pair_for_the_second_link_leaves_no_client_waiting() 
     for generation in ALL {
         let mut pair = Pair::usual(generation(), [2, 2]);
         pair.hosts[SERVER].broken.insert(RnicId(1));
-        pair.settle();
+        pair.run_until_idle();
         assert!(pair.usable());
         assert!(pair.now < Tick(1000), "nobody waited for a timer");
         // Version 2 has its reason among the flags.
@@ -149,7 +149,7 @@ fn smaller_max_links_counts_in_version_1() {
         s.generation = Generation::V1 { max_links: server };
         c.generation = Generation::V1 { max_links: client };
         let mut pair = Pair::new([s, c]);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.hosts.each_ref().map(|host| host.group.max_links()), [both, both]);
     }
 }
@@ -176,10 +176,10 @@ fn eye_catchers_at_one_end_only_lead_back_to_tcp() {
     let mut params = params_of(v1(), PeerProfile::SPEC, [1, 1]);
     params[0].eye_catcher = EyeCatcher::On;
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.hosts[1].terminated(), Some((Reason::EyeCatcher, Ending::Fallback)));
     pair.hosts[0].group.handle_decline(pair.now);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.hosts[0].terminated(), Some((Reason::PeerDeclined, Ending::Fallback)));
 }
 
@@ -189,7 +189,7 @@ fn eye_catchers_at_both_ends_are_agreed_on() {
     let mut params = params_of(v1(), PeerProfile::SPEC, [1, 1]);
     params.iter_mut().for_each(|params| params.eye_catcher = EyeCatcher::On);
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     assert!(pair.usable());
 }
 
@@ -198,7 +198,7 @@ fn eye_catchers_at_both_ends_are_agreed_on() {
 fn confirm_link_is_sent_once_more_after_a_second() {
     let mut pair = Pair::usual(v2(), [1, 1]);
     pair.fault = Fault::Lose(0);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.sent, 1);
     pair.run(Duration::from_secs(1));
     assert!(pair.usable());
@@ -222,7 +222,7 @@ fn failed_send_of_the_first_message_leads_back_to_tcp() {
     for which in [0, 1] {
         let mut pair = Pair::usual(v2(), [1, 1]);
         pair.fault = Fault::Break(which);
-        pair.settle();
+        pair.run_until_idle();
         let lost = Reason::LastLinkLost(Cause::QueuePair);
         assert_eq!(pair.hosts[which].terminated(), Some((lost, Ending::Fallback)), "{which}");
     }
@@ -233,12 +233,12 @@ fn failed_send_of_the_first_message_leads_back_to_tcp() {
 fn point_of_no_return_is_the_add_link() {
     let mut pair = Pair::usual(v2(), [1, 1]);
     assert!(pair.hosts.iter().all(|host| host.group.may_fall_back()));
-    pair.settle();
+    pair.run_until_idle();
     assert!(pair.hosts.iter().all(|host| !host.group.may_fall_back()));
     // The server's link fails when the reply to Add Link is under way: too late for TCP.
     let mut pair = Pair::usual(v2(), [2, 2]);
     pair.fault = Fault::Break(4);
-    pair.settle();
+    pair.run_until_idle();
     assert!(!pair.hosts[0].group.may_fall_back());
 }
 
@@ -248,7 +248,7 @@ fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() 
     let waiting = |host: usize| {
         let mut pair = Pair::usual(v2(), [2, 2]);
         pair.hosts[host].lazy = true;
-        pair.settle();
+        pair.run_until_idle();
         pair
     };
     let lost = Reason::LastLinkLost(Cause::QueuePair);
@@ -256,13 +256,13 @@ fn completion_of_add_link_commits_the_server_and_that_of_its_reply_the_client() 
     let mut pair = waiting(CLIENT);
     for (host, ending) in [(SERVER, Ending::Reset), (CLIENT, Ending::Fallback)] {
         pair.fail(host, LinkKey::FIRST);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.hosts[host].terminated(), Some((lost, ending)));
     }
     // Nothing has been said of a second link.
     let mut pair = waiting(SERVER);
     pair.fail(SERVER, LinkKey::FIRST);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.hosts[SERVER].terminated(), Some((lost, Ending::Fallback)));
     // The client's acceptance has arrived, Confirm Link has not come.
     let mut pair = waiting(CLIENT);
@@ -310,7 +310,7 @@ fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
         pair.drain(1);
         let new = pair.hosts[1].group.links()[1].key;
         pair.cut(CLIENT, new);
-        pair.settle();
+        pair.run_until_idle();
         assert!(!pair.usable());
         pair.run(Duration::from_secs(15));
         assert!(pair.usable(), "{:?}", pair.names());
@@ -328,7 +328,7 @@ fn a_second_link_that_is_never_confirmed_is_deleted_before_data_flow() {
 fn client_without_resources_refuses() {
     let mut pair = Pair::usual(v2(), [2, 2]);
     pair.hosts[1].broken.extend([RnicId(0), RnicId(1)]);
-    pair.settle();
+    pair.run_until_idle();
     assert!(pair.usable());
     assert_eq!(pair.active(SERVER).len(), 1);
     assert_eq!(pair.names()[3], "< AddLink c1");
@@ -338,7 +338,7 @@ fn client_without_resources_refuses() {
 fn server_without_resources_tries_no_further() {
     let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [2, 2]));
     pair.hosts[0].broken.insert(RnicId(1));
-    pair.settle();
+    pair.run_until_idle();
     assert!(pair.hosts[0].group.is_usable());
     pair.run(Duration::from_secs(4));
     assert!(pair.usable());

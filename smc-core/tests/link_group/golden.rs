@@ -49,11 +49,11 @@ fn check(pair: &Pair, n: usize, from: usize, text: &str) {
 #[test]
 fn confirm_link_in_both_versions() {
     let mut pair = linux(v21_255());
-    pair.settle();
+    pair.run_until_idle();
     check(&pair, 0, SERVER, &format!("212c0003 {SERVER_LINK} 02 ff 00*8"));
     check(&pair, 1, CLIENT, &format!("212c0083 {CLIENT_LINK} 02 ff 00*8"));
     let mut pair = linux(v1());
-    pair.settle();
+    pair.run_until_idle();
     check(&pair, 0, SERVER, &format!("012c0003 {SERVER_LINK} 02 00 00*8"));
     check(&pair, 1, CLIENT, &format!("012c0083 {CLIENT_LINK} 02 00 00*8"));
 }
@@ -65,7 +65,7 @@ fn add_link_and_its_refusal() {
     // request as well; both count for nothing there.
     let new = "525400000001 0000 | 00*10 ffff 0a090001 | 000012 02 03 001200 00*8";
     let mut pair = linux(v21_255());
-    pair.settle();
+    pair.run_until_idle();
     check(
         &pair,
         2,
@@ -74,7 +74,7 @@ fn add_link_and_its_refusal() {
     );
     check(&pair, 3, CLIENT, &format!("222c00c0 {new}"));
     let mut pair = linux(v1());
-    pair.settle();
+    pair.run_until_idle();
     check(&pair, 2, SERVER, &format!("022c0000 {new}"));
     check(&pair, 3, CLIENT, &format!("022c01c0 {new}"));
 }
@@ -108,17 +108,17 @@ fn keys_come_and_go() {
         [(v21_255(), "262c00", "292c00", "00*36"), (v1(), "062c00", "092c00", "000003e0 00*32")]
     {
         let mut pair = linux(generation);
-        pair.settle();
+        pair.run_until_idle();
         pair.forget();
         let group = &mut pair.hosts[CLIENT].group;
         group.add_rmb(RmbId(5), None, &[(LinkKey::FIRST, REGION)], pair.now).unwrap();
         pair.hosts[CLIENT].rmbs.insert(RmbId(5));
-        pair.settle();
+        pair.run_until_idle();
         let body = "00 000003e0 ff11000000d90000 00*27";
         check(&pair, 0, CLIENT, &format!("{confirm}00 {body}"));
         check(&pair, 1, SERVER, &format!("{confirm}80 {body}"));
         pair.hosts[CLIENT].group.remove_rmb(RmbId(5), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         check(&pair, 2, CLIENT, &format!("{delete}00 01000000 000003e0 00*32"));
         check(&pair, 3, SERVER, &format!("{delete}80 01000000 {deleted}"));
     }
@@ -130,7 +130,7 @@ fn silence_and_the_end() {
     for (generation, test, delete) in [(v21_255(), "272c00", "242c00"), (v1(), "072c00", "042c00")]
     {
         let mut pair = linux(generation);
-        pair.settle();
+        pair.run_until_idle();
         pair.forget();
         pair.run(Duration::from_secs(31));
         // The server has heard nothing for a little less long.
@@ -140,7 +140,7 @@ fn silence_and_the_end() {
         let group = &mut pair.hosts[CLIENT].group;
         group.connection_added(LinkKey::FIRST, pair.now).unwrap();
         group.terminate(DeleteReason::OPERATOR, pair.now);
-        pair.settle();
+        pair.run_until_idle();
         check(&pair, 0, CLIENT, &format!("{delete}40 00 00020000 00*35"));
         check(&pair, 1, SERVER, &format!("{delete}60 00 00020000 00*35"));
         assert!(pair.over() && pair.now > Tick(0));

@@ -23,7 +23,7 @@ fn emit(pair: &Pair, message: Message) -> Vec<u8> {
     Llc { version: params.generation.version(), message }.emit(&params.profile.dialect)
 }
 
-fn tell(pair: &mut Pair, to: usize, message: Message) -> Result<(), Anomaly> {
+fn deliver_to(pair: &mut Pair, to: usize, message: Message) -> Result<(), Anomaly> {
     let bytes = emit(pair, message);
     let result = pair.hosts[to].group.handle_message(LinkKey::FIRST, &bytes, pair.now);
     pair.drain(to);
@@ -64,7 +64,7 @@ fn type_bytes_are_told_apart() {
 fn requests_of_the_wrong_end_bring_the_link_down() {
     let confirm = Message::ConfirmLink(ConfirmLink::default());
     let mut pair = Pair::running(v2(), [2, 2]);
-    assert_eq!(tell(&mut pair, SERVER, confirm), Err(Anomaly::WrongRole("Confirm Link")));
+    assert_eq!(deliver_to(&mut pair, SERVER, confirm), Err(Anomaly::WrongRole("Confirm Link")));
     assert_eq!(first_state(&pair, SERVER), Some(LinkState::Failed));
     // A client of version 2 has no Add Link (LLCV2-9).
     let mut pair = Pair::running(v2(), [2, 2]);
@@ -75,7 +75,7 @@ fn requests_of_the_wrong_end_bring_the_link_down() {
     let mut pair = Pair::running(v2(), [2, 2]);
     let gids = GidList { active: rnic(SERVER, 1).gid, alternates: list_of(&[]) };
     let request = Message::RequestAddLink(RequestAddLink::Request(gids));
-    let result = tell(&mut pair, CLIENT, request);
+    let result = deliver_to(&mut pair, CLIENT, request);
     assert_eq!(result, Err(Anomaly::WrongRole("Request Add Link")));
 }
 
@@ -85,10 +85,10 @@ fn replies_to_nothing_are_dropped_until_there_are_too_many() {
     let mut pair = Pair::running(v2(), [2, 2]);
     let reply = || Message::TestLink(TestLink { reply: true, data: [0; 16] });
     for _ in 0..MOST_ANOMALIES {
-        assert!(tell(&mut pair, SERVER, reply()).is_err());
+        assert!(deliver_to(&mut pair, SERVER, reply()).is_err());
         assert_eq!(first_state(&pair, SERVER), Some(LinkState::Active));
     }
-    assert!(tell(&mut pair, SERVER, reply()).is_err());
+    assert!(deliver_to(&mut pair, SERVER, reply()).is_err());
     assert_eq!(first_state(&pair, SERVER), Some(LinkState::Failed));
     let counters = pair.hosts[SERVER].group.counters();
     assert_eq!(counters.anomalies(AnomalyKind::UnexpectedReply), u64::from(MOST_ANOMALIES) + 1);
@@ -108,8 +108,8 @@ fn honest_messages_between_odd_ones_keep_the_link() {
     let mut pair = Pair::running(v2(), [1, 1]);
     for _ in 0..10 * MOST_ANOMALIES {
         let reply = Message::TestLink(TestLink { reply: true, data: [0; 16] });
-        assert!(tell(&mut pair, SERVER, reply).is_err());
-        assert_eq!(tell(&mut pair, SERVER, Message::TestLink(TestLink::default())), Ok(()));
+        assert!(deliver_to(&mut pair, SERVER, reply).is_err());
+        assert_eq!(deliver_to(&mut pair, SERVER, Message::TestLink(TestLink::default())), Ok(()));
     }
 }
 
@@ -142,7 +142,7 @@ fn confirm_link_must_describe_its_link() {
                 max_conns: 16,
             };
             change(&mut message);
-            let result = tell(&mut pair, host, Message::ConfirmLink(message));
+            let result = deliver_to(&mut pair, host, Message::ConfirmLink(message));
             assert_eq!(result, Err(Anomaly::WrongConfirmLink(field)));
             assert_eq!(pair.hosts[host].terminated().map(|t| t.1), Some(Ending::Fallback));
         }
@@ -163,7 +163,7 @@ fn a_wrong_confirm_link_on_an_added_link_costs_that_link_only() {
     let mut wire = pair.wires.pop_front().unwrap();
     wire.bytes[28] ^= 1;
     pair.wires.push_front(wire);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.anomalies[0], (CLIENT, Anomaly::WrongConfirmLink("queue pair")));
     assert!(pair.usable(), "{:?}", pair.names());
     assert_eq!(pair.active(CLIENT), [LinkKey::FIRST]);
@@ -176,11 +176,11 @@ fn a_wrong_confirm_link_on_an_added_link_costs_that_link_only() {
 fn contradicting_counts_are_an_outage() {
     let mut pair = Pair::running(v1(), [1, 2]);
     pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     for n in 1..6 {
         pair.add_rmb(CLIENT, n);
     }
-    pair.settle();
+    pair.run_until_idle();
     pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
     let mut replies = 0;
     while let Some(mut wire) = {
@@ -206,12 +206,12 @@ fn contradicting_counts_are_an_outage() {
 fn continuations_of_confirm_rkey_must_count_down() {
     let mut pair = Pair::running(v1(), [1, 1]);
     let cont = |left| Message::ConfirmRkeyCont(ConfirmRkeyCont { left, ..Default::default() });
-    let early = tell(&mut pair, SERVER, cont(3));
+    let early = deliver_to(&mut pair, SERVER, cont(3));
     assert_eq!(early, Err(Anomaly::WrongTime("Confirm RKey Continuation")));
     let others = list_of(&[LinkRkey::default(); 2]);
     let first = ConfirmRkey { other_links: 7, others, ..Default::default() };
-    assert_eq!(tell(&mut pair, SERVER, Message::ConfirmRkey(first)), Ok(()));
-    let wrong = tell(&mut pair, SERVER, cont(4));
+    assert_eq!(deliver_to(&mut pair, SERVER, Message::ConfirmRkey(first)), Ok(()));
+    let wrong = deliver_to(&mut pair, SERVER, cont(4));
     assert_eq!(wrong, Err(Anomaly::WrongCount { left: 4, expected: 5 }));
 }
 
@@ -222,9 +222,9 @@ fn commands_on_a_link_given_up_are_ignored() {
     pair.hosts[CLIENT].group.handle_link_failed(LinkKey::FIRST, Cause::QueuePair, pair.now);
     pair.drain(CLIENT);
     let rkey = Message::ConfirmRkey(ConfirmRkey { rkey: Rkey(9), ..Default::default() });
-    assert_eq!(tell(&mut pair, CLIENT, rkey), Err(Anomaly::DeadLink(LinkKey::FIRST)));
+    assert_eq!(deliver_to(&mut pair, CLIENT, rkey), Err(Anomaly::DeadLink(LinkKey::FIRST)));
     let all = Message::DeleteLink(DeleteLink { all: true, ..Default::default() });
-    assert_eq!(tell(&mut pair, CLIENT, all), Ok(()));
+    assert_eq!(deliver_to(&mut pair, CLIENT, all), Ok(()));
     assert!(pair.hosts[CLIENT].group.is_over());
 }
 
@@ -233,7 +233,7 @@ fn commands_on_a_link_given_up_are_ignored() {
 fn no_link_carries_anything_before_confirm_link() {
     let mut pair = Pair::usual(v2(), [1, 1]);
     let rkey = Message::ConfirmRkey(ConfirmRkey { rkey: Rkey(9), ..Default::default() });
-    let result = tell(&mut pair, CLIENT, rkey).map_err(|anomaly| anomaly.kind());
+    let result = deliver_to(&mut pair, CLIENT, rkey).map_err(|anomaly| anomaly.kind());
     assert_eq!(result, Err(AnomalyKind::WrongTime));
 }
 
@@ -326,7 +326,7 @@ fn hostile_life(seed: u64) {
     let mut pair = Pair::new(params_of(generation, profile, [1 + rng.below(2), 1 + rng.below(2)]));
     pair.honest = false;
     if rng.one_in(2) {
-        pair.settle();
+        pair.run_until_idle();
     }
     for _ in 0..300 {
         let links: Vec<LinkKey> = pair.hosts[host].group.links().iter().map(|l| l.key).collect();
@@ -373,7 +373,7 @@ fn hostile_life(seed: u64) {
         if rng.one_in(2) {
             pair.wires.clear();
         } else {
-            pair.settle();
+            pair.run_until_idle();
         }
     }
     // Whatever has been, it ends when it is to end.
@@ -401,7 +401,7 @@ proptest! {
         for generation in [v1(), v2()] {
             let mut pair = Pair::usual(generation, [1, 2]);
             let _ = pair.hosts[host].group.handle_message(LinkKey::FIRST, &bytes, Tick(1));
-            pair.settle();
+            pair.run_until_idle();
             let _ = pair.hosts[host].group.handle_message(LinkKey::FIRST, &bytes, pair.now);
             pair.run(Duration::from_secs(10));
         }

@@ -23,7 +23,7 @@ fn client_tells_of_a_second_rnic_and_the_group_becomes_symmetric() {
         assert_eq!(topologies(&pair), [Topology::AsymmetricPeer, Topology::AsymmetricLocal]);
         pair.forget();
         pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(topologies(&pair), [Topology::Symmetric; 2], "{:?}", pair.names());
         assert_eq!(pair.active(SERVER).len(), 2);
         // New link first, then the old one goes, for this reason (LG-14).
@@ -42,7 +42,7 @@ fn server_with_a_second_rnic_makes_the_group_symmetric() {
     for generation in BOTH {
         let mut pair = Pair::running(generation(), [1, 2]);
         pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(topologies(&pair), [Topology::Symmetric; 2]);
         assert_eq!(pair.active(SERVER).len(), 2);
         pair.assert_keys();
@@ -73,7 +73,7 @@ fn client_of_a_full_or_single_link_group_keeps_new_rnics_to_itself() {
         let mut pair = Pair::running(generation, [2, 2]);
         pair.forget();
         pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 2), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.trace, []);
     }
 }
@@ -91,7 +91,7 @@ fn server_ignores_or_merely_acknowledges_at_the_maximum() {
         };
         let bytes = Llc { version: generation.version(), message }.emit(&Dialect::SPEC);
         pair.hosts[SERVER].group.handle_message(link, &bytes, pair.now).unwrap();
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.trace.len(), messages, "{:?}", pair.names());
     }
 }
@@ -123,7 +123,7 @@ fn add_link(reply: bool, number: u8, v2: Option<AddLinkV2>) -> AddLink {
 fn answer(change: impl Fn(&mut AddLink)) -> (Pair, AddLink) {
     let mut pair = Pair::running(v2(), [1, 2]);
     pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     pair.forget();
     let mut message = add_link(false, 9, Some(AddLinkV2::default()));
     change(&mut message);
@@ -171,15 +171,15 @@ fn accepted_link_echoes_the_number_and_uses_the_smaller_mtu() {
 fn client_uses_the_address_the_server_would_like() {
     let mut pair = Pair::running(v21(2), [1, 3]);
     pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     let second = pair.hosts[CLIENT].group.links().last().unwrap();
     assert_ne!(second.rnic.id, RnicId(0));
     let mut params = params_of(v2(), PeerProfile::SPEC, [2, 3]);
     params[SERVER].peer_gids = vec![rnic(CLIENT, 0).gid, rnic(CLIENT, 2).gid];
     let mut pair = Pair::new(params);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.hosts[CLIENT].group.links()[1].rnic.id, RnicId(2));
 }
 
@@ -192,7 +192,7 @@ fn link_numbers_come_again_only_after_all_others() {
         let second = pair.active(SERVER)[1];
         seen.push(pair.hosts[SERVER].group.link(second).unwrap().number);
         pair.hosts[SERVER].group.delete_link(second, DeleteReason::OPERATOR, pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.active(SERVER).len(), 2, "added again at once");
         pair.trace.clear();
     }
@@ -217,7 +217,7 @@ fn an_answer_that_would_be_a_parallel_link_is_deleted() {
     let mut wire = pair.wires.pop_back().unwrap();
     wire.bytes[12..28].copy_from_slice(&rnic(CLIENT, 0).gid.0);
     pair.wires.push_back(wire);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.anomalies[0], (SERVER, Anomaly::WrongAddLink("RNIC")));
     assert_eq!(pair.active(SERVER).len(), 1);
     assert!(pair.names().iter().any(|name| name.starts_with("> DeleteLink")));
@@ -250,7 +250,7 @@ fn request_add_link_during_other_exchanges_is_answered_afterwards() {
     pair.hosts[SERVER].group.handle_message(LinkKey::FIRST, &bytes, pair.now).unwrap();
     pair.drain(SERVER);
     assert_eq!(pair.names(), ["> ConfirmRkey 00"]);
-    pair.settle();
+    pair.run_until_idle();
     assert_eq!(pair.names()[2], "> RequestAddLink 80");
 }
 

@@ -21,7 +21,7 @@ fn an_rmb_is_confirmed_on_each_link_by_either_end() {
             let mut pair = Pair::running(generation, [rnics, rnics]);
             pair.forget();
             pair.add_rmb(host, 7);
-            pair.settle();
+            pair.run_until_idle();
             assert!(confirmed(&pair, host, 7));
             assert_eq!(pair.trace.len(), 2, "one request, one reply");
             let body = |n: usize| (pair.trace[n].1[0], pair.trace[n].1[4..].to_vec());
@@ -38,7 +38,7 @@ fn both_ends_may_confirm_at_once() {
     pair.forget();
     pair.add_rmb(SERVER, 7);
     pair.add_rmb(CLIENT, 9);
-    pair.settle();
+    pair.run_until_idle();
     assert!(confirmed(&pair, SERVER, 7) && confirmed(&pair, CLIENT, 9));
     assert_eq!(pair.anomalies, []);
     pair.assert_keys();
@@ -51,16 +51,16 @@ fn eight_links_need_continuations_in_version_1() {
     server.generation = Generation::V1 { max_links: 8 };
     client.generation = Generation::V1 { max_links: 8 };
     let mut pair = Pair::new([server, client]);
-    pair.settle();
+    pair.run_until_idle();
     for n in 2..8 {
         let rnic = rnic(SERVER, n);
         pair.hosts[SERVER].group.handle_rnic_up(rnic, pair.now);
-        pair.settle();
+        pair.run_until_idle();
         assert_eq!(pair.active(SERVER).len(), n as usize + 1);
     }
     pair.forget();
     pair.add_rmb(CLIENT, 7);
-    pair.settle();
+    pair.run_until_idle();
     assert!(confirmed(&pair, CLIENT, 7));
     // Seven other links: two, three, two.
     let counts: Vec<u8> = pair.trace.iter().map(|(_, bytes)| bytes[4]).collect();
@@ -76,17 +76,17 @@ fn many_rmbs_reach_a_new_link_two_by_two() {
         for generation in [v1(), v2()] {
             let mut pair = Pair::running(generation, [1, 2]);
             pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             for n in 0..server {
                 pair.add_rmb(SERVER, 10 + n);
             }
             for n in 0..client {
                 pair.add_rmb(CLIENT, 20 + n);
             }
-            pair.settle();
+            pair.run_until_idle();
             pair.forget();
             pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             assert_eq!(pair.active(CLIENT).len(), 2);
             assert_eq!(pair.anomalies, []);
             pair.assert_keys();
@@ -124,9 +124,9 @@ fn a_key_with_an_unknown_reference_is_an_error() {
         for liar in [SERVER, CLIENT] {
             let mut pair = Pair::running(generation, [1, 1]);
             pair.add_rmb(liar, 10);
-            pair.settle();
+            pair.run_until_idle();
             pair.hosts[CLIENT].group.handle_rnic_up(rnic(CLIENT, 1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             pair.forget();
             pair.honest = false;
             pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
@@ -158,13 +158,13 @@ fn deleted_rmbs_go_in_as_few_messages_as_there_can_be() {
         for n in 1..=10 {
             pair.add_rmb(CLIENT, n);
         }
-        pair.settle();
+        pair.run_until_idle();
         pair.forget();
         for n in 1..=10 {
             pair.hosts[CLIENT].group.remove_rmb(RmbId(n), pair.now);
         }
         assert!(!pair.hosts[CLIENT].has(&Output::RmbDeleted { rmb: RmbId(1) }));
-        pair.settle();
+        pair.run_until_idle();
         let requests = pair.trace.iter().filter(|(from, _)| *from == CLIENT).count();
         // The first goes alone, as it goes at once.
         assert_eq!(requests, messages);
@@ -236,7 +236,7 @@ fn own_rmbs_are_255_at_most() {
     for n in 1..255 {
         pair.add_rmb(SERVER, n);
     }
-    pair.settle();
+    pair.run_until_idle();
     let keys = [(LinkKey::FIRST, Region::default())];
     let group = &mut pair.hosts[SERVER].group;
     assert_eq!(group.add_rmb(RmbId(999), None, &keys, pair.now), Err(UseError::TooManyRmbs));
@@ -262,9 +262,9 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
     for profile in [PeerProfile::SPEC, PeerProfile::LINUX] {
         for generation in [v1(), v2()] {
             let mut pair = Pair::new(params_of(generation, profile, [1, 2]));
-            pair.settle();
+            pair.run_until_idle();
             pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-            pair.settle();
+            pair.run_until_idle();
             pair.forget();
             // Both at the same moment.
             pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
@@ -285,9 +285,9 @@ fn keys_that_meet_a_new_link_are_confirmed_with_it() {
 #[test]
 fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
     let mut pair = Pair::new(params_of(v2(), PeerProfile::LINUX, [1, 2]));
-    pair.settle();
+    pair.run_until_idle();
     pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-    pair.settle();
+    pair.run_until_idle();
     pair.forget();
     pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
     pair.drain(SERVER);
@@ -306,7 +306,7 @@ fn an_rmb_is_not_confirmed_before_the_newest_link_knows_it() {
     pair.deliver(reply.unwrap());
     pair.drain(CLIENT);
     assert!(!confirmed(&pair, CLIENT, 7));
-    pair.settle();
+    pair.run_until_idle();
     assert!(confirmed(&pair, CLIENT, 7));
     pair.assert_keys();
 }
@@ -333,11 +333,11 @@ fn keys_that_meet_a_deletion_are_confirmed_without_the_link() {
 fn deletions_that_meet_a_new_link_are_kept() {
     for (profile, last) in [(PeerProfile::SPEC, "> DeleteRkeyReply 80"), (PeerProfile::LINUX, "")] {
         let mut pair = Pair::new(params_of(v2(), profile, [1, 2]));
-        pair.settle();
+        pair.run_until_idle();
         pair.hosts[CLIENT].group.handle_rnic_down(RnicId(1), pair.now);
-        pair.settle();
+        pair.run_until_idle();
         pair.add_rmb(CLIENT, 7);
-        pair.settle();
+        pair.run_until_idle();
         pair.forget();
         pair.hosts[SERVER].group.handle_rnic_up(rnic(SERVER, 1), pair.now);
         pair.drain(SERVER);
@@ -403,7 +403,7 @@ fn keys_go_over_the_link_that_the_connection_wants() {
     pair.hosts[CLIENT].rmbs.insert(RmbId(7));
     let now = pair.now;
     pair.hosts[CLIENT].group.add_rmb(RmbId(7), Some(second), &regions, now).unwrap();
-    pair.settle();
+    pair.run_until_idle();
     let on_second = |o: &Output| matches!(o, Output::PostLlc { link, .. } if *link == second);
     assert!(pair.hosts[CLIENT].outputs.iter().any(on_second));
     assert!(confirmed(&pair, CLIENT, 7));

@@ -181,7 +181,7 @@ impl Pair {
     /// After first contact.
     pub(crate) fn running(generation: Generation, rnics: [u32; 2]) -> Pair {
         let mut pair = Pair::usual(generation, rnics);
-        pair.settle();
+        pair.run_until_idle();
         assert!(pair.usable(), "{:?}", pair.hosts[0].outputs);
         pair
     }
@@ -195,7 +195,7 @@ impl Pair {
     }
 
     /// Carries out what the groups say, until nothing is on its way; no timer fires.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn run_until_idle(&mut self) {
         for _ in 0..100_000 {
             self.drain(SERVER);
             self.drain(CLIENT);
@@ -210,7 +210,7 @@ impl Pair {
     pub(crate) fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         loop {
-            self.settle();
+            self.run_until_idle();
             let due = self.hosts.iter().filter_map(|host| host.group.poll_timeout()).min();
             match due {
                 Some(at) if at <= end => self.now = self.now.max(at),
@@ -326,7 +326,7 @@ impl Pair {
     /// The link of the other host whose peer is this queue pair.
     pub(crate) fn end_of(&self, from: usize, qpn: Qpn) -> Option<LinkKey> {
         let there = self.hosts[1 - from].group.links();
-        let is = |link: &&Link| link.remote.is_some_and(|remote| remote.qpn == qpn);
+        let is = |link: &&LinkRecord| link.remote.is_some_and(|remote| remote.qpn == qpn);
         there.iter().find(is).map(|link| link.key)
     }
 

@@ -80,7 +80,7 @@ fn one_link(generation: Generation, host: usize) -> Pair {
         DeleteReason::OPERATOR,
         pair.now,
     );
-    pair.settle();
+    pair.run_until_idle();
     pair.hosts[SERVER].broken.clear();
     pair
 }
@@ -130,7 +130,7 @@ fn situation(host: usize, activity: Activity, links: usize) -> Option<Situation>
         (Activity::ConfirmRkey, 1 | 2) => pair.add_rmb(host, 7),
         (Activity::DeleteRkey, 1 | 2) => {
             pair.add_rmb(host, 7);
-            pair.settle();
+            pair.run_until_idle();
             pair.hosts[host].group.remove_rmb(RmbId(7), pair.now);
         }
         (Activity::Idle, 1 | 2) => {}
@@ -166,14 +166,14 @@ const ACTIVITIES: [Activity; 14] = [
 type Event = fn(&mut Situation) -> Result<(), Anomaly>;
 
 impl Situation {
-    fn tell(&mut self, link: LinkKey, message: Message) -> Result<(), Anomaly> {
+    fn deliver_message(&mut self, link: LinkKey, message: Message) -> Result<(), Anomaly> {
         let llc = Llc { version: self.generation.version(), message };
         let bytes = llc.emit(&Dialect::SPEC);
         let now = self.pair.now;
         self.pair.hosts[self.host].group.handle_message(link, &bytes, now)
     }
 
-    fn newest(&self) -> Link {
+    fn newest(&self) -> LinkRecord {
         let links = self.pair.hosts[self.host].group.links();
         links.last().cloned().unwrap_or_else(links_of_nobody)
     }
@@ -194,7 +194,7 @@ impl Situation {
             max_links: 2,
             max_conns: 16,
         };
-        self.tell(link.key, Message::ConfirmLink(message))
+        self.deliver_message(link.key, Message::ConfirmLink(message))
     }
 
     fn add(&mut self, reply: bool, rejected: bool, number: u8) -> Result<(), Anomaly> {
@@ -212,7 +212,7 @@ impl Situation {
             psn: Psn::new(1),
             v2: (!v1).then(AddLinkV2::default),
         };
-        self.tell(LinkKey::FIRST, Message::AddLink(message))
+        self.deliver_message(LinkKey::FIRST, Message::AddLink(message))
     }
 
     fn delete(&mut self, change: fn(&mut DeleteLink)) -> Result<(), Anomaly> {
@@ -223,7 +223,7 @@ impl Situation {
             ..Default::default()
         };
         change(&mut message);
-        self.tell(LinkKey::FIRST, Message::DeleteLink(message))
+        self.deliver_message(LinkKey::FIRST, Message::DeleteLink(message))
     }
 
     fn rkey(&mut self, reply: bool, negative: bool, retry: bool) -> Result<(), Anomaly> {
@@ -244,7 +244,7 @@ impl Situation {
             address: region.address,
             others: List::from_slice(&others).unwrap(),
         };
-        self.tell(LinkKey::FIRST, Message::ConfirmRkey(message))
+        self.deliver_message(LinkKey::FIRST, Message::ConfirmRkey(message))
     }
 
     fn fail(&mut self, link: LinkKey) -> Result<(), Anomaly> {
@@ -254,7 +254,7 @@ impl Situation {
     }
 }
 
-fn links_of_nobody() -> Link {
+fn links_of_nobody() -> LinkRecord {
     let params = params_of(v2(), PeerProfile::SPEC, [1, 1]);
     let [server, _] = params;
     LinkGroup::new(server, first_link(SERVER), smc_core::time::Tick(0)).links()[0].clone()
@@ -270,21 +270,24 @@ fn events(host: usize) -> Vec<(&'static str, Event)> {
         events.push(("Add Link reply, refused", |s| s.add(true, true, 0)));
         events.push(("Request Add Link", |s| {
             let gids = GidList { active: rnic(CLIENT, 1).gid, alternates: List::new() };
-            s.tell(LinkKey::FIRST, Message::RequestAddLink(RequestAddLink::Request(gids)))
+            s.deliver_message(
+                LinkKey::FIRST,
+                Message::RequestAddLink(RequestAddLink::Request(gids)),
+            )
         }));
     } else {
         events.push(("Confirm Link", |s| s.confirm(false, 0)));
         events.push(("Confirm Link, wrong", |s| s.confirm(false, 1)));
         events.push(("Add Link", |s| s.add(false, false, 77)));
         events.push(("Request Add Link reply", |s| {
-            s.tell(LinkKey::FIRST, Message::RequestAddLink(RequestAddLink::Reply(None)))
+            s.deliver_message(LinkKey::FIRST, Message::RequestAddLink(RequestAddLink::Reply(None)))
         }));
     }
     events.push(("continuation, last", |s| {
         let reply = s.host == SERVER;
         let link_number = s.newest().number;
         let message = AddLinkCont { reply, link_number, left: 0, rkeys: List::new() };
-        s.tell(LinkKey::FIRST, Message::AddLinkCont(message))
+        s.deliver_message(LinkKey::FIRST, Message::AddLinkCont(message))
     }));
     events.push(("Delete Link, newest", |s| s.delete(|_| {})));
     events.push(("Delete Link, newest, orderly", |s| s.delete(|m| m.orderly = true)));
@@ -298,20 +301,24 @@ fn events(host: usize) -> Vec<(&'static str, Event)> {
     events.push(("Delete RKey", |s| {
         let rkey = region(1 - s.host, RmbId(0), first_link(1 - s.host).qpn).rkey;
         let message = DeleteRkey { rkeys: vec![rkey], ..Default::default() };
-        s.tell(LinkKey::FIRST, Message::DeleteRkey(message))
+        s.deliver_message(LinkKey::FIRST, Message::DeleteRkey(message))
     }));
     events.push(("Delete RKey reply", |s| match s.generation == v1() {
         true => {
             let rkeys = vec![Rkey(1)];
             let message = DeleteRkey { reply: true, rkeys, ..Default::default() };
-            s.tell(LinkKey::FIRST, Message::DeleteRkey(message))
+            s.deliver_message(LinkKey::FIRST, Message::DeleteRkey(message))
         }
-        false => s.tell(LinkKey::FIRST, Message::DeleteRkeyReply(DeleteRkeyReply::default())),
+        false => {
+            s.deliver_message(LinkKey::FIRST, Message::DeleteRkeyReply(DeleteRkeyReply::default()))
+        }
     }));
-    events.push(("Test Link", |s| s.tell(LinkKey::FIRST, Message::TestLink(TestLink::default()))));
+    events.push(("Test Link", |s| {
+        s.deliver_message(LinkKey::FIRST, Message::TestLink(TestLink::default()))
+    }));
     events.push(("Test Link reply", |s| {
         let message = TestLink { reply: true, ..Default::default() };
-        s.tell(LinkKey::FIRST, Message::TestLink(message))
+        s.deliver_message(LinkKey::FIRST, Message::TestLink(message))
     }));
     events.push(("queue pair made", |s| {
         let link = s.newest().key;

@@ -252,7 +252,7 @@ fn take(connection: &mut Connection, seen: &mut Sequence, bytes: &[u8]) -> bool 
     let consumer = ConsumerWord { cursor, producer_flags, state_flags };
     match connection.on_control(producer, consumer, false) {
         Ok(delivery) => {
-            assert!(delivery.arrival.bytes <= connection.receiver.ring().len());
+            assert!(delivery.received.bytes <= connection.receiver.ring().len());
             true
         }
         Err(_) => {

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use smc_core::connection::{Actions, Connection, Event, Ring, Span, UrgentNews, read_words};
+use smc_core::connection::{Actions, Connection, Event, Ring, Span, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
 #[derive(Arbitrary, Debug)]
@@ -167,9 +167,9 @@ fuzz_target!(|input: Input| {
                 let (producer, consumer) = read_words(|| end.words.0, || end.words.1);
                 match end.connection.on_control(producer, consumer, false) {
                     Ok(delivery) => {
-                        assert!(delivery.arrival.bytes <= rings[id].len());
+                        assert!(delivery.received.bytes <= rings[id].len());
                         assert!(delivery.freed <= rings[1 - id].len());
-                        if let UrgentNews::Present { offset } = delivery.arrival.urgent {
+                        if let UrgentEvent::Present { offset } = delivery.received.urgent {
                             let span = Span { offset, len: 1 };
                             check(&rings[id], &end.element, [span, Span::default()]);
                             let byte = end.element[offset as usize];

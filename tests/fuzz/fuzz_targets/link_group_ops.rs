@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_core::link_group::{
-    Cause, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, LoneRnic, MAX_RMBS,
-    Output, Params, PeerProfile, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role,
+    Cause, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, MAX_RMBS, Output,
+    Params, PeerProfile, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role, SingleRnic,
 };
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
@@ -25,7 +25,7 @@ struct Input {
     profile: [u8; 2],
     rnics: [u8; 2],
     eye_catcher: bool,
-    lone: bool,
+    single: bool,
     operations: Vec<(bool, Operation)>,
 }
 
@@ -141,8 +141,8 @@ impl End {
         if input.eye_catcher {
             params.eye_catcher = EyeCatcher::On;
         }
-        if input.lone {
-            params.lone_rnic = LoneRnic::InvalidMtu;
+        if input.single {
+            params.single_rnic = SingleRnic::InvalidMtu;
         }
         let qpns = [0x100, 0x200];
         let there = rnic(1 - host, 0);

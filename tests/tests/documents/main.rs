@@ -22,10 +22,9 @@ const GENERATED: &str = "smc-core/src/";
 const LONG_LINES: [&str; 1] = ["docs/testing.md"];
 /// Words of names that are to be replaced by better ones.
 const NOT_YET: &[&str] = &[
-    "arrival", "asked", "attend", "bell", "burden", "claim", "debt", "door", "draft", "facts",
-    "farewell", "found", "greeting", "hub", "life", "lone", "look", "mailbox", "meeting", "member",
-    "mirror", "news", "plain", "porter", "readied", "rising", "said", "seen", "shape", "step",
-    "stretch", "tally", "tell", "told", "verdict", "wish",
+    "attend", "bell", "burden", "claim", "debt", "door", "draft", "facts", "found", "greeting",
+    "hub", "life", "look", "mailbox", "meeting", "member", "mirror", "news", "plain", "porter",
+    "readied", "rising", "said", "seen", "shape", "step", "stretch", "tally", "tell", "told",
 ];
 
 fn fail_with(faults: &[String], what: &str) {

@@ -11,7 +11,7 @@ use crate::handshake::ism_device::IsmDevice;
 use crate::wire::clc::{SmcdV1, SmcdV2};
 use crate::wire::ids::{Chid, Eid, Gid, GidV1};
 
-/// What an Accept settles.
+/// What both ends agree on with an Accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The two devices, seen from the client: `local` is its own.

@@ -29,11 +29,11 @@ impl Simulation {
         }
         let validates = cdc.producer_flags.contains(ProducerFlags::FAILOVER);
         let Some(half) = self.half(id) else { return Ok(()) };
-        if !half.heard.contains(&q) {
-            if !validates && !half.validating && !half.heard.is_empty() {
+        if !half.paths_used.contains(&q) {
+            if !validates && !half.validating && !half.paths_used.is_empty() {
                 return Err(format!("{id:?} hears on {q} and nothing was validated there"));
             }
-            half.heard.push(q);
+            half.paths_used.push(q);
         }
         if validates {
             half.validating = true;
@@ -61,8 +61,8 @@ impl Simulation {
             Ok(delivery) => delivery,
             Err(error) => return Err(format!("{id:?}: honest peer refused: {error}, {cdc:?}")),
         };
-        if delivery.arrival.update.is_due() {
-            self.tell(id)?;
+        if delivery.received.update.is_due() {
+            self.publish_if_allowed(id)?;
         }
         self.act(id, delivery.actions)?;
         self.wake(id);
@@ -70,7 +70,7 @@ impl Simulation {
     }
 
     /// Publishes, unless nothing more may be said.
-    fn tell(&mut self, id: HalfId) -> Check {
+    fn publish_if_allowed(&mut self, id: HalfId) -> Check {
         match self.half_ref(id).is_some_and(|half| half.connection.close.may_publish()) {
             true => self.publish(id),
             false => Ok(()),
@@ -245,7 +245,7 @@ impl Simulation {
             let update = half.connection.receiver.consume(n);
             self.report.bytes += u64::from(n);
             if update.is_due() {
-                self.tell(id)?;
+                self.publish_if_allowed(id)?;
             }
         }
         let Some(half) = self.half(id) else { return Ok(()) };
@@ -274,7 +274,7 @@ impl Simulation {
         let n = spans[0].len + spans[1].len;
         if n == 0 {
             sender.block();
-            return if sender.publish_due() { self.tell(id) } else { Ok(()) };
+            return if sender.publish_due() { self.publish_if_allowed(id) } else { Ok(()) };
         }
         for span in spans {
             for at in span.offset..span.offset + span.len {

@@ -6,7 +6,7 @@ use super::qp::QpState;
 use super::types::{Check, EndId, HalfId};
 use super::world::Simulation;
 use crate::link_group::{
-    Cause, Generation, Link, LinkGroup, LinkKey, LinkState, Region, RmbId, RmbState, Topology,
+    Cause, Generation, LinkGroup, LinkKey, LinkRecord, LinkState, Region, RmbId, RmbState, Topology,
 };
 use crate::wire::llc::DeleteReason;
 
@@ -34,9 +34,9 @@ impl Simulation {
         if full > most || asymmetric > 1 {
             return Err(format!("{id:?} has {full} links and {asymmetric} asymmetric ones"));
         }
-        let carries: Vec<&Link> = links.iter().filter(|link| link.state.carries()).collect();
+        let carries: Vec<&LinkRecord> = links.iter().filter(|link| link.state.carries()).collect();
         for (n, link) in carries.iter().enumerate() {
-            let parallel = |other: &&Link| {
+            let parallel = |other: &&LinkRecord| {
                 other.rnic.id == link.rnic.id
                     && other.remote.zip(link.remote).is_some_and(|(a, b)| a.gid.same_address(b.gid))
             };
@@ -154,7 +154,7 @@ impl Simulation {
             let two = a.max_links() > 1 && self.plan.rnics == [2, 2];
             if two && a.topology() != Topology::Symmetric && !session.doubled {
                 let links = |group: &LinkGroup| -> Vec<_> {
-                    let of = |link: &Link| (link.number, link.rnic.id.0, link.asymmetric);
+                    let of = |link: &LinkRecord| (link.number, link.rnic.id.0, link.asymmetric);
                     group.links().iter().map(of).collect()
                 };
                 let (links, rnics) = ([links(a), links(b)], [a, b].map(|g| g.params().rnics.len()));

@@ -24,7 +24,7 @@ pub(super) struct Half {
     pub(super) abandoned: bool,
     pub(super) seen: Sequence,
     /// Queue pairs over which messages came, each but the first with a validation first.
-    pub(super) heard: Vec<usize>,
+    pub(super) paths_used: Vec<usize>,
     /// A validation is being judged.
     pub(super) validating: bool,
     /// Own memory.
@@ -75,7 +75,7 @@ impl Half {
             in_flight: Vec::new(),
             abandoned: false,
             seen: Sequence::new(),
-            heard: Vec::new(),
+            paths_used: Vec::new(),
             validating: false,
             rmb,
             peer_rmb: None,

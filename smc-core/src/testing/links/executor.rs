@@ -33,18 +33,18 @@ impl Simulation {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return Ok(()) };
         what(group, now);
-        self.carry_out(id)
+        self.apply_outputs(id)
     }
 
     /// Carries out what was said in passing.
     pub(super) fn drain_dirty(&mut self) -> Check {
         while let Some(id) = self.dirty.pop() {
-            self.carry_out(id)?;
+            self.apply_outputs(id)?;
         }
         Ok(())
     }
 
-    pub(super) fn carry_out(&mut self, id: EndId) -> Check {
+    pub(super) fn apply_outputs(&mut self, id: EndId) -> Check {
         let mut count = 0;
         while let Some(output) = self.end(id).group.as_mut().and_then(LinkGroup::poll_output) {
             let dialect = self.plan.profile[id.role].dialect;

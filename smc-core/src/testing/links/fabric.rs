@@ -127,10 +127,10 @@ impl Simulation {
     fn receive(&mut self, q: usize, message: Message) {
         self.qps[q].room -= 1;
         self.qps[q].inbox.push_back(message);
-        self.look_later(q);
+        self.poll_later(q);
     }
 
-    fn look_later(&mut self, q: usize) {
+    fn poll_later(&mut self, q: usize) {
         if !self.qps[q].polling {
             self.qps[q].polling = true;
             let wait = self.time(self.plan.polling);
@@ -161,7 +161,7 @@ impl Simulation {
             self.qps[q].done.push_back(done);
         }
         if !self.qps[q].done.is_empty() {
-            self.look_later(q);
+            self.poll_later(q);
         }
     }
 

@@ -263,7 +263,7 @@ impl Simulation {
             return Ok(false);
         }
         self.new_half(id, rmb, link, None)?;
-        self.carry_out(end)?;
+        self.apply_outputs(end)?;
         self.sessions[id.session].conns[id.conn].named = Some(link);
         self.tcp(id.peer(), Tcp::Accept { qpn, gid, region });
         Ok(true)
@@ -291,7 +291,7 @@ impl Simulation {
             return Ok(false);
         };
         self.new_half(id, rmb, link, Some(peer))?;
-        self.carry_out(end)?;
+        self.apply_outputs(end)?;
         self.tcp(id.peer(), Tcp::Confirm { region: own });
         self.try_attach_path(id)?;
         self.wake(id);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::super::rng::Rng;
 use crate::connection::{Ring, RingError};
 use crate::link_group::{
-    EyeCatcher, Generation, LoneRnic, Params, PeerProfile, Rnic, RnicId, Role, Timers,
+    EyeCatcher, Generation, Params, PeerProfile, Rnic, RnicId, Role, SingleRnic, Timers,
 };
 use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu};
 use crate::wire::llc::Dialect;
@@ -48,7 +48,7 @@ pub(super) struct Plan {
     /// RNICs of each host.
     pub(super) rnics: [u32; 2],
     pub(super) eye_catcher: EyeCatcher,
-    pub(super) lone: LoneRnic,
+    pub(super) single: SingleRnic,
     pub(super) faults: Faults,
     /// About how often something goes wrong, microseconds.
     pub(super) fault_every: u64,
@@ -94,7 +94,7 @@ impl Plan {
             profile,
             rnics,
             eye_catcher: if rng.one_in(4) { EyeCatcher::On } else { EyeCatcher::Off },
-            lone: if rng.one_in(4) { LoneRnic::InvalidMtu } else { LoneRnic::Asymmetric },
+            single: if rng.one_in(4) { SingleRnic::InvalidMtu } else { SingleRnic::Asymmetric },
             faults,
             fault_every: 1000 << rng.below(14),
             open_every: 1000 << rng.below(12),
@@ -113,7 +113,7 @@ impl Plan {
         );
         params.timers = Timers { idle: Duration::from_secs(600), ..params.timers };
         params.eye_catcher = self.eye_catcher;
-        params.lone_rnic = self.lone;
+        params.single_rnic = self.single;
         params.number = number;
         let count = self.rnics.get(role).copied().unwrap_or(1) as usize;
         params.rnics = (0..count).filter(|n| up[*n]).map(|n| rnic(role, n)).collect();

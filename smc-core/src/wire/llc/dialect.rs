@@ -4,7 +4,7 @@
 
 /// Byte order of the length field of version 2, and of the RKey count of its Add Link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum ByteOrder {
     /// As specified.
     #[default]
     BigEndian,
@@ -15,12 +15,12 @@ pub enum Order {
     Doubled,
 }
 
-impl Order {
+impl ByteOrder {
     pub(super) fn put(self, value: u16) -> [u8; 2] {
         match self {
-            Order::BigEndian => value.to_be_bytes(),
-            Order::LittleEndian => value.to_le_bytes(),
-            Order::Doubled => {
+            ByteOrder::BigEndian => value.to_be_bytes(),
+            ByteOrder::LittleEndian => value.to_le_bytes(),
+            ByteOrder::Doubled => {
                 let [_, low] = value.to_be_bytes();
                 [low, low]
             }
@@ -43,9 +43,9 @@ pub enum AddLinkLayout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// Byte order of lengths in version 2.
-    pub length: Order,
+    pub length: ByteOrder,
     /// Byte order of the RKey count in the version 2 Add Link.
-    pub count: Order,
+    pub count: ByteOrder,
     /// Layout of the version 1 Add Link.
     pub add_link: AddLinkLayout,
 }
@@ -53,22 +53,22 @@ pub struct Dialect {
 impl Dialect {
     /// As specified: big-endian, and lengths and counts must match what was received.
     pub const SPEC: Dialect = Dialect {
-        length: Order::BigEndian,
-        count: Order::BigEndian,
+        length: ByteOrder::BigEndian,
+        count: ByteOrder::BigEndian,
         add_link: AddLinkLayout::Padded,
     };
     /// What a little-endian Linux writes.
     pub const LINUX: Dialect = Dialect {
-        length: Order::LittleEndian,
-        count: Order::LittleEndian,
+        length: ByteOrder::LittleEndian,
+        count: ByteOrder::LittleEndian,
         add_link: AddLinkLayout::Padded,
     };
     /// What to write to a little-endian Linux.
-    pub const TO_LINUX: Dialect = Dialect { count: Order::Doubled, ..Dialect::LINUX };
+    pub const TO_LINUX: Dialect = Dialect { count: ByteOrder::Doubled, ..Dialect::LINUX };
 
     /// Whether the peer's lengths may be swapped and its counts are worth nothing, so that the
     /// number of bytes received decides (wire errata D-4, D-15).
     pub(super) fn goes_by_bytes_received(&self) -> bool {
-        self.length != Order::BigEndian
+        self.length != ByteOrder::BigEndian
     }
 }

@@ -23,7 +23,7 @@ mod test_link;
 pub use add_link::{AddLink, AddLinkCont, AddLinkV2, RkeyPair};
 pub use confirm_link::ConfirmLink;
 pub use delete_link::{DeleteLink, DeleteReason};
-pub use dialect::{AddLinkLayout, Dialect, Order};
+pub use dialect::{AddLinkLayout, ByteOrder, Dialect};
 pub use header::{Kind, LLC_LEN, LLC_MAX_LEN};
 pub use reject_reason::RejectReason;
 pub use request_add_link::RequestAddLink;
