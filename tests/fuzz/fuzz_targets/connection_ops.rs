@@ -196,7 +196,7 @@ fuzz_target!(|input: Input| {
                         end.read += 1;
                     }
                 }
-                end.connection.receiver.consume(n.into());
+                let _ = end.connection.receiver.consume(n.into());
             }
             Operation::Peek { skip, n } => {
                 let spans = end.connection.receiver.peek(skip.into(), n.into());

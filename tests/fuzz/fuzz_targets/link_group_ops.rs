@@ -11,7 +11,8 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use smc_core::link_group::{
     Cause, EyeCatcher, FirstLink, Generation, LinkGroup, LinkKey, LinkState, MAX_RMBS, Output,
-    Params, PeerProfile, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role, SingleRnic,
+    Params, PeerProfile, Prepared, Receipt, Region, RemoteEnd, RmbId, Rnic, RnicId, Role,
+    SingleRnic,
 };
 use smc_core::time::Tick;
 use smc_core::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
@@ -227,14 +228,15 @@ fn drain(end: &mut End, peer: &mut End) {
     let carries: Vec<_> = links.iter().filter(|link| link.state.carries()).collect();
     for (n, link) in carries.iter().enumerate() {
         let same = |other: &&&_| {
-            let other: &smc_core::link_group::Link = other;
+            let other: &smc_core::link_group::LinkRecord = other;
             other.rnic.id == link.rnic.id
                 && other.remote.zip(link.remote).is_some_and(|(a, b)| a.gid.same_address(b.gid))
         };
         assert!(carries[..n].iter().find(same).is_none(), "parallel links");
     }
-    let asymmetric =
-        |link: &&smc_core::link_group::Link| link.asymmetric && link.state == LinkState::Active;
+    let asymmetric = |link: &&smc_core::link_group::LinkRecord| {
+        link.asymmetric && link.state == LinkState::Active
+    };
     assert!(links.iter().filter(asymmetric).count() <= 1);
 }
 
@@ -246,7 +248,8 @@ fn deliver(ends: &mut [End; 2], to: usize, at: u8, keep: bool, now: Tick) {
     }
     let at = if at < 200 { 0 } else { usize::from(at) % end.inbox.len() };
     let Some(wire) = end.inbox.remove(at) else { return };
-    let is = |link: &&smc_core::link_group::Link| link.remote.is_some_and(|r| r.qpn == wire.qpn);
+    let is =
+        |link: &&smc_core::link_group::LinkRecord| link.remote.is_some_and(|r| r.qpn == wire.qpn);
     if let Some(link) = end.group.links().iter().find(is).map(|link| link.key) {
         let _ = end.group.handle_message(link, &wire.bytes, now);
     }
