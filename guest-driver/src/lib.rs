@@ -21,8 +21,8 @@ mod smcr;
 pub mod socket;
 
 pub use socket::{
-    Config, ConnectionFacts, DataPath, Facts, Fallback, Greeting, Interest, KeepAlive, Look,
-    Poller, Readied, Rnics, Seen, SignalMask, SmcDFacts, SmcListener, SmcRFacts, SmcROptions,
-    SmcStream, Stack, Totals, Watch, Woken, statistics,
+    ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback, Incoming,
+    Interest, KeepAlive, PollEvent, Poller, Readiness, Rnics, SignalMask, SmcListener, SmcStream,
+    SmcdInfo, SmcrInfo, SmcrOptions, Stack, Totals, Watch, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

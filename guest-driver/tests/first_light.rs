@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use guest_driver::{Config, Facts, SmcListener, SmcStream, Stack};
+use guest_driver::{Config, ConnectionInfo, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
@@ -35,8 +35,8 @@ fn two_stacks_talk_through_the_device() {
     for first_contact in [true, false] {
         let mut stream = SmcStream::connect(&client, addr).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let Facts::SmcD(facts) = stream.facts() else { panic!("{}", stream.facts()) };
-        assert_eq!(facts.first_contact, first_contact);
+        let ConnectionInfo::Smcd(info) = stream.info() else { panic!("{}", stream.info()) };
+        assert_eq!(info.first_contact, first_contact);
         let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7 % 251) as u8).collect();
         let writer = stream.try_clone().unwrap();
         let copy = data.clone();

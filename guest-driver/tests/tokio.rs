@@ -38,7 +38,7 @@ async fn twenty_connections_echo_on_one_thread() {
         let client = client.clone();
         tokio::spawn(async move {
             let mut stream = AsyncSmcStream::connect(&client, addr).await.unwrap();
-            assert!(stream.facts().is_smc());
+            assert!(stream.info().is_smc());
             let data: Vec<u8> = (0..200_000u32).map(|n| (n as u8).wrapping_mul(i)).collect();
             let mut back = vec![0; data.len()];
             for (out, into) in data.chunks(40_000).zip(back.chunks_mut(40_000)) {

@@ -261,8 +261,8 @@ impl Pair {
             let here = SmcStream::connect(client, self.addr()).unwrap();
             (here, accepting.join().unwrap())
         });
-        assert_eq!(here.is_smc(), self.smc, "client: {}", here.facts());
-        assert_eq!(there.is_smc(), self.smc, "server: {}", there.facts());
+        assert_eq!(here.is_smc(), self.smc, "client: {}", here.info());
+        assert_eq!(there.is_smc(), self.smc, "server: {}", there.info());
         (here, there)
     }
 }

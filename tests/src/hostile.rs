@@ -44,7 +44,7 @@ impl Hostile {
             let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
             put(&tcp, &confirm);
             let victim = accepting.join().unwrap();
-            assert!(victim.is_smc(), "{}", victim.facts());
+            assert!(victim.is_smc(), "{}", victim.info());
             (Hostile { tcp, own, theirs }, victim)
         })
     }

@@ -232,7 +232,7 @@ fn stress(bench: &Bench, seed: u64, time: Duration) {
                         plans.lock().unwrap().insert(plan.seed, plan.clone());
                         let client = &clients[rng.below(3) as usize];
                         let stream = SmcStream::connect(client, pair.addr()).unwrap();
-                        assert_eq!(stream.is_smc(), bench.is_smc(), "{}", stream.facts());
+                        assert_eq!(stream.is_smc(), bench.is_smc(), "{}", stream.info());
                         send_all(&stream, &plan.seed.to_be_bytes());
                         live(stream, &plan, true);
                     }

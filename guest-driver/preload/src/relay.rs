@@ -21,7 +21,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use guest_driver::{Seen, SmcStream};
+use guest_driver::{ChangeToken, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::socket::stream::{SocketState, StreamSocket};
@@ -252,7 +252,7 @@ fn forward_to_peer(stream: &SmcStream, owner_end: &OwnedFd) {
 
 fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        let token = stream.seen();
+        let token = stream.change_token();
         match stream.send(bytes) {
             Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
             Err(error) if would_block(&error) => wait(stream, token, true)?,
@@ -267,7 +267,7 @@ fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
     use rustix::net::{SendFlags, Shutdown};
     let mut bytes = vec![0u8; CHUNK];
     loop {
-        let token = stream.seen();
+        let token = stream.change_token();
         let mut rest = match (&mut &*stream).read(&mut bytes) {
             Ok(n @ 1..) => bytes.get(..n).unwrap_or_default(),
             Err(error) if would_block(&error) => match wait(stream, token, false) {
@@ -289,7 +289,7 @@ fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
 }
 
 /// Waits until the stream has changed since `token`.
-fn wait(stream: &SmcStream, token: Seen, write: bool) -> std::io::Result<()> {
+fn wait(stream: &SmcStream, token: ChangeToken, write: bool) -> std::io::Result<()> {
     match stream.wait_for_news(token, write, None) {
         Err(error) if !would_block(&error) => Err(error),
         _ => Ok(()),

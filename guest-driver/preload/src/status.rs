@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use guest_driver::{Facts, Fallback};
+use guest_driver::{ConnectionInfo, Fallback};
 use smc_core::handshake::FallbackReason;
 
 use crate::config;
@@ -117,7 +117,7 @@ fn print_error(text: &str) {
 }
 
 /// Reports what carries a connection.
-pub(crate) fn connection_decided(socket: impl AsFd, role: &str, info: &Facts) {
+pub(crate) fn connection_decided(socket: impl AsFd, role: &str, info: &ConnectionInfo) {
     if config::get().is_none_or(|config| config.status.is_none()) {
         return;
     }
@@ -144,12 +144,12 @@ pub(crate) fn no_option() {
 
 /// Reports that an accepted connection stays on TCP, because the client did not propose SMC.
 pub(crate) fn server_stays_on_tcp(socket: impl AsFd) {
-    connection_decided(socket, "server", &Facts::Tcp(FallbackReason::PeerNotSmc.into()));
+    connection_decided(socket, "server", &ConnectionInfo::Tcp(FallbackReason::PeerNotSmc.into()));
 }
 
 /// Reports that a connection that the program made stays on TCP.
 pub(crate) fn client_stays_on_tcp(socket: impl AsFd, why: Fallback) {
-    connection_decided(socket, "client", &Facts::Tcp(why));
+    connection_decided(socket, "client", &ConnectionInfo::Tcp(why));
 }
 
 /// Reports that a handshake failed and took the connection with it.

@@ -12,7 +12,7 @@ use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, S
 use virtio_ism_abi::event::Event;
 use virtio_ism_abi::signal::Line;
 
-use crate::info::{Facts, SmcDFacts};
+use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::ism::DeliverError;
 use crate::smcd::{OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{SmcrConn, SmcrSendError};
@@ -35,7 +35,7 @@ pub(crate) enum Carrier {
 pub(crate) struct Dmbs {
     theirs: Arc<PeerBuffer>,
     peer: Arc<Peer>,
-    facts: SmcDFacts,
+    info: SmcdInfo,
     // Dropped last: the buffer goes back to its pool when nothing refers to it any more.
     own: OwnBuffer,
 }
@@ -68,14 +68,14 @@ impl Carrier {
     }
 
     /// What was negotiated.
-    pub(super) fn facts(&self) -> Facts {
+    pub(super) fn info(&self) -> ConnectionInfo {
         match self {
-            Carrier::D(dmbs) => Facts::SmcD(dmbs.facts.clone()),
-            Carrier::R(element) => Facts::SmcR(Box::new(element.facts())),
+            Carrier::D(dmbs) => ConnectionInfo::Smcd(dmbs.info.clone()),
+            Carrier::R(element) => ConnectionInfo::Smcr(Box::new(element.info())),
         }
     }
 
-    /// The key by which its hub knows it, and the slab that it lies in.
+    /// The key by which its reactor knows it, and the slab that it lies in.
     pub(super) fn key(&self) -> (u32, Option<u32>) {
         match self {
             Carrier::D(dmbs) => (dmbs.own.dmb().idx(), dmbs.own.dmb().slab_id()),
@@ -169,7 +169,7 @@ impl Carrier {
         }
     }
 
-    /// Whether the peer's words come only to who polls the hub.
+    /// Whether the peer's words come only to who polls the reactor.
     #[inline]
     pub(super) fn must_be_polled(&self) -> bool {
         matches!(self, Carrier::R(_))
@@ -225,7 +225,7 @@ impl Carrier {
 impl Dmbs {
     fn new(link: SmcdConn) -> Dmbs {
         let SmcdConn { fabric, peer, own, theirs, established } = link;
-        let facts = SmcDFacts {
+        let info = SmcdInfo {
             chid: fabric.chid(),
             local_gid: fabric.device().gid(),
             peer_gid: peer.gid(),
@@ -237,7 +237,7 @@ impl Dmbs {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        Dmbs { theirs, peer, facts, own }
+        Dmbs { theirs, peer, info, own }
     }
 }
 
@@ -246,7 +246,7 @@ impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Carrier::D(dmbs) => dmbs.peer.gid().fmt(f),
-            Carrier::R(element) => element.facts().link.fmt(f),
+            Carrier::R(element) => element.info().link.fmt(f),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Conn {
 
     /// The application is done with the connection. With unread data, or `abort`, it is reset.
     pub(crate) fn close(&self, abort: bool) {
-        self.hub.look();
+        self.reactor.look();
         let unread = {
             let mut rx = self.rx();
             // An error here has ended the connection already.
@@ -51,7 +51,7 @@ impl Conn {
     /// Whether both sides are done, after a look at what the peer says. A closed connection that is
     /// not over is asked again now and then.
     pub(crate) fn is_over(&self) -> bool {
-        self.hub.look();
+        self.reactor.look();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         if let Some(end) = tx.timer

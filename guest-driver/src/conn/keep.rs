@@ -8,7 +8,7 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord};
 use smc_core::wire::cursor::Cursor;
 
 use super::{Conn, lock};
-use crate::info::{ConnectionFacts, Cursors};
+use crate::info::{ConnectionSnapshot, Cursors};
 
 /// How long a connection has been silent.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ impl Conn {
     }
 
     /// How the connection is now.
-    pub(super) fn describe(&self) -> ConnectionFacts {
+    pub(super) fn describe(&self) -> ConnectionSnapshot {
         let addresses = self.addresses().ok();
         let (received, unread, read, written_by_peer) = {
             let mut rx = self.rx();
@@ -59,10 +59,10 @@ impl Conn {
         };
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        ConnectionFacts {
+        ConnectionSnapshot {
             local: addresses.map(|(local, _)| local),
             peer: addresses.map(|(_, peer)| peer),
-            facts: self.carrier.facts(),
+            info: self.carrier.info(),
             state: format!("{:?}", tx.close.state()),
             sent: tx.total,
             received,

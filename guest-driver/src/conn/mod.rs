@@ -32,10 +32,10 @@ use keep::Silence;
 
 pub(crate) use ready::End;
 
-use crate::info::{ConnectionFacts, Facts};
-use crate::reactor::readiness::Readiness;
-use crate::reactor::wait::{Deadline, NAP, Spin, Waiter};
-use crate::reactor::{Debt, Hub, Member};
+use crate::info::{ConnectionInfo, ConnectionSnapshot};
+use crate::reactor::readiness::ReadinessFd;
+use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
+use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 
 /// Bytes that are copied before the peer is told: large enough to be cheap, small enough that the
 /// peer reads one piece while the next is written.
@@ -105,11 +105,11 @@ pub(crate) struct Conn {
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The words as they were when sleepers were last woken for them.
     woken_for: [AtomicU64; 2],
-    readiness: OnceLock<Readiness>,
+    readiness: OnceLock<ReadinessFd>,
     /// The poller that watches this connection.
     poller: Mutex<Option<Arc<Waiter>>>,
     spin: Spin,
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
     tcp: Mutex<Option<TcpStream>>,
     /// Local and peer address, kept when TCP goes before the application does.
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
@@ -134,11 +134,11 @@ pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
 }
 
 impl Conn {
-    /// Makes a connection on what carries it, and registers it with the hub.
+    /// Makes a connection on what carries it, and registers it with the reactor.
     pub(crate) fn new(
         carrier: Carrier,
         tcp: TcpStream,
-        hub: Arc<Hub>,
+        reactor: Arc<Reactor>,
         spin: &Arc<Spin>,
         close_timeout: Duration,
     ) -> io::Result<Arc<Conn>> {
@@ -184,7 +184,7 @@ impl Conn {
             readiness: OnceLock::new(),
             poller: Mutex::new(None),
             spin: Spin::of(spin),
-            hub: hub.clone(),
+            reactor: reactor.clone(),
             tcp: Mutex::new(Some(tcp)),
             addresses: OnceLock::new(),
             unaddressed: AtomicBool::new(false),
@@ -193,23 +193,23 @@ impl Conn {
             reuse: AtomicBool::new(false),
             carrier,
         });
-        let member: Arc<dyn Member> = conn.clone();
-        hub.join(key, slab, Arc::downgrade(&member));
+        let member: Arc<dyn ConnectionHandler> = conn.clone();
+        reactor.join(key, slab, Arc::downgrade(&member));
         if conn.carrier.has_failed() {
-            // It happened before the hub could tell.
+            // It happened before the reactor could tell.
             conn.lost();
         }
         Ok(conn)
     }
 
     /// What was negotiated.
-    pub(crate) fn facts(&self) -> Facts {
-        self.carrier.facts()
+    pub(crate) fn info(&self) -> ConnectionInfo {
+        self.carrier.info()
     }
 
     /// Where the threads of its device or RNICs meet.
-    pub(crate) fn hub(&self) -> &Arc<Hub> {
-        &self.hub
+    pub(crate) fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
     }
 
     /// Runs `f` on the TCP connection underneath, if it is still there.
@@ -312,7 +312,7 @@ impl Conn {
     /// The pending error, once (SO_ERROR).
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         // Looks at what the peer says, which nobody may have done since.
-        self.hub.look();
+        self.reactor.look();
         self.ready();
         let error = self.check().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
@@ -330,7 +330,7 @@ impl Conn {
         let (spun, learns) = match self.carrier.must_be_polled() {
             true => {
                 let look = || {
-                    self.hub.look();
+                    self.reactor.look();
                     news()
                 };
                 (self.spin.until_polled(look), self.spin.polls())
@@ -360,7 +360,7 @@ impl Conn {
         result
     }
 
-    /// Whoever leads the hub polls it: here is only to look at what that brings.
+    /// Whoever leads the reactor polls it: here is only to look at what that brings.
     fn sleep(
         &self,
         waiter: &Arc<Waiter>,
@@ -386,8 +386,8 @@ impl Conn {
             }
             // Long before the deadline a nap of the background thread ends the sleep, and no timer
             // has to be set and taken back for each.
-            let limit = limit.filter(|(_, left)| *left < 3 * NAP);
-            self.hub.sleep(waiter, seen, limit, None);
+            let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
+            self.reactor.sleep(waiter, seen, limit, None);
             if news() {
                 return Ok(());
             }
@@ -411,11 +411,11 @@ impl Conn {
         let others: Vec<_> =
             lock(&self.sleepers).iter().filter(|w| !Arc::ptr_eq(w, but)).cloned().collect();
         for other in others {
-            self.hub.wake(&other);
+            self.reactor.wake(&other);
         }
         let poller = lock(&self.poller).clone();
         if let Some(poller) = poller {
-            self.hub.wake(&poller);
+            self.reactor.wake(&poller);
         }
     }
 
@@ -427,7 +427,7 @@ impl Conn {
         self.wake_sleepers();
         let poller = lock(&self.poller).clone();
         if let Some(poller) = poller {
-            self.hub.wake(&poller);
+            self.reactor.wake(&poller);
         }
     }
 
@@ -439,15 +439,15 @@ impl Conn {
             // Mostly it is the only one: no allocation for it.
             (first.clone(), others.to_vec())
         };
-        self.hub.wake(&first);
+        self.reactor.wake(&first);
         for waiter in &others {
-            self.hub.wake(waiter);
+            self.reactor.wake(waiter);
         }
         1 + others.len()
     }
 }
 
-impl Member for Conn {
+impl ConnectionHandler for Conn {
     fn on_wake(&self) {
         self.wake_all();
         self.settle();
@@ -472,15 +472,15 @@ impl Member for Conn {
     fn on_unawaited(&self) {
         // Not here: the application may be in a call, and hold the locks for as long as that takes.
         if self.is_asked() {
-            self.owe();
+            self.schedule_update();
         }
     }
 
-    fn on_owing(&self, read_before: Option<u64>) -> Debt {
+    fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.pay(read_before)
     }
 
-    fn on_glance(&self) {
+    fn on_tick(&self) {
         self.answer_flags();
         self.keep_alive();
         // While the descriptor shows readable and writable the line is not armed, to spare the peer
@@ -492,7 +492,7 @@ impl Member for Conn {
         self.awaited.load(Ordering::SeqCst) != 0
     }
 
-    fn on_nap(&self) {
+    fn on_recheck(&self) {
         // What a peer can write is never the only reason to wake.
         if self.wake_sleepers() > 0 {
             self.look_at_tcp();
@@ -500,7 +500,7 @@ impl Member for Conn {
         self.carrier.coax();
     }
 
-    fn snapshot(&self) -> ConnectionFacts {
+    fn snapshot(&self) -> ConnectionSnapshot {
         self.describe()
     }
 
@@ -519,9 +519,9 @@ impl Member for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.hub.leave(self.carrier.key().0);
+        self.reactor.leave(self.carrier.key().0);
         if self.readiness.get().is_some() {
-            self.hub.remove_pollable();
+            self.reactor.remove_pollable();
         }
         self.let_go();
         if *self.reuse.get_mut() {

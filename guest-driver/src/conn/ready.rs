@@ -9,7 +9,7 @@ use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
 
 use super::{Conn, Rx, lock, reader_view};
-use crate::reactor::readiness::{Readiness, Ready};
+use crate::reactor::readiness::{ReadinessFd, Ready};
 use crate::reactor::wait::Waiter;
 
 /// Ends of a connection that its control words do not tell of.
@@ -62,10 +62,10 @@ impl Conn {
         if let Some(readiness) = self.readiness.get() {
             return Ok(readiness.as_fd());
         }
-        let readiness = Readiness::new()?;
+        let readiness = ReadinessFd::new()?;
         if self.readiness.set(readiness).is_ok() {
             self.awaited.fetch_add(1, Ordering::SeqCst);
-            self.hub.add_pollable();
+            self.reactor.add_pollable();
         }
         self.settle();
         match self.readiness.get() {
@@ -100,14 +100,14 @@ impl Conn {
             }
         }
         // Still at it: the next look is the dispatcher's.
-        self.hub.wake_background();
+        self.reactor.wake_background();
     }
 
     /// A read of a non-blocking socket found nothing. `true`: that is shown where it must be, and
     /// still true.
     pub(super) fn nothing_to_read(&self, rx: &mut Rx) -> bool {
         if self.readiness.get().is_none() {
-            self.hub.glance();
+            self.reactor.try_poll();
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
         }
         self.settle_locked(rx);

@@ -7,7 +7,7 @@ use smc_core::connection::{OobError, UpdateDecision, UrgentEvent, read_words};
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 
 use super::{Conn, Deadline, Rx, reader_view};
-use crate::reactor::Debt;
+use crate::reactor::DelayedUpdate;
 
 /// Pieces that one vectored read fills at most.
 const MAX_SLICES: usize = 1024;
@@ -57,9 +57,9 @@ impl Conn {
             }
             if self.is_nonblocking() {
                 let before = reader_view(rx.seen);
-                if self.hub.must_be_polled() {
+                if self.reactor.must_be_polled() {
                     drop(rx);
-                    self.hub.look();
+                    self.reactor.look();
                     rx = self.rx();
                 }
                 if reader_view(rx.seen) == before && self.nothing_to_read(&mut rx) {
@@ -100,7 +100,7 @@ impl Conn {
         let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
-            Err(_) if !self.hub.source().has_memory() => return Err(self.memory_lost()),
+            Err(_) if !self.reactor.source().has_memory() => return Err(self.memory_lost()),
             Err(lie) => {
                 tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
                 self.abort_locked(&mut self.tx());
@@ -111,7 +111,7 @@ impl Conn {
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
-            if !self.hub.source().has_memory() {
+            if !self.reactor.source().has_memory() {
                 return Err(self.memory_lost());
             }
             rx.receiver.remember_urgent(byte[0]);
@@ -154,7 +154,7 @@ impl Conn {
             }
             done += room;
         }
-        if self.hub.source().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+        if self.reactor.source().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
     /// The own buffer went with its device: what was just read from it may be anything.
@@ -172,7 +172,7 @@ impl Conn {
         self.note_cursor(rx);
         self.update(rx, decision);
         if !decision.is_due() {
-            self.owe();
+            self.schedule_update();
         }
         Ok(())
     }
@@ -180,29 +180,29 @@ impl Conn {
     /// Has the background thread tell the peer what was read, unless that goes out with something
     /// else soon: the application may not call again, and the peer may be blocked or get blocked
     /// before it knows.
-    pub(super) fn owe(&self) {
+    pub(super) fn schedule_update(&self) {
         // A mark that is missed costs a second at most, until the next glance.
         if !self.owes.load(Ordering::Relaxed) && !self.owes.swap(true, Ordering::AcqRel) {
-            self.hub.owe(self.carrier.key().0);
+            self.reactor.schedule_update(self.carrier.key().0);
         }
     }
 
-    /// What [`Conn::owe`] asked for.
-    pub(super) fn pay(&self, read_before: Option<u64>) -> Debt {
+    /// What [`Conn::schedule_update`] asked for.
+    pub(super) fn pay(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
         self.owes.store(false, Ordering::SeqCst);
         let read = self.consumed.load(Ordering::Acquire);
         if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
-            return Debt::None;
+            return DelayedUpdate::None;
         }
         // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
         if read_before != Some(read) {
             self.owes.store(true, Ordering::Relaxed);
-            return Debt::Since(read);
+            return DelayedUpdate::Since(read);
         }
         let mut tx = self.tx();
         self.publish(&mut tx);
-        Debt::Paid
+        DelayedUpdate::Sent
     }
 
     /// Whether the peer waits for something to be told.
@@ -242,7 +242,7 @@ impl Conn {
 
     /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
     pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
-        self.hub.look();
+        self.reactor.look();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
@@ -256,7 +256,7 @@ impl Conn {
 
     /// Whether the reader stands at the urgent mark (SIOCATMARK).
     pub(crate) fn at_mark(&self) -> io::Result<bool> {
-        self.hub.look();
+        self.reactor.look();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.at_mark())
@@ -264,7 +264,7 @@ impl Conn {
 
     /// Whether urgent data is announced or there (POLLPRI).
     pub(crate) fn has_urgent(&self) -> io::Result<bool> {
-        self.hub.look();
+        self.reactor.look();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.exception())
@@ -279,7 +279,7 @@ impl Conn {
 
     /// Bytes that a read would return now (FIONREAD).
     pub(crate) fn readable(&self) -> io::Result<usize> {
-        self.hub.look();
+        self.reactor.look();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;

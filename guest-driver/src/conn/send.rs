@@ -63,7 +63,7 @@ impl Conn {
                 }
                 let seen = tx.seen;
                 drop(tx);
-                self.hub.look();
+                self.reactor.look();
                 self.settle();
                 if self.words()[1] == seen || self.has_failed() {
                     self.check()?;
@@ -109,8 +109,8 @@ impl Conn {
             tx.sender.peer_moved();
         }
         if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
-            if !self.hub.source().has_memory() {
-                // Not the peer's words; the hub is about to say so.
+            if !self.reactor.source().has_memory() {
+                // Not the peer's words; the reactor is about to say so.
                 return;
             }
             tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
@@ -181,7 +181,7 @@ impl Conn {
 
     /// Bytes in the peer's ring that it has not read (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
-        self.hub.look();
+        self.reactor.look();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         tx.sender.in_flight() as usize

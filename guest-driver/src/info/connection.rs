@@ -6,22 +6,22 @@ use smc_core::wire::ids::Eid;
 use virtio_ism_abi::{Chid, Gid};
 
 use super::Fallback;
-use super::SmcRFacts;
+use super::SmcrInfo;
 
 /// What carries a connection, and what both ends agreed on.
 #[derive(Clone, Debug)]
-pub enum Facts {
+pub enum ConnectionInfo {
     /// SMC-D: bytes travel through DMBs.
-    SmcD(SmcDFacts),
+    Smcd(SmcdInfo),
     /// SMC-R: bytes travel by RDMA.
-    SmcR(Box<SmcRFacts>),
+    Smcr(Box<SmcrInfo>),
     /// TCP, and why.
     Tcp(Fallback),
 }
 
-/// The negotiated facts of an SMC-D connection.
+/// The negotiated info of an SMC-D connection.
 #[derive(Clone, Debug)]
-pub struct SmcDFacts {
+pub struct SmcdInfo {
     /// The fabric.
     pub chid: Chid,
     /// Our extended GID.
@@ -44,17 +44,17 @@ pub struct SmcDFacts {
     pub peer_host: Option<String>,
 }
 
-impl Facts {
+impl ConnectionInfo {
     /// Whether SMC carries the connection.
     pub fn is_smc(&self) -> bool {
-        matches!(self, Facts::SmcD(_) | Facts::SmcR(_))
+        matches!(self, ConnectionInfo::Smcd(_) | ConnectionInfo::Smcr(_))
     }
 }
 
-impl fmt::Display for Facts {
+impl fmt::Display for ConnectionInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Facts::SmcD(d) => write!(
+            ConnectionInfo::Smcd(d) => write!(
                 f,
                 "SMC-D v2.{} over fabric {}, {} -> {}, EID {}, {}",
                 d.release,
@@ -64,8 +64,8 @@ impl fmt::Display for Facts {
                 d.eid,
                 if d.window { "window" } else { "move" },
             ),
-            Facts::SmcR(r) => r.fmt(f),
-            Facts::Tcp(reason) => write!(f, "TCP ({reason})"),
+            ConnectionInfo::Smcr(r) => r.fmt(f),
+            ConnectionInfo::Tcp(reason) => write!(f, "TCP ({reason})"),
         }
     }
 }

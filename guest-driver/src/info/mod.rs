@@ -5,7 +5,7 @@ mod fallback;
 mod smcr;
 mod snapshot;
 
-pub use connection::{Facts, SmcDFacts};
+pub use connection::{ConnectionInfo, SmcdInfo};
 pub use fallback::Fallback;
-pub use smcr::{GroupFacts, LinkFacts, RnicFacts, SmcRFacts, gid as show_gid};
-pub use snapshot::{ConnectionFacts, Cursors};
+pub use smcr::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo, gid as show_gid};
+pub use snapshot::{ConnectionSnapshot, Cursors};

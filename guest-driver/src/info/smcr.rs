@@ -5,9 +5,9 @@ use std::net::Ipv6Addr;
 
 use smc_core::wire::ids::Eid;
 
-/// The negotiated facts of an SMC-R connection, and how it travels now.
+/// The negotiated info of an SMC-R connection, and how it travels now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SmcRFacts {
+pub struct SmcrInfo {
     /// SMC version: 1 or 2.
     pub version: u8,
     /// Release of version 2: 0 for v2.0, 1 for v2.1. 0 in version 1.
@@ -23,7 +23,7 @@ pub struct SmcRFacts {
     /// The peer's instance id, as told in CLC.
     pub peer_id: [u8; 8],
     /// The link that carries the connection now.
-    pub link: LinkFacts,
+    pub link: LinkInfo,
     /// Usable links of the group now.
     pub links: usize,
     /// Number of our RMB element in CDC messages (alert token), and the peer's.
@@ -44,7 +44,7 @@ pub struct SmcRFacts {
 
 /// One link of a link group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LinkFacts {
+pub struct LinkInfo {
     /// Number in the link group, as in LLC messages.
     pub number: u8,
     /// Name of our RNIC.
@@ -71,7 +71,7 @@ pub struct LinkFacts {
 
 /// One link group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GroupFacts {
+pub struct LinkGroupInfo {
     /// Our number of the link group.
     pub group: u32,
     /// SMC version: 1 or 2.
@@ -89,7 +89,7 @@ pub struct GroupFacts {
     /// Connections that the group takes at most.
     pub max_connections: u32,
     /// Links, usable or on their way.
-    pub links: Vec<LinkFacts>,
+    pub links: Vec<LinkInfo>,
     /// Links that the group has at most.
     pub max_links: u8,
     /// Own RMBs: in use, and kept for the next connection.
@@ -102,7 +102,7 @@ pub struct GroupFacts {
 
 /// One RNIC port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RnicFacts {
+pub struct RnicInfo {
     /// Name of the RNIC.
     pub name: String,
     /// Port, from 1.
@@ -121,7 +121,7 @@ pub struct RnicFacts {
     pub links: usize,
 }
 
-impl fmt::Display for SmcRFacts {
+impl fmt::Display for SmcrInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.version {
             1 => write!(f, "SMC-R v1")?,
@@ -138,7 +138,7 @@ impl fmt::Display for SmcRFacts {
     }
 }
 
-impl fmt::Display for LinkFacts {
+impl fmt::Display for LinkInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -177,18 +177,18 @@ mod tests {
 
     #[test]
     fn a_connection_tells_version_group_and_link_in_one_line() {
-        let link = LinkFacts { number: 1, rnic: "rxe0".into(), port: 1, ..LinkFacts::default() };
-        let facts = SmcRFacts {
+        let link = LinkInfo { number: 1, rnic: "rxe0".into(), port: 1, ..LinkInfo::default() };
+        let info = SmcrInfo {
             version: 2,
             release: 1,
             group: 0x100,
             links: 2,
             eid: Eid::new("E").ok(),
             link,
-            ..SmcRFacts::default()
+            ..SmcrInfo::default()
         };
         assert_eq!(
-            facts.to_string(),
+            info.to_string(),
             "SMC-R v2.1 over link group 00000100, link 1 on rxe0/1, ::#0 -> ::#0, 2 links, EID E"
         );
     }

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::Facts;
+use super::ConnectionInfo;
 
 /// An SMC connection as it is now.
 #[derive(Clone, Debug)]
-pub struct ConnectionFacts {
+pub struct ConnectionSnapshot {
     /// Local address of the TCP connection, if it is still there.
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: Option<SocketAddr>,
     /// What carries it, and what was negotiated.
-    pub facts: Facts,
+    pub info: ConnectionInfo,
     /// State of RFC 7609 section 4.8, in words.
     pub state: String,
     /// Bytes sent since the start.
@@ -41,7 +41,7 @@ pub struct Cursors {
     pub read: (u16, u32),
 }
 
-impl fmt::Display for ConnectionFacts {
+impl fmt::Display for ConnectionSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |address: Option<SocketAddr>| match address {
             Some(address) => address.to_string(),
@@ -52,7 +52,7 @@ impl fmt::Display for ConnectionFacts {
             "{} -> {}: {}, {}, {} B sent ({} B unread), {} B received ({} B unread)",
             name(self.local),
             name(self.peer),
-            self.facts,
+            self.info,
             self.state,
             self.sent,
             self.unread_by_peer,

@@ -1,4 +1,4 @@
-//! The background thread of a hub: chores, answers that no caller gives, and the lead where no
+//! The background thread of a reactor: chores, answers that no caller gives, and the lead where no
 //! caller takes it.
 //!
 //! On a source that must be polled the thread leads while the application is in no call, so that
@@ -10,8 +10,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::wait::NAP;
-use super::{BACKGROUND, CALLER, Debt, FREE, Hub};
+use super::wait::RECHECK_INTERVAL;
+use super::{BACKGROUND, CALLER, DelayedUpdate, FREE, Reactor};
 use crate::reactor::Attend;
 
 /// How long the background thread sleeps when it has nothing to do.
@@ -33,7 +33,7 @@ const GLANCE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What the background thread knows of the callers.
 struct Watch {
-    /// [`Hub::led`] at the last look.
+    /// [`Reactor::led`] at the last look.
     led: u32,
     patience: Duration,
     /// Looks at the same sleeping leader.
@@ -57,8 +57,8 @@ struct Diary {
     vigil: Option<Instant>,
 }
 
-impl Hub {
-    /// Ends [`Hub::run`].
+impl Reactor {
+    /// Ends [`Reactor::run`].
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.background.wake();
@@ -71,7 +71,7 @@ impl Hub {
         let start = Instant::now();
         let mut diary = Diary {
             chores: start,
-            nap: start + NAP,
+            nap: start + RECHECK_INTERVAL,
             glance: start,
             overlooked: false,
             timer: None,
@@ -123,8 +123,8 @@ impl Hub {
         }
     }
 
-    /// Has [`Member::on_owing`](super::Member::on_owing) called soon.
-    pub(crate) fn owe(&self, key: u32) {
+    /// Has [`ConnectionHandler::on_delayed_update`](super::ConnectionHandler::on_delayed_update) called soon.
+    pub(crate) fn schedule_update(&self, key: u32) {
         super::lock(&self.owing).push(key);
         // SeqCst, as in `pay`: either this sees that the thread does not stay up any more, or that
         // sees the debt before it sleeps.
@@ -155,15 +155,15 @@ impl Hub {
     fn keep(&self, diary: &mut Diary) {
         let now = Instant::now();
         if now >= diary.nap {
-            diary.nap = now + NAP;
-            self.each(|_| true, |member| member.on_nap());
+            diary.nap = now + RECHECK_INTERVAL;
+            self.each(|_| true, |member| member.on_recheck());
         }
         diary.overlooked = now < diary.glance;
         if !diary.overlooked {
             diary.glance = now + GLANCE_PAUSE;
             // A peer may be blocked until it hears what an application has read that is busy with
             // other things now (CDC-20).
-            self.each(|_| true, |member| member.on_glance());
+            self.each(|_| true, |member| member.on_tick());
         }
         if self.timers_due.swap(false, Ordering::SeqCst)
             || diary.timer.is_some_and(|timer| now >= timer)
@@ -189,13 +189,13 @@ impl Hub {
         let mut in_time = true;
         diary.owing.retain_mut(|(key, read)| {
             let Some(member) = self.member(*key) else { return false };
-            match member.on_owing(*read) {
-                Debt::None => false,
-                Debt::Paid => {
+            match member.on_delayed_update(*read) {
+                DelayedUpdate::None => false,
+                DelayedUpdate::Sent => {
                     in_time = false;
                     false
                 }
-                Debt::Since(now) => {
+                DelayedUpdate::Since(now) => {
                     *read = Some(now);
                     true
                 }
@@ -215,9 +215,9 @@ impl Hub {
         }
     }
 
-    /// Has [`Hub::rouse`] wake this thread from now on, if it is going to sleep for long.
+    /// Has [`Reactor::rouse`] wake this thread from now on, if it is going to sleep for long.
     fn resting(&self, pause: Duration) -> impl Drop + '_ {
-        struct Resting<'a>(&'a Hub);
+        struct Resting<'a>(&'a Reactor);
         impl Drop for Resting<'_> {
             fn drop(&mut self) {
                 self.0.resting.store(false, Ordering::SeqCst);
@@ -227,7 +227,7 @@ impl Hub {
         Resting(self)
     }
 
-    /// Whether there is something to do for which [`Hub::rouse`] was called.
+    /// Whether there is something to do for which [`Reactor::rouse`] was called.
     fn is_roused(&self) -> bool {
         self.timers_due.load(Ordering::SeqCst) || !super::lock(&self.owing).is_empty()
     }
@@ -290,7 +290,7 @@ impl Hub {
     }
 }
 
-impl Attend for Hub {
+impl Attend for Reactor {
     fn attend(&self) {
         // While the thread leads, or looks every few milliseconds whether it should, it needs no
         // call.

@@ -7,7 +7,7 @@
 //! descriptors), the background thread leads instead.
 //!
 //! A source that must be polled (RDMA) moves nothing into memory by itself. Callers that spin poll
-//! it ([`Hub::look`]) beside whoever leads, and the background thread leads whenever no caller has
+//! it ([`Reactor::look`]) beside whoever leads, and the background thread leads whenever no caller has
 //! done so for a while, until one wants to ([`background`]).
 
 mod background;
@@ -29,14 +29,14 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Gid, Token};
 
 pub(crate) use self::source::Attend;
-use self::source::{News, OTHER, Source};
+use self::source::{OTHER, ReactorEvent, Source};
 use self::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
-use crate::info::ConnectionFacts;
+use crate::info::ConnectionSnapshot;
 use crate::sys::{POLLED, poll_readable, wait_in_set};
 use rustc_hash::FxHashMap;
 
-/// A connection as the hub sees it.
-pub(crate) trait Member: Send + Sync {
+/// A connection as the reactor sees it.
+pub(crate) trait ConnectionHandler: Send + Sync {
     /// The peer's words may be new: wake whoever waits for them.
     fn on_wake(&self);
     /// Whether anybody waits at all; asked before `on_wake`.
@@ -47,34 +47,34 @@ pub(crate) trait Member: Send + Sync {
     /// The peer's words are new and nobody waits for them.
     fn on_unawaited(&self);
     /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
-    fn on_glance(&self);
-    /// Called every [`wait::NAP`]: whoever sleeps looks at shared memory again, and what a peer holds
+    fn on_tick(&self);
+    /// Called every [`wait::RECHECK_INTERVAL`]: whoever sleeps looks at shared memory again, and what a peer holds
     /// back is asked for.
-    fn on_nap(&self);
-    /// Called soon after [`Hub::owe`]: tell the peer what it was not told yet.
-    fn on_owing(&self, read_before: Option<u64>) -> Debt;
+    fn on_recheck(&self);
+    /// Called soon after [`Reactor::schedule_update`]: tell the peer what it was not told yet.
+    fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate;
     /// How it is now.
-    fn snapshot(&self) -> ConnectionFacts;
+    fn snapshot(&self) -> ConnectionSnapshot;
     /// Whether this event is the end of the connection.
     fn is_hit(&self, event: &Event) -> bool;
     /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
     /// any more.
     fn on_lost(&self);
-    /// The peer takes the connection for over: as [`Member::on_lost`], and the bytes that arrived
+    /// The peer takes the connection for over: as [`ConnectionHandler::on_lost`], and the bytes that arrived
     /// count for nothing.
     fn on_taken(&self);
 }
 
 /// What a connection owes its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Debt {
+pub(crate) enum DelayedUpdate {
     /// Nothing: the application has told it all.
     None,
     /// As much as it had read by now. To be asked again, with that, to see whether the application is
     /// still at it.
     Since(u64),
     /// Nothing any more: it was told just now, which nobody else would have done.
-    Paid,
+    Sent,
 }
 
 /// What the layer above does with events that concern no single connection.
@@ -102,12 +102,12 @@ const BACKGROUND: u32 = 2;
 
 #[derive(Default)]
 struct Table {
-    by_idx: FxHashMap<u32, (Option<u32>, Weak<dyn Member>)>,
+    by_idx: FxHashMap<u32, (Option<u32>, Weak<dyn ConnectionHandler>)>,
     by_slab: FxHashMap<u32, Vec<u32>>,
 }
 
 /// The meeting point of the threads of one source.
-pub(crate) struct Hub {
+pub(crate) struct Reactor {
     source: Arc<dyn Source>,
     /// The source must be polled.
     polled: bool,
@@ -152,12 +152,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hub {
-    /// A hub for `source`. The caller starts [`Hub::run`] on a thread of its own.
+impl Reactor {
+    /// A reactor for `source`. The caller starts [`Reactor::run`] on a thread of its own.
     pub(crate) fn new(
         source: Arc<dyn Source>,
         watcher: Option<Weak<dyn Watcher>>,
-    ) -> io::Result<Arc<Hub>> {
+    ) -> io::Result<Arc<Reactor>> {
         let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let polled = source.must_be_polled();
         let edges =
@@ -166,7 +166,7 @@ impl Hub {
             let data = epoll::EventData::new_u64(OTHER);
             epoll::add(set, &interrupt, data, epoll::EventFlags::IN)?;
         }
-        Ok(Arc::new(Hub {
+        Ok(Arc::new(Reactor {
             polled,
             source,
             watcher,
@@ -199,7 +199,7 @@ impl Hub {
         &*self.source
     }
 
-    /// Whether connections have to poll ([`Hub::look`]) for what their peers say.
+    /// Whether connections have to poll ([`Reactor::look`]) for what their peers say.
     pub(crate) fn must_be_polled(&self) -> bool {
         self.polled
     }
@@ -210,7 +210,7 @@ impl Hub {
     }
 
     /// Adds a connection, found by its own buffer's number and slab (`None`: not in one).
-    pub(crate) fn join(&self, idx: u32, slab: Option<u32>, member: Weak<dyn Member>) {
+    pub(crate) fn join(&self, idx: u32, slab: Option<u32>, member: Weak<dyn ConnectionHandler>) {
         let mut table = lock(&self.table);
         if let Some(slab) = slab {
             table.by_slab.entry(slab).or_default().push(idx);
@@ -237,13 +237,13 @@ impl Hub {
     }
 
     /// The connections as they are now.
-    pub(crate) fn snapshots(&self) -> Vec<ConnectionFacts> {
+    pub(crate) fn snapshots(&self) -> Vec<ConnectionSnapshot> {
         let members: Vec<_> =
             lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
         members.iter().map(|member| member.snapshot()).collect()
     }
 
-    /// Wakes a thread that sleeps in [`Hub::sleep`].
+    /// Wakes a thread that sleeps in [`Reactor::sleep`].
     pub(crate) fn wake(&self, waiter: &Waiter) {
         if waiter.wake() {
             self.interrupt();
@@ -264,7 +264,7 @@ impl Hub {
         }
     }
 
-    /// Undoes one [`Hub::add_pollable`].
+    /// Undoes one [`Reactor::add_pollable`].
     pub(crate) fn remove_pollable(&self) {
         if self.pollables.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.interrupt();
@@ -293,7 +293,7 @@ impl Hub {
     }
 
     /// Looks at the events without sleeping, if nobody leads: for callers that only ever try.
-    pub(crate) fn glance(&self) {
+    pub(crate) fn try_poll(&self) {
         if self.polled {
             return;
         }
@@ -331,7 +331,7 @@ impl Hub {
     }
 
     /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long;
-    /// `None`: the background thread wakes those who sleep for a connection every [`wait::NAP`]). With
+    /// `None`: the background thread wakes those who sleep for a connection every [`wait::RECHECK_INTERVAL`]). With
     /// `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
     pub(crate) fn sleep(
         &self,
@@ -462,26 +462,26 @@ impl Hub {
         }
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: ReactorEvent) {
         match news {
-            News::Ism(event) => self.tell_event(event),
-            News::Element(key) => match self.member(key) {
+            ReactorEvent::Ism(event) => self.tell_event(event),
+            ReactorEvent::Element(key) => match self.member(key) {
                 Some(member) if member.is_awaited() => member.on_wake(),
                 Some(member) => member.on_unawaited(),
                 // It has left, or has yet to join and will look by itself.
                 None => {}
             },
-            News::ElementLost(key) => {
+            ReactorEvent::ElementLost(key) => {
                 if let Some(member) = self.member(key) {
                     member.on_lost();
                 }
             }
-            News::ElementTaken(key) => {
+            ReactorEvent::ElementTaken(key) => {
                 if let Some(member) = self.member(key) {
                     member.on_taken();
                 }
             }
-            News::Timers => {
+            ReactorEvent::Timers => {
                 self.timers_due.store(true, Ordering::SeqCst);
                 self.rouse();
             }
@@ -533,12 +533,12 @@ impl Hub {
         self.watcher.as_ref()?.upgrade()
     }
 
-    fn member(&self, idx: u32) -> Option<Arc<dyn Member>> {
+    fn member(&self, idx: u32) -> Option<Arc<dyn ConnectionHandler>> {
         lock(&self.table).by_idx.get(&idx).and_then(|(_, member)| member.upgrade())
     }
 
     // Members are called outside the table's lock: they may join, leave or wake.
-    fn each_of_slab(&self, slab: u32, mut f: impl FnMut(&dyn Member)) {
+    fn each_of_slab(&self, slab: u32, mut f: impl FnMut(&dyn ConnectionHandler)) {
         let (first, others) = {
             let table = lock(&self.table);
             let Some(list) = table.by_slab.get(&slab) else { return };
@@ -551,7 +551,11 @@ impl Hub {
         }
     }
 
-    fn each(&self, which: impl Fn(&dyn Member) -> bool, f: impl Fn(&dyn Member)) {
+    fn each(
+        &self,
+        which: impl Fn(&dyn ConnectionHandler) -> bool,
+        f: impl Fn(&dyn ConnectionHandler),
+    ) {
         let members: Vec<_> =
             lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
         for member in members.iter().filter(|member| which(&***member)) {

@@ -31,14 +31,14 @@ struct Shown {
 
 /// The pair and what it shows.
 #[derive(Debug)]
-pub(crate) struct Readiness {
+pub(crate) struct ReadinessFd {
     application: UnixStream,
     shown: Mutex<Shown>,
 }
 
-impl Readiness {
+impl ReadinessFd {
     /// A pair that shows "writable".
-    pub(crate) fn new() -> std::io::Result<Readiness> {
+    pub(crate) fn new() -> std::io::Result<ReadinessFd> {
         let (ours, application) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         application.set_nonblocking(true)?;
@@ -46,7 +46,7 @@ impl Readiness {
         rustix::net::sockopt::set_socket_send_buffer_size(&application, 1)?;
         let ready = Ready { writable: true, ..Ready::default() };
         let shown = Mutex::new(Shown { ours: Some(ours), ready });
-        Ok(Readiness { application, shown })
+        Ok(ReadinessFd { application, shown })
     }
 
     /// The end that the application polls.
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
 
-    fn flags(readiness: &Readiness) -> PollFlags {
+    fn flags(readiness: &ReadinessFd) -> PollFlags {
         let all = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
         let mut fds = [PollFd::from_borrowed_fd(readiness.as_fd(), all)];
         let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_combination_of_readable_and_writable_can_be_shown_in_any_order() {
-        let readiness = Readiness::new().unwrap();
+        let readiness = ReadinessFd::new().unwrap();
         let states = [(false, true), (true, true), (true, false), (false, false)];
         for from in states {
             for to in states {
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_half_close_shows_rdhup_and_stays_readable() {
-        let readiness = Readiness::new().unwrap();
+        let readiness = ReadinessFd::new().unwrap();
         readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: false });
         let shown = flags(&readiness);
         assert!(shown.contains(PollFlags::IN | PollFlags::RDHUP | PollFlags::OUT));
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_end_shows_hup() {
-        let readiness = Readiness::new().unwrap();
+        let readiness = ReadinessFd::new().unwrap();
         readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: true });
         assert!(flags(&readiness).contains(PollFlags::HUP | PollFlags::IN));
     }

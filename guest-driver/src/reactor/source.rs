@@ -7,7 +7,7 @@ use virtio_ism_abi::event::Event;
 
 /// What a source has to tell.
 #[derive(Clone, Debug)]
-pub(crate) enum News {
+pub(crate) enum ReactorEvent {
     /// A record of a virtio-ism device.
     Ism(Event),
     /// The peer's words in the element with this key (see [`Source::must_be_polled`]) are new.
@@ -24,7 +24,7 @@ pub(crate) enum News {
 /// What a descriptor is called in an [event set](Source::event_set) that is not of the source.
 pub(crate) const OTHER: u64 = u64::MAX;
 
-/// One source of wake-ups, to which the threads of a hub listen. All calls may come from any
+/// One source of wake-ups, to which the threads of a reactor listen. All calls may come from any
 /// thread.
 pub(crate) trait Source: Send + Sync {
     /// Becomes readable when there is something to poll after
@@ -58,11 +58,11 @@ pub(crate) trait Source: Send + Sync {
     /// Hands over what has happened, oldest first. `true`: there may be more. Another thread that is
     /// at it takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say `false`.
     /// `handle` calls into connections, which may deliver: none of the locks that takes may be held.
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool;
+    fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
     /// As [`poll_events`](Source::poll_events), for who was woken and wants to go on at once: what
     /// brings no news by itself may be left to the next call of that.
-    fn poll_arrivals(&self, handle: &mut dyn FnMut(News)) -> bool {
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         self.poll_events(handle)
     }
 
@@ -85,7 +85,7 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
-    /// Does what is due by now and tells when to call again; `None`: when [`News::Timers`] says so.
+    /// Does what is due by now and tells when to call again; `None`: when [`ReactorEvent::Timers`] says so.
     /// Only the background thread calls this. What it brings is handed over by the next
     /// [`poll_events`](Source::poll_events).
     fn on_timer(&self, _now: Instant) -> Option<Instant> {

@@ -14,7 +14,7 @@ use crate::reactor::Attend;
 /// A source whose events the test makes.
 struct Fake {
     fd: OwnedFd,
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<VecDeque<ReactorEvent>>,
     peers: AtomicBool,
     polls: Mutex<Vec<ThreadId>>,
     timers: AtomicU32,
@@ -34,7 +34,7 @@ impl Fake {
         })
     }
 
-    fn bring(&self, news: News) {
+    fn bring(&self, news: ReactorEvent) {
         lock(&self.news).push_back(news);
         rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
     }
@@ -61,7 +61,7 @@ impl Source for Fake {
 
     fn suppress_interrupts(&self) {}
 
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
+    fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         lock(&self.polls).push(thread::current().id());
         let news = std::mem::take(&mut *lock(&self.news));
         news.into_iter().for_each(handle);
@@ -102,7 +102,7 @@ struct Counting {
     waiter: Arc<Waiter>,
 }
 
-impl Member for Counting {
+impl ConnectionHandler for Counting {
     fn on_wake(&self) {
         self.woken.fetch_add(1, Ordering::SeqCst);
     }
@@ -120,18 +120,18 @@ impl Member for Counting {
         self.waiter.wake();
     }
 
-    fn on_glance(&self) {}
+    fn on_tick(&self) {}
 
-    fn on_nap(&self) {
+    fn on_recheck(&self) {
         self.naps.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn on_owing(&self, _read_before: Option<u64>) -> Debt {
+    fn on_delayed_update(&self, _read_before: Option<u64>) -> DelayedUpdate {
         self.heard.fetch_add(100, Ordering::SeqCst);
-        if self.pays.load(Ordering::SeqCst) { Debt::Paid } else { Debt::None }
+        if self.pays.load(Ordering::SeqCst) { DelayedUpdate::Sent } else { DelayedUpdate::None }
     }
 
-    fn snapshot(&self) -> ConnectionFacts {
+    fn snapshot(&self) -> ConnectionSnapshot {
         unreachable!()
     }
 
@@ -144,10 +144,10 @@ impl Member for Counting {
     fn on_taken(&self) {}
 }
 
-/// A hub with its background thread and one connection, whose key is 7.
+/// A reactor with its background thread and one connection, whose key is 7.
 struct Bed {
     source: Arc<Fake>,
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
     member: Arc<Counting>,
     background: Option<JoinHandle<()>>,
 }
@@ -155,13 +155,13 @@ struct Bed {
 impl Bed {
     fn new(peers: bool) -> Bed {
         let source = Fake::new(peers);
-        let hub = Hub::new(source.clone(), None).unwrap();
+        let reactor = Reactor::new(source.clone(), None).unwrap();
         let member = Arc::new(Counting::default());
-        let joined: Arc<dyn Member> = member.clone();
-        hub.join(7, None, Arc::downgrade(&joined));
-        let running = hub.clone();
+        let joined: Arc<dyn ConnectionHandler> = member.clone();
+        reactor.join(7, None, Arc::downgrade(&joined));
+        let running = reactor.clone();
         let background = Some(thread::spawn(move || running.run(|| None)));
-        Bed { source, hub, member, background }
+        Bed { source, reactor, member, background }
     }
 
     fn heard(&self) -> u32 {
@@ -179,25 +179,25 @@ impl Bed {
     }
 
     fn leads(&self, who: u32) -> bool {
-        self.hub.lead.load(Ordering::SeqCst) == who
+        self.reactor.lead.load(Ordering::SeqCst) == who
     }
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        self.hub.stop();
+        self.reactor.stop();
         self.background.take().unwrap().join().unwrap();
     }
 }
 
 #[test]
 fn of_the_connections_in_a_slab_those_with_news_are_woken() {
-    let hub = Hub::new(Fake::new(false), None).unwrap();
+    let reactor = Reactor::new(Fake::new(false), None).unwrap();
     let members: [_; 3] = std::array::from_fn(|at| {
         let member = Arc::new(Counting::default());
         member.awaited.store(at != 2, Ordering::SeqCst);
-        let joined: Arc<dyn Member> = member.clone();
-        hub.join(at as u32, Some(5), Arc::downgrade(&joined));
+        let joined: Arc<dyn ConnectionHandler> = member.clone();
+        reactor.join(at as u32, Some(5), Arc::downgrade(&joined));
         member
     });
     let wake = |news: [bool; 3]| {
@@ -206,7 +206,7 @@ fn of_the_connections_in_a_slab_those_with_news_are_woken() {
         }
         let mut event = SlabWake { n: 1.into(), ..SlabWake::new_zeroed() };
         event.slabs[0] = 5.into();
-        hub.tell_event(Event::SlabWake(event));
+        reactor.tell_event(Event::SlabWake(event));
         members.each_ref().map(|member| member.woken.swap(0, Ordering::SeqCst))
     };
     assert_eq!(wake([true, false, false]), [1, 0, 0]);
@@ -219,7 +219,7 @@ fn the_background_leads_while_no_caller_does() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
     for n in 1..=3 {
-        bed.source.bring(News::Element(7));
+        bed.source.bring(ReactorEvent::Element(7));
         bed.eventually(|bed| bed.heard() == n);
     }
 }
@@ -234,7 +234,7 @@ fn without_peers_nothing_is_polled_until_there_are_some() {
     assert!(bed.source.polls_of_others() <= 1, "idle but busy");
     assert!(!bed.leads(BACKGROUND));
     bed.source.peers.store(true, Ordering::SeqCst);
-    bed.hub.attend();
+    bed.reactor.attend();
     bed.eventually(|bed| bed.leads(BACKGROUND));
 }
 
@@ -242,7 +242,7 @@ fn without_peers_nothing_is_polled_until_there_are_some() {
 fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
-    let (hub, member) = (bed.hub.clone(), bed.member.clone());
+    let (reactor, member) = (bed.reactor.clone(), bed.member.clone());
     let caller = thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(5);
         let news = || member.heard.load(Ordering::SeqCst) > 0;
@@ -250,7 +250,7 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
         while !news() && Instant::now() < end {
             let seen = member.waiter.seen();
             let limit = Some((Instant::now(), Duration::from_millis(500)));
-            hub.sleep(&member.waiter, seen, limit, None);
+            reactor.sleep(&member.waiter, seen, limit, None);
         }
         news()
     });
@@ -258,7 +258,7 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     // Long enough for the background thread to find the same leader again and again, and to sleep.
     thread::sleep(Duration::from_millis(150));
     assert!(bed.leads(CALLER));
-    bed.source.bring(News::Element(7));
+    bed.source.bring(ReactorEvent::Element(7));
     assert!(caller.join().unwrap(), "woken by what it took itself");
     bed.eventually(|bed| bed.leads(BACKGROUND));
 }
@@ -267,9 +267,9 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
 fn what_came_before_a_caller_sleeps_is_heard_at_once() {
     let bed = Bed::new(false);
     let seen = bed.member.waiter.seen();
-    bed.source.bring(News::Element(7));
+    bed.source.bring(ReactorEvent::Element(7));
     let start = Instant::now();
-    bed.hub.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
+    bed.reactor.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(bed.heard(), 1);
 }
@@ -283,24 +283,24 @@ fn who_sleeps_without_end_is_told_to_look_again_now_and_then() {
     thread::scope(|scope| {
         scope.spawn(|| {
             bed.eventually(|bed| bed.member.naps.load(Ordering::SeqCst) > 1);
-            bed.hub.wake(&waiter);
+            bed.reactor.wake(&waiter);
         });
-        bed.hub.sleep(&waiter, waiter.seen(), None, None);
+        bed.reactor.sleep(&waiter, waiter.seen(), None, None);
     });
     let took = start.elapsed();
-    assert!(took > wait::NAP && took < 4 * wait::NAP, "{took:?}");
+    assert!(took > wait::RECHECK_INTERVAL && took < 4 * wait::RECHECK_INTERVAL, "{took:?}");
 }
 
 #[test]
 fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
     let (source, member) = (Fake::new(true), Arc::new(Counting::default()));
-    let hub = Hub::new(source.clone(), None).unwrap();
-    let joined: Arc<dyn Member> = member.clone();
-    hub.join(7, None, Arc::downgrade(&joined));
+    let reactor = Reactor::new(source.clone(), None).unwrap();
+    let joined: Arc<dyn ConnectionHandler> = member.clone();
+    reactor.join(7, None, Arc::downgrade(&joined));
     source.armed.store(true, Ordering::SeqCst);
-    lock(&source.news).push_back(News::Element(7));
+    lock(&source.news).push_back(ReactorEvent::Element(7));
     let (start, limit) = (Instant::now(), Duration::from_secs(10));
-    hub.sleep(&member.waiter, member.waiter.seen(), Some((start, limit)), None);
+    reactor.sleep(&member.waiter, member.waiter.seen(), Some((start, limit)), None);
     assert!(start.elapsed() < limit / 2);
     assert_eq!(member.heard.load(Ordering::SeqCst), 1);
 }
@@ -308,18 +308,18 @@ fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
 #[test]
 fn a_sleep_that_is_disturbed_ends_at_its_limit() {
     // Without a background thread, which would pass the lead on when it leaves.
-    let hub = Hub::new(Fake::new(false), None).unwrap();
+    let reactor = Reactor::new(Fake::new(false), None).unwrap();
     let waiter = Arc::new(Waiter::default());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
-                hub.interrupt();
+                reactor.interrupt();
                 thread::sleep(Duration::from_millis(20));
             }
         });
         let (start, limit) = (Instant::now(), Duration::from_millis(200));
-        hub.sleep(&waiter, waiter.seen(), Some((start, limit)), None);
+        reactor.sleep(&waiter, waiter.seen(), Some((start, limit)), None);
         let took = start.elapsed();
         over.store(true, Ordering::SeqCst);
         assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
@@ -333,12 +333,12 @@ fn callers_that_poll_are_left_alone() {
     let spin = |time| {
         let end = Instant::now() + Duration::from_millis(time);
         while Instant::now() < end {
-            bed.hub.look();
+            bed.reactor.look();
         }
     };
     spin(100);
     bed.source.polls_of_others();
-    bed.source.bring(News::Element(7));
+    bed.source.bring(ReactorEvent::Element(7));
     spin(100);
     assert_eq!(bed.heard(), 1);
     // A thread that polls may be kept from its processor for longer than the other is patient.
@@ -351,10 +351,10 @@ fn timers_and_debts_wake_the_thread_although_it_leads_asleep() {
     bed.eventually(|bed| bed.leads(BACKGROUND));
     thread::sleep(Duration::from_millis(20));
     let before = bed.source.timers.load(Ordering::SeqCst);
-    bed.source.bring(News::Timers);
+    bed.source.bring(ReactorEvent::Timers);
     bed.eventually(|bed| bed.source.timers.load(Ordering::SeqCst) > before);
     let start = Instant::now();
-    bed.hub.owe(7);
+    bed.reactor.schedule_update(7);
     bed.eventually(|bed| bed.heard() >= 100);
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
@@ -369,7 +369,7 @@ fn applications_that_tell_their_peers_in_time_are_looked_at_ever_more_seldom() {
         while Instant::now() < end {
             let heard = bed.heard();
             if owed.replace(heard) != Some(heard) {
-                bed.hub.owe(7);
+                bed.reactor.schedule_update(7);
             }
             thread::sleep(Duration::from_millis(1));
         }

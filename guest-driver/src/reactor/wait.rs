@@ -13,7 +13,7 @@ use crate::sys::SignalMask;
 
 /// Longest sleep before shared memory is looked at again. What a peer can write is never the only
 /// reason to wake.
-pub(crate) const NAP: Duration = Duration::from_secs(1);
+pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The thread runs: counting is enough to wake it.
 const AWAKE: u8 = 0;
@@ -97,7 +97,7 @@ impl Waiter {
         self.seq.load(Ordering::Acquire)
     }
 
-    /// Wakes the thread. `true`: it sleeps as the leader, so the hub's interrupt must be raised too.
+    /// Wakes the thread. `true`: it sleeps as the leader, so the reactor's interrupt must be raised too.
     pub(crate) fn wake(&self) -> bool {
         // SeqCst with the accesses of `polling` and `sleep`: either the sleeper sees the new count
         // before it sleeps, or we see that it is about to.

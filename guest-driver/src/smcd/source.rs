@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::ism::{EVENTS_PER_POLL, IsmDevice};
-use crate::reactor::source::{News, Source};
+use crate::reactor::source::{ReactorEvent, Source};
 
 impl Source for IsmDevice {
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -22,9 +22,9 @@ impl Source for IsmDevice {
         IsmDevice::suppress_interrupts(self);
     }
 
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
+    fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         // An error means that the device is gone, which is asked for apart.
-        IsmDevice::poll_events(self, &mut |event| handle(News::Ism(event)))
+        IsmDevice::poll_events(self, &mut |event| handle(ReactorEvent::Ism(event)))
             .is_ok_and(|n| n == EVENTS_PER_POLL)
     }
 

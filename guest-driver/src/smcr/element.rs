@@ -11,10 +11,10 @@ use smc_core::handshake::EstablishedR;
 use super::buffers::Rmb;
 use super::endpoint::Endpoint;
 use super::endpoint::SmcrSendError;
-use super::facts;
 use super::group::Group;
+use super::info;
 use super::spans::Shape;
-use crate::info::SmcRFacts;
+use crate::info::SmcrInfo;
 use crate::sys::OutOfBounds;
 
 /// Both ends' elements of one SMC-R connection: what a pair of DMBs is to SMC-D.
@@ -42,7 +42,7 @@ impl SmcrConn {
         SmcrConn { group, endpoint, rmb, established, eye_catcher, dirty: None }
     }
 
-    /// Under which number [`News::Element`](crate::reactor::source::News::Element) names it: the own
+    /// Under which number [`ReactorEvent::Element`](crate::reactor::source::ReactorEvent::Element) names it: the own
     /// alert token. Unique in the process for as long as the element lives.
     pub(crate) fn key(&self) -> u32 {
         self.endpoint.token()
@@ -160,9 +160,9 @@ impl SmcrConn {
     }
 
     /// What was negotiated, and how it travels now.
-    pub(crate) fn facts(&self) -> SmcRFacts {
+    pub(crate) fn info(&self) -> SmcrInfo {
         let rmb = self.rmb.buffer();
-        facts::connection(&self.group, &self.endpoint, rmb, &self.established, self.shape())
+        info::connection(&self.group, &self.endpoint, rmb, &self.established, self.shape())
     }
 
     fn shape(&self) -> Shape {

@@ -22,9 +22,9 @@ use super::endpoint::Endpoint;
 use super::group::Input;
 use super::port::Port;
 use super::shared::Shared;
-use super::{NoRdma, Rnics, SmcROptions, facts};
-use crate::info::{GroupFacts, RnicFacts};
-use crate::reactor::source::{News, OTHER, Source};
+use super::{NoRdma, Rnics, SmcrOptions, info};
+use crate::info::{LinkGroupInfo, RnicInfo};
+use crate::reactor::source::{OTHER, ReactorEvent, Source};
 use crate::verbs::{self, AsyncEvent};
 
 /// How soon connections whose last words are under way are looked at again.
@@ -70,7 +70,7 @@ impl RdmaHost {
     ///
     /// # Errors
     /// See [`NoRdma`]; with [`Rnics::Auto`] an RNIC that cannot be opened is left out.
-    pub(crate) fn open(wanted: &Rnics, how: &SmcROptions) -> Result<Arc<RdmaHost>, NoRdma> {
+    pub(crate) fn open(wanted: &Rnics, how: &SmcrOptions) -> Result<Arc<RdmaHost>, NoRdma> {
         if *wanted == Rnics::None {
             return Err(NoRdma::Off);
         }
@@ -165,13 +165,13 @@ impl RdmaHost {
     }
 
     /// RNIC ports as they are now.
-    pub(crate) fn rnics(&self) -> Vec<RnicFacts> {
-        self.shared.ports().iter().map(|port| facts::rnic(port, &self.shared)).collect()
+    pub(crate) fn rnics(&self) -> Vec<RnicInfo> {
+        self.shared.ports().iter().map(|port| info::rnic(port, &self.shared)).collect()
     }
 
     /// Link groups as they are now.
-    pub(crate) fn groups(&self) -> Vec<GroupFacts> {
-        self.shared.groups().iter().map(facts::group).collect()
+    pub(crate) fn groups(&self) -> Vec<LinkGroupInfo> {
+        self.shared.groups().iter().map(info::group).collect()
     }
 
     /// Ends the link groups in order and answers nobody any more; the stack is dropped.
@@ -320,12 +320,12 @@ fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> 
 }
 
 /// Passes keys of connections on.
-struct Tell<'a>(&'a mut dyn FnMut(News), &'a Shared);
+struct Tell<'a>(&'a mut dyn FnMut(ReactorEvent), &'a Shared);
 
 impl Sink for Tell<'_> {
     #[inline]
     fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        (self.0)(News::Element(endpoint.token()));
+        (self.0)(ReactorEvent::Element(endpoint.token()));
     }
 
     fn now(&self) -> Tick {
@@ -374,7 +374,7 @@ impl Source for RdmaHost {
         self.settled.store(false, Ordering::Release);
     }
 
-    fn poll_events(&self, handle: &mut dyn FnMut(News)) -> bool {
+    fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         // Who needs room looks by itself.
         let seldom = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SELDOM);
         for device in &self.devices {
@@ -386,7 +386,7 @@ impl Source for RdmaHost {
         self.poll_arrivals(handle)
     }
 
-    fn poll_arrivals(&self, handle: &mut dyn FnMut(News)) -> bool {
+    fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         for device in &self.devices {
             device.poll_receives(&mut Tell(handle, &self.shared));
         }

@@ -22,7 +22,7 @@ pub enum Rnics {
 
 /// How a process does SMC-R.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SmcROptions {
+pub struct SmcrOptions {
     /// Offer and accept version 1 (RFC 7609).
     pub v1: bool,
     /// Offer and accept version 2.
@@ -43,16 +43,16 @@ pub struct SmcROptions {
     pub pnet: Vec<(String, String)>,
 }
 
-impl SmcROptions {
+impl SmcrOptions {
     /// Where the cursors of an element start.
     pub(crate) fn ring_start(&self) -> Cursor {
         Shape::new(EYE_CATCHER_LEN, self.eye_catcher).start()
     }
 }
 
-impl Default for SmcROptions {
-    fn default() -> SmcROptions {
-        SmcROptions {
+impl Default for SmcrOptions {
+    fn default() -> SmcrOptions {
+        SmcrOptions {
             v1: true,
             v2: true,
             max_links: 2,

@@ -12,7 +12,7 @@ use smc_core::handshake::{LinkEnd, PeerLink, PeerRnic};
 use smc_core::link_group::{LinkKey, RnicId, Role};
 use smc_core::time::Tick;
 
-use super::SmcROptions;
+use super::SmcrOptions;
 use super::bell::Bell;
 use super::device::{Sink, is_receiving};
 use super::endpoint::Endpoint;
@@ -20,7 +20,7 @@ use super::group::{Group, Status};
 use super::link::Link;
 use super::port::Port;
 use super::tokens::Tokens;
-use crate::reactor::source::News;
+use crate::reactor::source::ReactorEvent;
 use crate::sys::lock;
 
 /// Groups, connections, ports, and what is to be told of them.
@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     /// All connections by alert token.
     pub(crate) tokens: Tokens<Endpoint>,
     /// How SMC-R is done here.
-    pub(crate) options: SmcROptions,
+    pub(crate) options: SmcrOptions,
     ports: Vec<Arc<Port>>,
     epoch: Instant,
     /// The same, as the kernel counts.
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     has_leaving: AtomicBool,
     /// What is left of links and groups that are over.
     retired: Mutex<Vec<Retired>>,
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<VecDeque<ReactorEvent>>,
     has_news: AtomicBool,
     /// Wakes who listens for a reason of this process's own.
     kick: Bell,
@@ -60,7 +60,7 @@ pub(super) struct Retired {
 
 impl Sink for &Shared {
     fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        self.tell(News::Element(endpoint.token()));
+        self.tell(ReactorEvent::Element(endpoint.token()));
     }
 
     fn now(&self) -> Tick {
@@ -69,7 +69,7 @@ impl Sink for &Shared {
 }
 
 impl Shared {
-    pub(super) fn new(ports: Vec<Arc<Port>>, options: SmcROptions) -> std::io::Result<Arc<Shared>> {
+    pub(super) fn new(ports: Vec<Arc<Port>>, options: SmcrOptions) -> std::io::Result<Arc<Shared>> {
         // Groups are numbered from anywhere, so that a restart does not begin with the same ones.
         let first = u32::from_ne_bytes(super::tokens::random()?);
         Ok(Arc::new(Shared {
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: ReactorEvent) {
         lock(&self.news).push_back(news);
         if !self.has_news.swap(true, Ordering::SeqCst) {
             self.kick.ring();
@@ -191,23 +191,23 @@ impl Shared {
 
     /// A connection cannot go on.
     pub(crate) fn tell_lost(&self, token: u32) {
-        self.tell(News::ElementLost(token));
+        self.tell(ReactorEvent::ElementLost(token));
     }
 
     /// The peer has given the element of a connection to another one.
     pub(crate) fn tell_taken(&self, token: u32) {
-        self.tell(News::ElementTaken(token));
+        self.tell(ReactorEvent::ElementTaken(token));
     }
 
     /// Timers of groups may be sooner than they were.
     pub(crate) fn timers_changed(&self) {
-        let told = lock(&self.news).iter().any(|news| matches!(news, News::Timers));
+        let told = lock(&self.news).iter().any(|news| matches!(news, ReactorEvent::Timers));
         if !told {
-            self.tell(News::Timers);
+            self.tell(ReactorEvent::Timers);
         }
     }
 
-    pub(super) fn take_news(&self) -> VecDeque<News> {
+    pub(super) fn take_news(&self) -> VecDeque<ReactorEvent> {
         if !self.has_news.load(Ordering::SeqCst) || !self.has_news.swap(false, Ordering::SeqCst) {
             return VecDeque::new();
         }
@@ -332,7 +332,7 @@ mod tests {
     // Shows: LG-3.
     #[test]
     fn a_group_serves_one_direction_only() {
-        let shared = Shared::new(Vec::new(), SmcROptions::default()).unwrap();
+        let shared = Shared::new(Vec::new(), SmcrOptions::default()).unwrap();
         let gid = Gid::from_ipv4([10, 0, 0, 2]);
         let peer = PeerRnic::new(Version::V2, PeerId([7; 8]), gid, Mac::NONE);
         let enter = |role| {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use smc_core::wire::ids::Eid;
 
 use crate::rendezvous::{self, Mode};
-use crate::smcr::{Rnics, SmcROptions};
+use crate::smcr::{Rnics, SmcrOptions};
 use crate::transport::DeviceAddress;
 
 /// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
@@ -21,7 +21,7 @@ pub struct Config {
     /// RNICs for SMC-R, which is used where no common fabric is found.
     pub rnics: Rnics,
     /// How SMC-R is done.
-    pub smcr: SmcROptions,
+    pub smcr: SmcrOptions,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
     /// System EID, if this machine has one.
@@ -102,7 +102,7 @@ impl Default for Config {
         Config {
             devices: Vec::new(),
             rnics: Rnics::Auto,
-            smcr: SmcROptions::default(),
+            smcr: SmcrOptions::default(),
             eids: default_eids(),
             seid: None,
             recv_buffer: 64 << 10,

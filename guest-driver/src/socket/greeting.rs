@@ -13,29 +13,29 @@ use crate::handshake::{Outcome, server};
 
 /// A handshake with a client that was just accepted. [`SmcListener`](super::SmcListener) does all
 /// this by itself; here the caller has the listening socket and decides who waits.
-pub struct Greeting {
+pub struct Incoming {
     stack: Arc<Stack>,
     tcp: Option<TcpStream>,
     handshake: Option<server::Handshake>,
 }
 
-impl Greeting {
+impl Incoming {
     /// Begins to wait for the client's first bytes; nothing is read or written yet.
-    pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Greeting {
+    pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
         stack.sweep();
         let current = stack.current();
         let handshake = Some(server::Handshake::new(&terms(stack, &current)));
-        Greeting { stack: stack.clone(), tcp: Some(tcp), handshake }
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
     }
 
-    /// The descriptors that become readable when [`Greeting::advance`] can go on: the TCP stream, and
+    /// The descriptors that become readable when [`Incoming::advance`] can go on: the TCP stream, and
     /// what LLC has beside it.
     pub fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         let other = self.handshake.as_ref().and_then(server::Handshake::fd);
         [self.tcp.as_ref().map(AsFd::as_fd), other]
     }
 
-    /// When [`Greeting::advance`] gives up waiting: the client is an ordinary one, or broken.
+    /// When [`Incoming::advance`] gives up waiting: the client is an ordinary one, or broken.
     pub fn deadline(&self) -> Option<Instant> {
         self.handshake.as_ref().map(server::Handshake::deadline)
     }
@@ -43,7 +43,7 @@ impl Greeting {
     /// Looks for the client's next bytes for as long as spinning is worth it.
     ///
     /// # Errors
-    /// As [`Greeting::advance`].
+    /// As [`Incoming::advance`].
     pub fn advance_soon(&mut self) -> io::Result<Option<SmcStream>> {
         let stack = self.stack.clone();
         let mut result = self.advance();
@@ -92,9 +92,9 @@ impl Greeting {
     }
 }
 
-impl std::fmt::Debug for Greeting {
+impl std::fmt::Debug for Incoming {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Greeting").field("tcp", &self.tcp).finish_non_exhaustive()
+        f.debug_struct("Incoming").field("tcp", &self.tcp).finish_non_exhaustive()
     }
 }
 

@@ -153,7 +153,7 @@ impl SmcListener {
         self.epoll.as_fd()
     }
 
-    /// Takes the next connection: SMC or TCP, see [`SmcStream::facts`].
+    /// Takes the next connection: SMC or TCP, see [`SmcStream::info`].
     ///
     /// A handshake that fails is nobody's connection: it is counted and the next one is taken.
     ///

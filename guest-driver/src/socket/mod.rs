@@ -13,15 +13,15 @@ pub mod tokio;
 mod watch;
 
 pub use crate::info::{
-    ConnectionFacts, Cursors, Facts, Fallback, GroupFacts, LinkFacts, RnicFacts, SmcDFacts,
-    SmcRFacts, show_gid,
+    ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
+    SmcdInfo, SmcrInfo, show_gid,
 };
-pub use crate::smcr::{NoRdma, Rnics, SmcROptions};
+pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
-pub use greeting::Greeting;
+pub use greeting::Incoming;
 pub use listener::SmcListener;
 pub use options::KeepAlive;
-pub use poller::{Interest, Poller, Readied};
+pub use poller::{Interest, PollEvent, Poller};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;
-pub use watch::{Look, Seen, SignalMask, Watch, Woken};
+pub use watch::{ChangeToken, Readiness, SignalMask, Watch, Woken};

@@ -12,8 +12,8 @@ use rustix::fd::OwnedFd;
 
 use super::{SmcListener, SmcStream};
 use crate::conn::Conn;
-use crate::reactor::Hub;
-use crate::reactor::wait::{NAP, Spin, Waiter};
+use crate::reactor::Reactor;
+use crate::reactor::wait::{RECHECK_INTERVAL, Spin, Waiter};
 
 /// Which readiness is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Interest {
 
 /// One thing that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readied {
+pub struct PollEvent {
     /// The key it was added with.
     pub key: u64,
     /// A read would not block (there are bytes, an end of data, or an error).
@@ -67,11 +67,11 @@ struct Inner {
     at: HashMap<u64, usize>,
     /// The device whose events this poller listens to while it sleeps; those of others are listened
     /// to by their background threads.
-    hub: Option<Arc<Hub>>,
+    reactor: Option<Arc<Reactor>>,
     /// Connections of that device.
     ours: usize,
     /// Those that nobody but who looks takes news from: RNICs.
-    polled: Option<Arc<Hub>>,
+    polled: Option<Arc<Reactor>>,
     /// Where the next look begins, so that nobody starves.
     first: usize,
     kernel: HashMap<u64, OwnedFd>,
@@ -93,7 +93,7 @@ impl Drop for Watched {
     fn drop(&mut self) {
         self.conn.set_poller(None);
         if self.foreign {
-            self.conn.hub().remove_pollable();
+            self.conn.reactor().remove_pollable();
         }
     }
 }
@@ -123,7 +123,7 @@ impl Poller {
         let inner = Inner {
             conns: Vec::new(),
             at: HashMap::new(),
-            hub: None,
+            reactor: None,
             ours: 0,
             polled: None,
             first: 0,
@@ -165,15 +165,15 @@ impl Poller {
             return self.add_kernel(&mut inner, stream.pollable()?, key, interest);
         };
         conn.set_poller(Some(self.waiter.clone()));
-        let ours = inner.hub.get_or_insert_with(|| conn.hub().clone());
-        let foreign = !Arc::ptr_eq(ours, conn.hub());
+        let ours = inner.reactor.get_or_insert_with(|| conn.reactor().clone());
+        let foreign = !Arc::ptr_eq(ours, conn.reactor());
         if foreign {
-            conn.hub().add_pollable();
+            conn.reactor().add_pollable();
         } else {
             inner.ours += 1;
         }
-        if conn.hub().must_be_polled() {
-            inner.polled = Some(conn.hub().clone());
+        if conn.reactor().must_be_polled() {
+            inner.polled = Some(conn.reactor().clone());
         }
         let at = inner.conns.len();
         inner.at.insert(key, at);
@@ -247,7 +247,7 @@ impl Poller {
         inner.ours -= usize::from(!foreign);
         if inner.ours == 0 {
             // It may be gone by now; others go on with their background threads.
-            inner.hub = None;
+            inner.reactor = None;
         }
         if inner.conns.is_empty() {
             inner.polled = None;
@@ -262,7 +262,7 @@ impl Poller {
     /// Those of epoll.
     pub fn wait(
         &self,
-        ready: &mut Vec<Readied>,
+        ready: &mut Vec<PollEvent>,
         max: usize,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
@@ -287,8 +287,8 @@ impl Poller {
             if self.spin.until(|| inner.has_news() || changing()) {
                 continue;
             }
-            let left = deadline.map_or(NAP, |deadline| {
-                deadline.saturating_duration_since(Instant::now()).min(NAP)
+            let left = deadline.map_or(RECHECK_INTERVAL, |deadline| {
+                deadline.saturating_duration_since(Instant::now()).min(RECHECK_INTERVAL)
             });
             self.sleep(&inner, left);
         }
@@ -299,10 +299,10 @@ impl Poller {
         let seen = self.waiter.seen();
         let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
         if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
-            match &inner.hub {
-                Some(hub) => {
+            match &inner.reactor {
+                Some(reactor) => {
                     let limit = Some((Instant::now(), timeout));
-                    Hub::sleep(hub, &self.waiter, seen, limit, Some(self.epoll.as_fd()));
+                    Reactor::sleep(reactor, &self.waiter, seen, limit, Some(self.epoll.as_fd()));
                 }
                 None => {
                     self.waiter.polling(true);
@@ -318,7 +318,7 @@ impl Poller {
         }
     }
 
-    fn ask_kernel(&self, ready: &mut Vec<Readied>, max: usize) -> io::Result<()> {
+    fn ask_kernel(&self, ready: &mut Vec<PollEvent>, max: usize) -> io::Result<()> {
         let room = max.saturating_sub(ready.len()).min(256);
         if room == 0 {
             return Ok(());
@@ -340,7 +340,7 @@ impl Poller {
             use epoll::EventFlags as E;
             let flags = event.flags;
             let hang_up = flags.intersects(E::HUP | E::ERR);
-            ready.push(Readied {
+            ready.push(PollEvent {
                 key: event.data.u64(),
                 readable: flags.intersects(E::IN | E::RDHUP) || hang_up,
                 writable: flags.contains(E::OUT) || hang_up,
@@ -353,7 +353,7 @@ impl Poller {
 
 impl Inner {
     /// Looks at every connection once, beginning behind the one that came last.
-    fn look(&mut self, ready: &mut Vec<Readied>, max: usize) {
+    fn look(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
         let n = self.conns.len();
         let start = if self.first < n { self.first } else { 0 };
         for step in 0..n {
@@ -371,7 +371,7 @@ impl Inner {
                 continue;
             }
             watched.quiet = None;
-            ready.push(Readied { key: watched.key, readable, writable, hang_up: state.hang_up });
+            ready.push(PollEvent { key: watched.key, readable, writable, hang_up: state.hang_up });
             if ready.len() >= max {
                 self.first = at + 1;
                 return;
@@ -380,8 +380,8 @@ impl Inner {
     }
 
     fn poll(&self) {
-        if let Some(hub) = &self.polled {
-            hub.look();
+        if let Some(reactor) = &self.polled {
+            reactor.look();
         }
     }
 

@@ -14,13 +14,13 @@ use virtio_ism_abi::{Gid, Token};
 
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::statistics::{self, Plain, Server};
-use super::{ConnectionFacts, GroupFacts, RnicFacts, Rnics};
+use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
 use crate::reactor::wait::Spin;
-use crate::reactor::{Hub, Watcher};
+use crate::reactor::{Reactor, Watcher};
 use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{Fabric, Fabrics};
 use crate::smcr::{NoRdma, RdmaHost};
@@ -99,41 +99,41 @@ struct Slot {
 #[derive(Clone)]
 struct Live {
     fabric: Arc<Fabric>,
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
     _watch: Arc<Watch>,
 }
 
 /// The RNICs, and where their threads meet.
 struct Rdma {
     host: Arc<RdmaHost>,
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
 }
 
 /// The devices and the configuration of a handshake.
 pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
-    rdma: Option<(Arc<RdmaHost>, Arc<Hub>)>,
+    rdma: Option<(Arc<RdmaHost>, Arc<Reactor>)>,
     /// Of the fabrics, in their order.
-    hubs: Vec<Arc<Hub>>,
+    reactors: Vec<Arc<Reactor>>,
     missing: String,
 }
 
 impl Current {
-    /// The hub of a connection.
-    pub(crate) fn hub(&self, link: &EstablishedConn) -> Option<&Arc<Hub>> {
+    /// The reactor of a connection.
+    pub(crate) fn reactor(&self, link: &EstablishedConn) -> Option<&Arc<Reactor>> {
         match link {
             EstablishedConn::D(link) => {
                 let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
-                self.hubs.get(at)
+                self.reactors.get(at)
             }
-            EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, hub)| hub),
+            EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, reactor)| reactor),
         }
     }
 
     /// What handshakes need for SMC-R, if there is any RNIC.
     pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
-        self.rdma.as_ref().map(|(host, hub)| ByRdma { host, listeners: &**hub })
+        self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, listeners: &**reactor })
     }
 
     /// Why there is no device, if there is none.
@@ -321,7 +321,7 @@ impl Stack {
             if slot
                 .live
                 .as_ref()
-                .is_some_and(|live| live.hub.is_lost() || live.fabric.device().is_gone())
+                .is_some_and(|live| live.reactor.is_lost() || live.fabric.device().is_gone())
             {
                 slot.live = None;
                 changed = true;
@@ -389,8 +389,8 @@ impl Stack {
         Current {
             fabrics: Fabrics(live.iter().map(|live| live.fabric.clone()).collect()),
             config: Arc::new(config),
-            rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.hub.clone())),
-            hubs: live.iter().map(|live| live.hub.clone()).collect(),
+            rdma: self.rdma().map(|rdma| (rdma.host.clone(), rdma.reactor.clone())),
+            reactors: live.iter().map(|live| live.reactor.clone()).collect(),
             missing: missing.join("; "),
         }
     }
@@ -408,24 +408,26 @@ impl Stack {
         let watch =
             Arc::new(Watch { stack: Arc::downgrade(self), fabric: Arc::downgrade(&fabric) });
         let watcher: Arc<dyn Watcher> = watch.clone();
-        let hub = Hub::new(device, Some(Arc::downgrade(&watcher))).map_err(|e| e.to_string())?;
+        let reactor =
+            Reactor::new(device, Some(Arc::downgrade(&watcher))).map_err(|e| e.to_string())?;
         let (stack, chores_of) = (Arc::downgrade(self), Arc::downgrade(&fabric));
         let chores = move || {
             let stack = stack.upgrade()?;
             let fabric = chores_of.upgrade()?;
             stack.chores(Some(&fabric))
         };
-        run_in_background(&hub, "smc-driver", chores).map_err(|error| error.to_string())?;
-        Ok(Live { fabric, hub, _watch: watch })
+        run_in_background(&reactor, "smc-driver", chores).map_err(|error| error.to_string())?;
+        Ok(Live { fabric, reactor, _watch: watch })
     }
 
     fn start_rdma(self: &Arc<Self>) -> Result<Rdma, NoRdma> {
         let host = RdmaHost::open(&self.config.rnics, &self.config.smcr)?;
         let none = |error: io::Error| NoRdma::System(error.to_string());
-        let hub = Hub::new(host.clone(), None).map_err(none)?;
+        let reactor = Reactor::new(host.clone(), None).map_err(none)?;
         let stack = Arc::downgrade(self);
-        run_in_background(&hub, "smc-rdma", move || stack.upgrade()?.chores(None)).map_err(none)?;
-        Ok(Rdma { host, hub })
+        run_in_background(&reactor, "smc-rdma", move || stack.upgrade()?.chores(None))
+            .map_err(none)?;
+        Ok(Rdma { host, reactor })
     }
 
     fn rdma(&self) -> Option<&Rdma> {
@@ -433,8 +435,8 @@ impl Stack {
     }
 
     /// The SMC connections of this stack, closed ones included whose peer has not closed yet.
-    pub fn connections(&self) -> Vec<ConnectionFacts> {
-        self.hubs().iter().flat_map(|hub| hub.snapshots()).collect()
+    pub fn connections(&self) -> Vec<ConnectionSnapshot> {
+        self.reactors().iter().flat_map(|reactor| reactor.snapshots()).collect()
     }
 
     /// Why there is no SMC-R, if there is none.
@@ -443,12 +445,12 @@ impl Stack {
     }
 
     /// The RNIC ports that SMC-R may use.
-    pub fn rnics(&self) -> Vec<RnicFacts> {
+    pub fn rnics(&self) -> Vec<RnicInfo> {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.rnics())
     }
 
     /// The link groups of SMC-R, with their links.
-    pub fn link_groups(&self) -> Vec<GroupFacts> {
+    pub fn link_groups(&self) -> Vec<LinkGroupInfo> {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
     }
 
@@ -483,15 +485,18 @@ impl Stack {
     }
 
     fn wake_backgrounds(&self) {
-        for hub in self.hubs() {
-            hub.wake_background();
+        for reactor in self.reactors() {
+            reactor.wake_background();
         }
     }
 
-    fn hubs(&self) -> Vec<Arc<Hub>> {
+    fn reactors(&self) -> Vec<Arc<Reactor>> {
         let slots = lock(&self.slots);
         let live = slots.list.iter().filter_map(|slot| slot.live.as_ref());
-        live.map(|live| &live.hub).chain(self.rdma().map(|rdma| &rdma.hub)).cloned().collect()
+        live.map(|live| &live.reactor)
+            .chain(self.rdma().map(|rdma| &rdma.reactor))
+            .cloned()
+            .collect()
     }
 
     fn chores(&self, fabric: Option<&Fabric>) -> Option<Duration> {
@@ -529,12 +534,12 @@ impl Drop for Stack {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots.list {
             if let Some(live) = &slot.live {
-                live.hub.stop();
+                live.reactor.stop();
             }
         }
         if let Some(rdma) = self.rdma() {
             rdma.host.shut_down();
-            rdma.hub.stop();
+            rdma.reactor.stop();
         }
     }
 }
@@ -546,12 +551,12 @@ impl std::fmt::Debug for Stack {
 }
 
 fn run_in_background(
-    hub: &Arc<Hub>,
+    reactor: &Arc<Reactor>,
     name: &str,
     chores: impl FnMut() -> Option<Duration> + Send + 'static,
 ) -> io::Result<()> {
-    let hub = hub.clone();
-    std::thread::Builder::new().name(name.into()).spawn(move || hub.run(chores)).map(|_| ())
+    let reactor = reactor.clone();
+    std::thread::Builder::new().name(name.into()).spawn(move || reactor.run(chores)).map(|_| ())
 }
 
 /// What a device's events mean to the peers of its fabric.

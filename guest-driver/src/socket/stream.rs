@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 use smc_core::handshake::FallbackReason;
 
 use super::statistics::Described;
-use super::{Facts, KeepAlive, Stack};
+use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
 use crate::handshake::{self, Broken, EstablishedConn, Outcome, client};
 use crate::info::Fallback;
@@ -26,7 +26,7 @@ use crate::sys;
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
 /// It starts as a TCP connection; if both ends speak SMC and reach each other through a device,
-/// bytes travel through shared memory from then on. [`SmcStream::facts`] tells which it is.
+/// bytes travel through shared memory from then on. [`SmcStream::info`] tells which it is.
 ///
 /// Clones made by [`SmcStream::try_clone`] are the same connection; it closes when the last one is
 /// dropped. With unread data it is reset then, as TCP is.
@@ -185,7 +185,7 @@ impl SmcStream {
         established: EstablishedConn,
     ) -> io::Result<SmcStream> {
         let current = stack.current();
-        let Some(hub) = current.hub(&established) else {
+        let Some(reactor) = current.reactor(&established) else {
             sys::reset_tcp(tcp);
             return Err(io::ErrorKind::ConnectionReset.into());
         };
@@ -195,7 +195,7 @@ impl SmcStream {
             EstablishedConn::D(parts) => Carrier::smcd(*parts),
             EstablishedConn::R(parts) => Carrier::smcr(*parts),
         };
-        let conn = Conn::new(carrier, tcp, hub.clone(), stack.spin(), config.close_timeout)?;
+        let conn = Conn::new(carrier, tcp, reactor.clone(), stack.spin(), config.close_timeout)?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
@@ -232,10 +232,10 @@ impl SmcStream {
     }
 
     /// What was negotiated.
-    pub fn facts(&self) -> Facts {
+    pub fn info(&self) -> ConnectionInfo {
         match &self.shared.kind {
-            Kind::Smc(conn) => conn.facts(),
-            Kind::Tcp(_, why) => Facts::Tcp(why.clone()),
+            Kind::Smc(conn) => conn.info(),
+            Kind::Tcp(_, why) => ConnectionInfo::Tcp(why.clone()),
         }
     }
 
@@ -650,7 +650,7 @@ impl fmt::Debug for SmcStream {
         let mut debug = f.debug_struct("SmcStream");
         debug.field("local", &self.local_addr().ok()).field("peer", &self.peer_addr().ok());
         match &self.shared.kind {
-            Kind::Smc(conn) => debug.field("smc", &conn.facts()).field("state", &conn.state()),
+            Kind::Smc(conn) => debug.field("smc", &conn.info()).field("state", &conn.state()),
             Kind::Tcp(_, why) => debug.field("tcp", why),
         };
         debug.finish_non_exhaustive()

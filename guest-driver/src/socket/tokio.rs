@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
-use super::{Facts, SmcListener, SmcStream, Stack};
+use super::{ConnectionInfo, SmcListener, SmcStream, Stack};
 
 /// An [`SmcStream`] for tokio.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ impl AsyncSmcStream {
     }
 
     /// What was negotiated.
-    pub fn facts(&self) -> Facts {
-        self.stream.facts()
+    pub fn info(&self) -> ConnectionInfo {
+        self.stream.info()
     }
 
     /// The connection itself.

@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 
 use super::SmcStream;
 use crate::conn::End;
-use crate::reactor::Hub;
-use crate::reactor::wait::{NAP, Spin, Waiter, clear_interrupted, set_mask, was_interrupted};
+use crate::reactor::Reactor;
+use crate::reactor::wait::{
+    RECHECK_INTERVAL, Spin, Waiter, clear_interrupted, set_mask, was_interrupted,
+};
 pub use crate::sys::SignalMask;
 
 /// What a connection can do right now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct Readiness {
     /// A read would not block: bytes, end of data, or an error.
     pub readable: bool,
     /// A write would not block.
@@ -36,23 +38,23 @@ pub struct Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
     /// Something may have happened: look again.
-    Look,
+    Changed,
     /// A signal was handled.
     Interrupted,
 }
 
 /// A connection at some moment: its control words, and what was not said by them; see
-/// [`SmcStream::seen`].
+/// [`SmcStream::change_token`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ChangeToken {
     words: [u64; 2],
     /// A peer that is killed says nothing, so its end is no change of a word.
     end: End,
 }
 
-impl Seen {
+impl ChangeToken {
     /// Whether a reader has no more to do than at `earlier`: only the peer's reading has moved.
-    pub fn same_for_reader(self, earlier: Seen) -> bool {
+    pub fn same_for_reader(self, earlier: ChangeToken) -> bool {
         crate::conn::reader_view(self.words) == crate::conn::reader_view(earlier.words)
             && self.end == earlier.end
     }
@@ -134,11 +136,11 @@ impl Watch {
         extra: BorrowedFd<'_>,
     ) -> Woken {
         clear_interrupted();
-        let timeout = timeout.min(NAP);
+        let timeout = timeout.min(RECHECK_INTERVAL);
         match any.and_then(SmcStream::conn) {
             Some(conn) => {
                 let limit = Some((Instant::now(), timeout));
-                Hub::sleep(conn.hub(), &self.waiter, count, limit, Some(extra));
+                Reactor::sleep(conn.reactor(), &self.waiter, count, limit, Some(extra));
             }
             None => {
                 self.waiter.polling(true);
@@ -148,18 +150,18 @@ impl Watch {
                 self.waiter.polling(false);
             }
         }
-        if was_interrupted() { Woken::Interrupted } else { Woken::Look }
+        if was_interrupted() { Woken::Interrupted } else { Woken::Changed }
     }
 }
 
 impl SmcStream {
     /// What the connection can do right now; about urgent data only if that is `wanted`. For TCP:
     /// nothing is known.
-    pub fn look(&self, wanted: bool) -> Look {
-        let Some(conn) = self.conn() else { return Look::default() };
-        conn.hub().look();
+    pub fn readiness(&self, wanted: bool) -> Readiness {
+        let Some(conn) = self.conn() else { return Readiness::default() };
+        conn.reactor().look();
         let ready = conn.ready();
-        Look {
+        Readiness {
             readable: ready.readable,
             writable: ready.writable,
             read_closed: ready.read_closed,
@@ -169,16 +171,16 @@ impl SmcStream {
         }
     }
 
-    /// How it is, to be compared by [`SmcStream::news_since`]: four loads.
-    pub fn seen(&self) -> Seen {
-        let Some(conn) = self.conn() else { return Seen::default() };
-        Seen { words: conn.snapshot(), end: conn.end() }
+    /// How it is, to be compared by [`SmcStream::changed_since`]: four loads.
+    pub fn change_token(&self) -> ChangeToken {
+        let Some(conn) = self.conn() else { return ChangeToken::default() };
+        ChangeToken { words: conn.snapshot(), end: conn.end() }
     }
 
     /// Whether [`SmcStream::look`] might say something else than at `seen`.
-    pub fn news_since(&self, seen: Seen) -> bool {
+    pub fn changed_since(&self, seen: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
-            conn.hub().look();
+            conn.reactor().look();
             conn.snapshot() != seen.words || conn.end() != seen.end
         })
     }
@@ -211,9 +213,9 @@ impl SmcStream {
 
     /// Takes what the device has to tell, if nobody else does: for callers that find enough to do
     /// without ever sleeping, so that its records do not pile up. Costs a look at the clock.
-    pub fn tend(&self) {
+    pub fn poll_events(&self) {
         if let Some(conn) = self.conn() {
-            conn.hub().glance();
+            conn.reactor().try_poll();
         }
     }
 
@@ -231,7 +233,7 @@ impl SmcStream {
     /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
     pub fn wait_for_news(
         &self,
-        seen: Seen,
+        seen: ChangeToken,
         write: bool,
         deadline: Option<Instant>,
     ) -> io::Result<()> {

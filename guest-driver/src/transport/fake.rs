@@ -155,17 +155,17 @@ impl Inner {
 
 /// A member of a [`FakeFabric`], as its driver and its queues see it.
 #[derive(Clone)]
-struct Member {
+struct ConnectionHandler {
     fabric: Arc<FakeFabric>,
     inner: Arc<Inner>,
 }
 
 /// The window of a member. The member leaves the fabric when this is dropped.
-struct FakeWindow(Member);
+struct FakeWindow(ConnectionHandler);
 
 /// The notification of one queue.
 struct Kick {
-    member: Member,
+    member: ConnectionHandler,
     queue: usize,
 }
 
@@ -201,7 +201,7 @@ impl FakeFabric {
         config.max_segs = (MAX_PIECES as u16).into();
         config.max_move = MAX_PAYLOAD.into();
         config.window_size = WINDOW.into();
-        let member = Member { fabric: Arc::clone(self), inner };
+        let member = ConnectionHandler { fabric: Arc::clone(self), inner };
         let queues = member.queues(&pool);
         let window = Box::new(FakeWindow(member));
         Arc::new(RunningDevice::new(config, features, queues, pool, health, window))
@@ -248,7 +248,7 @@ fn notice(
     record.as_bytes().try_into().unwrap()
 }
 
-impl Member {
+impl ConnectionHandler {
     /// Makes the queues of the driver, and keeps their device side.
     fn queues(&self, pool: &Arc<GuestPool>) -> Queues {
         let calls: [Arc<EventFd>; QUEUES] =
@@ -467,7 +467,7 @@ impl State {
     }
 }
 
-impl Member {
+impl ConnectionHandler {
     /// Executes a command; the bytes of its reply.
     fn reply(&self, request: &[u8]) -> Vec<u8> {
         let (header, body) = RequestHeader::read_from_prefix(request).unwrap();

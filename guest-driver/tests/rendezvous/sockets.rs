@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_driver::rendezvous::{Mode, Policy};
-use guest_driver::{Config, Facts, Fallback, SmcListener, SmcStream, Stack};
+use guest_driver::{Config, ConnectionInfo, Fallback, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
@@ -63,8 +63,8 @@ fn greet(mut server: impl Write, mut client: impl Read) {
 }
 
 fn reason(stream: &SmcStream) -> Fallback {
-    match stream.facts() {
-        Facts::Tcp(why) => why,
+    match stream.info() {
+        ConnectionInfo::Tcp(why) => why,
         smc => panic!("{smc}"),
     }
 }
@@ -85,7 +85,7 @@ fn two_stacks_find_each_other() {
                 let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
                 let timeout = Duration::from_secs(10);
                 let stream = SmcStream::connect_timeout(&client, &to, timeout).unwrap();
-                assert!(stream.is_smc(), "{}", stream.facts());
+                assert!(stream.is_smc(), "{}", stream.info());
                 greet(accepted.join().unwrap(), stream);
             }
         }
@@ -103,7 +103,7 @@ fn a_plain_server_sees_no_byte_of_smc() {
             let listener = TcpListener::bind(any(0)).unwrap();
             let to = there(listener.local_addr().unwrap());
             let mut stream = SmcStream::connect(&client, to).unwrap();
-            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.facts());
+            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
             let (mut server, _) = listener.accept().unwrap();
             stream.write_all(b"GET /").unwrap();
             let mut request = [0; 5];
@@ -149,7 +149,7 @@ fn stripped_options_leave_tcp() {
             let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
             let start = Instant::now();
             let mut stream = SmcStream::connect(&client, to).unwrap();
-            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.facts());
+            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
             stream.write_all(b"GET /").unwrap();
             let mut request = [0; 5];
             let mut server = accepted.join().unwrap();
@@ -187,7 +187,7 @@ fn clients_that_know_by_configuration_are_understood() {
         let to = here(&listener);
         let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
         let stream = SmcStream::connect(&client, to).unwrap();
-        assert!(stream.is_smc(), "{}", stream.facts());
+        assert!(stream.is_smc(), "{}", stream.info());
         assert!(accepted.join().unwrap().is_smc());
     });
 }
@@ -204,7 +204,7 @@ fn without_a_device_nobody_is_asked() {
         let stack = Stack::open(config).unwrap();
         let listener = TcpListener::bind(any(0)).unwrap();
         let stream = SmcStream::connect(&stack, there(listener.local_addr().unwrap())).unwrap();
-        assert!(matches!(reason(&stream), Fallback::NoDevice(_)), "{}", stream.facts());
+        assert!(matches!(reason(&stream), Fallback::NoDevice(_)), "{}", stream.info());
         assert_eq!(super::options(&wire), super::silence());
     });
 }

@@ -230,7 +230,7 @@ fn apply(mut stream: &SmcStream, op: Op, data: &[u8]) -> Result {
         Op::TakeError => value(stream.take_error()?.as_ref().map(Failure::from)),
         Op::LocalAddr => value(stream.local_addr()?),
         Op::PeerAddr => value(stream.peer_addr()?),
-        Op::Facts => value(Nature::from(stream.facts())),
+        Op::ConnectionInfo => value(Nature::from(stream.info())),
         // It makes an object, see `Objects::execute`.
         Op::Clone => Err(ErrorKind::InvalidInput.into()),
     }

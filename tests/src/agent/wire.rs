@@ -6,7 +6,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use guest_driver::{Config, DataPath, DeviceAddress, Facts, Rnics, SmcDFacts, SmcROptions, Totals};
+use guest_driver::{
+    Config, ConnectionInfo, DataPath, DeviceAddress, Rnics, SmcdInfo, SmcrOptions, Totals,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smc_core::handshake::DeclineCode;
@@ -137,7 +139,7 @@ pub enum Op {
     LocalAddr,
     PeerAddr,
     Clone,
-    Facts,
+    ConnectionInfo,
 }
 
 impl Op {
@@ -240,7 +242,7 @@ impl Settings {
                 Some(names) if names.is_empty() => Rnics::None,
                 Some(names) => Rnics::Names(names.clone()),
             },
-            smcr: SmcROptions { v1: self.v1, v2: self.v2, ..SmcROptions::default() },
+            smcr: SmcrOptions { v1: self.v1, v2: self.v2, ..SmcrOptions::default() },
             eids: self.eids.iter().map(eid).collect::<io::Result<_>>()?,
             seid: self.seid.as_ref().map(eid).transpose()?,
             recv_buffer: self.recv_buffer,
@@ -262,12 +264,12 @@ impl Settings {
     }
 }
 
-/// What a connection is, as told by either end: the facts of SMC-D, or why it is TCP. Neither is SMC-R.
+/// What a connection is, as told by either end: the info of SMC-D, or why it is TCP. Neither is SMC-R.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "Told", into = "Told")]
 pub struct Nature {
-    /// SMC-D's facts.
-    pub smc: Option<SmcDFacts>,
+    /// SMC-D's info.
+    pub smc: Option<SmcdInfo>,
     /// Why it is TCP.
     pub decline: Option<DeclineCode>,
     /// Either, in words.
@@ -281,13 +283,13 @@ impl Nature {
     }
 }
 
-impl From<Facts> for Nature {
-    fn from(facts: Facts) -> Nature {
-        let text = facts.to_string();
-        match facts {
-            Facts::SmcD(facts) => Nature { smc: Some(facts), decline: None, text },
-            Facts::SmcR(_) => Nature { smc: None, decline: None, text },
-            Facts::Tcp(why) => Nature { smc: None, decline: Some(why.code()), text },
+impl From<ConnectionInfo> for Nature {
+    fn from(info: ConnectionInfo) -> Nature {
+        let text = info.to_string();
+        match info {
+            ConnectionInfo::Smcd(info) => Nature { smc: Some(info), decline: None, text },
+            ConnectionInfo::Smcr(_) => Nature { smc: None, decline: None, text },
+            ConnectionInfo::Tcp(why) => Nature { smc: None, decline: Some(why.code()), text },
         }
     }
 }
@@ -315,15 +317,15 @@ struct ToldSmc {
 impl From<Nature> for Told {
     fn from(nature: Nature) -> Told {
         Told {
-            smc: nature.smc.map(|facts| ToldSmc {
-                chid: facts.chid.0,
-                gids: [facts.local_gid.0, facts.peer_gid.0],
-                eid: *facts.eid.as_bytes(),
-                release: facts.release,
-                first_contact: facts.first_contact,
-                buffers: [facts.local_buffer, facts.peer_buffer],
-                window: facts.window,
-                peer_host: facts.peer_host,
+            smc: nature.smc.map(|info| ToldSmc {
+                chid: info.chid.0,
+                gids: [info.local_gid.0, info.peer_gid.0],
+                eid: *info.eid.as_bytes(),
+                release: info.release,
+                first_contact: info.first_contact,
+                buffers: [info.local_buffer, info.peer_buffer],
+                window: info.window,
+                peer_host: info.peer_host,
             }),
             decline: nature.decline.map(DeclineCode::value),
             text: nature.text,
@@ -334,17 +336,17 @@ impl From<Nature> for Told {
 impl From<Told> for Nature {
     fn from(told: Told) -> Nature {
         Nature {
-            smc: told.smc.map(|facts| SmcDFacts {
-                chid: Chid(facts.chid),
-                local_gid: Gid(facts.gids[0]),
-                peer_gid: Gid(facts.gids[1]),
-                eid: Eid::from_wire(facts.eid),
-                release: facts.release,
-                first_contact: facts.first_contact,
-                local_buffer: facts.buffers[0],
-                peer_buffer: facts.buffers[1],
-                window: facts.window,
-                peer_host: facts.peer_host,
+            smc: told.smc.map(|info| SmcdInfo {
+                chid: Chid(info.chid),
+                local_gid: Gid(info.gids[0]),
+                peer_gid: Gid(info.gids[1]),
+                eid: Eid::from_wire(info.eid),
+                release: info.release,
+                first_contact: info.first_contact,
+                local_buffer: info.buffers[0],
+                peer_buffer: info.buffers[1],
+                window: info.window,
+                peer_host: info.peer_host,
             }),
             decline: told.decline.map(DeclineCode::from),
             text: told.text,

@@ -87,8 +87,8 @@ impl End {
     #[track_caller]
     pub fn nature(&self) -> Nature {
         match &self.0 {
-            Kind::Here(stream) => stream.facts().into(),
-            Kind::There(remote) => remote.ask(Op::Facts).unwrap(),
+            Kind::Here(stream) => stream.info().into(),
+            Kind::There(remote) => remote.ask(Op::ConnectionInfo).unwrap(),
         }
     }
 

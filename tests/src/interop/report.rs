@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use guest_driver::Facts;
+use guest_driver::ConnectionInfo;
 
 use crate::linux::{self, Mode};
 
@@ -102,16 +102,16 @@ impl Carrier {
     }
 
     /// Of a socket of this project.
-    pub(super) fn of_facts(facts: &Facts) -> Carrier {
-        match facts {
-            Facts::SmcD(d) => Carrier {
+    pub(super) fn of_facts(info: &ConnectionInfo) -> Carrier {
+        match info {
+            ConnectionInfo::Smcd(d) => Carrier {
                 kind: "smc-d".into(),
                 version: 2,
                 release: d.release,
                 elements: [d.local_buffer, d.peer_buffer],
                 ..Carrier::default()
             },
-            Facts::SmcR(r) => Carrier {
+            ConnectionInfo::Smcr(r) => Carrier {
                 kind: "smc-r".into(),
                 version: r.version,
                 release: r.release,
@@ -122,7 +122,7 @@ impl Carrier {
                 elements: [r.local_buffer, r.peer_buffer],
                 reason: String::new(),
             },
-            Facts::Tcp(reason) => {
+            ConnectionInfo::Tcp(reason) => {
                 Carrier { kind: "tcp".into(), reason: reason.to_string(), ..Carrier::default() }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_driver::SmcDFacts;
+use guest_driver::SmcdInfo;
 use smc_tests::end::{End, How, Pair, Role, Site};
 use smc_tests::{Fabric, eventually, pattern, read_exactly, send_all};
 
@@ -31,7 +31,7 @@ mod smc {
 }
 
 #[track_caller]
-fn facts(stream: &End) -> SmcDFacts {
+fn info(stream: &End) -> SmcdInfo {
     let nature = stream.nature();
     nature.smc.unwrap_or_else(|| panic!("{}", nature.text))
 }
@@ -112,7 +112,7 @@ fn totals_count(site: &Site) {
 fn the_two_ends_agree_on_the_facts(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
-    let (c, s) = (facts(&client), facts(&server));
+    let (c, s) = (info(&client), info(&server));
     assert_eq!((c.chid, s.chid), (site.fabric().chid(), site.fabric().chid()));
     assert_eq!((c.local_gid, c.peer_gid), (s.peer_gid, s.local_gid));
     assert_eq!(c.local_gid, pair.client.devices()[0].1);
@@ -138,8 +138,8 @@ fn the_first_contact_is_the_first_only(site: &Site) {
         let (client, server) = pair.connect();
         // All processes on a loopback fabric have one GID: a server cannot tell who comes again.
         let first = round == 0 || site.fabric() == Fabric::Loopback;
-        assert_eq!(facts(&client).first_contact, first);
-        assert_eq!(facts(&server).first_contact, first);
+        assert_eq!(info(&client).first_contact, first);
+        assert_eq!(info(&server).first_contact, first);
         send_all(&client, b"x");
         read_exactly(&server, 1);
     }
@@ -152,7 +152,7 @@ fn a_restarted_end_begins_anew(site: &Site) {
     let talk = |pair: &Pair, first: bool| {
         let (client, server) = pair.connect();
         let first = first || site.fabric() == Fabric::Loopback;
-        assert_eq!(facts(&client).first_contact, first);
+        assert_eq!(info(&client).first_contact, first);
         send_all(&client, b"hello");
         assert_eq!(read_exactly(&server, 5), b"hello");
     };
@@ -189,8 +189,8 @@ fn buffers_have_the_size_that_was_asked_for(site: &Site) {
         config.recv_buffer = asked;
         let pair = Pair::new(site.server(0), site.open(Role::Client, config).unwrap(), true);
         let (client, server) = pair.connect();
-        assert_eq!((facts(&client).local_buffer, facts(&client).peer_buffer), (size, 64 << 10));
-        assert_eq!((facts(&server).local_buffer, facts(&server).peer_buffer), (64 << 10, size));
+        assert_eq!((info(&client).local_buffer, info(&client).peer_buffer), (size, 64 << 10));
+        assert_eq!((info(&server).local_buffer, info(&server).peer_buffer), (64 << 10, size));
         server.set_nonblocking(true).unwrap();
         let bytes = pattern(asked as u64, 2 << 20);
         let sent = server.send(&bytes).unwrap();
@@ -203,7 +203,7 @@ fn idle_peers_are_forgotten_with_their_buffers(site: &Site) {
     let pair = site.pair_with(|config| config.idle_peer_timeout = Duration::from_millis(300));
     for _ in 0..2 {
         let (client, server) = pair.connect();
-        assert!(facts(&client).first_contact, "the peer was forgotten meanwhile");
+        assert!(info(&client).first_contact, "the peer was forgotten meanwhile");
         send_all(&client, b"x");
         read_exactly(&server, 1);
         drop((client, server));

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_driver::{Config, DataPath, SmcDFacts, Stack};
+use guest_driver::{Config, DataPath, SmcdInfo, Stack};
 use smc_core::handshake::DeclineCode;
 use smc_tests::end::{End, Host, How, Role, Site};
 use smc_tests::watch::LIMIT;
@@ -46,7 +46,7 @@ fn why(end: &End) -> DeclineCode {
 
 /// What a connection is that is not TCP.
 #[track_caller]
-fn facts(end: &End) -> SmcDFacts {
+fn info(end: &End) -> SmcdInfo {
     let nature = end.nature();
     nature.smc.unwrap_or_else(|| panic!("{}", nature.text))
 }
@@ -183,7 +183,7 @@ fn without_a_common_eid_it_is_tcp(site: &Site) {
     let client = open(Role::Client, 1, &["GROUP-C", "GROUP-D", "GROUP-B"]);
     let (here, there) = meet(&server, &client);
     for stream in [here, there] {
-        assert_eq!(facts(&stream).eid, eid("GROUP-B"));
+        assert_eq!(info(&stream).eid, eid("GROUP-B"));
     }
 }
 
@@ -209,7 +209,7 @@ fn a_system_eid_alone_is_enough(site: &Site) {
     });
     let (client, server) = pair.connect();
     for end in [client, server] {
-        assert_eq!(facts(&end).eid, eid("SYSTEM-1"));
+        assert_eq!(info(&end).eid, eid("SYSTEM-1"));
     }
 }
 
@@ -272,7 +272,7 @@ fn a_stack_with_two_devices_uses_the_one_that_reaches_its_peer() {
             config.devices = ports.iter().map(|n| bench.socket(*n).into()).collect();
             Host::of(Stack::open(config).unwrap())
         };
-        let chid = |end: &End| facts(end).chid.0;
+        let chid = |end: &End| info(end).chid.0;
         let server = open(&[0, 2]);
         assert_eq!(server.devices().len(), 2);
         {
@@ -296,8 +296,8 @@ fn each_direction_has_the_path_that_its_writer_has(site: &Site) {
     let mut config = site.config(1);
     config.path = DataPath::Move;
     let (here, there) = meet(&site.server(0), &site.open(Role::Client, config).unwrap());
-    println!("client window {}, server window {}", facts(&here).window, facts(&there).window);
-    assert!(!facts(&here).window);
+    println!("client window {}, server window {}", info(&here).window, info(&there).window);
+    assert!(!info(&here).window);
 }
 
 #[test]

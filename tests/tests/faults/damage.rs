@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use guest_driver::{Facts, SmcStream};
+use guest_driver::{ConnectionInfo, SmcStream};
 use smc_core::handshake::{Awaited, ClcReader, DeclineCode, DeclineReason, Dmbe};
 use smc_core::wire::clc::{GidChid, Message, SmcTypes};
 use smc_core::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, SizeCode};
@@ -189,7 +189,7 @@ fn an_unpaired_chid_is_declined_and_tcp_goes_on() {
             let server = door.next();
             tcp.write_all(b"tcp").unwrap();
             assert_eq!(read_exactly(&server, 3), b"tcp");
-            let Facts::Tcp(why) = server.facts() else { panic!() };
+            let ConnectionInfo::Tcp(why) = server.info() else { panic!() };
             println!("{why}");
         }
         door.serves();
@@ -270,7 +270,7 @@ fn a_confirm_that_does_not_repeat_accept_breaks_the_connection() {
             put(&tcp, &Message::ConfirmD2(confirm).emit());
             let (answer, end) = match door.soon() {
                 None => read_to_end(&tcp),
-                Some(stream) => panic!("{what}: {}", stream.facts()),
+                Some(stream) => panic!("{what}: {}", stream.info()),
             };
             if !answer.is_empty() {
                 println!("{what}: {}", diagnosis(&answer));
@@ -302,7 +302,7 @@ fn a_decline_in_place_of_proposal_or_confirm_is_tcp() {
         let decline = accepted.decline(DeclineReason::NoMemory).message;
         put(&tcp, &[&decline[..], b"data"].concat());
         let server = door.next();
-        let Facts::Tcp(why) = server.facts() else { panic!("{}", server.facts()) };
+        let ConnectionInfo::Tcp(why) = server.info() else { panic!("{}", server.info()) };
         assert_eq!(why.code(), DeclineCode::NoMemory);
         assert_eq!(read_exactly(&server, 4), b"data");
         send_all(&server, b"answer");
@@ -467,7 +467,7 @@ fn a_server_that_declines_is_tcp_and_its_data_follows() {
             tcp
         });
         let client = result.unwrap();
-        let Facts::Tcp(why) = client.facts() else { panic!("{}", client.facts()) };
+        let ConnectionInfo::Tcp(why) = client.info() else { panic!("{}", client.info()) };
         assert_eq!(why.code(), DeclineCode::TooManyDmbs);
         assert_eq!(read_exactly(&client, 7), b"at once");
     });

@@ -177,7 +177,7 @@ fn half(bench: &Bench, device: &Device) -> Half {
         let token = virtio_ism_abi::Token(established.peer.token.0);
         let theirs = device.ism.attach(token, established.peer.size.bytes()).unwrap();
         let stream = connecting.join().unwrap();
-        assert!(stream.is_smc(), "{}", stream.facts());
+        assert!(stream.is_smc(), "{}", stream.info());
         (stream, tcp, (own, theirs))
     })
 }
@@ -320,7 +320,7 @@ fn messages_that_come_byte_by_byte_are_messages() {
         let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
         drip(&tcp, &confirm);
         let server = door.next();
-        assert!(server.is_smc(), "{}", server.facts());
+        assert!(server.is_smc(), "{}", server.info());
         assert_eq!(server.send(b"fine").unwrap(), 4);
     });
 }

@@ -63,7 +63,7 @@ fn a_killed_server_is_a_reset_and_a_new_one_serves() {
             for _ in 0..2 {
                 let (mut helper, address) = start_sink(&bench);
                 let stream = SmcStream::connect(&client, &*address).unwrap();
-                assert!(stream.is_smc(), "{}", stream.facts());
+                assert!(stream.is_smc(), "{}", stream.info());
                 assert_eq!(helper.line(), "accepted smc");
                 send_all(&stream, &pattern(1, 500_000));
                 let clone = stream.try_clone().unwrap();
@@ -254,7 +254,7 @@ fn departed_clients_are_forgotten_by_a_server_that_only_accepts() {
             });
             let client = client.unwrap();
             let mut stream = SmcStream::connect(&client, address).unwrap();
-            assert!(stream.is_smc(), "{}", stream.facts());
+            assert!(stream.is_smc(), "{}", stream.info());
             assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
         }
         eventually("departed peers are forgotten", || server.totals().peers == 0);

@@ -160,7 +160,7 @@ impl Door {
     pub(crate) fn serves(&self) {
         let start = Instant::now();
         let client = SmcStream::connect(&self.pair.client, self.addr()).unwrap();
-        assert!(client.is_smc(), "{}", client.facts());
+        assert!(client.is_smc(), "{}", client.info());
         let server = self.next_smc();
         works(&client, &server);
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());

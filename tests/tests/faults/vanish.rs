@@ -96,7 +96,7 @@ fn a_client_may_vanish_at_every_point() {
         }
         // A client that had nothing to say was an ordinary one.
         for stream in door.drain() {
-            assert!(!stream.is_smc(), "{}", stream.facts());
+            assert!(!stream.is_smc(), "{}", stream.info());
         }
         drop(door);
         nothing_is_left(&bench, before);
@@ -130,7 +130,7 @@ fn a_server_may_vanish_at_every_point() {
                     }
                     // Declined, because the DMB was not there any more.
                     Ok(stream) => {
-                        println!("point {point}: {}", stream.facts());
+                        println!("point {point}: {}", stream.info());
                         assert_eq!(point, 2);
                     }
                     Err(error) => {

@@ -94,7 +94,7 @@ fn wait_alone(
         if n == 0 || members.kernel_is_due(now) {
             members.kernel_asked(now);
             if let Some(stream) = members.first_stream() {
-                stream.tend();
+                stream.poll_events();
             }
             drop(members);
             if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
@@ -141,7 +141,7 @@ fn sleep(
     let armed = members.streams().all(|stream| stream.arm());
     if !armed || members.have_changed() {
         members.streams().for_each(|stream| stream.disarm());
-        return Woken::Look;
+        return Woken::Changed;
     }
     // A reference of its own keeps the stream while the lock is not held.
     let any = members.first_descriptor();

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use guest_driver::{Seen, SignalMask, SmcStream, Woken};
+use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
@@ -26,7 +26,7 @@ const MAX_IDLE: usize = 16;
 struct Polled {
     at: usize,
     descriptor: DescriptorRef,
-    token: Seen,
+    token: ChangeToken,
 }
 
 impl Polled {
@@ -105,7 +105,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             }
             Selected::Smc if socket.smc().is_some() => {
                 native.fd = -1;
-                polled.push(Polled { at, descriptor, token: Seen::default() });
+                polled.push(Polled { at, descriptor, token: ChangeToken::default() });
             }
             Selected::Smc => {}
         }
@@ -115,7 +115,7 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
 
 /// The events of a connection, of those that the program asked for.
 fn revents_of(stream: &SmcStream, events: i16) -> i16 {
-    let readiness = stream.look(events & libc::POLLPRI != 0);
+    let readiness = stream.readiness(events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll encode the events that both know in the same way.
     (epoll_events(readiness) & asked) as i16
@@ -136,7 +136,7 @@ fn poll_once(
     let count = sleeper.watch.count();
     for one in polled.iter_mut() {
         let Some(stream) = one.stream() else { continue };
-        one.token = stream.seen();
+        one.token = stream.change_token();
     }
     for one in polled.iter() {
         let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) else { continue };
@@ -154,7 +154,8 @@ fn poll_once(
         release_sleeper(sleeper);
         return Ok(None);
     }
-    let changed = || polled.iter().any(|one| one.stream().is_some_and(|s| s.news_since(one.token)));
+    let changed =
+        || polled.iter().any(|one| one.stream().is_some_and(|s| s.changed_since(one.token)));
     let begun = Instant::now();
     if !polled.is_empty() && sleeper.watch.spin_until(changed) {
         release_sleeper(sleeper);
@@ -172,7 +173,7 @@ fn poll_once(
         }
     }
     let armed = polled.iter().all(|one| one.stream().is_none_or(SmcStream::arm));
-    let mut woken = Woken::Look;
+    let mut woken = Woken::Changed;
     if armed && !changed() {
         let stream = polled.first().and_then(Polled::stream);
         let left = left_of(end).unwrap_or(Duration::MAX);

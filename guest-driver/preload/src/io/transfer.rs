@@ -84,7 +84,7 @@ fn interrupted(deadline: Option<Instant>) -> Option<Errno> {
 /// Waits until the stream has changed since `token`. The call returns the error, if there is one.
 fn wait(
     stream: &SmcStream,
-    token: guest_driver::Seen,
+    token: guest_driver::ChangeToken,
     write: bool,
     deadline: Option<Instant>,
 ) -> Result<(), Errno> {
@@ -120,7 +120,7 @@ pub(crate) fn recv(
     let wanted: usize = if all { bufs.iter().map(|buf| buf.len()).sum() } else { 0 };
     let mut done = 0usize;
     loop {
-        let token = stream.seen();
+        let token = stream.change_token();
         let result = if peek {
             match bufs.iter_mut().find(|buf| !buf.is_empty()) {
                 Some(buf) => stream.peek(buf),
@@ -226,7 +226,7 @@ fn send_all(
     let mut deadline = None;
     let mut done = 0usize;
     loop {
-        let token = stream.seen();
+        let token = stream.change_token();
         let result = match done {
             0 => (&mut &*stream).write_vectored(bufs),
             _ => write_rest(stream, bufs, done),
@@ -285,7 +285,7 @@ fn send_urgent(
         }
     }
     loop {
-        let token = stream.seen();
+        let token = stream.change_token();
         match stream.send_urgent(*urgent) {
             Ok(()) => return Ok(all.len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -369,7 +369,7 @@ pub(crate) fn splice_in(
     len: usize,
     dont_wait: bool,
 ) -> SysResult {
-    if !to.1.look(false).writable && (dont_wait || to.0.is_nonblocking()) {
+    if !to.1.readiness(false).writable && (dont_wait || to.0.is_nonblocking()) {
         to.0.write_blocked.store(true, Ordering::Relaxed);
         return Err(Errno(libc::EAGAIN));
     }
@@ -380,7 +380,7 @@ pub(crate) fn splice_in(
     let mut done = 0;
     while done < n {
         let rest = [IoSlice::new(piece.get(done..).unwrap_or_default())];
-        let token = to.1.seen();
+        let token = to.1.change_token();
         match send(to, &rest, libc::MSG_DONTWAIT) {
             Ok(sent) => done += sent,
             Err(Errno(libc::EAGAIN)) => {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Facts, Fallback, Greeting, SmcStream};
+use guest_driver::{ConnectionInfo, Fallback, Incoming, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 
 use crate::selection::first_bytes::{FirstBytes, SILENCE_TIMEOUT, await_first_bytes, peek};
@@ -157,7 +157,7 @@ fn connects_to_itself(tcp: &TcpStream) -> bool {
 }
 
 /// Waits for the client's messages until the handshake is complete.
-fn finish_incoming(incoming: &mut Greeting) -> io::Result<SmcStream> {
+fn finish_incoming(incoming: &mut Incoming) -> io::Result<SmcStream> {
     if let Some(stream) = incoming.advance_soon()? {
         return Ok(stream);
     }
@@ -184,16 +184,16 @@ fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
 }
 
 /// Records how a server has answered a Proposal.
-fn record_answer(socket: impl AsFd, info: &Facts) {
+fn record_answer(socket: impl AsFd, info: &ConnectionInfo) {
     let server = rustix::net::getpeername(socket).ok().flatten();
     let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
     match info {
-        Facts::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
+        ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
             declined_servers::declined(&server);
         }
-        Facts::Tcp(_) => {}
+        ConnectionInfo::Tcp(_) => {}
         _ => declined_servers::accepted(&server),
     }
 }
@@ -207,12 +207,12 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
     };
     match result {
         Ok(stream) => {
-            let info = stream.facts();
+            let info = stream.info();
             status::connection_decided(borrowed(fd), role, &info);
             if socket.role() == SocketRole::Client {
                 record_answer(borrowed(fd), &info);
             }
-            if matches!(info, Facts::Tcp(_)) {
+            if matches!(info, ConnectionInfo::Tcp(_)) {
                 drop(stream);
                 return complete_with_tcp(descriptor, fd);
             }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Look, Seen, SmcStream};
+use guest_driver::{ChangeToken, Readiness, SmcStream};
 
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{Registration, StreamSocket};
@@ -65,9 +65,9 @@ struct EpollMember {
     events: u32,
     data: u64,
     /// The state at the last poll, if there is nothing to report until it changes.
-    idle: Option<Seen>,
+    idle: Option<ChangeToken>,
     /// The state when the last event was reported.
-    reported: Option<Seen>,
+    reported: Option<ChangeToken>,
 }
 
 impl std::fmt::Debug for EpollMember {
@@ -88,15 +88,15 @@ impl EpollMember {
             Some(found) => found,
             None => return 0,
         };
-        if self.idle.is_some_and(|token| !stream.news_since(token)) {
+        if self.idle.is_some_and(|token| !stream.changed_since(token)) {
             return 0;
         }
-        let token = stream.seen();
+        let token = stream.change_token();
         if self.events & !(EDGE | ONCE) == 0 && self.events & ONCE != 0 {
             self.idle = Some(token);
             return 0;
         }
-        let found = epoll_events(stream.look(self.events & PRI != 0)) & (self.events | ALWAYS);
+        let found = epoll_events(stream.readiness(self.events & PRI != 0)) & (self.events | ALWAYS);
         if found == 0 {
             self.idle = Some(token);
             return 0;
@@ -121,12 +121,12 @@ impl EpollMember {
 
     fn has_changed(&self) -> bool {
         let Some((_, stream)) = self.stream() else { return false };
-        self.idle.is_none_or(|token| stream.news_since(token))
+        self.idle.is_none_or(|token| stream.changed_since(token))
     }
 }
 
 /// Readiness as epoll and poll encode it.
-pub(crate) fn epoll_events(readiness: Look) -> u32 {
+pub(crate) fn epoll_events(readiness: Readiness) -> u32 {
     let mut events = 0;
     let mut set = |on, event: u32| events |= if on { event } else { 0 };
     set(readiness.readable, IN);

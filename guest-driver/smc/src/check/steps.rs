@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::rendezvous::{ClientAction, Mode, TcpReason};
 use guest_driver::statistics::{Process, Reason};
-use guest_driver::{Config, Facts, Fallback, Rnics, SmcStream, Stack};
+use guest_driver::{Config, ConnectionInfo, Fallback, Rnics, SmcStream, Stack};
 use smc_core::handshake::FallbackReason;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -211,8 +211,8 @@ fn shake_hands(
 
 /// What was agreed on.
 fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcome, CliError> {
-    let facts = stream.facts();
-    if let Facts::Tcp(why) = &facts {
+    let info = stream.info();
+    if let ConnectionInfo::Tcp(why) = &info {
         let reason = Reason::of(why);
         let Reason { code, name, advice, .. } = &reason;
         let says = match why {
@@ -230,15 +230,15 @@ fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcom
         tell.reason = Some(reason);
         return Ok(Outcome::Tcp);
     }
-    let (contact, buffers, host) = match &facts {
-        Facts::SmcD(d) => (d.first_contact, (d.local_buffer, d.peer_buffer), &d.peer_host),
-        Facts::SmcR(r) => (r.first_contact, (r.local_buffer, r.peer_buffer), &r.peer_host),
-        Facts::Tcp(_) => (false, (0, 0), &None),
+    let (contact, buffers, host) = match &info {
+        ConnectionInfo::Smcd(d) => (d.first_contact, (d.local_buffer, d.peer_buffer), &d.peer_host),
+        ConnectionInfo::Smcr(r) => (r.first_contact, (r.local_buffer, r.peer_buffer), &r.peer_host),
+        ConnectionInfo::Tcp(_) => (false, (0, 0), &None),
     };
     let contact = if contact { "first contact" } else { "known peer" };
     let host = host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default();
     let (here, there) = buffers;
-    let says = format!("{facts}, {contact}, buffers of {here} and {there} bytes{host}");
+    let says = format!("{info}, {contact}, buffers of {here} and {there} bytes{host}");
     tell.step("handshake", Mark::Ok, says)?;
     let mine = (stream.local_addr().ok(), stream.peer_addr().ok());
     let connections = Process::of(stack).connections;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use guest_driver::{Config, Facts, Stack};
+use guest_driver::{Config, ConnectionInfo, Stack};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -109,7 +109,7 @@ fn send(
     let start = Instant::now();
     let stream = smc.connect(smc_address).map_err(CliError::io("SMC"))?;
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let window = matches!(stream.facts(), Facts::SmcD(facts) if facts.window);
+    let window = matches!(stream.info(), ConnectionInfo::Smcd(info) if info.window);
     say(Said::Connected { window, micros })?;
     let mut smc = Exchange::new(stream).map_err(CliError::io("SMC"))?;
     let tcp = Tcp::LOOPBACK.connect(tcp_address).and_then(Exchange::new);

@@ -6,10 +6,10 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use smc_core::wire::clc::{Message, SmcdV2};
 
 use super::exchange::{PING, Summary};
-use super::tap::{Seen, Way};
+use super::tap::{CapturedMessage, Way};
 
 /// The messages of a handshake, a paragraph each.
-pub(super) fn handshake(messages: &[Seen]) -> String {
+pub(super) fn handshake(messages: &[CapturedMessage]) -> String {
     let mut text = String::new();
     for seen in messages {
         let way = match seen.way {

@@ -22,7 +22,7 @@ pub(super) enum Way {
 
 /// One message of the handshake.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct CapturedMessage {
     pub(super) way: Way,
     /// When its last byte came, after the client connected.
     pub(super) after: Duration,
@@ -86,7 +86,7 @@ impl Tap {
 
     /// The messages of a handshake that has succeeded, in order. Its end was sent before anybody
     /// could know, but may still be in the relay.
-    pub(super) fn handshake(&self) -> Vec<Seen> {
+    pub(super) fn handshake(&self) -> Vec<CapturedMessage> {
         let deadline = Instant::now() + Duration::from_secs(2);
         loop {
             let messages = self.messages();
@@ -100,7 +100,7 @@ impl Tap {
     }
 
     /// The messages so far, in order.
-    fn messages(&self) -> Vec<Seen> {
+    fn messages(&self) -> Vec<CapturedMessage> {
         let record = lock(&self.record);
         let mut all = Vec::new();
         for way in [Way::ToServer, Way::ToClient] {
@@ -110,7 +110,7 @@ impl Tap {
                 let Some(bytes) = bytes.get(..length) else { break };
                 at += length;
                 let arrival = record.arrivals.iter().find(|(w, _, end)| *w == way && *end >= at);
-                all.push(Seen {
+                all.push(CapturedMessage {
                     way,
                     after: arrival.map(|(_, time, _)| *time).unwrap_or_default(),
                     len: length,

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::Args;
-use guest_driver::{Facts, SmcListener, SmcStream};
+use guest_driver::{ConnectionInfo, SmcListener, SmcStream};
 
 use crate::error::CliError;
 use crate::places;
@@ -139,20 +139,20 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
 }
 
 fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError> {
-    let facts = stream.facts();
+    let info = stream.info();
     if common.verbose {
-        eprintln!("{peer}: {facts}");
-        if let Facts::SmcD(facts) = &facts {
-            let contact = if facts.first_contact { "first contact" } else { "known peer" };
+        eprintln!("{peer}: {info}");
+        if let ConnectionInfo::Smcd(info) = &info {
+            let contact = if info.first_contact { "first contact" } else { "known peer" };
             eprintln!(
                 "{peer}: {contact}, buffers of {} bytes here and {} bytes there{}",
-                facts.local_buffer,
-                facts.peer_buffer,
-                facts.peer_host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default(),
+                info.local_buffer,
+                info.peer_buffer,
+                info.peer_host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default(),
             );
         }
     }
-    if let Facts::Tcp(why) = facts
+    if let ConnectionInfo::Tcp(why) = info
         && !common.tcp_ok
     {
         return Err(CliError::NotSmc { why: why.to_string() });

@@ -5,8 +5,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use guest_driver::socket::{self, Poller, Readied};
-use guest_driver::{Facts, SmcDFacts, SmcListener, SmcStream, Stack};
+use guest_driver::socket::{self, PollEvent, Poller};
+use guest_driver::{ConnectionInfo, SmcListener, SmcStream, SmcdInfo, Stack};
 use virtio_ism_abi::command::stat;
 
 use super::{Carried, Counters, Interest, Poll, Stream, Transport};
@@ -28,7 +28,7 @@ pub(crate) struct Smc {
     path: Path,
     bind: SocketAddr,
     /// Of the first connection.
-    facts: OnceLock<SmcDFacts>,
+    info: OnceLock<SmcdInfo>,
 }
 
 impl Smc {
@@ -39,24 +39,24 @@ impl Smc {
 
     /// As [`Smc::new`], for servers that listen elsewhere.
     pub(crate) fn bound(stack: Arc<Stack>, path: Path, bind: SocketAddr) -> Smc {
-        Smc { stack, path, bind, facts: OnceLock::new() }
+        Smc { stack, path, bind, info: OnceLock::new() }
     }
 
     fn check(&self, stream: SmcStream) -> io::Result<SmcStream> {
-        let problem = match (stream.facts(), self.path) {
-            (Facts::Tcp(why), _) => format!("the connection fell back to TCP: {why}"),
-            (Facts::SmcD(facts), Path::Window) if !facts.window => {
+        let problem = match (stream.info(), self.path) {
+            (ConnectionInfo::Tcp(why), _) => format!("the connection fell back to TCP: {why}"),
+            (ConnectionInfo::Smcd(info), Path::Window) if !info.window => {
                 "the connection uses moves instead of the window".into()
             }
-            (Facts::SmcD(facts), Path::Move) if facts.window => {
+            (ConnectionInfo::Smcd(info), Path::Move) if info.window => {
                 "the connection uses the window instead of moves".into()
             }
-            (Facts::SmcR(facts), Path::Window | Path::Move) => {
-                format!("the connection uses an RNIC instead of a device: {facts}")
+            (ConnectionInfo::Smcr(info), Path::Window | Path::Move) => {
+                format!("the connection uses an RNIC instead of a device: {info}")
             }
-            (Facts::SmcR(_), Path::Any) => return Ok(stream),
-            (Facts::SmcD(facts), _) => {
-                self.facts.get_or_init(|| facts.clone());
+            (ConnectionInfo::Smcr(_), Path::Any) => return Ok(stream),
+            (ConnectionInfo::Smcd(info), _) => {
+                self.info.get_or_init(|| info.clone());
                 return Ok(stream);
             }
         };
@@ -89,16 +89,16 @@ impl Transport for Smc {
     }
 
     fn carried(&self) -> Option<Carried> {
-        self.facts.get().map(|facts| Carried {
-            window: facts.window,
-            chid: facts.chid.to_string(),
-            gid: facts.local_gid.to_string(),
-            peer: facts.peer_gid.to_string(),
+        self.info.get().map(|info| Carried {
+            window: info.window,
+            chid: info.chid.to_string(),
+            gid: info.local_gid.to_string(),
+            peer: info.peer_gid.to_string(),
         })
     }
 
     fn counters(&self) -> Option<Counters> {
-        let counts = self.stack.device_stats(self.facts.get()?.local_gid);
+        let counts = self.stack.device_stats(self.info.get()?.local_gid);
         let counts = counts.inspect_err(|error| tracing::debug!(%error, "device counters")).ok()?;
         Some(Counters { moves: *counts.get(stat::MOVES)?, wakes: *counts.get(stat::WAKES)? })
     }
@@ -121,7 +121,7 @@ impl Stream for SmcStream {
 /// The library's poller.
 pub(crate) struct SmcPoll {
     poller: Poller,
-    events: Vec<Readied>,
+    events: Vec<PollEvent>,
 }
 
 fn interest(interest: Interest) -> socket::Interest {

@@ -7,7 +7,8 @@ use smc_core::handshake::DeclineCode;
 
 use super::plain;
 use crate::socket::{
-    ConnectionFacts, Facts, GroupFacts, LinkFacts, RnicFacts, SmcDFacts, SmcRFacts, Stack, show_gid,
+    ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, LinkInfo, RnicInfo, SmcdInfo, SmcrInfo,
+    Stack, show_gid,
 };
 use crate::sys::tcp_counts;
 
@@ -293,16 +294,16 @@ impl Reason {
     }
 }
 
-fn smc(facts: ConnectionFacts) -> Connection {
-    let cursors = facts.cursors;
+fn smc(info: ConnectionSnapshot) -> Connection {
+    let cursors = info.cursors;
     let base = Connection {
-        local: facts.local,
-        peer: facts.peer,
-        state: facts.state,
-        sent: facts.sent,
-        received: facts.received,
-        unread: facts.unread.into(),
-        unread_by_peer: Some(facts.unread_by_peer.into()),
+        local: info.local,
+        peer: info.peer,
+        state: info.state,
+        sent: info.sent,
+        received: info.received,
+        unread: info.unread.into(),
+        unread_by_peer: Some(info.unread_by_peer.into()),
         cursors: Some([
             cursors.written,
             cursors.read_by_peer,
@@ -311,49 +312,49 @@ fn smc(facts: ConnectionFacts) -> Connection {
         ]),
         ..Connection::default()
     };
-    match facts.facts {
-        Facts::SmcD(facts) => of_smc_d(base, facts),
-        Facts::SmcR(facts) => of_smc_r(base, *facts),
-        Facts::Tcp(why) => {
+    match info.info {
+        ConnectionInfo::Smcd(info) => of_smc_d(base, info),
+        ConnectionInfo::Smcr(info) => of_smc_r(base, *info),
+        ConnectionInfo::Tcp(why) => {
             Connection { kind: "TCP".into(), reason: Some(Reason::of(&why)), ..base }
         }
     }
 }
 
-fn of_smc_d(base: Connection, facts: SmcDFacts) -> Connection {
-    let path = if facts.window { "window" } else { "move" };
+fn of_smc_d(base: Connection, info: SmcdInfo) -> Connection {
+    let path = if info.window { "window" } else { "move" };
     Connection {
-        kind: format!("SMC-D v2.{}", facts.release),
-        buffer: Some(facts.local_buffer),
-        peer_buffer: Some(facts.peer_buffer),
-        peer_host: facts.peer_host,
-        eid: Some(facts.eid.to_string()),
+        kind: format!("SMC-D v2.{}", info.release),
+        buffer: Some(info.local_buffer),
+        peer_buffer: Some(info.peer_buffer),
+        peer_host: info.peer_host,
+        eid: Some(info.eid.to_string()),
         smc_d: Some(SmcD {
-            chid: facts.chid.to_string(),
-            gid: facts.local_gid.to_string(),
-            peer_gid: facts.peer_gid.to_string(),
+            chid: info.chid.to_string(),
+            gid: info.local_gid.to_string(),
+            peer_gid: info.peer_gid.to_string(),
             path: path.to_owned(),
-            first_contact: facts.first_contact,
+            first_contact: info.first_contact,
         }),
         ..base
     }
 }
 
-fn of_smc_r(base: Connection, facts: SmcRFacts) -> Connection {
+fn of_smc_r(base: Connection, info: SmcrInfo) -> Connection {
     Connection {
-        kind: kind_of_r(facts.version, facts.release),
-        buffer: Some(facts.local_buffer),
-        peer_buffer: Some(facts.peer_buffer),
-        peer_host: facts.peer_host,
-        eid: facts.eid.map(|eid| eid.to_string()),
+        kind: kind_of_r(info.version, info.release),
+        buffer: Some(info.local_buffer),
+        peer_buffer: Some(info.peer_buffer),
+        peer_host: info.peer_host,
+        eid: info.eid.map(|eid| eid.to_string()),
         smc_r: Some(SmcR {
-            group: facts.group,
-            link: Link::from(&facts.link),
-            tokens: facts.tokens,
-            rkeys: facts.rkeys,
-            failovers: facts.failovers,
-            first_contact: facts.first_contact,
-            eye_catcher: facts.eye_catcher,
+            group: info.group,
+            link: Link::from(&info.link),
+            tokens: info.tokens,
+            rkeys: info.rkeys,
+            failovers: info.failovers,
+            first_contact: info.first_contact,
+            eye_catcher: info.eye_catcher,
         }),
         ..base
     }
@@ -393,52 +394,52 @@ fn tcp_state(state: u8) -> &'static str {
     }
 }
 
-impl From<&LinkFacts> for Link {
-    fn from(facts: &LinkFacts) -> Link {
+impl From<&LinkInfo> for Link {
+    fn from(info: &LinkInfo) -> Link {
         Link {
-            number: facts.number,
-            rnic: format!("{}/{}", facts.rnic, facts.port),
-            gid: show_gid(facts.local_gid),
-            peer_gid: show_gid(facts.peer_gid),
-            qp: facts.local_qp,
-            peer_qp: facts.peer_qp,
-            mtu: facts.mtu,
-            state: facts.state.to_owned(),
-            connections: facts.connections,
-            credits: facts.credits,
+            number: info.number,
+            rnic: format!("{}/{}", info.rnic, info.port),
+            gid: show_gid(info.local_gid),
+            peer_gid: show_gid(info.peer_gid),
+            qp: info.local_qp,
+            peer_qp: info.peer_qp,
+            mtu: info.mtu,
+            state: info.state.to_owned(),
+            connections: info.connections,
+            credits: info.credits,
         }
     }
 }
 
-impl From<&GroupFacts> for Group {
-    fn from(facts: &GroupFacts) -> Group {
+impl From<&LinkGroupInfo> for Group {
+    fn from(info: &LinkGroupInfo) -> Group {
         Group {
-            group: facts.group,
-            kind: kind_of_r(facts.version, facts.release),
-            role: if facts.server { "server" } else { "client" }.to_owned(),
-            peer_id: facts.peer_id.iter().map(|byte| format!("{byte:02x}")).collect(),
-            topology: facts.kind.to_owned(),
-            connections: facts.connections,
-            max_connections: facts.max_connections,
-            links: facts.links.iter().map(Link::from).collect(),
-            max_links: facts.max_links,
-            rmbs: facts.rmbs,
-            failovers: facts.failovers,
-            timer: facts.timer,
+            group: info.group,
+            kind: kind_of_r(info.version, info.release),
+            role: if info.server { "server" } else { "client" }.to_owned(),
+            peer_id: info.peer_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            topology: info.kind.to_owned(),
+            connections: info.connections,
+            max_connections: info.max_connections,
+            links: info.links.iter().map(Link::from).collect(),
+            max_links: info.max_links,
+            rmbs: info.rmbs,
+            failovers: info.failovers,
+            timer: info.timer,
         }
     }
 }
 
-impl From<&RnicFacts> for Rnic {
-    fn from(facts: &RnicFacts) -> Rnic {
+impl From<&RnicInfo> for Rnic {
+    fn from(info: &RnicInfo) -> Rnic {
         Rnic {
-            name: format!("{}/{}", facts.name, facts.port),
-            active: facts.active,
-            netdev: facts.netdev.clone(),
-            pnet: facts.pnet.clone(),
-            mtu: facts.mtu,
-            gids: facts.gids.iter().map(|gid| show_gid(*gid)).collect(),
-            links: facts.links,
+            name: format!("{}/{}", info.name, info.port),
+            active: info.active,
+            netdev: info.netdev.clone(),
+            pnet: info.pnet.clone(),
+            mtu: info.mtu,
+            gids: info.gids.iter().map(|gid| show_gid(*gid)).collect(),
+            links: info.links,
         }
     }
 }

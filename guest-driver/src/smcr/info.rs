@@ -14,7 +14,7 @@ use super::link::Link;
 use super::port::Port;
 use super::shared::Shared;
 use super::spans::Shape;
-use crate::info::{GroupFacts, LinkFacts, RnicFacts, SmcRFacts};
+use crate::info::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 
 fn version(version: Version) -> u8 {
     match version {
@@ -36,10 +36,10 @@ fn state_name(state: LinkState) -> &'static str {
     }
 }
 
-fn link_facts(link: &Link, number: u8, state: &'static str) -> LinkFacts {
+fn link_facts(link: &Link, number: u8, state: &'static str) -> LinkInfo {
     let port = link.port();
     let peer = link.peer();
-    LinkFacts {
+    LinkInfo {
         number,
         rnic: port.device().name().to_owned(),
         port: port.number(),
@@ -61,16 +61,16 @@ pub(super) fn connection(
     own: &Registered,
     established: &EstablishedR,
     peer: Shape,
-) -> SmcRFacts {
+) -> SmcrInfo {
     let links = links(group);
     let using = endpoint.link();
     // Queue pairs of two adapters may have the same number, and addresses may change.
     let link = using.as_ref().and_then(|link| {
-        let (_, facts) = links.iter().find(|(key, _)| *key == link.key())?;
-        Some(facts.clone())
+        let (_, info) = links.iter().find(|(key, _)| *key == link.key())?;
+        Some(info.clone())
     });
     let rkey = using.and_then(|link| own.region(link.key())).map_or(0, |region| region.rkey.0);
-    SmcRFacts {
+    SmcrInfo {
         version: version(group.version()),
         release: established.terms.release.code(),
         eid: established.eid,
@@ -90,19 +90,19 @@ pub(super) fn connection(
     }
 }
 
-fn links(group: &Arc<Group>) -> Vec<(LinkKey, LinkFacts)> {
+fn links(group: &Arc<Group>) -> Vec<(LinkKey, LinkInfo)> {
     let core = group.core();
-    let facts = |link: &Arc<Link>| {
+    let info = |link: &Arc<Link>| {
         let machine = core.machine.as_ref().and_then(|machine| machine.link(link.key()));
         let state = machine.map_or("being made", |link| state_name(link.state));
         (link.key(), link_facts(link, machine.map_or(0, |link| link.number), state))
     };
-    core.links.iter().map(facts).collect()
+    core.links.iter().map(info).collect()
 }
 
 /// A group.
-pub(super) fn group(group: &Arc<Group>) -> GroupFacts {
-    let links = links(group).into_iter().map(|(_, facts)| facts).collect();
+pub(super) fn group(group: &Arc<Group>) -> LinkGroupInfo {
+    let links = links(group).into_iter().map(|(_, info)| info).collect();
     let core = group.core();
     let machine = core.machine.as_ref();
     let kind = match machine.map_or(Topology::None, |machine| machine.topology()) {
@@ -114,7 +114,7 @@ pub(super) fn group(group: &Arc<Group>) -> GroupFacts {
     };
     let now = group.shared().now();
     let timer = machine.and_then(|machine| machine.poll_timeout());
-    GroupFacts {
+    LinkGroupInfo {
         group: group.number(),
         version: version(group.version()),
         release: group.terms().map_or(0, |terms| terms.release.code()),
@@ -132,7 +132,7 @@ pub(super) fn group(group: &Arc<Group>) -> GroupFacts {
 }
 
 /// A port.
-pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicFacts {
+pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicInfo {
     let active = port.refresh();
     let view = port.view();
     let netdev = view.gids.iter().find_map(|entry| entry.net_device.as_ref());
@@ -140,7 +140,7 @@ pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicFacts {
     let name = port.device().name().to_owned();
     let pnet = super::pnet::network_of(&shared.options.pnet, port);
     let mine = |link: &&Arc<Link>| link.port().number() == port.number();
-    RnicFacts {
+    RnicInfo {
         pnet: pnet.map(str::to_owned),
         port: port.number(),
         active,
