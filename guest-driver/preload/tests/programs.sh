@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Programs of the distribution on SMC and on TCP, in two network namespaces (which take root; without,
-# both ends are on loopback). See docs/testing.md.
+# Runs programs of the distribution on SMC and on TCP, in two network namespaces. Namespaces take root;
+# without root both ends are on loopback. See docs/testing.md.
 #
-#     programs.sh                 all of them, briefly: do they work in all four combinations?
-#     programs.sh --quick         only those that are quick to install; and a short soak with redis and nginx
-#     programs.sh --table         a table of SMC against TCP as well (release build, some minutes)
+#     programs.sh                 all programs: do they work in all four combinations of ends?
+#     programs.sh --quick         programs that are quick to install, and a short soak of redis and nginx
+#     programs.sh --table         a table of SMC next to TCP as well (release build, some minutes)
 #     programs.sh --install-deps  installs missing packages first, as CI=true does
 #
-# Other arguments are names of tests. What is not installed is left out aloud; with CI=true that fails.
+# Other arguments are names of tests. Without --install-deps, programs that are not installed are left
+# out aloud; with CI=true that fails.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -31,7 +32,7 @@ while [ $# -gt 0 ]; do
         exit
         ;;
     -*)
-        echo "$0: what is $1?" >&2
+        echo "$0: unknown option $1" >&2
         exit 2
         ;;
     *) only+=("$1") ;;
@@ -58,15 +59,16 @@ if $install; then
     done
     if [ ${#wanted[@]} -gt 0 ]; then
         echo "installing ${wanted[*]}"
-        # No service is to be started: only the programs are wanted.
         apt-get update -q
+        # The run level keeps the packages from starting their services.
         DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${wanted[@]}"
     fi
 fi
 
-cargo test "${profile[@]}" -p smc-preload --test programs -- \
+# The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
+cargo test "${profile[@]}" --workspace --test programs -- \
     --ignored --nocapture --test-threads=1 "${only[@]}"
 if $soak; then
-    SMC_SOAK_SECONDS=${SMC_SOAK_SECONDS:-40} cargo test --release -p smc-preload --test soak -- \
+    SMC_SOAK_SECONDS=${SMC_SOAK_SECONDS:-40} cargo test --release --workspace --test soak -- \
         --ignored --nocapture
 fi

@@ -176,7 +176,8 @@ pub fn library() -> PathBuf {
         let test = std::env::current_exe().unwrap();
         let dir = test.parent().and_then(Path::parent).unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "smc-preload", "--lib"]);
+        // With the features of the whole workspace, as `cargo test --workspace` has built it.
+        build.args(["build", "--quiet", "--workspace", "--lib"]);
         build.arg("--target-dir").arg(dir.parent().unwrap());
         if dir.ends_with("release") {
             build.arg("--release");

@@ -262,7 +262,8 @@ fn tools() -> PathBuf {
     let library = library();
     let built = library.parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "smc-cli", "--bin", "smc"]);
+    // With the features of the whole workspace, as `cargo test --workspace` has built it.
+    build.args(["build", "--quiet", "--workspace", "--bin", "smc"]);
     build.arg("--target-dir").arg(built.parent().unwrap());
     if built.ends_with("release") {
         build.arg("--release");
