@@ -12,23 +12,23 @@ use crate::tool::{self, ToolError, at};
 /// What goes into an image.
 #[derive(Debug)]
 pub(crate) struct Contents {
-    /// What it is called.
+    /// The first word of the image's file name.
     pub(crate) kind: &'static str,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
-    /// The script that is the first process.
+    /// The script that the guest runs as its first process.
     pub(crate) init: PathBuf,
-    /// Programs by the name they get in `/bin`, or the path if they have to be elsewhere.
+    /// Programs by their name in `/bin`, or by their path in the guest.
     pub(crate) programs: Vec<(String, PathBuf)>,
-    /// Other files, by the path they get.
+    /// Other files by their path in the guest.
     pub(crate) files: Vec<(String, PathBuf)>,
 }
 
-/// Where libibverbs looks for what it can drive, by a file per provider.
+/// The directory in which libibverbs looks for a file per provider.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
-/// Finds libibverbs and its provider for soft-RoCE, with what they need in turn: paths in the guest, and
-/// here. Programs open them while they run, so no program names them.
+/// Finds libibverbs and its provider for soft-RoCE, with the libraries that both need. Each file is
+/// a path in the guest and a path here. Programs open them at run time, so `ldd` does not name them.
 ///
 /// # Errors
 /// They are not installed.
@@ -38,18 +38,17 @@ pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     let known = tool::output(ldconfig)?;
     let paths = known.lines().filter(|line| line.trim_start().starts_with("libibverbs.so.1 "));
     let mut library = paths.filter_map(|line| line.split_once(" => ")).map(|(_, path)| path.trim());
-    let library = library.next_back().ok_or(ToolError::Missing("libibverbs1"))?;
+    let library = library.next_back().ok_or_else(|| missing("libibverbs1"))?;
     let real = fs::canonicalize(library).map_err(at(Path::new(library)))?;
     let directory = real.parent().unwrap_or(Path::new("/")).join("libibverbs");
-    let missing = ToolError::Missing("ibverbs-providers");
     let providers = fs::read_dir(&directory).into_iter().flatten().flatten();
     let mut providers = providers.map(|entry| entry.path());
     let rxe = |path: &PathBuf| file_name(path).starts_with("librxe-");
-    let provider = providers.find(rxe).ok_or(missing)?;
+    let provider = providers.find(rxe).ok_or_else(|| missing("ibverbs-providers"))?;
     let provider = provider.to_string_lossy().into_owned();
     let setting = format!("{PROVIDERS}/rxe.driver");
     if !Path::new(&setting).is_file() {
-        return Err(ToolError::Missing("ibverbs-providers"));
+        return Err(missing("ibverbs-providers"));
     }
     let mut paths = vec![library.to_owned(), provider.clone(), setting];
     for needs in [library, &provider] {
@@ -58,15 +57,24 @@ pub(crate) fn verbs() -> Result<Vec<(String, PathBuf)>, ToolError> {
     Ok(paths.into_iter().map(|path| (path.clone(), path.into())).collect())
 }
 
-/// Finds a program of a Debian package.
+/// Finds a program in `PATH` or where programs of the administrator are.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut files = std::env::split_paths(&path).chain(sbin).map(|dir| dir.join(name));
+    files.find(|path| path.is_file())
+}
+
+/// Finds a program that a Debian package brings.
 ///
 /// # Errors
-/// It is not installed.
-pub(crate) fn program(name: &str, package: &'static str) -> Result<PathBuf, ToolError> {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    let mut found = std::env::split_paths(&places).chain(sbin).map(|dir| dir.join(name));
-    found.find(|path| path.is_file()).ok_or(ToolError::Missing(package))
+/// The package is not installed.
+pub(crate) fn program_of(name: &str, package: &str) -> Result<PathBuf, ToolError> {
+    program(name).ok_or_else(|| missing(package))
+}
+
+fn missing(package: &str) -> ToolError {
+    ToolError::Packages(vec![package.to_owned()])
 }
 
 fn file_name(path: &Path) -> String {
@@ -78,17 +86,17 @@ fn file_name(path: &Path) -> String {
 /// # Errors
 /// There is none.
 pub(crate) fn busybox() -> Result<PathBuf, ToolError> {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    let mut found = std::env::split_paths(&places).map(|dir| dir.join("busybox"));
-    found
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|dir| dir.join("busybox"));
+    files
         .find(|path| path.is_file() && libraries(path).is_ok_and(|needed| needed.is_empty()))
-        .ok_or(ToolError::Missing("busybox-static"))
+        .ok_or_else(|| missing("busybox-static"))
 }
 
-/// The files in a directory and those below it.
+/// Lists the files in a directory and below it.
 ///
 /// # Errors
-/// It cannot be read.
+/// A directory cannot be read.
 pub(crate) fn files_below(dir: &Path) -> Result<Vec<PathBuf>, ToolError> {
     let mut files = Vec::new();
     let mut left = vec![dir.to_owned()];
@@ -101,13 +109,14 @@ pub(crate) fn files_below(dir: &Path) -> Result<Vec<PathBuf>, ToolError> {
     Ok(files)
 }
 
-/// Writes the image into `dir` unless it is there; its path. Images of other contents go.
+/// Writes the image into `dir`, unless it is there, and returns its path. Removes images of the same
+/// kind with other contents.
 ///
 /// # Errors
-/// Something cannot be read, or the image not be written.
+/// A file cannot be read, or the image cannot be written.
 pub(crate) fn write(contents: &Contents, dir: &Path) -> Result<PathBuf, ToolError> {
     let mut hash = Sha256::new();
-    // The writer is part of what the result depends on.
+    // The image depends on the code that writes it, too.
     hash.update(include_bytes!("image.rs"));
     hash.update(include_bytes!("cpio.rs"));
     let programs = contents.programs.iter().map(|(_, path)| path);
@@ -153,8 +162,8 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
                 tree.file(&library, read(Path::new(&library))?);
             }
         }
-        let place = if name.contains('/') { name.clone() } else { format!("bin/{name}") };
-        tree.file(&place, stripped(program)?);
+        let path = if name.contains('/') { name.clone() } else { format!("bin/{name}") };
+        tree.file(&path, stripped(program)?);
     }
     for (path, file) in &contents.files {
         if !tree.has(path) {
@@ -162,7 +171,7 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
             tree.file(path, if library { stripped(file)? } else { read(file)? });
         }
     }
-    // A server that refuses to be root, and one that keeps strangers as somebody else.
+    // PostgreSQL refuses to run as root. sshd has a user for connections before they log in.
     let users = b"root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n\
         postgres:x:100:100::/tmp:/bin/sh\nsshd:x:101:65534::/run/sshd:/bin/false\n";
     tree.file("etc/passwd", users.to_vec());
@@ -175,18 +184,18 @@ fn tree(contents: &Contents) -> Result<Tree, ToolError> {
     Ok(tree)
 }
 
-/// Paths of the shared libraries that a program needs, with its interpreter.
+/// Lists the paths of the shared libraries that a program needs, and of its interpreter.
 fn libraries(program: &Path) -> Result<Vec<String>, ToolError> {
     let mut ldd = Command::new("ldd");
     let output = ldd.arg(program).stdin(Stdio::null()).output();
     let output = output.map_err(|source| ToolError::Start { program: "ldd".to_owned(), source })?;
-    // It fails for a program that is linked statically, and says so.
+    // ldd fails for a program that is linked statically. That is no error here.
     let text = String::from_utf8_lossy(&output.stdout);
     let words = text.lines().flat_map(|line| line.split_whitespace().find(|w| w.starts_with('/')));
     Ok(words.map(ToOwned::to_owned).collect())
 }
 
-/// A program without its symbols: an image is loaded into each guest's memory whole.
+/// Reads a program without its symbols: each guest holds the whole image in its memory.
 fn stripped(program: &Path) -> Result<Vec<u8>, ToolError> {
     let copy = std::env::temp_dir().join(format!("xtask-strip-{}", std::process::id()));
     let mut strip = Command::new("strip");

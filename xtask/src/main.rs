@@ -1,15 +1,18 @@
-//! Chores of this repository that are more than one cargo command.
+//! Tasks of this repository that are more than one cargo command.
 //!
 //! - [`vm`]: `cargo xtask vm`, everything that needs virtual machines.
-//! - [`parts`]: what a virtual machine is made of, built once and kept.
+//! - [`artifacts`]: what the virtual machines are made of; [`cache`] is where it is kept.
+//! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
-//! - [`tool`]: other programs, and why they fail.
+//! - [`tool`]: runs other programs, and says why they fail.
 //! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
 #![forbid(unsafe_code)]
 
+mod artifacts;
+mod cache;
 mod cpio;
 mod image;
-mod parts;
+mod packages;
 mod programs;
 mod protocol_map;
 mod tool;
@@ -21,14 +24,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", about = "Chores of this repository")]
+#[command(name = "cargo xtask", about = "Tasks of this repository")]
 struct Cli {
     #[command(subcommand)]
-    chore: Chore,
+    task: Task,
 }
 
 #[derive(Debug, Subcommand)]
-enum Chore {
+enum Task {
     /// Run the tests that need virtual machines, after building what they need.
     #[command(long_about = vm::LONG_ABOUT, after_long_help = vm::AFTER)]
     Vm(vm::Args),
@@ -38,9 +41,9 @@ enum Chore {
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let done = match Cli::parse().chore {
-        Chore::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
-        Chore::ProtocolMap => protocol_map::write(&root)
+    let done = match Cli::parse().task {
+        Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
+        Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| error.to_string()),
     };

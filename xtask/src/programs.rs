@@ -1,24 +1,23 @@
-//! Programs of the distribution that guests run as they are.
+//! Programs of the distribution that guests run unmodified.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::image::{self, files_below};
-use crate::parts::installed;
 use crate::tool::{self, ToolError, at};
 
-/// What an image gets.
+/// Files of an image.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
-    /// By the name in `/bin`, or the path.
+pub(crate) struct Files {
+    /// Programs by their name in `/bin`, or by their path.
     pub(crate) programs: Vec<(String, PathBuf)>,
-    /// Other files by the path.
+    /// Other files by their path.
     pub(crate) files: Vec<(String, PathBuf)>,
 }
 
-/// Those that are quick to install, and their Debian packages.
-const USUAL: [(&str, &str); 12] = [
+/// Programs that are quick to install, and their Debian packages.
+const SMALL: [(&str, &str); 12] = [
     ("iperf3", "iperf3"),
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
@@ -33,32 +32,40 @@ const USUAL: [(&str, &str); 12] = [
     ("ssh-keygen", "openssh-client"),
 ];
 
-/// Finds those that are quick to install.
+/// Programs whose packages are large. PostgreSQL is not in `PATH`, see [`newest_postgresql`].
+const LARGE: [(&str, &str); 3] =
+    [("setpriv", "util-linux"), ("node", "nodejs"), ("go", "golang-go")];
+
+/// Names of programs and their packages; with `large` also of those whose packages are large.
+pub(crate) fn packages(large: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
+    SMALL.into_iter().chain(LARGE.into_iter().filter(move |_| large))
+}
+
+/// Finds the programs that are quick to install.
 ///
 /// # Errors
 /// One is not installed.
-pub(crate) fn usual(may_install: bool) -> Result<Found, ToolError> {
-    let mut found = Found::default();
-    for (name, package) in USUAL {
-        let path = installed(|| image::program(name, package), may_install)?;
-        found.programs.push((name.to_owned(), path));
+pub(crate) fn small() -> Result<Files, ToolError> {
+    let mut found = Files::default();
+    for (name, package) in SMALL {
+        found.programs.push((name.to_owned(), image::program_of(name, package)?));
     }
     Ok(found)
 }
 
-/// Finds all: also PostgreSQL, Node.js, and a web server in Go, which is built into `dir`.
+/// Finds all programs: also PostgreSQL, Node.js, and a web server in Go, which is built into `dir`.
 ///
 /// # Errors
 /// One is not installed, or does not build.
-pub(crate) fn all(root: &Path, dir: &Path, may_install: bool) -> Result<Found, ToolError> {
-    let mut found = usual(may_install)?;
-    for (name, package) in [("setpriv", "util-linux"), ("node", "nodejs")] {
-        let path = installed(|| image::program(name, package), may_install)?;
-        found.programs.push((name.to_owned(), path));
+pub(crate) fn all(root: &Path, dir: &Path) -> Result<Files, ToolError> {
+    let mut found = small()?;
+    let [setpriv, node, go] = LARGE;
+    for (name, package) in [setpriv, node] {
+        found.programs.push((name.to_owned(), image::program_of(name, package)?));
     }
     let code = root.join("guest-driver/preload/tests/programs/code");
     found.files.push(("lib/web.js".to_owned(), code.join("web.js")));
-    let go = installed(|| image::program("go", "golang-go"), may_install)?;
+    let go = image::program_of(go.0, go.1)?;
     for (name, cgo) in [("web-go-static", "0"), ("web-go-dynamic", "1")] {
         let program = dir.join(name);
         fs::create_dir_all(dir).map_err(at(dir))?;
@@ -68,26 +75,29 @@ pub(crate) fn all(root: &Path, dir: &Path, may_install: bool) -> Result<Found, T
         tool::output(build)?;
         found.programs.push((name.to_owned(), program));
     }
-    postgresql(installed(newest_postgresql, may_install)?, &mut found)?;
+    let postgresql = newest_postgresql();
+    add_postgresql(
+        &postgresql.ok_or_else(|| ToolError::Packages(vec!["postgresql".to_owned()]))?,
+        &mut found,
+    )?;
     Ok(found)
 }
 
-/// Where the newest version of PostgreSQL has its programs and libraries.
-fn newest_postgresql() -> Result<PathBuf, ToolError> {
+/// The directory of the newest PostgreSQL.
+pub(crate) fn newest_postgresql() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = versions.map(|version| version.path());
-    let newest = versions.filter(|path| path.join("bin/initdb").is_file()).max();
-    newest.ok_or(ToolError::Missing("postgresql"))
+    versions.filter(|path| path.join("bin/initdb").is_file()).max()
 }
 
-/// PostgreSQL finds what it needs by the path it was built for.
-fn postgresql(version: PathBuf, found: &mut Found) -> Result<(), ToolError> {
+/// Adds PostgreSQL. It finds its files by the path that it was built for.
+fn add_postgresql(version: &Path, found: &mut Files) -> Result<(), ToolError> {
     let whole = |path: &Path| path.to_string_lossy().into_owned();
     for name in ["initdb", "postgres", "pgbench", "pg_isready"] {
         let path = version.join("bin").join(name);
         found.programs.push((whole(&path), path));
     }
-    // Two of its modules are part of every database. A compiler for queries is not, and is large.
+    // Two of its modules are needed in every database. Its compiler for queries is not, and is large.
     for name in ["dict_snowball.so", "plpgsql.so"] {
         let path = version.join("lib").join(name);
         found.programs.push((whole(&path), path));

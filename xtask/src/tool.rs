@@ -1,4 +1,4 @@
-//! Other programs.
+//! Runs other programs, and says why they fail.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader};
@@ -7,30 +7,34 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use thiserror::Error;
 
-/// Why a chore is not done.
+/// Why a task is not done.
 #[derive(Debug, Error)]
 pub(crate) enum ToolError {
     /// A program cannot be started.
     #[error("cannot run {program}: {source}")]
     Start { program: String, source: io::Error },
-    /// A program failed; it has said why.
+    /// A program failed. It has written the reason to standard error.
     #[error("{program} failed: {status}")]
     Failed { program: String, status: ExitStatus },
-    /// A program said something else than it should.
+    /// A program printed something unexpected.
     #[error("{program}: {what}")]
     Answer { program: String, what: String },
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    /// A package is missing.
-    #[error("missing package; on Debian: apt-get install {0}")]
-    Missing(&'static str),
-    /// The program was started in another way than `cargo xtask`.
+    /// Debian packages are missing.
+    #[error(
+        "missing packages; on Debian: apt-get install {}\n\
+         xtask: `cargo xtask vm --install-deps` installs them, as root",
+        .0.join(" ")
+    )]
+    Packages(Vec<String>),
+    /// An environment variable is not set that cargo or the login sets.
     #[error("no variable {0}: start this as `cargo xtask`")]
-    NotCargo(&'static str),
+    NoVariable(&'static str),
 }
 
-/// An error that names the file.
+/// Makes an error that names the file.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> ToolError {
     let path = path.to_owned();
     move |source| ToolError::File { path, source }
@@ -49,7 +53,7 @@ pub(crate) fn status(mut command: Command) -> Result<ExitStatus, ToolError> {
     command.status().map_err(|source| ToolError::Start { program, source })
 }
 
-/// Runs a program to its end and hands over each line of its standard output as it comes.
+/// Runs a program to its end and calls `each` with every line of its standard output at once.
 ///
 /// # Errors
 /// It cannot be started, or its output cannot be read.
@@ -68,7 +72,7 @@ pub(crate) fn lines(
     child.wait().map_err(failed)
 }
 
-/// What a program writes to its standard output; what it writes to standard error is shown.
+/// Runs a program and returns its standard output. Its standard error is shown.
 ///
 /// # Errors
 /// It cannot be started, or fails.
@@ -84,7 +88,7 @@ pub(crate) fn output(mut command: Command) -> Result<String, ToolError> {
         .map_err(|error| ToolError::Answer { program, what: error.to_string() })
 }
 
-/// The file that a script names in its last line.
+/// Runs a script and returns the file that its last line names.
 ///
 /// # Errors
 /// The script fails, or names none.
@@ -100,7 +104,7 @@ pub(crate) fn last_line(script: &Path, args: &[&str]) -> Result<PathBuf, ToolErr
     Err(ToolError::Answer { program: script.display().to_string(), what })
 }
 
-/// Whether a variable says yes.
+/// Whether an environment variable is `true` or `1`.
 pub(crate) fn is_true(variable: impl AsRef<OsStr>) -> bool {
     std::env::var_os(variable).is_some_and(|value| value == "true" || value == "1")
 }

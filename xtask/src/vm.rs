@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use clap::Subcommand;
 
-use crate::parts::{self, Parts, Which};
+use crate::artifacts::{self, Artifacts};
+use crate::packages::Programs;
 use crate::tool::{self, ToolError};
 
 pub(crate) const LONG_ABOUT: &str = "\
@@ -78,32 +79,33 @@ enum What {
     },
 }
 
-/// Runs the chore.
+/// Runs the task. The exit code says whether the tests passed.
 ///
 /// # Errors
-/// Something does not build or cannot be started. That tests fail is an exit code.
+/// Packages are missing, or something does not build or cannot be started.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let root = root()?;
     let start = Instant::now();
-    let which = if matches!(args.what, Some(What::Programs)) { Which::All } else { Which::Usual };
-    let parts = parts::build(&root, args.install_deps, which)?;
+    let which =
+        if matches!(args.what, Some(What::Programs)) { Programs::All } else { Programs::Small };
+    let artifacts = artifacts::build(&root, args.install_deps || tool::is_true("CI"), which)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
     let status = match &args.what {
         Some(What::Build) => {
-            for (name, path) in parts.variables() {
+            for (name, path) in artifacts.variables() {
                 println!("{name}={}", path.display());
             }
             return Ok(ExitCode::SUCCESS);
         }
-        Some(What::Demo) => tool::status(with(&parts, &parts::example(&root, "vm-demo")?))?,
+        Some(What::Demo) => tool::status(with(&artifacts, &artifacts::example(&root, "vm-demo")?))?,
         Some(What::Perf { rdma: false, programs: false, args }) => {
-            let mut command = with(&parts, &parts::example(&root, "vm-perf")?);
-            command.envs(parts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
+            let mut command = with(&artifacts, &artifacts::example(&root, "vm-perf")?);
+            command.envs(artifacts::vsock()?.map(|path| ("VSOCK_DAEMON", path))).args(args);
             tool::status(command)?
         }
         Some(What::Perf { rdma, args, .. }) => {
             let example = if *rdma { "vm-perf-rdma" } else { "vm-perf-programs" };
-            let mut command = with(&parts, &parts::example(&root, example)?);
+            let mut command = with(&artifacts, &artifacts::example(&root, example)?);
             command.args(args);
             tool::status(command)?
         }
@@ -111,9 +113,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             let only = vec!["programs::".to_owned(), "--include-ignored".to_owned()];
             let args = Args { what: None, only, show_output: true, ..*args };
             // Their figures are compared, so nobody else has guests meanwhile.
-            return tests(&root, &parts, &args, Some("1"));
+            return tests(&root, &artifacts, &args, Some("1"));
         }
-        None => return tests(&root, &parts, args, None),
+        None => return tests(&root, &artifacts, args, None),
     };
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -124,12 +126,12 @@ const TESTS_FAILED: i32 = 101;
 /// Runs the tests, with so many beds at a time as is said, and those that failed again.
 fn tests(
     root: &Path,
-    parts: &Parts,
+    artifacts: &Artifacts,
     args: &Args,
     beds: Option<&str>,
 ) -> Result<ExitCode, ToolError> {
     let run = |filters: &[String], beds: Option<&str>| {
-        let mut command = with(parts, &parts.tests);
+        let mut command = with(artifacts, &artifacts.tests);
         // Where cargo runs the tests of this package.
         command.current_dir(root.join("tests"));
         // Tests take turns where guests are, two or three at a time. One more thread is already
@@ -190,12 +192,12 @@ fn failed_test(line: &str) -> Option<&str> {
 fn root() -> Result<PathBuf, ToolError> {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let root = xtask.as_deref().and_then(Path::parent).map(Path::to_owned);
-    root.ok_or(ToolError::NotCargo("CARGO_MANIFEST_DIR"))
+    root.ok_or(ToolError::NoVariable("CARGO_MANIFEST_DIR"))
 }
 
-fn with(parts: &Parts, program: &Path) -> Command {
+fn with(artifacts: &Artifacts, program: &Path) -> Command {
     let mut command = Command::new(program);
-    command.envs(parts.variables());
+    command.envs(artifacts.variables());
     command
 }
 

@@ -1,0 +1,85 @@
+//! `cargo xtask vm` on a machine without the packages that it needs.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A directory that the test removes at its end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs `cargo xtask vm build` without any program in `PATH` and with an empty cache.
+fn without_programs(dir: &Dir, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["vm", "build"]).env_clear().env("PATH", &dir.0).env("HOME", &dir.0);
+    // As cargo sets them. A build would end here at once.
+    command.env("CARGO_MANIFEST_DIR", env!("CARGO_MANIFEST_DIR")).env("CARGO", "/bin/false");
+    command.envs(variables.iter().copied());
+    command.output().unwrap()
+}
+
+#[test]
+fn all_missing_packages_are_named_in_one_message_before_anything_is_built() {
+    let dir = Dir::new("names");
+    let output = without_programs(&dir, &[]);
+    assert!(!output.status.success());
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("apt-get install")).collect();
+    let [line] = lines[..] else { panic!("{text}") };
+    for package in [
+        // guests, kernel, QEMU
+        "busybox-static",
+        "flex",
+        "libelf-dev",
+        "ninja-build",
+        "libglib2.0-dev",
+        "libfdt-dev",
+    ] {
+        let times = line.split_whitespace().filter(|word| *word == package).count();
+        assert_eq!(times, 1, "{package}: {text}");
+    }
+    assert!(!text.contains("builds"), "{text}");
+    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0, "something was built");
+}
+
+#[test]
+fn a_build_that_is_not_needed_needs_no_packages() {
+    let dir = Dir::new("given");
+    let given = Path::new(env!("CARGO_BIN_EXE_xtask")).to_str().unwrap();
+    let output = without_programs(
+        &dir,
+        &[("KERNEL", given), ("KERNEL_V1", given), ("QEMU", given), ("QEMU_STOCK", given)],
+    );
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("busybox-static"), "{text}");
+    for package in ["flex", "ninja-build", "libelf-dev", "libglib2.0-dev"] {
+        assert!(!text.contains(package), "{text}");
+    }
+}
+
+#[test]
+fn packages_that_cannot_be_installed_are_named_as_well() {
+    let dir = Dir::new("install");
+    let output = without_programs(&dir, &[("CI", "true")]);
+    assert!(!output.status.success());
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("xtask: installs "), "{text}");
+    let line = text.lines().find(|line| line.contains("apt-get install")).unwrap();
+    // Also the programs of the distribution, without which nothing is tested with them.
+    for package in ["busybox-static", "ninja-build", "redis-server", "iperf3"] {
+        assert!(line.split_whitespace().any(|word| word == package), "{package}: {text}");
+    }
+}
