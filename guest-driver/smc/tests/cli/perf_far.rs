@@ -57,7 +57,7 @@ impl Control {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut control = Control { lines: BufReader::new(stream) };
-        assert_eq!(control.hear()["hello"]["version"], 1);
+        assert_eq!(control.hear()["hello"]["version"], 2);
         control
     }
 

@@ -34,7 +34,7 @@ use crate::error::CliError;
 use crate::places;
 
 /// What both ends have to agree on.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How long a process may take to start, open its device and listen or connect; guests without
 /// hardware support are slow.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -1,5 +1,9 @@
 //! One connection, one direction. The receiver measures, from the end of the warm-up to the last
 //! byte.
+//!
+//! The receiver answers the first bytes with [`STARTED`]. So the sender's clock starts after the
+//! receiver's, and what it sends after its own warm-up arrives after the receiver's: something is
+//! measured however late the system runs either process.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -10,6 +14,8 @@ use crate::transport::{Counters, Transport};
 
 /// The reader's buffer, bytes; that of the writer is a message.
 const READ: usize = 64 << 10;
+/// The receiver's answer to the first bytes.
+const STARTED: u8 = 1;
 
 pub(super) fn serve<T: Transport>(
     transport: &T,
@@ -25,6 +31,7 @@ pub(super) fn serve<T: Transport>(
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let start = Instant::now() + job.warm_up();
+    stream.write_all(&[STARTED])?;
     let mut now = Instant::now();
     while now < start {
         let n = stream.read(&mut buf)?;
@@ -55,10 +62,22 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> 
     let message = vec![0x5a; job.size];
     // Small messages: the clock is not part of the cost.
     let between_looks = (READ / job.size).max(1);
+    stream.write_all(&message)?;
+    stream.read_exact(&mut [0])?;
     let schedule = Schedule::from_now(job);
-    while Instant::now() < schedule.end {
+    // The receiver counts a read that begins in its warm-up to that: the next one must bring bytes, too.
+    let least = 2 * READ.max(job.size) + 1;
+    let mut measured = 0;
+    loop {
+        let now = Instant::now();
+        if now >= schedule.end && measured >= least {
+            break;
+        }
         for _ in 0..between_looks {
             stream.write_all(&message)?;
+        }
+        if now >= schedule.start {
+            measured += between_looks * job.size;
         }
     }
     let device = counted(before, transport.counters());
