@@ -1,6 +1,7 @@
 //! A test bed: two network namespaces that a wire joins, a fabric with devices, `smc run` and `smc
 //! stat`.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -291,8 +292,9 @@ pub fn are_installed(case: &str, programs: &[&str]) -> bool {
             && !Path::new(program).is_file()
     });
     let Some(first) = missing.next() else { return true };
-    let words = format!("{case}: left out, {first} is not installed");
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci.is_empty()), "{words}");
-    println!("{words}");
+    let words = format!("SKIPPED: {case}: {first} is not installed");
+    assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "{words}");
+    // Past what the test harness keeps to itself.
+    let _ = writeln!(std::io::stderr(), "{words}");
     false
 }

@@ -1,6 +1,7 @@
 //! `smc run`: what it says before the program begins. What becomes of the program is tested with the library,
 //! in `guest-driver/preload/tests`.
 
+use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use crate::support::{Dir, text};
@@ -19,7 +20,15 @@ fn without_rights(args: &[&str]) -> Option<Output> {
     // Some library that can be loaded: it does not say that it was, which has no part in this.
     let command = command.arg("run").args(args).env("SMC_PRELOAD", c_library());
     let output = command.env_remove("SMC_RENDEZVOUS").stdin(Stdio::null()).output();
-    output.inspect_err(|error| eprintln!("SKIPPED, nothing was tested: {error}")).ok()
+    let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    match output {
+        Err(error) if !ci => {
+            // Past what the test harness keeps to itself.
+            let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {error}");
+            None
+        }
+        output => Some(output.unwrap()),
+    }
 }
 
 /// The C library that this process uses.
