@@ -1,15 +1,20 @@
-//! Two ends of connections that do what they are told and say what becomes of them: programs for
-//! tests that do something to the machines below.
+//! A server and a client for tests that do something to the machines below. Both print a line for
+//! each thing that happens.
 //!
 //! ```text
-//! smc-test-peer serve DEVICE ADDRESS    listens and echoes; says "accepted smc GID", then how it ended
-//! smc-test-peer talk DEVICE ADDRESS     reads its orders, a word a line
+//! smc-test-peer serve DEVICE ADDRESS    echoes; prints "N accepted smc", then "N ended HOW"
+//! smc-test-peer talk DEVICE ADDRESS     reads commands, a word a line, and answers each by a line
 //! ```
 //!
-//! The orders of `talk`, each of which is answered by a line: `connect` (a new connection; the one
-//! before is let go), `ping` (bytes to the server and back), `stream` (sends and receives in the
-//! background until that fails), `wait` (receives in the background until that fails), `gid`.
-//! Background jobs say "failed KIND after N bytes, MS ms after the last" when they end.
+//! The commands of `talk`:
+//!
+//! - `connect` drops the connection, if there is one, and makes a new one;
+//! - `ping` sends bytes to the server and compares what comes back;
+//! - `stream` sends and receives in the background until that fails;
+//! - `wait` receives in the background until that fails;
+//! - `gid` prints the GID of the device.
+//!
+//! A background job prints "failed KIND after N bytes, MS ms after the last" at its end.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -20,13 +25,21 @@ use guest_driver::{Config, SmcListener, SmcStream, Stack};
 
 use crate::bytes::pattern;
 
-/// How long "connect" tries to reach a server that does not listen yet.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of a "ping".
+/// How long `connect` tries to reach a server that does not listen yet.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long one CLC message may take. An emulated guest that shares a processor with eight others
+/// takes seconds for what a host does in a millisecond.
+const CLC_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the server waits for the first bytes of a client. No client here is an ordinary TCP
+/// client that waits for the server's bytes.
+const DETECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of a `ping`.
 const PING: usize = 10_000;
 
 fn open(device: &str) -> Arc<Stack> {
-    Stack::open(Config::new(device)).unwrap()
+    let mut config = Config::new(device);
+    (config.clc_timeout, config.detect_timeout) = (CLC_TIMEOUT, DETECT_TIMEOUT);
+    Stack::open(config).unwrap()
 }
 
 fn carrier(stream: &SmcStream) -> &'static str {
@@ -76,7 +89,7 @@ fn echo(stream: &mut SmcStream, total: &mut usize) -> io::Result<()> {
 }
 
 fn connect(stack: &Arc<Stack>, address: &str) -> io::Result<SmcStream> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + CONNECT_TIMEOUT;
     loop {
         match SmcStream::connect(stack, address) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
@@ -95,8 +108,8 @@ fn ping(stream: &SmcStream, seed: u64) -> io::Result<()> {
     if bytes == back { Ok(()) } else { Err(io::Error::other("other bytes came back")) }
 }
 
-/// Moves bytes until that fails; what to say then.
-fn last(stream: &SmcStream, sends: bool) -> String {
+/// Moves bytes until that fails. Returns the line to print then.
+fn move_until_failure(stream: &SmcStream, sends: bool) -> String {
     let mut buf = vec![7; 16 << 10];
     let (mut total, mut seen) = (0, Instant::now());
     loop {
@@ -119,15 +132,15 @@ fn last(stream: &SmcStream, sends: bool) -> String {
     }
 }
 
-/// Does what its standard input says.
+/// Carries out the commands that come on standard input.
 ///
 /// # Panics
 /// The device cannot be opened.
 pub fn talk(device: &str, address: &str, say: fn(&str)) {
     let stack = open(device);
     let mut stream: Option<Arc<SmcStream>> = None;
-    for (n, order) in io::stdin().lock().lines().map_while(Result::ok).enumerate() {
-        let answer = match (order.as_str(), &stream) {
+    for (n, command) in io::stdin().lock().lines().map_while(Result::ok).enumerate() {
+        let answer = match (command.as_str(), &stream) {
             ("gid", _) => gid(&stack),
             ("connect", _) => {
                 stream = None;
@@ -145,11 +158,11 @@ pub fn talk(device: &str, address: &str, say: fn(&str)) {
                 Err(error) => format!("failed {:?}: {error}", error.kind()),
             },
             ("stream" | "wait", Some(stream)) => {
-                let (stream, sends) = (stream.clone(), order == "stream");
-                thread::spawn(move || say(&last(&stream, sends)));
-                format!("{order}s")
+                let (stream, sends) = (stream.clone(), command == "stream");
+                thread::spawn(move || say(&move_until_failure(&stream, sends)));
+                format!("{command}s")
             }
-            (order, _) => format!("cannot {order:?} now"),
+            (command, _) => format!("cannot {command:?} now"),
         };
         say(&answer);
     }

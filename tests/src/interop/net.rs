@@ -73,6 +73,8 @@ impl Net {
         }
         let mut config = Config::default();
         config.smcr.v1 = false;
+        // Emulated guests are slow, and slower where the host is busy.
+        config.clc_timeout = Duration::from_secs(30);
         // AF_SMC knows its peers by TCP option 254 and by nothing else.
         config.rendezvous = Mode::Required;
         for option in options.split(',').filter(|option| !option.is_empty()) {

@@ -51,6 +51,19 @@ impl Program {
         self.child().try_wait().unwrap()
     }
 
+    /// How long its threads were ready to run while others had the processors, in sum.
+    ///
+    /// This is the second number of `/proc/PID/task/TID/schedstat`. It is zero where the kernel does
+    /// not count it.
+    pub fn run_delay(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid));
+        let nanos = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split_whitespace().nth(1)?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(nanos.sum())
+    }
+
     /// SIGKILL, and waits until it is gone.
     pub fn kill(&self) {
         let mut child = self.child();

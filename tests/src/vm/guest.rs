@@ -53,6 +53,14 @@ impl Guest {
         self.vm.ip6(nic)
     }
 
+    /// How long it has waited for processors of the host, see [`Program::run_delay`]. A limit of time
+    /// that is for a guest on an idle host is this much longer on a busy one.
+    ///
+    /// [`Program::run_delay`]: super::Program::run_delay
+    pub fn run_delay(&self) -> Duration {
+        self.machine.program.run_delay()
+    }
+
     /// Plugs the cable of a network interface in or out.
     #[track_caller]
     pub fn set_cable(&self, nic: u32, plugged: bool) {

@@ -16,7 +16,7 @@ use super::places::{self, Built};
 use super::qmp::Qmp;
 
 /// How long a guest may take to boot: some seconds where nothing else runs.
-pub(super) const BOOT: Duration = Duration::from_secs(120);
+pub(super) const BOOT: Duration = Duration::from_secs(300);
 
 /// A guest to be started. By default it has one device on the daemon's first fabric, 512 MiB, one
 /// processor and, if it is started together with others, a network.

@@ -8,7 +8,10 @@ use smc_tests::vm::{Guest, Job, Run};
 /// Port of the server.
 pub(crate) const PORT: &str = "5000";
 
-/// What the driver has to say is in the transcript of a test that fails.
+/// How long a client may take for an answer: longer than one CLC message of `smc_tests::talk`.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Puts the driver's log into the transcript, which stays if the test fails.
 fn logged(run: Run) -> Run {
     run.env("RUST_LOG", "guest_driver=debug")
 }
@@ -17,13 +20,14 @@ fn logged(run: Run) -> Run {
 #[track_caller]
 pub(crate) fn serve(guest: &Guest) -> Job {
     let address = format!("0.0.0.0:{PORT}");
-    let mut server = guest.spawn(logged(Run::from(["smc-test-peer", "serve", "pci", &address])));
+    let mut server =
+        guest.spawn(logged(Run::from(["smc-test-peer", "serve", "pci", &address])).within(LIMIT));
     let first = server.line();
     assert!(first.starts_with("listens as "), "{first}");
     server
 }
 
-/// A client that does what it is told.
+/// A client that carries out commands.
 pub(crate) struct Client(Job);
 
 impl Client {
@@ -38,13 +42,13 @@ impl Client {
     pub(crate) fn on(device: &str, guest: &Guest, server: &Guest) -> Client {
         let address = format!("{}:{PORT}", server.ip());
         let run = Run::from(["smc-test-peer", "talk", device, &address]);
-        Client(guest.spawn(logged(run).open_stdin().within(Duration::from_secs(90))))
+        Client(guest.spawn(logged(run).open_stdin().within(LIMIT)))
     }
 
-    /// Gives an order and returns the answer.
+    /// Sends a command and returns the answer.
     #[track_caller]
-    pub(crate) fn tell(&mut self, order: &str) -> String {
-        self.0.feed(&format!("{order}\n"));
+    pub(crate) fn tell(&mut self, command: &str) -> String {
+        self.0.feed(&format!("{command}\n"));
         self.0.line()
     }
 
