@@ -35,11 +35,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILTER")]
     only: Vec<String>,
 
-    /// Run tests that failed again, at most so often, and say aloud which passed only then.
-    ///
-    /// Emulated guests on a busy host miss deadlines of seconds; a mistake fails again.
-    #[arg(long, value_name = "TIMES", default_value_t = 0)]
-    again: u32,
+    /// Run the slow tests, too: the conformance suite over every kind of soft-RoCE, and all programs
+    /// of the distribution, whose packages are large.
+    #[arg(long)]
+    slow: bool,
 
     /// Show what tests that succeed print, too: durations, rates, what a peer answered.
     #[arg(long)]
@@ -86,8 +85,8 @@ enum What {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
     let root = root()?;
     let start = Instant::now();
-    let which =
-        if matches!(args.what, Some(What::Programs)) { Programs::All } else { Programs::Small };
+    let all_programs = args.slow || matches!(args.what, Some(What::Programs));
+    let which = if all_programs { Programs::All } else { Programs::Small };
     let artifacts = artifacts::build(&root, args.install_deps || tool::is_true("CI"), which)?;
     eprintln!("xtask: everything is built, after {} s", start.elapsed().as_secs());
     let status = match &args.what {
@@ -110,81 +109,125 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ToolError> {
             tool::status(command)?
         }
         Some(What::Programs) => {
-            let only = vec!["programs::".to_owned(), "--include-ignored".to_owned()];
-            let args = Args { what: None, only, show_output: true, ..*args };
-            // Their figures are compared, so nobody else has guests meanwhile.
-            return tests(&root, &artifacts, &args, Some("1"));
+            let only = vec!["programs::".to_owned()];
+            let args = Args { what: None, only, slow: true, show_output: true, ..*args };
+            // Their figures are compared, so no other test has guests meanwhile.
+            return tests(&root, &artifacts, &args, Some(1));
         }
+        None if args.only.is_empty() => return all_tests(&root, &artifacts, args),
         None => return tests(&root, &artifacts, args, None),
     };
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Exit code of a test program that has run all its tests, and some failed.
-const TESTS_FAILED: i32 = 101;
+/// Tests that wait for time-outs of AF_SMC most of the time. They run beside all others, so that
+/// their guests' idle processors are used.
+const WAITING: &str = "interop::";
+/// Tests that run when those have ended: they measure, or have many guests.
+const LAST: [&str; 2] = ["alone::", "stock::"];
 
-/// Runs the tests, with so many beds at a time as is said, and those that failed again.
-fn tests(
-    root: &Path,
-    artifacts: &Artifacts,
-    args: &Args,
-    beds: Option<&str>,
-) -> Result<ExitCode, ToolError> {
-    let run = |filters: &[String], beds: Option<&str>| {
+/// A run of the test program.
+struct Run<'a> {
+    /// Tests whose name contains one of these; all if there are none.
+    only: Vec<&'a str>,
+    /// Tests whose name contains one of these are left out.
+    skip: Vec<&'a str>,
+    /// How many beds have guests at a time, if not as many as usual.
+    beds: Option<u32>,
+}
+
+impl Run<'_> {
+    fn command(&self, root: &Path, artifacts: &Artifacts, args: &Args) -> Command {
         let mut command = with(artifacts, &artifacts.tests);
-        // Where cargo runs the tests of this package.
-        command.current_dir(root.join("tests"));
-        // Tests take turns where guests are, two or three at a time. One more thread is already
-        // waiting then.
-        command.args(filters).arg("--test-threads=4");
+        // Cargo, too, runs the tests of a package in the package's directory.
+        command.current_dir(root.join("tests")).args(&self.only);
+        command.args(self.skip.iter().flat_map(|filter| ["--skip", filter]));
+        // A test waits until there is room for its guests: two or three tests have guests at a time.
+        // With one more thread, the next test waits already.
+        command.arg("--test-threads=4");
+        if args.slow {
+            command.arg("--include-ignored");
+        }
         if args.show_output {
             command.arg("--show-output");
         }
-        command.envs(beds.map(|beds| ("SMC_VM_BEDS", beds)));
+        command.envs(self.beds.map(|beds| ("SMC_VM_BEDS", beds.to_string())));
         if args.keep {
             command.env("SMC_VM_KEEP", "1");
         }
         command
-    };
-    let (mut status, mut failed) = watched(run(&args.only, beds))?;
-    let mut flaky = Vec::new();
-    for _ in 0..args.again {
-        // A test program that was killed has not said which tests it never came to.
-        if status.code() != Some(TESTS_FAILED) || failed.is_empty() {
-            break;
-        }
-        eprintln!("xtask: runs again what failed: {}", failed.join(", "));
-        let mut command = run(&failed, Some("1"));
-        command.arg("--exact");
-        let (again, still) = watched(command)?;
-        flaky.extend(failed.iter().filter(|name| !still.contains(name)).cloned());
-        (status, failed) = (again, still);
     }
-    for name in flaky {
-        eprintln!("xtask: FLAKY: {name} passed only when it was run again");
-    }
-    if !status.success() {
-        eprintln!("xtask: FAILED ({status}): {}", failed.join(", "));
-    }
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a test program, shows what it prints, and tells which tests it said had failed.
-fn watched(command: Command) -> Result<(ExitStatus, Vec<String>), ToolError> {
+/// Runs all tests: those that are fast and broad first.
+fn all_tests(root: &Path, artifacts: &Artifacts, args: &Args) -> Result<ExitCode, ToolError> {
+    let skip = [&LAST[..], &[WAITING]].concat();
+    let most = Run { only: Vec::new(), skip, beds: None }.command(root, artifacts, args);
+    let waiting = Run { only: vec![WAITING], skip: Vec::new(), beds: Some(1) };
+    let waiting = waiting.command(root, artifacts, args);
+    let last = Run { only: LAST.to_vec(), skip: Vec::new(), beds: None };
+    let last = last.command(root, artifacts, args);
+    let (most, (waiting, text)) = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut text = String::new();
+            let result = watched(waiting, |line| text += &format!("{line}\n"));
+            (result, text)
+        });
+        let most = watched(most, |line| println!("{line}"));
+        let waiting = waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (most, waiting)
+    });
+    print!("{text}");
+    let last = watched(last, |line| println!("{line}"))?;
+    Ok(report(&[most?, waiting?, last]))
+}
+
+/// Runs the tests whose name contains one of some filters.
+fn tests(
+    root: &Path,
+    artifacts: &Artifacts,
+    args: &Args,
+    beds: Option<u32>,
+) -> Result<ExitCode, ToolError> {
+    let only = args.only.iter().map(String::as_str).collect();
+    let run = Run { only, skip: Vec::new(), beds };
+    let ended = watched(run.command(root, artifacts, args), |line| println!("{line}"))?;
+    Ok(report(&[ended]))
+}
+
+/// How a run of the test program ended.
+struct Ended {
+    status: ExitStatus,
+    /// Names of tests.
+    failed: Vec<String>,
+}
+
+/// Names the tests that failed.
+fn report(runs: &[Ended]) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for Ended { status, failed } in runs.iter().filter(|run| !run.status.success()) {
+        eprintln!("xtask: FAILED ({status}): {}", failed.join(", "));
+        code = ExitCode::FAILURE;
+    }
+    code
+}
+
+/// Runs the test program and hands over each line of its output.
+fn watched(command: Command, mut each: impl FnMut(&str)) -> Result<Ended, ToolError> {
     let mut failed = Vec::new();
-    // What follows these lines is what tests printed, some of which run others in guests.
+    // After these lines follows output of tests, some of which run others in guests.
     let mut over = false;
     let status = tool::lines(command, |line| {
-        println!("{line}");
+        each(line);
         over |= matches!(line, "successes:" | "failures:");
         if !over {
             failed.extend(failed_test(line).map(str::to_owned));
         }
     })?;
-    Ok((status, failed))
+    Ok(Ended { status, failed })
 }
 
-/// The test that a line says has failed.
+/// The name of a test that has failed, from a line of a test program.
 fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }

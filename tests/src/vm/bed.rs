@@ -2,9 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use vhost_device_ism::management::{AddGuest, Client, Guest as Port};
 
@@ -18,6 +20,8 @@ use super::turns::Turn;
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
     host: Arc<Host>,
+    test: String,
+    since: Instant,
     _turn: Turn,
 }
 
@@ -53,7 +57,8 @@ impl Bed {
             None | Some("main") => places::program(),
             Some(test) => test.to_owned(),
         };
-        let bed = Bed { host: Arc::new(Host::new(&test, daemon_args)), _turn: turn };
+        let host = Arc::new(Host::new(&test, daemon_args));
+        let bed = Bed { host, test, since: Instant::now(), _turn: turn };
         bed.start_daemon();
         bed
     }
@@ -165,6 +170,14 @@ impl Bed {
         for port in self.list() {
             assert!(port.faults.is_empty(), "{}: faults {:?}", port.name, port.faults);
         }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let seconds = self.since.elapsed().as_secs_f32();
+        // Not by `eprintln!`: the test harness keeps that to itself when a test succeeds.
+        let _ = writeln!(io::stderr(), "vm: {seconds:6.1} s  {}", self.test);
     }
 }
 

@@ -1,7 +1,5 @@
 //! Who is on which fabric, and how many.
 
-use std::thread;
-
 use smc_tests::Dir;
 use smc_tests::vm::{Bed, Vm};
 
@@ -45,31 +43,5 @@ fn each_process_of_a_guest_takes_a_free_device() {
     assert_ne!(third.code(), 0);
     println!("{}", third.err);
     assert!(third.err.contains("in use") || third.err.contains("busy"), "{third}");
-    bed.assert_faultless();
-}
-
-#[test]
-fn sixteen_guests_talk_in_a_circle() {
-    const NAMES: [&str; 16] =
-        ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
-    let bed = Bed::alone();
-    let guests = bed.boot(NAMES.map(|name| Vm::named(name).mem("192M")));
-    // A device belongs to one process: every second guest serves its two neighbours.
-    let _servers: Vec<_> = guests.iter().step_by(2).map(serve).collect();
-    thread::scope(|scope| {
-        for n in (1..guests.len()).step_by(2) {
-            let guests = &guests;
-            scope.spawn(move || {
-                for server in [n - 1, (n + 1) % guests.len()] {
-                    let mut client = Client::new(&guests[n], &guests[server]);
-                    client.connect();
-                    client.end();
-                }
-            });
-        }
-    });
-    let daemon = std::fs::read_to_string(format!("/proc/{}/status", bed.daemon_pid())).unwrap();
-    let resident = daemon.lines().filter(|line| line.starts_with("Rss"));
-    println!("the daemon of sixteen guests: {}", resident.collect::<Vec<_>>().join(", "));
     bed.assert_faultless();
 }

@@ -244,11 +244,3 @@ fn rust_to_linux_when_an_interface_goes_down() {
 fn rust_to_linux_when_the_servers_interface_goes_down() {
     survives("linux", RUST, Loss::ServersInterface);
 }
-
-// Mostly it stalls: AF_SMC does not say once more what it has read if that was last said on the dead
-// link and nothing new arrives.
-#[test]
-#[ignore = "says what AF_SMC does, and nothing of this project"]
-fn linux_to_linux_when_an_interface_goes_down() {
-    survives("linux", "linux", Loss::Interface);
-}

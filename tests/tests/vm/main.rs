@@ -2,6 +2,7 @@
 //! `smc_tests::vm` for what they can ask for.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
+mod alone;
 mod boots;
 mod conformance;
 mod devices;
