@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_core::connection::{EYE_CATCHER_LEN, Ring, RingError, SMCD_CONTROL_LEN, Sender};
-use virtio_ism_abi::event::Event;
 use virtio_ism_abi::signal::Line;
 
 use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::ism::DeliverError;
-use crate::smcd::{OwnBuffer, Peer, PeerBuffer, SmcdConn};
+use crate::reactor::Registration;
+use crate::smcd::{self, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{SmcrConn, SmcrSendError};
 use crate::sys::OutOfBounds;
 
@@ -75,21 +75,34 @@ impl Carrier {
         }
     }
 
-    /// The key by which its reactor knows it, and the slab that it lies in.
-    pub(super) fn key(&self) -> (u32, Option<u32>) {
+    /// The key by which events of the reactor name the connection.
+    pub(super) fn key(&self) -> u32 {
         match self {
-            Carrier::D(dmbs) => (dmbs.own.dmb().idx(), dmbs.own.dmb().slab_id()),
-            Carrier::R(element) => (element.key(), None),
+            Carrier::D(dmbs) => dmbs.own.dmb().idx(),
+            Carrier::R(element) => element.key(),
         }
     }
 
-    /// Whether this event of the device is the end of the connection.
-    pub(super) fn is_hit(&self, event: &Event) -> bool {
-        let Carrier::D(dmbs) = self else { return false };
-        match event {
-            Event::PeerDown { gid, .. } => dmbs.peer.gid() == *gid,
-            Event::DmbGone { token, .. } => dmbs.theirs.dmb().token() == *token,
-            _ => false,
+    /// How the connection registers with its reactor.
+    pub(super) fn registration(&self) -> Registration {
+        let (group, tags) = match self {
+            Carrier::D(dmbs) => {
+                let tags = smcd::tags(dmbs.peer.gid(), dmbs.theirs.dmb().token());
+                (dmbs.own.dmb().slab_id(), Some(tags))
+            }
+            // RNICs name each connection that is lost.
+            Carrier::R(_) => (None, None),
+        };
+        Registration { key: self.key(), group, tags }
+    }
+
+    /// Whether earlier reads of the own ring and words have read what is there. `false`: the memory
+    /// went with its device, and the reads may have found zeros.
+    #[inline]
+    pub(super) fn has_memory(&self) -> bool {
+        match self {
+            Carrier::D(dmbs) => dmbs.own.dmb().has_memory(),
+            Carrier::R(_) => true,
         }
     }
 

@@ -48,7 +48,7 @@ impl Conn {
     }
 
     /// How the connection is now.
-    pub(super) fn describe(&self) -> ConnectionSnapshot {
+    pub(crate) fn snapshot(&self) -> ConnectionSnapshot {
         let addresses = self.addresses().ok();
         let (received, unread, read, written_by_peer) = {
             let mut rx = self.rx();

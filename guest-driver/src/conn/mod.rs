@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 
 use smc_core::connection::{Close, Event, Receiver, Sender};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
-use virtio_ism_abi::event::Event as IsmEvent;
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
@@ -32,7 +31,7 @@ use keep::Silence;
 
 pub(crate) use ready::End;
 
-use crate::info::{ConnectionInfo, ConnectionSnapshot};
+use crate::info::ConnectionInfo;
 use crate::reactor::readiness::ReadinessFd;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
@@ -109,7 +108,7 @@ pub(crate) struct Conn {
     /// The poller that watches this connection.
     poller: Mutex<Option<Arc<Waiter>>>,
     spin: Spin,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<Conn>>,
     tcp: Mutex<Option<TcpStream>>,
     /// Local and peer address, kept when TCP goes before the application does.
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
@@ -138,7 +137,7 @@ impl Conn {
     pub(crate) fn new(
         carrier: Carrier,
         tcp: TcpStream,
-        reactor: Arc<Reactor>,
+        reactor: Arc<Reactor<Conn>>,
         spin: &Arc<Spin>,
         close_timeout: Duration,
     ) -> io::Result<Arc<Conn>> {
@@ -160,7 +159,6 @@ impl Conn {
             total: 0,
         };
         let rx = Rx { receiver, seen: [producer, seen], total: 0 };
-        let (key, slab) = carrier.key();
         let words = carrier.words();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),
@@ -193,8 +191,7 @@ impl Conn {
             reuse: AtomicBool::new(false),
             carrier,
         });
-        let member: Arc<dyn ConnectionHandler> = conn.clone();
-        reactor.join(key, slab, Arc::downgrade(&member));
+        reactor.join(conn.carrier.registration(), Arc::downgrade(&conn));
         if conn.carrier.has_failed() {
             // It happened before the reactor could tell.
             conn.lost();
@@ -208,7 +205,7 @@ impl Conn {
     }
 
     /// Where the threads of its device or RNICs meet.
-    pub(crate) fn reactor(&self) -> &Arc<Reactor> {
+    pub(crate) fn reactor(&self) -> &Arc<Reactor<Conn>> {
         &self.reactor
     }
 
@@ -500,14 +497,6 @@ impl ConnectionHandler for Conn {
         self.carrier.coax();
     }
 
-    fn snapshot(&self) -> ConnectionSnapshot {
-        self.describe()
-    }
-
-    fn is_hit(&self, event: &IsmEvent) -> bool {
-        self.carrier.is_hit(event)
-    }
-
     fn on_lost(&self) {
         self.lost();
     }
@@ -519,7 +508,7 @@ impl ConnectionHandler for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.reactor.leave(self.carrier.key().0);
+        self.reactor.leave(self.carrier.key());
         if self.readiness.get().is_some() {
             self.reactor.remove_pollable();
         }

@@ -48,7 +48,7 @@ impl Conn {
     }
 
     /// The control words, to be compared by [`Conn::may_have_news`].
-    pub(crate) fn snapshot(&self) -> [u64; 2] {
+    pub(crate) fn control_words(&self) -> [u64; 2] {
         self.words()
     }
 

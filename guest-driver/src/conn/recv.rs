@@ -100,7 +100,7 @@ impl Conn {
         let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
-            Err(_) if !self.reactor.source().has_memory() => return Err(self.memory_lost()),
+            Err(_) if !self.carrier.has_memory() => return Err(self.memory_lost()),
             Err(lie) => {
                 tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
                 self.abort_locked(&mut self.tx());
@@ -111,7 +111,7 @@ impl Conn {
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;
-            if !self.reactor.source().has_memory() {
+            if !self.carrier.has_memory() {
                 return Err(self.memory_lost());
             }
             rx.receiver.remember_urgent(byte[0]);
@@ -154,7 +154,7 @@ impl Conn {
             }
             done += room;
         }
-        if self.reactor.source().has_memory() { Ok(done) } else { Err(self.memory_lost()) }
+        if self.carrier.has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
     /// The own buffer went with its device: what was just read from it may be anything.
@@ -183,7 +183,7 @@ impl Conn {
     pub(super) fn schedule_update(&self) {
         // A mark that is missed costs a second at most, until the next glance.
         if !self.owes.load(Ordering::Relaxed) && !self.owes.swap(true, Ordering::AcqRel) {
-            self.reactor.schedule_update(self.carrier.key().0);
+            self.reactor.schedule_update(self.carrier.key());
         }
     }
 

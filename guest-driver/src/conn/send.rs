@@ -109,7 +109,7 @@ impl Conn {
             tx.sender.peer_moved();
         }
         if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
-            if !self.reactor.source().has_memory() {
+            if !self.carrier.has_memory() {
                 // Not the peer's words; the reactor is about to say so.
                 return;
             }

@@ -109,6 +109,12 @@ impl OwnDmb {
         [load(PRODUCER_WORD), consumer]
     }
 
+    /// Whether earlier reads of this DMB have read its bytes; see [`IsmDevice::has_memory`].
+    #[inline]
+    pub fn has_memory(&self) -> bool {
+        self.device.has_memory()
+    }
+
     /// Zeroes all of it, control block included, for another use.
     ///
     /// # Errors

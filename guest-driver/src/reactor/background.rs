@@ -7,11 +7,11 @@
 //! more patient, so that a busy connection does not pay for the change again and again. While a
 //! caller sleeps as the leader, the thread sleeps too, and is woken when that one leaves.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::wait::RECHECK_INTERVAL;
-use super::{BACKGROUND, CALLER, DelayedUpdate, FREE, Reactor};
+use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor};
 use crate::reactor::Attend;
 
 /// How long the background thread sleeps when it has nothing to do.
@@ -57,7 +57,7 @@ struct Diary {
     vigil: Option<Instant>,
 }
 
-impl Reactor {
+impl<C: ConnectionHandler> Reactor<C> {
     /// Ends [`Reactor::run`].
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
@@ -156,14 +156,14 @@ impl Reactor {
         let now = Instant::now();
         if now >= diary.nap {
             diary.nap = now + RECHECK_INTERVAL;
-            self.each(|_| true, |member| member.on_recheck());
+            self.each(|member| member.on_recheck());
         }
         diary.overlooked = now < diary.glance;
         if !diary.overlooked {
             diary.glance = now + GLANCE_PAUSE;
             // A peer may be blocked until it hears what an application has read that is busy with
             // other things now (CDC-20).
-            self.each(|_| true, |member| member.on_tick());
+            self.each(|member| member.on_tick());
         }
         if self.timers_due.swap(false, Ordering::SeqCst)
             || diary.timer.is_some_and(|timer| now >= timer)
@@ -217,14 +217,14 @@ impl Reactor {
 
     /// Has [`Reactor::rouse`] wake this thread from now on, if it is going to sleep for long.
     fn resting(&self, pause: Duration) -> impl Drop + '_ {
-        struct Resting<'a>(&'a Reactor);
+        struct Resting<'a>(&'a AtomicBool);
         impl Drop for Resting<'_> {
             fn drop(&mut self) {
-                self.0.resting.store(false, Ordering::SeqCst);
+                self.0.store(false, Ordering::SeqCst);
             }
         }
         self.resting.store(pause > OWING_PAUSE, Ordering::SeqCst);
-        Resting(self)
+        Resting(&self.resting)
     }
 
     /// Whether there is something to do for which [`Reactor::rouse`] was called.
@@ -290,7 +290,7 @@ impl Reactor {
     }
 }
 
-impl Attend for Reactor {
+impl<C: ConnectionHandler> Attend for Reactor<C> {
     fn attend(&self) {
         // While the thread leads, or looks every few milliseconds whether it should, it needs no
         // call.

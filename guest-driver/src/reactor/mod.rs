@@ -25,18 +25,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
-use virtio_ism_abi::event::Event;
-use virtio_ism_abi::{Gid, Token};
 
 pub(crate) use self::source::Attend;
-use self::source::{OTHER, ReactorEvent, Source};
+use self::source::{OTHER, ReactorEvent, Source, Tags};
 use self::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
-use crate::info::ConnectionSnapshot;
 use crate::sys::{POLLED, poll_readable, wait_in_set};
 use rustc_hash::FxHashMap;
 
 /// A connection as the reactor sees it.
-pub(crate) trait ConnectionHandler: Send + Sync {
+pub(crate) trait ConnectionHandler: Send + Sync + 'static {
     /// The peer's words may be new: wake whoever waits for them.
     fn on_wake(&self);
     /// Whether anybody waits at all; asked before `on_wake`.
@@ -53,10 +50,6 @@ pub(crate) trait ConnectionHandler: Send + Sync {
     fn on_recheck(&self);
     /// Called soon after [`Reactor::schedule_update`]: tell the peer what it was not told yet.
     fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate;
-    /// How it is now.
-    fn snapshot(&self) -> ConnectionSnapshot;
-    /// Whether this event is the end of the connection.
-    fn is_hit(&self, event: &Event) -> bool;
     /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
     /// any more.
     fn on_lost(&self);
@@ -77,16 +70,6 @@ pub(crate) enum DelayedUpdate {
     Sent,
 }
 
-/// What the layer above does with events that concern no single connection.
-pub(crate) trait Watcher: Send + Sync {
-    /// The peer left the fabric.
-    fn on_peer_down(&self, gid: Gid);
-    /// A peer's DMB is gone.
-    fn on_dmb_gone(&self, token: Token);
-    /// A software event arrived.
-    fn on_sw_event(&self, gid: Gid, code: u32, info: u64);
-}
-
 /// From when on and for how long a sleep lasts at most.
 pub(crate) type Limit = Option<(Instant, Duration)>;
 
@@ -100,18 +83,33 @@ const CALLER: u32 = 1;
 /// The background thread leads.
 const BACKGROUND: u32 = 2;
 
-#[derive(Default)]
-struct Table {
-    by_idx: FxHashMap<u32, (Option<u32>, Weak<dyn ConnectionHandler>)>,
-    by_slab: FxHashMap<u32, Vec<u32>>,
+/// How a connection registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    /// The key by which events name the connection.
+    pub(crate) key: u32,
+    /// The wake group that the connection is in; `None`: in none.
+    pub(crate) group: Option<u32>,
+    /// The tags by which events name the ends of several connections; `None`: there are no such events.
+    pub(crate) tags: Option<Tags>,
 }
 
-/// The meeting point of the threads of one source.
-pub(crate) struct Reactor {
+struct Entry<C> {
+    group: Option<u32>,
+    tags: Option<Tags>,
+    handler: Weak<C>,
+}
+
+struct Table<C> {
+    by_key: FxHashMap<u32, Entry<C>>,
+    by_group: FxHashMap<u32, Vec<u32>>,
+}
+
+/// The meeting point of the threads of one source, for connections of type `C`.
+pub(crate) struct Reactor<C> {
     source: Arc<dyn Source>,
     /// The source must be polled.
     polled: bool,
-    watcher: Option<Weak<dyn Watcher>>,
     lead: AtomicU32,
     /// Changes whenever a caller leads or polls.
     led: AtomicU32,
@@ -128,7 +126,7 @@ pub(crate) struct Reactor {
     /// Connections whose peers have not been told of all that was read.
     owing: Mutex<Vec<u32>>,
     followers: Mutex<Vec<Arc<Waiter>>>,
-    table: Mutex<Table>,
+    table: Mutex<Table<C>>,
     /// Wakes a leader for a reason of this process's own.
     interrupt: OwnedFd,
     /// Reports interrupts and those of the source by their edges, so that a leader that sleeps on
@@ -152,12 +150,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Reactor {
+impl<C: ConnectionHandler> Reactor<C> {
     /// A reactor for `source`. The caller starts [`Reactor::run`] on a thread of its own.
-    pub(crate) fn new(
-        source: Arc<dyn Source>,
-        watcher: Option<Weak<dyn Watcher>>,
-    ) -> io::Result<Arc<Reactor>> {
+    pub(crate) fn new(source: Arc<dyn Source>) -> io::Result<Arc<Reactor<C>>> {
         let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let polled = source.must_be_polled();
         let edges =
@@ -169,7 +164,6 @@ impl Reactor {
         Ok(Arc::new(Reactor {
             polled,
             source,
-            watcher,
             lead: AtomicU32::new(FREE),
             led: AtomicU32::new(0),
             wanted: AtomicBool::new(false),
@@ -179,7 +173,10 @@ impl Reactor {
             idle: AtomicBool::new(false),
             owing: Mutex::default(),
             followers: Mutex::default(),
-            table: Mutex::default(),
+            table: Mutex::new(Table {
+                by_key: FxHashMap::default(),
+                by_group: FxHashMap::default(),
+            }),
             interrupt,
             edges,
             pollables: AtomicUsize::new(0),
@@ -193,12 +190,6 @@ impl Reactor {
         }))
     }
 
-    /// The source.
-    #[inline]
-    pub(crate) fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
     /// Whether connections have to poll ([`Reactor::look`]) for what their peers say.
     pub(crate) fn must_be_polled(&self) -> bool {
         self.polled
@@ -209,13 +200,14 @@ impl Reactor {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Adds a connection, found by its own buffer's number and slab (`None`: not in one).
-    pub(crate) fn join(&self, idx: u32, slab: Option<u32>, member: Weak<dyn ConnectionHandler>) {
+    /// Adds a connection.
+    pub(crate) fn join(&self, registration: Registration, handler: Weak<C>) {
+        let Registration { key, group, tags } = registration;
         let mut table = lock(&self.table);
-        if let Some(slab) = slab {
-            table.by_slab.entry(slab).or_default().push(idx);
+        if let Some(group) = group {
+            table.by_group.entry(group).or_default().push(key);
         }
-        table.by_idx.insert(idx, (slab, member));
+        table.by_key.insert(key, Entry { group, tags, handler });
         drop(table);
         if self.is_lost() {
             self.lose();
@@ -223,24 +215,22 @@ impl Reactor {
     }
 
     /// Removes a connection.
-    pub(crate) fn leave(&self, idx: u32) {
+    pub(crate) fn leave(&self, key: u32) {
         let mut table = lock(&self.table);
-        let Some((slab, _)) = table.by_idx.remove(&idx) else { return };
-        if let Some(slab) = slab
-            && let Some(list) = table.by_slab.get_mut(&slab)
+        let Some(Entry { group, .. }) = table.by_key.remove(&key) else { return };
+        if let Some(group) = group
+            && let Some(list) = table.by_group.get_mut(&group)
         {
-            list.retain(|member| *member != idx);
+            list.retain(|member| *member != key);
             if list.is_empty() {
-                table.by_slab.remove(&slab);
+                table.by_group.remove(&group);
             }
         }
     }
 
-    /// The connections as they are now.
-    pub(crate) fn snapshots(&self) -> Vec<ConnectionSnapshot> {
-        let members: Vec<_> =
-            lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
-        members.iter().map(|member| member.snapshot()).collect()
+    /// The registered connections.
+    pub(crate) fn connections(&self) -> Vec<Arc<C>> {
+        lock(&self.table).by_key.values().filter_map(|entry| entry.handler.upgrade()).collect()
     }
 
     /// Wakes a thread that sleeps in [`Reactor::sleep`].
@@ -462,25 +452,38 @@ impl Reactor {
         }
     }
 
-    fn tell(&self, news: ReactorEvent) {
-        match news {
-            ReactorEvent::Ism(event) => self.tell_event(event),
-            ReactorEvent::Element(key) => match self.member(key) {
+    fn tell(&self, event: ReactorEvent) {
+        match event {
+            ReactorEvent::WakeGroup(group) => self.each_of_group(group, |member| {
+                if member.is_awaited() && member.has_news() {
+                    member.on_wake();
+                }
+            }),
+            ReactorEvent::Wake(key) => {
+                if let Some(member) = self.member(key)
+                    && member.is_awaited()
+                {
+                    member.on_wake();
+                }
+            }
+            ReactorEvent::Arrived(key) => match self.member(key) {
                 Some(member) if member.is_awaited() => member.on_wake(),
                 Some(member) => member.on_unawaited(),
                 // It has left, or has yet to join and will look by itself.
                 None => {}
             },
-            ReactorEvent::ElementLost(key) => {
+            ReactorEvent::Lost(key) => {
                 if let Some(member) = self.member(key) {
                     member.on_lost();
                 }
             }
-            ReactorEvent::ElementTaken(key) => {
+            ReactorEvent::Taken(key) => {
                 if let Some(member) = self.member(key) {
                     member.on_taken();
                 }
             }
+            ReactorEvent::PeerLost(peer) => self.lose_tagged(|tags| tags.peer == peer),
+            ReactorEvent::BufferLost(buffer) => self.lose_tagged(|tags| tags.buffer == buffer),
             ReactorEvent::Timers => {
                 self.timers_due.store(true, Ordering::SeqCst);
                 self.rouse();
@@ -488,61 +491,17 @@ impl Reactor {
         }
     }
 
-    fn tell_event(&self, event: Event) {
-        match &event {
-            Event::SlabWake(wake) => {
-                for slab in wake.slabs.iter().take(wake.n.get() as usize) {
-                    self.each_of_slab(slab.get(), |member| {
-                        if member.is_awaited() && member.has_news() {
-                            member.on_wake();
-                        }
-                    });
-                }
-            }
-            Event::DmbSignal(signal) => {
-                for entry in signal.entries.iter().take(signal.n.get() as usize) {
-                    if let Some(member) = self.member(entry.idx.get())
-                        && member.is_awaited()
-                    {
-                        member.on_wake();
-                    }
-                }
-            }
-            Event::PeerDown { gid, .. } => {
-                self.each(|member| member.is_hit(&event), |member| member.on_lost());
-                if let Some(watcher) = self.watcher() {
-                    watcher.on_peer_down(*gid);
-                }
-            }
-            Event::DmbGone { token, .. } => {
-                self.each(|member| member.is_hit(&event), |member| member.on_lost());
-                if let Some(watcher) = self.watcher() {
-                    watcher.on_dmb_gone(*token);
-                }
-            }
-            Event::SwEvent { gid, code, info } => {
-                if let Some(watcher) = self.watcher() {
-                    watcher.on_sw_event(*gid, *code, *info);
-                }
-            }
-            Event::Lost { n } => tracing::warn!(n, "software events were lost"),
-        }
-    }
-
-    fn watcher(&self) -> Option<Arc<dyn Watcher>> {
-        self.watcher.as_ref()?.upgrade()
-    }
-
-    fn member(&self, idx: u32) -> Option<Arc<dyn ConnectionHandler>> {
-        lock(&self.table).by_idx.get(&idx).and_then(|(_, member)| member.upgrade())
+    fn member(&self, key: u32) -> Option<Arc<C>> {
+        lock(&self.table).by_key.get(&key).and_then(|entry| entry.handler.upgrade())
     }
 
     // Members are called outside the table's lock: they may join, leave or wake.
-    fn each_of_slab(&self, slab: u32, mut f: impl FnMut(&dyn ConnectionHandler)) {
+    fn each_of_group(&self, group: u32, mut f: impl FnMut(&C)) {
         let (first, others) = {
             let table = lock(&self.table);
-            let Some(list) = table.by_slab.get(&slab) else { return };
-            let mut members = list.iter().filter_map(|idx| table.by_idx.get(idx)?.1.upgrade());
+            let Some(list) = table.by_group.get(&group) else { return };
+            let mut members =
+                list.iter().filter_map(|key| table.by_key.get(key)?.handler.upgrade());
             // Mostly it is the only one: no allocation for it.
             (members.next(), members.collect::<Vec<_>>())
         };
@@ -551,21 +510,25 @@ impl Reactor {
         }
     }
 
-    fn each(
-        &self,
-        which: impl Fn(&dyn ConnectionHandler) -> bool,
-        f: impl Fn(&dyn ConnectionHandler),
-    ) {
-        let members: Vec<_> =
-            lock(&self.table).by_idx.values().filter_map(|(_, member)| member.upgrade()).collect();
-        for member in members.iter().filter(|member| which(&***member)) {
-            f(&**member);
+    fn each(&self, f: impl Fn(&C)) {
+        for member in self.connections() {
+            f(&*member);
         }
+    }
+
+    fn lose_tagged(&self, is_meant: impl Fn(&Tags) -> bool) {
+        let members: Vec<_> = lock(&self.table)
+            .by_key
+            .values()
+            .filter(|entry| entry.tags.as_ref().is_some_and(&is_meant))
+            .filter_map(|entry| entry.handler.upgrade())
+            .collect();
+        members.iter().for_each(|member| member.on_lost());
     }
 
     fn lose(&self) {
         self.lost.store(true, Ordering::Release);
-        self.each(|_| true, |member| member.on_lost());
+        self.each(|member| member.on_lost());
         for waiter in std::mem::take(&mut *lock(&self.followers)) {
             self.wake(&waiter);
         }

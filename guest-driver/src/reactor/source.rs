@@ -3,22 +3,37 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use virtio_ism_abi::event::Event;
-
 /// What a source has to tell.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReactorEvent {
-    /// A record of a virtio-ism device.
-    Ism(Event),
-    /// The peer's words in the element with this key (see [`Source::must_be_polled`]) are new.
-    Element(u32),
-    /// The connection of this element cannot go on.
-    ElementLost(u32),
-    /// The peer has given its element to another connection: that of this one is over, and what it
-    /// has not read yet counts for nothing (RMB-23).
-    ElementTaken(u32),
+    /// Peers may have changed control words of the connections of this wake group. Those that have
+    /// waiters and changed words are woken.
+    WakeGroup(u32),
+    /// The peer signalled the connection with this key. Its waiters are woken.
+    Wake(u32),
+    /// The peer's control words of the connection with this key are new. Its waiters are woken; a
+    /// connection without waiters learns of it, too.
+    Arrived(u32),
+    /// The connection with this key cannot go on.
+    Lost(u32),
+    /// The peer has given the buffer of the connection with this key to another connection. This one
+    /// is over, and unread bytes count for nothing (RMB-23).
+    Taken(u32),
+    /// All connections with this [peer tag](Tags::peer) cannot go on.
+    PeerLost(u128),
+    /// All connections with this [buffer tag](Tags::buffer) cannot go on.
+    BufferLost(u64),
     /// [`Source::next_timer`] may be sooner than it was.
     Timers,
+}
+
+/// The names by which a source reports the end of several connections at once. Only equality counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tags {
+    /// The peer.
+    pub(crate) peer: u128,
+    /// The peer's buffer that the connection writes.
+    pub(crate) buffer: u64,
 }
 
 /// What a descriptor is called in an [event set](Source::event_set) that is not of the source.
@@ -68,10 +83,6 @@ pub(crate) trait Source: Send + Sync {
 
     /// Nothing works any more, for good.
     fn is_gone(&self) -> bool;
-
-    /// Whether what was read from own buffers before this call was theirs; `false`: the memory went
-    /// away and zeros may have been read instead.
-    fn has_memory(&self) -> bool;
 
     /// The peers' words are in memory only after [`poll_events`](Source::poll_events): who spins has
     /// to poll, too, and peers have to be answered although no caller waits.

@@ -5,9 +5,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::thread::{self, JoinHandle, ThreadId};
 
-use virtio_ism_abi::event::SlabWake;
-use zerocopy::FromZeros;
-
 use super::*;
 use crate::reactor::Attend;
 
@@ -72,10 +69,6 @@ impl Source for Fake {
         false
     }
 
-    fn has_memory(&self) -> bool {
-        true
-    }
-
     fn must_be_polled(&self) -> bool {
         true
     }
@@ -99,6 +92,7 @@ struct Counting {
     awaited: AtomicBool,
     pays: AtomicBool,
     naps: AtomicU32,
+    lost: AtomicU32,
     waiter: Arc<Waiter>,
 }
 
@@ -131,23 +125,22 @@ impl ConnectionHandler for Counting {
         if self.pays.load(Ordering::SeqCst) { DelayedUpdate::Sent } else { DelayedUpdate::None }
     }
 
-    fn snapshot(&self) -> ConnectionSnapshot {
-        unreachable!()
+    fn on_lost(&self) {
+        self.lost.fetch_add(1, Ordering::SeqCst);
     }
-
-    fn is_hit(&self, _event: &Event) -> bool {
-        false
-    }
-
-    fn on_lost(&self) {}
 
     fn on_taken(&self) {}
+}
+
+/// The registration of a connection that is in no group.
+fn key(key: u32) -> Registration {
+    Registration { key, group: None, tags: None }
 }
 
 /// A reactor with its background thread and one connection, whose key is 7.
 struct Bed {
     source: Arc<Fake>,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<Counting>>,
     member: Arc<Counting>,
     background: Option<JoinHandle<()>>,
 }
@@ -155,10 +148,9 @@ struct Bed {
 impl Bed {
     fn new(peers: bool) -> Bed {
         let source = Fake::new(peers);
-        let reactor = Reactor::new(source.clone(), None).unwrap();
+        let reactor = Reactor::new(source.clone()).unwrap();
         let member = Arc::new(Counting::default());
-        let joined: Arc<dyn ConnectionHandler> = member.clone();
-        reactor.join(7, None, Arc::downgrade(&joined));
+        reactor.join(key(7), Arc::downgrade(&member));
         let running = reactor.clone();
         let background = Some(thread::spawn(move || running.run(|| None)));
         Bed { source, reactor, member, background }
@@ -190,28 +182,74 @@ impl Drop for Bed {
     }
 }
 
-#[test]
-fn of_the_connections_in_a_slab_those_with_news_are_woken() {
-    let reactor = Reactor::new(Fake::new(false), None).unwrap();
-    let members: [_; 3] = std::array::from_fn(|at| {
+/// Connections with keys from 0 on, registered in these groups with these tags.
+fn connections<const N: usize>(
+    reactor: &Reactor<Counting>,
+    registrations: [(Option<u32>, Option<Tags>); N],
+) -> [Arc<Counting>; N] {
+    let mut at = 0;
+    registrations.map(|(group, tags)| {
         let member = Arc::new(Counting::default());
-        member.awaited.store(at != 2, Ordering::SeqCst);
-        let joined: Arc<dyn ConnectionHandler> = member.clone();
-        reactor.join(at as u32, Some(5), Arc::downgrade(&joined));
+        reactor.join(Registration { key: at, group, tags }, Arc::downgrade(&member));
+        at += 1;
         member
-    });
+    })
+}
+
+#[test]
+fn of_the_connections_of_a_wake_group_those_with_new_words_and_waiters_are_woken() {
+    let reactor = Reactor::new(Fake::new(false)).unwrap();
+    let members = connections(&reactor, [5, 5, 5, 6].map(|group| (Some(group), None)));
+    for (at, member) in members.iter().enumerate() {
+        member.awaited.store(at != 2, Ordering::SeqCst);
+    }
     let wake = |news: [bool; 3]| {
-        for (member, news) in members.iter().zip(news) {
+        for (member, news) in members.iter().zip(news.into_iter().chain([true])) {
             member.news.store(news, Ordering::SeqCst);
         }
-        let mut event = SlabWake { n: 1.into(), ..SlabWake::new_zeroed() };
-        event.slabs[0] = 5.into();
-        reactor.tell_event(Event::SlabWake(event));
+        reactor.tell(ReactorEvent::WakeGroup(5));
         members.each_ref().map(|member| member.woken.swap(0, Ordering::SeqCst))
     };
-    assert_eq!(wake([true, false, false]), [1, 0, 0]);
-    assert_eq!(wake([true, true, true]), [1, 1, 0], "nobody waits for the last one");
-    assert_eq!(wake([false, false, false]), [0, 0, 0]);
+    assert_eq!(wake([true, false, false]), [1, 0, 0, 0]);
+    assert_eq!(wake([true, true, true]), [1, 1, 0, 0], "the third has no waiters");
+    assert_eq!(wake([false, false, false]), [0, 0, 0, 0]);
+    reactor.leave(0);
+    assert_eq!(wake([true, true, true]), [0, 1, 0, 0]);
+    reactor.tell(ReactorEvent::WakeGroup(7));
+}
+
+#[test]
+fn a_signal_to_a_key_wakes_that_connection_if_it_has_waiters() {
+    let reactor = Reactor::new(Fake::new(false)).unwrap();
+    let members = connections(&reactor, [(None, None); 2]);
+    let signal = |event| {
+        reactor.tell(event);
+        members.each_ref().map(|member| {
+            (member.woken.swap(0, Ordering::SeqCst), member.heard.swap(0, Ordering::SeqCst))
+        })
+    };
+    assert_eq!(signal(ReactorEvent::Wake(1)), [(0, 0), (0, 0)]);
+    assert_eq!(signal(ReactorEvent::Arrived(1)), [(0, 0), (0, 1)]);
+    members[1].awaited.store(true, Ordering::SeqCst);
+    assert_eq!(signal(ReactorEvent::Wake(1)), [(0, 0), (1, 0)]);
+    assert_eq!(signal(ReactorEvent::Arrived(1)), [(0, 0), (1, 0)]);
+    assert_eq!(signal(ReactorEvent::Wake(9)), [(0, 0), (0, 0)]);
+}
+
+#[test]
+fn a_tag_that_is_lost_ends_the_connections_that_have_it() {
+    let reactor = Reactor::new(Fake::new(false)).unwrap();
+    let tags = [Some((1, 10)), Some((1, 11)), Some((2, 10)), None];
+    let tags = tags.map(|tags| (None, tags.map(|(peer, buffer)| Tags { peer, buffer })));
+    let members = connections(&reactor, tags);
+    let lost = |event| {
+        reactor.tell(event);
+        members.each_ref().map(|member| member.lost.swap(0, Ordering::SeqCst))
+    };
+    assert_eq!(lost(ReactorEvent::PeerLost(1)), [1, 1, 0, 0]);
+    assert_eq!(lost(ReactorEvent::BufferLost(10)), [1, 0, 1, 0]);
+    assert_eq!(lost(ReactorEvent::PeerLost(10)), [0, 0, 0, 0]);
+    assert_eq!(lost(ReactorEvent::Lost(3)), [0, 0, 0, 1]);
 }
 
 #[test]
@@ -219,7 +257,7 @@ fn the_background_leads_while_no_caller_does() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
     for n in 1..=3 {
-        bed.source.bring(ReactorEvent::Element(7));
+        bed.source.bring(ReactorEvent::Arrived(7));
         bed.eventually(|bed| bed.heard() == n);
     }
 }
@@ -258,7 +296,7 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     // Long enough for the background thread to find the same leader again and again, and to sleep.
     thread::sleep(Duration::from_millis(150));
     assert!(bed.leads(CALLER));
-    bed.source.bring(ReactorEvent::Element(7));
+    bed.source.bring(ReactorEvent::Arrived(7));
     assert!(caller.join().unwrap(), "woken by what it took itself");
     bed.eventually(|bed| bed.leads(BACKGROUND));
 }
@@ -267,7 +305,7 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
 fn what_came_before_a_caller_sleeps_is_heard_at_once() {
     let bed = Bed::new(false);
     let seen = bed.member.waiter.seen();
-    bed.source.bring(ReactorEvent::Element(7));
+    bed.source.bring(ReactorEvent::Arrived(7));
     let start = Instant::now();
     bed.reactor.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
     assert!(start.elapsed() < Duration::from_secs(5));
@@ -294,11 +332,10 @@ fn who_sleeps_without_end_is_told_to_look_again_now_and_then() {
 #[test]
 fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
     let (source, member) = (Fake::new(true), Arc::new(Counting::default()));
-    let reactor = Reactor::new(source.clone(), None).unwrap();
-    let joined: Arc<dyn ConnectionHandler> = member.clone();
-    reactor.join(7, None, Arc::downgrade(&joined));
+    let reactor = Reactor::new(source.clone()).unwrap();
+    reactor.join(key(7), Arc::downgrade(&member));
     source.armed.store(true, Ordering::SeqCst);
-    lock(&source.news).push_back(ReactorEvent::Element(7));
+    lock(&source.news).push_back(ReactorEvent::Arrived(7));
     let (start, limit) = (Instant::now(), Duration::from_secs(10));
     reactor.sleep(&member.waiter, member.waiter.seen(), Some((start, limit)), None);
     assert!(start.elapsed() < limit / 2);
@@ -308,7 +345,7 @@ fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
 #[test]
 fn a_sleep_that_is_disturbed_ends_at_its_limit() {
     // Without a background thread, which would pass the lead on when it leaves.
-    let reactor = Reactor::new(Fake::new(false), None).unwrap();
+    let reactor = Reactor::<Counting>::new(Fake::new(false)).unwrap();
     let waiter = Arc::new(Waiter::default());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -338,7 +375,7 @@ fn callers_that_poll_are_left_alone() {
     };
     spin(100);
     bed.source.polls_of_others();
-    bed.source.bring(ReactorEvent::Element(7));
+    bed.source.bring(ReactorEvent::Arrived(7));
     spin(100);
     assert_eq!(bed.heard(), 1);
     // A thread that polls may be kept from its processor for longer than the other is patient.

@@ -24,8 +24,8 @@ pub(crate) struct Fabric {
     next_link: AtomicU32,
 }
 
-/// Things whose end takes device commands, to be dropped on the background thread.
-pub(crate) type Burden = Box<dyn Send>;
+/// Objects whose `drop` sends device commands, and so may block.
+pub(crate) type DeferredDrop = Box<dyn Send>;
 
 impl Fabric {
     /// Wraps an open device.
@@ -68,14 +68,14 @@ impl Fabric {
     }
 
     /// The peer left the fabric.
-    pub(crate) fn peer_down(&self, gid: Gid) -> Burden {
+    pub(crate) fn peer_down(&self, gid: Gid) -> DeferredDrop {
         // In this order: with the peer's last buffer its slabs are of no use.
-        let buried = self.peers().remove(&gid).map(|peer| (peer.bury(), peer));
-        Box::new((buried, IdleSlabs(self.device.clone())))
+        let resources = self.peers().remove(&gid).map(|peer| (peer.take_resources(), peer));
+        Box::new((resources, IdleSlabs(self.device.clone())))
     }
 
     /// A peer's DMB is gone.
-    pub(crate) fn dmb_gone(&self, token: Token) -> Option<Burden> {
+    pub(crate) fn dmb_gone(&self, token: Token) -> Option<DeferredDrop> {
         let buffer = self.all().into_iter().find_map(|peer| peer.forget_token(token))?;
         Some(Box::new(buffer))
     }

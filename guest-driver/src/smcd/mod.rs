@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use smc_core::handshake::Established;
 
-pub(crate) use fabric::{Fabric, Fabrics};
+pub(crate) use fabric::{DeferredDrop, Fabric, Fabrics};
 pub(crate) use peer::{OwnBuffer, Peer, PeerBuffer};
+pub(crate) use source::{DeferredDropQueue, SmcdSource, tags};
 
 /// The parts of an established SMC-D connection.
 pub(crate) struct SmcdConn {

@@ -233,7 +233,7 @@ impl Peer {
     /// The peer left: its buffers are of no use. Unregistering takes device commands, so the caller
     /// drops what this returns where that does not matter.
     #[must_use = "dropping this talks to the device"]
-    pub(crate) fn bury(&self) -> impl Send + use<> {
+    pub(crate) fn take_resources(&self) -> impl Send + use<> {
         let mut state = self.state();
         state.gone = true;
         state.terms = None;

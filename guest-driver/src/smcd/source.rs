@@ -1,39 +1,191 @@
-//! A virtio-ism device as a source of wake-ups.
+//! A virtio-ism device as the event source of a reactor.
+//!
+//! [`SmcdSource`] translates the records of the device into events for connections. Records that
+//! concern a peer as a whole also go to the [`Fabric`].
 
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
 
+use virtio_ism_abi::event::Event;
+use virtio_ism_abi::{Gid, Token};
+
+use super::fabric::{DeferredDrop, Fabric};
 use crate::ism::{EVENTS_PER_POLL, IsmDevice};
-use crate::reactor::source::{ReactorEvent, Source};
+use crate::reactor::source::{ReactorEvent, Source, Tags};
 
-impl Source for IsmDevice {
+/// The owner of objects that may block while they are dropped.
+pub(crate) trait DeferredDropQueue: Send + Sync {
+    /// Drops `object` soon, on a thread that may block.
+    fn defer_drop(&self, object: DeferredDrop);
+}
+
+/// The events of one device, for the connections of one fabric.
+pub(crate) struct SmcdSource {
+    device: Arc<IsmDevice>,
+    // Weak: connections keep their reactor, and it must not keep the peers of a lost device.
+    fabric: Weak<Fabric>,
+    drop_queue: Weak<dyn DeferredDropQueue>,
+}
+
+impl SmcdSource {
+    /// The source of the fabric's device. What peers leave behind goes to `drop_queue`.
+    pub(crate) fn new(
+        fabric: &Arc<Fabric>,
+        drop_queue: Weak<dyn DeferredDropQueue>,
+    ) -> Arc<SmcdSource> {
+        let (device, fabric) = (fabric.device().clone(), Arc::downgrade(fabric));
+        Arc::new(SmcdSource { device, fabric, drop_queue })
+    }
+
+    /// Passes a record on: to the connections first, so that their failures are known before the
+    /// fabric releases what the peer had.
+    fn translate(&self, event: Event, handle: &mut dyn FnMut(ReactorEvent)) {
+        match event {
+            Event::SlabWake(wake) => {
+                for slab in wake.slabs.iter().take(wake.n.get() as usize) {
+                    handle(ReactorEvent::WakeGroup(slab.get()));
+                }
+            }
+            Event::DmbSignal(signal) => {
+                for entry in signal.entries.iter().take(signal.n.get() as usize) {
+                    handle(ReactorEvent::Wake(entry.idx.get()));
+                }
+            }
+            Event::PeerDown { gid, .. } => {
+                handle(ReactorEvent::PeerLost(peer_tag(gid)));
+                if let Some((fabric, drop_queue)) = self.owners() {
+                    drop_queue.defer_drop(fabric.peer_down(gid));
+                }
+            }
+            Event::DmbGone { token, .. } => {
+                handle(ReactorEvent::BufferLost(token.0));
+                if let Some((fabric, drop_queue)) = self.owners()
+                    && let Some(buffer) = fabric.dmb_gone(token)
+                {
+                    drop_queue.defer_drop(buffer);
+                }
+            }
+            Event::SwEvent { gid, code, info } => {
+                if let Some(fabric) = self.fabric.upgrade() {
+                    fabric.sw_event(gid, code, info);
+                }
+            }
+            Event::Lost { n } => tracing::warn!(n, "software events were lost"),
+        }
+    }
+
+    fn owners(&self) -> Option<(Arc<Fabric>, Arc<dyn DeferredDropQueue>)> {
+        Some((self.fabric.upgrade()?, self.drop_queue.upgrade()?))
+    }
+}
+
+/// The tags of a connection with this peer that writes the DMB of this token.
+pub(crate) fn tags(peer: Gid, token: Token) -> Tags {
+    Tags { peer: peer_tag(peer), buffer: token.0 }
+}
+
+fn peer_tag(gid: Gid) -> u128 {
+    u128::from_ne_bytes(gid.0)
+}
+
+impl Source for SmcdSource {
     fn event_fd(&self) -> BorrowedFd<'_> {
-        IsmDevice::event_fd(self)
+        self.device.event_fd()
     }
 
     fn arm_interrupts(&self) -> bool {
-        IsmDevice::arm_interrupts(self)
+        self.device.arm_interrupts()
     }
 
     fn clear_event_fd(&self) {
-        IsmDevice::clear_event_fd(self);
+        self.device.clear_event_fd();
     }
 
     fn suppress_interrupts(&self) {
-        IsmDevice::suppress_interrupts(self);
+        self.device.suppress_interrupts();
     }
 
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        // An error means that the device is gone, which is asked for apart.
-        IsmDevice::poll_events(self, &mut |event| handle(ReactorEvent::Ism(event)))
+        // An error means that the device is gone, for which `is_gone` is there.
+        self.device
+            .poll_events(&mut |event| self.translate(event, handle))
             .is_ok_and(|n| n == EVENTS_PER_POLL)
     }
 
     fn is_gone(&self) -> bool {
-        IsmDevice::is_gone(self)
+        self.device.is_gone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use virtio_ism_abi::config::Features;
+
+    use super::*;
+    use crate::ism::{OpenOptions, Prefer};
+    use crate::sys::lock;
+    use crate::transport::fake::FakeFabric;
+
+    const LEN: u32 = 16 << 10;
+
+    #[derive(Default)]
+    struct Deferred(Mutex<Vec<DeferredDrop>>);
+
+    impl DeferredDropQueue for Deferred {
+        fn defer_drop(&self, object: DeferredDrop) {
+            lock(&self.0).push(object);
+        }
     }
 
-    #[inline]
-    fn has_memory(&self) -> bool {
-        IsmDevice::has_memory(self)
+    fn device(on: &Arc<FakeFabric>, prefer: Prefer) -> Arc<IsmDevice> {
+        let options = OpenOptions { prefer, ..OpenOptions::new("unused") };
+        IsmDevice::open_on(on.join(Features::all()), &options).unwrap()
+    }
+
+    fn events(source: &SmcdSource) -> Vec<ReactorEvent> {
+        let mut events = Vec::new();
+        source.poll_events(&mut |event| events.push(event));
+        events
+    }
+
+    #[test]
+    fn a_signal_names_the_group_of_a_window_or_the_key_of_guest_memory() {
+        for prefer in [Prefer::Window, Prefer::Move] {
+            let on = Arc::new(FakeFabric::default());
+            let (a, b) = (device(&on, prefer), device(&on, prefer));
+            let drop_queue = Arc::new(Deferred::default());
+            let drop_queue: Weak<Deferred> = Arc::downgrade(&drop_queue);
+            let source = SmcdSource::new(&Fabric::new(a.clone()), drop_queue);
+            let own = a.register(b.gid(), LEN, 0).unwrap();
+            let theirs = b.attach(own.token(), LEN).unwrap();
+            if let Some(line) = own.line() {
+                assert!(line.arm());
+            }
+            theirs.deliver(&[], [1, 0], true).unwrap();
+            let expected = match own.slab_id() {
+                Some(slab) => ReactorEvent::WakeGroup(slab),
+                None => ReactorEvent::Wake(own.idx()),
+            };
+            assert_eq!(events(&source), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_leaves_ends_its_connections_and_its_resources_are_dropped_later() {
+        let on = Arc::new(FakeFabric::default());
+        let (a, b) = (device(&on, Prefer::Window), device(&on, Prefer::Window));
+        let fabric = Fabric::new(a);
+        let deferred = Arc::new(Deferred::default());
+        let drop_queue: Weak<Deferred> = Arc::downgrade(&deferred);
+        let source = SmcdSource::new(&fabric, drop_queue);
+        let peer = fabric.peer(b.gid());
+        let _own = peer.take(LEN).unwrap();
+        on.kill(b.gid());
+        let tags = tags(b.gid(), Token(0));
+        assert!(events(&source).contains(&ReactorEvent::PeerLost(tags.peer)));
+        assert_eq!(lock(&deferred.0).len(), 1);
+        assert!(fabric.known(b.gid()).is_none());
     }
 }

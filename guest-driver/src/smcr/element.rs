@@ -42,7 +42,7 @@ impl SmcrConn {
         SmcrConn { group, endpoint, rmb, established, eye_catcher, dirty: None }
     }
 
-    /// Under which number [`ReactorEvent::Element`](crate::reactor::source::ReactorEvent::Element) names it: the own
+    /// Under which number [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
     /// alert token. Unique in the process for as long as the element lives.
     pub(crate) fn key(&self) -> u32 {
         self.endpoint.token()

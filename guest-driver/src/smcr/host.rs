@@ -325,7 +325,7 @@ struct Tell<'a>(&'a mut dyn FnMut(ReactorEvent), &'a Shared);
 impl Sink for Tell<'_> {
     #[inline]
     fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        (self.0)(ReactorEvent::Element(endpoint.token()));
+        (self.0)(ReactorEvent::Arrived(endpoint.token()));
     }
 
     fn now(&self) -> Tick {
@@ -402,10 +402,6 @@ impl Source for RdmaHost {
 
     fn is_gone(&self) -> bool {
         false
-    }
-
-    fn has_memory(&self) -> bool {
-        true
     }
 
     fn must_be_polled(&self) -> bool {

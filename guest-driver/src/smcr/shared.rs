@@ -60,7 +60,7 @@ pub(super) struct Retired {
 
 impl Sink for &Shared {
     fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        self.tell(ReactorEvent::Element(endpoint.token()));
+        self.tell(ReactorEvent::Arrived(endpoint.token()));
     }
 
     fn now(&self) -> Tick {
@@ -191,12 +191,12 @@ impl Shared {
 
     /// A connection cannot go on.
     pub(crate) fn tell_lost(&self, token: u32) {
-        self.tell(ReactorEvent::ElementLost(token));
+        self.tell(ReactorEvent::Lost(token));
     }
 
     /// The peer has given the element of a connection to another one.
     pub(crate) fn tell_taken(&self, token: u32) {
-        self.tell(ReactorEvent::ElementTaken(token));
+        self.tell(ReactorEvent::Taken(token));
     }
 
     /// Timers of groups may be sooner than they were.

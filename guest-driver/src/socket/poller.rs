@@ -67,11 +67,11 @@ struct Inner {
     at: HashMap<u64, usize>,
     /// The device whose events this poller listens to while it sleeps; those of others are listened
     /// to by their background threads.
-    reactor: Option<Arc<Reactor>>,
+    reactor: Option<Arc<Reactor<Conn>>>,
     /// Connections of that device.
     ours: usize,
     /// Those that nobody but who looks takes news from: RNICs.
-    polled: Option<Arc<Reactor>>,
+    polled: Option<Arc<Reactor<Conn>>>,
     /// Where the next look begins, so that nobody starves.
     first: usize,
     kernel: HashMap<u64, OwnedFd>,
@@ -362,7 +362,7 @@ impl Inner {
             if watched.quiet.is_some_and(|seen| !watched.conn.may_have_news(seen)) {
                 continue;
             }
-            let seen = watched.conn.snapshot();
+            let seen = watched.conn.control_words();
             let state = watched.conn.ready();
             let readable = watched.interest.readable && state.readable;
             let writable = watched.interest.writable && state.writable;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
 use smc_core::wire::clc::Limits;
 use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
-use virtio_ism_abi::{Gid, Token};
+use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
 use super::statistics::{self, Plain, Server};
@@ -19,10 +19,10 @@ use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
+use crate::reactor::Reactor;
 use crate::reactor::wait::Spin;
-use crate::reactor::{Reactor, Watcher};
 use crate::rendezvous::PeerDiscovery;
-use crate::smcd::{Fabric, Fabrics};
+use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::transport::DeviceAddress;
 
@@ -48,7 +48,7 @@ pub struct Stack {
     ticking: AtomicBool,
     spin: Arc<Spin>,
     /// Dropped on the background thread, because their end takes device commands.
-    burdens: Mutex<Vec<Box<dyn Send>>>,
+    deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
     plain: Plain,
     statistics: OnceLock<Server>,
@@ -99,29 +99,28 @@ struct Slot {
 #[derive(Clone)]
 struct Live {
     fabric: Arc<Fabric>,
-    reactor: Arc<Reactor>,
-    _watch: Arc<Watch>,
+    reactor: Arc<Reactor<Conn>>,
 }
 
 /// The RNICs, and where their threads meet.
 struct Rdma {
     host: Arc<RdmaHost>,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<Conn>>,
 }
 
 /// The devices and the configuration of a handshake.
 pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
-    rdma: Option<(Arc<RdmaHost>, Arc<Reactor>)>,
+    rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
     /// Of the fabrics, in their order.
-    reactors: Vec<Arc<Reactor>>,
+    reactors: Vec<Arc<Reactor<Conn>>>,
     missing: String,
 }
 
 impl Current {
     /// The reactor of a connection.
-    pub(crate) fn reactor(&self, link: &EstablishedConn) -> Option<&Arc<Reactor>> {
+    pub(crate) fn reactor(&self, link: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
         match link {
             EstablishedConn::D(link) => {
                 let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
@@ -180,7 +179,7 @@ impl Stack {
             closing: Mutex::default(),
             adopted: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
-            burdens: Mutex::default(),
+            deferred_drops: Mutex::default(),
             counters: Counters::default(),
             plain: Plain::default(),
             statistics: OnceLock::new(),
@@ -404,12 +403,10 @@ impl Stack {
             DataPath::Move => Prefer::Move,
         };
         let device = IsmDevice::open(options).map_err(|error| error.to_string())?;
-        let fabric = Fabric::new(device.clone());
-        let watch =
-            Arc::new(Watch { stack: Arc::downgrade(self), fabric: Arc::downgrade(&fabric) });
-        let watcher: Arc<dyn Watcher> = watch.clone();
-        let reactor =
-            Reactor::new(device, Some(Arc::downgrade(&watcher))).map_err(|e| e.to_string())?;
+        let fabric = Fabric::new(device);
+        let drop_queue: Weak<Stack> = Arc::downgrade(self);
+        let source = SmcdSource::new(&fabric, drop_queue);
+        let reactor = Reactor::new(source).map_err(|e| e.to_string())?;
         let (stack, chores_of) = (Arc::downgrade(self), Arc::downgrade(&fabric));
         let chores = move || {
             let stack = stack.upgrade()?;
@@ -417,13 +414,13 @@ impl Stack {
             stack.chores(Some(&fabric))
         };
         run_in_background(&reactor, "smc-driver", chores).map_err(|error| error.to_string())?;
-        Ok(Live { fabric, reactor, _watch: watch })
+        Ok(Live { fabric, reactor })
     }
 
     fn start_rdma(self: &Arc<Self>) -> Result<Rdma, NoRdma> {
         let host = RdmaHost::open(&self.config.rnics, &self.config.smcr)?;
         let none = |error: io::Error| NoRdma::System(error.to_string());
-        let reactor = Reactor::new(host.clone(), None).map_err(none)?;
+        let reactor = Reactor::new(host.clone()).map_err(none)?;
         let stack = Arc::downgrade(self);
         run_in_background(&reactor, "smc-rdma", move || stack.upgrade()?.chores(None))
             .map_err(none)?;
@@ -436,7 +433,11 @@ impl Stack {
 
     /// The SMC connections of this stack, closed ones included whose peer has not closed yet.
     pub fn connections(&self) -> Vec<ConnectionSnapshot> {
-        self.reactors().iter().flat_map(|reactor| reactor.snapshots()).collect()
+        self.reactors()
+            .iter()
+            .flat_map(|reactor| reactor.connections())
+            .map(|conn| conn.snapshot())
+            .collect()
     }
 
     /// Why there is no SMC-R, if there is none.
@@ -490,7 +491,7 @@ impl Stack {
         }
     }
 
-    fn reactors(&self) -> Vec<Arc<Reactor>> {
+    fn reactors(&self) -> Vec<Arc<Reactor<Conn>>> {
         let slots = lock(&self.slots);
         let live = slots.list.iter().filter_map(|slot| slot.live.as_ref());
         live.map(|live| &live.reactor)
@@ -500,7 +501,7 @@ impl Stack {
     }
 
     fn chores(&self, fabric: Option<&Fabric>) -> Option<Duration> {
-        drop(std::mem::take(&mut *lock(&self.burdens)));
+        drop(std::mem::take(&mut *lock(&self.deferred_drops)));
         self.sweep();
         let closing: Vec<_> = lock(&self.closing).clone();
         for conn in &closing {
@@ -520,12 +521,12 @@ impl Stack {
         let pause = if quiet { timeout } else { SWEEP_PAUSE };
         Some(pause.min(idle))
     }
+}
 
-    fn bear(&self, burden: Option<Box<dyn Send>>) {
-        if let Some(burden) = burden {
-            lock(&self.burdens).push(burden);
-            self.wake_backgrounds();
-        }
+impl DeferredDropQueue for Stack {
+    fn defer_drop(&self, object: DeferredDrop) {
+        lock(&self.deferred_drops).push(object);
+        self.wake_backgrounds();
     }
 }
 
@@ -551,38 +552,12 @@ impl std::fmt::Debug for Stack {
 }
 
 fn run_in_background(
-    reactor: &Arc<Reactor>,
+    reactor: &Arc<Reactor<Conn>>,
     name: &str,
     chores: impl FnMut() -> Option<Duration> + Send + 'static,
 ) -> io::Result<()> {
     let reactor = reactor.clone();
     std::thread::Builder::new().name(name.into()).spawn(move || reactor.run(chores)).map(|_| ())
-}
-
-/// What a device's events mean to the peers of its fabric.
-struct Watch {
-    stack: Weak<Stack>,
-    fabric: Weak<Fabric>,
-}
-
-impl Watcher for Watch {
-    fn on_peer_down(&self, gid: Gid) {
-        if let (Some(stack), Some(fabric)) = (self.stack.upgrade(), self.fabric.upgrade()) {
-            stack.bear(Some(fabric.peer_down(gid)));
-        }
-    }
-
-    fn on_dmb_gone(&self, token: Token) {
-        if let (Some(stack), Some(fabric)) = (self.stack.upgrade(), self.fabric.upgrade()) {
-            stack.bear(fabric.dmb_gone(token));
-        }
-    }
-
-    fn on_sw_event(&self, gid: Gid, code: u32, info: u64) {
-        if let Some(fabric) = self.fabric.upgrade() {
-            fabric.sw_event(gid, code, info);
-        }
-    }
 }
 
 /// This host's name as far as CLC can carry it.

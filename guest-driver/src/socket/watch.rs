@@ -174,14 +174,14 @@ impl SmcStream {
     /// How it is, to be compared by [`SmcStream::changed_since`]: four loads.
     pub fn change_token(&self) -> ChangeToken {
         let Some(conn) = self.conn() else { return ChangeToken::default() };
-        ChangeToken { words: conn.snapshot(), end: conn.end() }
+        ChangeToken { words: conn.control_words(), end: conn.end() }
     }
 
     /// Whether [`SmcStream::look`] might say something else than at `seen`.
     pub fn changed_since(&self, seen: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
             conn.reactor().look();
-            conn.snapshot() != seen.words || conn.end() != seen.end
+            conn.control_words() != seen.words || conn.end() != seen.end
         })
     }
 
