@@ -14,15 +14,15 @@ use super::child::Program;
 use super::guest::Guest;
 use super::host::Host;
 use super::machine::{Net, Vm};
-use super::places;
-use super::turns::Turn;
+use super::paths;
+use super::semaphore::Permit;
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
     host: Arc<Host>,
     test: String,
     since: Instant,
-    _turn: Turn,
+    _permit: Permit,
 }
 
 impl Bed {
@@ -36,29 +36,29 @@ impl Bed {
     /// As [`Bed::new`] while no other test has guests: for one that measures, or has many of them.
     #[track_caller]
     pub fn alone() -> Bed {
-        Bed::in_turn(Turn::alone(), &[])
+        Bed::with_permit(Permit::exclusive(), &[])
     }
 
     /// As [`Bed::new`] for a test that waits for time-outs rather than for its guests' processors.
     #[track_caller]
-    pub fn patient() -> Bed {
-        Bed::in_turn(Turn::patient(), &[])
+    pub fn mostly_waiting() -> Bed {
+        Bed::with_permit(Permit::mostly_waiting(), &[])
     }
 
     /// A daemon with further options.
     #[track_caller]
     pub fn with(daemon_args: &[&str]) -> Bed {
-        Bed::in_turn(Turn::among_others(), daemon_args)
+        Bed::with_permit(Permit::shared(), daemon_args)
     }
 
     #[track_caller]
-    fn in_turn(turn: Turn, daemon_args: &[&str]) -> Bed {
+    fn with_permit(permit: Permit, daemon_args: &[&str]) -> Bed {
         let test = match thread::current().name() {
-            None | Some("main") => places::program(),
+            None | Some("main") => paths::program(),
             Some(test) => test.to_owned(),
         };
         let host = Arc::new(Host::new(&test, daemon_args));
-        let bed = Bed { host, test, since: Instant::now(), _turn: turn };
+        let bed = Bed { host, test, since: Instant::now(), _permit: permit };
         bed.start_daemon();
         bed
     }

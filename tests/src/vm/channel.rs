@@ -149,9 +149,9 @@ impl Channel {
         self.state().jobs.remove(&id).unwrap_or_default()
     }
 
-    /// Looks at a command.
-    pub(super) fn look<T>(&self, id: u64, at: impl FnOnce(&Known) -> T) -> T {
-        at(self.state().jobs.entry(id).or_default())
+    /// Calls `read` with what is known of a command.
+    pub(super) fn with_command<T>(&self, id: u64, read: impl FnOnce(&Known) -> T) -> T {
+        read(self.state().jobs.entry(id).or_default())
     }
 
     /// Waits until `done` says something of a command, or for `limit`.
@@ -175,8 +175,8 @@ impl Channel {
 
     /// Waits until the guest has booted `boots` times, or is gone, or for `limit`. Whether it has.
     pub(super) fn wait_boots(&self, boots: u32, limit: Duration) -> bool {
-        let look = |state: &State| (state.boots >= boots || state.closed).then_some(());
-        self.wait_state(limit, look).is_some() && self.boots() >= boots
+        let done = |state: &State| (state.boots >= boots || state.closed).then_some(());
+        self.wait_state(limit, done).is_some() && self.boots() >= boots
     }
 
     fn wait_state<T>(

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::places;
+use super::paths;
 
 /// A running program on the host. Killed when dropped, and when this process ends in whatever way.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Program {
         env: &[(&str, &OsStr)],
         log: &File,
     ) -> Program {
-        let mut leashed = Command::new(places::test_peer());
+        let mut leashed = Command::new(paths::test_peer());
         leashed.arg("leash").args(command).envs(env.iter().copied());
         leashed.stdin(Stdio::null());
         leashed.stdout(log.try_clone().unwrap()).stderr(log.try_clone().unwrap());
@@ -94,17 +94,17 @@ impl Drop for Program {
 /// Starts a process from a thread that lives as long as this process, for its death is what ends
 /// the child.
 fn spawn(command: Command) -> io::Result<Child> {
-    type Order = (Command, Sender<io::Result<Child>>);
-    static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    type Request = (Command, Sender<io::Result<Child>>);
+    static SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
-        let (orders, queue) = channel::<Order>();
+        let (requests, queue) = channel::<Request>();
         let body = move || {
             for (mut command, reply) in queue {
                 let _ = reply.send(command.spawn());
             }
         };
         thread::Builder::new().name("spawner".into()).spawn(body).unwrap();
-        Mutex::new(orders)
+        Mutex::new(requests)
     });
     let (reply, child) = channel();
     let order = (command, reply);

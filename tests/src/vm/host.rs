@@ -10,7 +10,7 @@ use vhost_device_ism::management::{AddGuest, Client};
 use super::child::Program;
 use super::logs::Logs;
 use super::machine::{Machine, Vm, Wires};
-use super::places::Built;
+use super::paths::Built;
 use crate::bench::Dir;
 use crate::watch::eventually;
 

@@ -16,8 +16,8 @@ pub struct Job {
     id: u64,
     what: String,
     limit: Duration,
-    // Bytes of output that `line` has handed out.
-    seen: usize,
+    /// Bytes of output that `line` has returned.
+    handed_out: usize,
 }
 
 impl Job {
@@ -25,12 +25,12 @@ impl Job {
         let what = format!("{}: {run}", channel.guest());
         let id = channel.enter();
         channel.ask(id, Ask::Run(run.start));
-        Job { channel: Arc::clone(channel), id, what, limit: run.limit, seen: 0 }
+        Job { channel: Arc::clone(channel), id, what, limit: run.limit, handed_out: 0 }
     }
 
     /// What it has written and how it has ended, so far.
     fn report(&self) -> String {
-        self.channel.look(self.id, |known| {
+        self.channel.with_command(self.id, |known| {
             let Output { out, err, .. } = self.output(&known.out, &known.err, End::Gone);
             format!("{:?}\n-- out\n{}\n-- err\n{}", known.end, out.trim_end(), err.trim_end())
         })
@@ -50,9 +50,9 @@ impl Job {
     /// The next line of its standard output, or none if it has ended.
     #[track_caller]
     pub fn next_line(&mut self) -> Option<String> {
-        let seen = self.seen;
+        let handed_out = self.handed_out;
         let line = self.channel.wait(self.id, self.limit, |known| {
-            let rest = &known.out[seen..];
+            let rest = &known.out[handed_out..];
             match rest.split_once('\n') {
                 Some((line, _)) => Some(Some(line.to_owned())),
                 None => known.end.map(|_| None),
@@ -61,7 +61,7 @@ impl Job {
         let Some(line) = line else {
             panic!("no line from {} within {:?}: {}", self.what, self.limit, self.report())
         };
-        self.seen += line.as_ref().map_or(0, |line| line.len() + 1);
+        self.handed_out += line.as_ref().map_or(0, |line| line.len() + 1);
         line
     }
 
@@ -79,17 +79,17 @@ impl Job {
 
     /// Its standard output so far.
     pub fn out(&self) -> String {
-        self.channel.look(self.id, |known| known.out.clone())
+        self.channel.with_command(self.id, |known| known.out.clone())
     }
 
     /// Its standard error so far.
     pub fn err(&self) -> String {
-        self.channel.look(self.id, |known| known.err.clone())
+        self.channel.with_command(self.id, |known| known.err.clone())
     }
 
     /// How it ended, if it has.
     pub fn ended(&self) -> Option<End> {
-        self.channel.look(self.id, |known| known.end)
+        self.channel.with_command(self.id, |known| known.end)
     }
 
     /// Waits until it has ended.

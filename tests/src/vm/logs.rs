@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use super::places;
+use super::paths;
 
 /// Lines of a log that are printed when a test fails.
 const SHOWN: usize = 15;
@@ -23,7 +23,7 @@ impl Logs {
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' })
             .collect();
-        let dir = places::logs().join(name);
+        let dir = paths::logs().join(name);
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir).unwrap();
         Logs { dir }

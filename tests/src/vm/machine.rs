@@ -12,7 +12,7 @@ use vhost_device_ism::management::AddGuest;
 use super::channel::Channel;
 use super::child::Program;
 use super::logs::Logs;
-use super::places::{self, Built};
+use super::paths::{self, Built};
 use super::qmp::Qmp;
 
 /// How long a guest may take to boot: some seconds where nothing else runs.
@@ -247,7 +247,7 @@ impl Machine {
         for stale in [&control, &qmp] {
             let _ = std::fs::remove_file(stale);
         }
-        let mut args: Vec<String> = vec![text(&places::run_script()), "--reboot".into()];
+        let mut args: Vec<String> = vec![text(&paths::run_script()), "--reboot".into()];
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
         option("--name", name.clone());
         for socket in wires.ism.iter().filter(|_| !vm.unpluggable) {

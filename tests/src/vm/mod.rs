@@ -17,7 +17,7 @@
 //! test fails. Whatever a test started ends with it, even if the test's process is killed.
 //!
 //! `cargo xtask vm` builds what is needed (kernel, QEMU, initramfs, daemon) and names it to the tests
-//! by the environment variables that `places` lists.
+//! by the environment variables that `paths` lists.
 
 mod bed;
 mod channel;
@@ -29,11 +29,11 @@ mod job;
 pub mod leash;
 mod logs;
 mod machine;
-mod places;
+mod paths;
 pub mod probe;
 mod qmp;
 mod run;
-mod turns;
+mod semaphore;
 pub mod unmodified;
 mod wire;
 

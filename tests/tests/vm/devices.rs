@@ -48,7 +48,7 @@ fn uio_and_one_interrupt_line_do_as_well() {
         client.ping();
     }
     // It sleeps until the line goes up.
-    assert_eq!(client.tell("wait"), "waits");
+    assert_eq!(client.command("wait"), "waits");
     a.reset();
     client.failed_after();
     bed.assert_faultless();

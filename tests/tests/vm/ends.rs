@@ -47,7 +47,7 @@ impl Client {
 
     /// Sends a command and returns the answer.
     #[track_caller]
-    pub(crate) fn tell(&mut self, command: &str) -> String {
+    pub(crate) fn command(&mut self, command: &str) -> String {
         self.0.feed(&format!("{command}\n"));
         self.0.line()
     }
@@ -61,21 +61,21 @@ impl Client {
     /// A new connection, which must be SMC.
     #[track_caller]
     pub(crate) fn connect(&mut self) {
-        assert_eq!(self.tell("connect"), "connected smc");
+        assert_eq!(self.command("connect"), "connected smc");
         self.ping();
     }
 
     /// A new connection, as soon as it is SMC.
     #[track_caller]
     pub(crate) fn connect_eventually(&mut self) {
-        eventually("a new connection is SMC", || self.tell("connect") == "connected smc");
+        eventually("a new connection is SMC", || self.command("connect") == "connected smc");
         self.ping();
     }
 
     /// Bytes go to the server and back.
     #[track_caller]
     pub(crate) fn ping(&mut self) {
-        assert_eq!(self.tell("ping"), "pong");
+        assert_eq!(self.command("ping"), "pong");
     }
 
     /// Ends the program, so that its device is free again.

@@ -20,7 +20,7 @@ fn guests_of_two_fabrics_reach_each_other_by_tcp_only() {
     Client::new(&d, &c).connect();
     for (guest, server) in [(&b, &c), (&d, &a)] {
         let mut client = Client::new(guest, server);
-        assert_eq!(client.tell("connect"), "connected tcp");
+        assert_eq!(client.command("connect"), "connected tcp");
         client.ping();
     }
     bed.assert_faultless();
@@ -36,7 +36,7 @@ fn each_process_of_a_guest_takes_a_free_device() {
     // The second device of the same guest, and the server of the first: the window leads back.
     let mut second = Client::new(&a, &a);
     second.connect();
-    assert_ne!(second.tell("gid"), client.tell("gid"));
+    assert_ne!(second.command("gid"), client.command("gid"));
     let devices = a.ok(["smc", "devices", "--json"]);
     assert_eq!(devices.matches("\"in_use\":true").count(), 2, "{devices}");
     let third = a.run(["smc", "connect", "--device", "pci", &b.ip(), PORT]);

@@ -24,7 +24,7 @@ fn in_mid_transfer(end: impl Fn(&Guest), dies: usize, limit: Duration) {
     let mut client = Client::new(&guests[1], &guests[0]);
     client.connect();
     assert_eq!(server.line(), "0 accepted smc");
-    assert_eq!(client.tell("stream"), "streams");
+    assert_eq!(client.command("stream"), "streams");
     thread::sleep(Duration::from_millis(500));
     let start = Instant::now();
     end(&guests[dies]);

@@ -89,7 +89,7 @@ pub(super) fn logged(run: Run) -> Run {
 impl<'a> Field<'a> {
     #[track_caller]
     fn new(setup: &'a Setup) -> Field<'a> {
-        let bed = Bed::patient();
+        let bed = Bed::mostly_waiting();
         let [a, b] = bed.boot(["a", "b"].map(|name| {
             let mut vm = Vm::named(name).no_ism().rnics(setup.adapters);
             if let Some(mtu) = setup.mtu {

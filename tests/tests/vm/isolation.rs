@@ -11,7 +11,7 @@ fn a_third_guest_that_reads_its_whole_window_finds_nothing() {
     let _server = serve(&a);
     let mut client = Client::new(&b, &a);
     client.connect();
-    assert_eq!(client.tell("stream"), "streams");
+    assert_eq!(client.command("stream"), "streams");
     let said = c.ok(["smc-test-peer", "rogue", "look", "pci"]);
     println!("{said}");
     assert_eq!(said.trim_end(), "looked at 268435456 of 268435456 bytes, 0 not zero");

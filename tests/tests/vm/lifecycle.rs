@@ -19,7 +19,7 @@ fn connections_outlive_a_pause() {
     let mut client = Client::new(&b, &a);
     client.connect();
     assert_eq!(server.line(), "0 accepted smc");
-    let gid = client.tell("gid");
+    let gid = client.command("gid");
     for guest in [&a, &b] {
         guest.pause();
         // The daemon sees the rings of a paused guest stopped.
@@ -27,7 +27,7 @@ fn connections_outlive_a_pause() {
         guest.resume();
         client.ping();
     }
-    assert_eq!(client.tell("gid"), gid);
+    assert_eq!(client.command("gid"), gid);
     assert_eq!(bed.counters("b").connections, 1);
     bed.assert_faultless();
 }
@@ -39,7 +39,7 @@ fn a_reboot_ends_connections_at_once_and_the_guest_comes_back() {
     let _server = serve(&a);
     let mut client = Client::new(&b, &a);
     client.connect();
-    assert_eq!(client.tell("wait"), "waits");
+    assert_eq!(client.command("wait"), "waits");
     let start = Instant::now();
     a.rebooting(|| {
         a.qmp("system_reset");
@@ -60,7 +60,7 @@ fn a_driver_that_is_killed_leaves_the_fabric_and_its_device_can_be_used_again() 
     let server = serve(&a);
     let mut client = Client::new(&b, &a);
     client.connect();
-    assert_eq!(client.tell("stream"), "streams");
+    assert_eq!(client.command("stream"), "streams");
     let start = Instant::now();
     server.kill();
     client.failed_after();
@@ -79,19 +79,19 @@ fn a_killed_daemon_resets_connections_within_a_second_and_new_ones_work() {
     let mut client = Client::new(&b, &a);
     for background in ["stream", "wait"] {
         client.connect_eventually();
-        let gid = client.tell("gid");
-        client.tell(background);
+        let gid = client.command("gid");
+        client.command(background);
         let start = Instant::now();
         bed.kill_daemon();
         let silent = client.failed_after();
         println!("{background}: heard after {:?} ({silent} ms by the guest)", start.elapsed());
         assert!(start.elapsed() < SOON, "{background}: {:?}", start.elapsed());
         // Meanwhile it is TCP.
-        assert_eq!(client.tell("connect"), "connected tcp");
+        assert_eq!(client.command("connect"), "connected tcp");
         client.ping();
         bed.start_daemon();
         client.connect_eventually();
-        assert_ne!(client.tell("gid"), gid, "a GID never comes back");
+        assert_ne!(client.command("gid"), gid, "a GID never comes back");
     }
 }
 
@@ -136,11 +136,11 @@ fn an_unplugged_device_ends_its_connections_and_nothing_else() {
     let _server = serve(&a);
     let mut client = Client::new(&b, &a);
     client.connect();
-    client.tell("wait");
+    client.command("wait");
     b.qmp_with("device_del", &json!({ "id": "plug0" }));
     client.failed_after();
     b.qmp_event("DEVICE_DELETED", Duration::from_secs(30));
-    assert_eq!(client.tell("connect"), "connected tcp");
+    assert_eq!(client.command("connect"), "connected tcp");
     client.ping();
     assert_eq!(b.ok(["smc", "devices", "--json"]).trim(), "[]");
 }

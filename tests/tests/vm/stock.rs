@@ -94,22 +94,22 @@ impl Rig {
         &self.probes[0]
     }
 
-    /// Gives the guest's driver an order and returns the answer.
+    /// Sends the guest's driver a command and returns the answer.
     #[track_caller]
-    fn tell(&mut self, order: &str) -> String {
-        self.driver.feed(&format!("{order}\n"));
+    fn command(&mut self, command: &str) -> String {
+        self.driver.feed(&format!("{command}\n"));
         self.driver.line()
     }
 
     #[track_caller]
     fn start(&mut self, device: usize) {
-        assert_eq!(self.tell(&format!("start {device}")), "status 0xf");
+        assert_eq!(self.command(&format!("start {device}")), "status 0xf");
     }
 
     /// What the guest reads at the start of a slot.
     #[track_caller]
     fn peek(&mut self, device: usize, n: u64) -> String {
-        self.tell(&format!("peek {device} {}", slot(n)))
+        self.command(&format!("peek {device} {}", slot(n)))
     }
 
     /// Whether the guest sees what is mapped in a slot.
@@ -147,7 +147,7 @@ fn stock_dies_of_an_unmap_while_the_guest_is_paused() {
 fn stock_dies_of_a_map_after_the_guest_has_reset_its_device() {
     let mut rig = Rig::new(Flavour::Stock, 1);
     rig.start(0);
-    rig.tell("reset 0");
+    rig.command("reset 0");
     assert!(rig.probe().map(1).is_err());
     rig.assert_crashed();
 }
@@ -163,7 +163,7 @@ fn patched_lives_with_requests_to_a_stopped_device() {
     rig.guest.resume();
     assert_eq!(rig.peek(0, 0), "word 0x0", "unmapped while it was paused");
     assert!(rig.sees(0, 1));
-    rig.tell("reset 0");
+    rig.command("reset 0");
     assert!(rig.probe().map(1).is_err(), "a device that was reset takes no mappings");
     rig.start(0);
     assert_eq!(rig.peek(0, 1), "word 0x0", "a reset unmaps");
@@ -175,34 +175,34 @@ fn patched_lives_with_requests_to_a_stopped_device() {
     assert!(rig.sees(0, 0));
 }
 
-/// Has the guest look at mappings, each as soon as it is acknowledged; how often it found nothing.
+/// Has the guest read mappings, each as soon as it is acknowledged. Returns how often it read nothing.
 #[track_caller]
-fn missed_looks(rig: &mut Rig) -> u64 {
-    const LOOKS: u64 = 250;
+fn missed_reads(rig: &mut Rig) -> u64 {
+    const READS: u64 = 250;
     rig.start(0);
     let words = rig.probe().map_words();
-    rig.driver.feed(&format!("race {LOOKS}\n"));
-    rig.probe().race(LOOKS, &words);
-    let said = rig.driver.line();
-    println!("of {LOOKS} looks {said}");
-    let missed = said.strip_prefix("missed ").and_then(|said| said.split_once(','));
+    rig.driver.feed(&format!("race {READS}\n"));
+    rig.probe().race(READS, &words);
+    let answer = rig.driver.line();
+    println!("of {READS} reads {answer}");
+    let missed = answer.strip_prefix("missed ").and_then(|rest| rest.split_once(','));
     missed.and_then(|(n, _)| n.parse().ok()).unwrap()
 }
 
 #[test]
 fn stock_acknowledges_mappings_that_the_guest_does_not_see_yet() {
     let mut rig = Rig::to_measure(Flavour::Stock);
-    // Whether a look comes in time is up to the host's scheduler. It cannot be made to come too
-    // early, and that QEMU as it is released was lucky is no reason to refuse this repository.
-    if !(0..40).any(|_| missed_looks(&mut rig) > 0) {
-        eprintln!("THE RACE DID NOT SHOW: every look of 10,000 came late enough this time");
+    // The host's scheduler decides whether a read comes too early. No test can force that, and this
+    // repository is not wrong if released QEMU is lucky once.
+    if !(0..40).any(|_| missed_reads(&mut rig) > 0) {
+        eprintln!("THE RACE DID NOT SHOW: every read of 10,000 came late enough this time");
     }
 }
 
 #[test]
 fn patched_acknowledges_mappings_when_the_guest_sees_them() {
     let mut rig = Rig::to_measure(Flavour::Patched);
-    assert!((0..8).all(|_| missed_looks(&mut rig) == 0));
+    assert!((0..8).all(|_| missed_reads(&mut rig) == 0));
 }
 
 /// More than the memory regions of which vhost-user has eight.
@@ -213,7 +213,7 @@ fn stock_starts_no_other_device_beside_many_mappings() {
     let mut rig = Rig::new(Flavour::Stock, 2);
     rig.start(0);
     rig.probe().map(MANY).unwrap();
-    rig.tell("start 1");
+    rig.command("start 1");
     let said = rig.said();
     assert!(said.contains("Error starting vhost-user-base: 105"), "{said}");
 }
@@ -251,7 +251,7 @@ fn costs(rig: &mut Rig) -> Costs {
     let took = rig.probe().map(MAPPINGS as u64).unwrap();
     let took: Vec<u128> = took.iter().map(Duration::as_micros).collect();
     assert!(rig.sees(0, MAPPINGS as u64 - 1));
-    let said = rig.tell("reset 0");
+    let said = rig.command("reset 0");
     let reset = said.strip_prefix("took ").and_then(|said| said.strip_suffix(" us")).unwrap();
     let share = |took: &[u128], percent: usize| {
         let mut took = took.to_vec();
@@ -320,8 +320,8 @@ fn patched_says_that_a_backend_has_gone_and_starts_again_with_the_next() {
     rig.probe().map(1).unwrap();
     assert!(rig.sees(0, 0));
     rig.probe().hang_up();
-    eventually("the guest hears of it", || rig.tell("status 0") == "status 0x4f");
-    eventually("the device starts again", || rig.tell("start 0") == "status 0xf");
+    eventually("the guest hears of it", || rig.command("status 0") == "status 0x4f");
+    eventually("the device starts again", || rig.command("start 0") == "status 0xf");
     assert_eq!(rig.peek(0, 0), "word 0x0");
     rig.probe().map(1).unwrap();
     assert!(rig.sees(0, 0));

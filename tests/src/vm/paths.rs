@@ -1,4 +1,4 @@
-//! Where what the bed needs is. `cargo xtask vm` sets the variables.
+//! Paths of everything that a bed needs. `cargo xtask vm` sets the variables.
 
 use std::path::{Path, PathBuf};
 
