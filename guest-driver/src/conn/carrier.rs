@@ -26,13 +26,13 @@ const RESERVE: u8 = 8;
 #[allow(clippy::large_enum_variant, reason = "one per connection, on the heap with it")]
 pub(crate) enum Carrier {
     /// SMC-D.
-    D(Dmbs),
+    D(DmbPair),
     /// SMC-R.
     R(SmcrConn),
 }
 
 /// A pair of DMBs.
-pub(crate) struct Dmbs {
+pub(crate) struct DmbPair {
     theirs: Arc<PeerBuffer>,
     peer: Arc<Peer>,
     info: SmcdInfo,
@@ -43,7 +43,7 @@ pub(crate) struct Dmbs {
 impl Carrier {
     /// The carrier of an SMC-D connection that a handshake has established.
     pub(crate) fn smcd(established: SmcdConn) -> Carrier {
-        Carrier::D(Dmbs::new(established))
+        Carrier::D(DmbPair::new(established))
     }
 
     /// The carrier of an SMC-R connection that a handshake has established.
@@ -175,7 +175,7 @@ impl Carrier {
     }
 
     /// Called every second: asks a peer for what it may hold back.
-    pub(super) fn coax(&self) {
+    pub(super) fn probe_peer(&self) {
         match self {
             Carrier::D(_) => {}
             Carrier::R(element) => element.coax(),
@@ -235,8 +235,8 @@ impl Carrier {
     }
 }
 
-impl Dmbs {
-    fn new(link: SmcdConn) -> Dmbs {
+impl DmbPair {
+    fn new(link: SmcdConn) -> DmbPair {
         let SmcdConn { fabric, peer, own, theirs, established } = link;
         let info = SmcdInfo {
             chid: fabric.chid(),
@@ -250,7 +250,7 @@ impl Dmbs {
             window: theirs.dmb().is_window(),
             peer_host: established.peer_host.and_then(|h| h.hostname.text().map(str::to_owned)),
         };
-        Dmbs { theirs, peer, info, own }
+        DmbPair { theirs, peer, info, own }
     }
 }
 

@@ -12,7 +12,7 @@ use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::StateFlags;
 
-use super::{ABORTED, Conn, Deadline, FINE, RESET, Tx, lock};
+use super::{ABORTED, Conn, Deadline, NO_FAILURE, RESET, Tx, lock};
 use crate::sys::reset_tcp;
 
 impl Conn {
@@ -35,7 +35,7 @@ impl Conn {
 
     /// The application is done with the connection. With unread data, or `abort`, it is reset.
     pub(crate) fn close(&self, abort: bool) {
-        self.reactor.look();
+        self.reactor.poll();
         let unread = {
             let mut rx = self.rx();
             // An error here has ended the connection already.
@@ -51,7 +51,7 @@ impl Conn {
     /// Whether both sides are done, after a look at what the peer says. A closed connection that is
     /// not over is asked again now and then.
     pub(crate) fn is_over(&self) -> bool {
-        self.reactor.look();
+        self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         if let Some(end) = tx.timer
@@ -70,7 +70,7 @@ impl Conn {
 
     /// Looks whether TCP has something to say: a reset, or a late Decline. A FIN says nothing
     /// (CLOSE-44).
-    pub(crate) fn look_at_tcp(&self) {
+    pub(crate) fn check_tcp(&self) {
         let mut byte = [0u8; 1];
         let peeked = match &*lock(&self.tcp) {
             Some(tcp) => peek(tcp, &mut byte),
@@ -97,7 +97,7 @@ impl Conn {
     /// The peer, its buffer or the device is gone.
     pub(super) fn lost(&self) {
         self.lost_locked(&mut self.tx());
-        self.settle();
+        self.sync_readiness();
     }
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
@@ -114,7 +114,7 @@ impl Conn {
     pub(super) fn taken(&self) {
         self.end_by_loss(&mut self.tx());
         self.wake_all();
-        self.settle();
+        self.sync_readiness();
     }
 
     /// Nothing can be told to the peer any more. `true`: that resets the connection.
@@ -137,7 +137,7 @@ impl Conn {
         let mut tx = self.tx();
         self.step(&mut tx, event);
         drop(tx);
-        self.settle();
+        self.sync_readiness();
     }
 
     /// The peer's state flags have changed.
@@ -190,7 +190,8 @@ impl Conn {
 
     /// Calls fail from now on. The first failure stays.
     fn fail(&self, failure: u8) {
-        let _ = self.failure.compare_exchange(FINE, failure, Ordering::AcqRel, Ordering::Relaxed);
+        let _ =
+            self.failure.compare_exchange(NO_FAILURE, failure, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Waits until the peer has read everything or has closed, at most `timeout` (SO_LINGER).

@@ -10,7 +10,7 @@
 
 mod carrier;
 mod end;
-mod keep;
+mod keepalive;
 mod park;
 mod ready;
 mod recv;
@@ -27,12 +27,12 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
-use keep::Silence;
+use keepalive::Silence;
 
-pub(crate) use ready::End;
+pub(crate) use ready::LocalEnd;
 
 use crate::info::ConnectionInfo;
-use crate::reactor::readiness::ReadinessFd;
+use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 
@@ -41,7 +41,7 @@ use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 const CHUNK: u32 = 64 << 10;
 
 /// What a blocked or failed call ends with.
-const FINE: u8 = 0;
+const NO_FAILURE: u8 = 0;
 const RESET: u8 = 1;
 const ABORTED: u8 = 2;
 
@@ -96,14 +96,14 @@ pub(crate) struct Conn {
     /// A write found no room and the application has not been told of room since.
     write_blocked: AtomicBool,
     /// The background thread is to look whether the peer was told of all that was read.
-    owes: AtomicBool,
+    update_scheduled: AtomicBool,
     /// When the way to a silent peer is tested.
     keepalive: Mutex<Option<Silence>>,
     /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
-    awaited: AtomicU32,
+    waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The words as they were when sleepers were last woken for them.
-    woken_for: [AtomicU64; 2],
+    last_change: [AtomicU64; 2],
     readiness: OnceLock<ReadinessFd>,
     /// The poller that watches this connection.
     poller: Mutex<Option<Arc<Waiter>>>,
@@ -113,9 +113,9 @@ pub(crate) struct Conn {
     /// Local and peer address, kept when TCP goes before the application does.
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
     /// Nobody will ask for the addresses any more.
-    unaddressed: AtomicBool,
+    addresses_discarded: AtomicBool,
     /// The peer's element is not ours any more: another connection may have it.
-    let_go: AtomicBool,
+    peer_buffer_released: AtomicBool,
     close_timeout: Duration,
     reuse: AtomicBool,
     carrier: Carrier,
@@ -166,7 +166,7 @@ impl Conn {
             consumed: AtomicU64::new(consumed),
             announced: AtomicU64::new(consumed),
             peer_done: AtomicBool::new(false),
-            failure: AtomicU8::new(FINE),
+            failure: AtomicU8::new(NO_FAILURE),
             purged: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
@@ -174,24 +174,24 @@ impl Conn {
             read_shut: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
-            owes: AtomicBool::new(false),
+            update_scheduled: AtomicBool::new(false),
             keepalive: Mutex::new(None),
-            awaited: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
             sleepers: Mutex::default(),
-            woken_for: words.map(AtomicU64::new),
+            last_change: words.map(AtomicU64::new),
             readiness: OnceLock::new(),
             poller: Mutex::new(None),
             spin: Spin::of(spin),
             reactor: reactor.clone(),
             tcp: Mutex::new(Some(tcp)),
             addresses: OnceLock::new(),
-            unaddressed: AtomicBool::new(false),
-            let_go: AtomicBool::new(false),
+            addresses_discarded: AtomicBool::new(false),
+            peer_buffer_released: AtomicBool::new(false),
             close_timeout,
             reuse: AtomicBool::new(false),
             carrier,
         });
-        reactor.join(conn.carrier.registration(), Arc::downgrade(&conn));
+        reactor.register(conn.carrier.registration(), Arc::downgrade(&conn));
         if conn.carrier.has_failed() {
             // It happened before the reactor could tell.
             conn.lost();
@@ -227,13 +227,13 @@ impl Conn {
     }
 
     /// Nobody will ask for the addresses any more.
-    pub(crate) fn leave_addresses(&self) {
-        self.unaddressed.store(true, Ordering::Relaxed);
+    pub(crate) fn discard_addresses(&self) {
+        self.addresses_discarded.store(true, Ordering::Relaxed);
     }
 
     /// Takes the TCP connection away.
     fn take_tcp(&self) -> Option<TcpStream> {
-        if !self.unaddressed.load(Ordering::Relaxed)
+        if !self.addresses_discarded.load(Ordering::Relaxed)
             && let Ok(addresses) = self.addresses()
         {
             let _ = self.addresses.set(addresses);
@@ -264,8 +264,8 @@ impl Conn {
     }
 
     /// This connection writes no more, except for the very word that says so.
-    fn let_go(&self) {
-        if !self.let_go.swap(true, Ordering::Relaxed) {
+    fn release_peer_buffer(&self) {
+        if !self.peer_buffer_released.swap(true, Ordering::Relaxed) {
             self.carrier.release();
         }
     }
@@ -285,20 +285,20 @@ impl Conn {
 
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.failure.load(Ordering::Acquire) != FINE
+        self.failure.load(Ordering::Acquire) != NO_FAILURE
     }
 
     /// The error of a call on a connection that ended abnormally.
     fn check(&self) -> io::Result<()> {
         match self.failure.load(Ordering::Acquire) {
-            FINE => Ok(()),
+            NO_FAILURE => Ok(()),
             RESET => Err(io::ErrorKind::ConnectionReset.into()),
             _ => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
 
     /// Takes note that the application was told how the connection fares.
-    fn told<T>(&self, result: io::Result<T>) -> io::Result<T> {
+    fn note_report<T>(&self, result: io::Result<T>) -> io::Result<T> {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset};
         if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
             self.reported.store(true, Ordering::Relaxed);
@@ -309,7 +309,7 @@ impl Conn {
     /// The pending error, once (SO_ERROR).
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         // Looks at what the peer says, which nobody may have done since.
-        self.reactor.look();
+        self.reactor.poll();
         self.ready();
         let error = self.check().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
@@ -327,10 +327,10 @@ impl Conn {
         let (spun, learns) = match self.carrier.must_be_polled() {
             true => {
                 let look = || {
-                    self.reactor.look();
+                    self.reactor.poll();
                     news()
                 };
-                (self.spin.until_polled(look), self.spin.polls())
+                (self.spin.until_polled(look), self.spin.spins_polled())
             }
             false => (self.spin.until(&mut news), self.spin.learns()),
         };
@@ -341,15 +341,15 @@ impl Conn {
         let start = learns.then(Instant::now);
         let waiter = Waiter::current();
         lock(&self.sleepers).push(waiter.clone());
-        self.awaited.fetch_add(1, Ordering::SeqCst);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
         let result = self.sleep(&waiter, deadline, &mut news);
         if let (Ok(()), Some(start)) = (&result, start) {
-            self.spin.slept(start.elapsed());
+            self.spin.note_sleep(start.elapsed());
         }
         let mut sleepers = lock(&self.sleepers);
         sleepers.retain(|other| !Arc::ptr_eq(other, &waiter));
         // The last one out takes its "asleep" back; until then a signal costs the peer a kick.
-        if self.awaited.fetch_sub(1, Ordering::SeqCst) == 1
+        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
             && let Some(line) = self.carrier.line()
         {
             line.disarm();
@@ -365,7 +365,7 @@ impl Conn {
         news: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         loop {
-            let seen = waiter.seen();
+            let seen = waiter.wake_count();
             if !self.arm() {
                 // Somebody else may sleep on what this arming undid.
                 self.wake_others(waiter);
@@ -418,7 +418,7 @@ impl Conn {
 
     /// Wakes everybody who waits for this connection.
     fn wake_all(&self) {
-        if self.awaited.load(Ordering::SeqCst) == 0 {
+        if self.waiters.load(Ordering::SeqCst) == 0 {
             return;
         }
         self.wake_sleepers();
@@ -447,17 +447,17 @@ impl Conn {
 impl ConnectionHandler for Conn {
     fn on_wake(&self) {
         self.wake_all();
-        self.settle();
+        self.sync_readiness();
         // Who sleeps may be a writer, to whom the peer's questions are nothing.
-        self.on_unawaited();
+        self.on_arrival();
     }
 
-    fn has_news(&self) -> bool {
+    fn take_change(&self) -> bool {
         let words = self.words();
         let mut same = true;
-        for (woken_for, word) in self.woken_for.iter().zip(words) {
-            if woken_for.load(Ordering::Relaxed) != word {
-                woken_for.store(word, Ordering::Relaxed);
+        for (last_change, word) in self.last_change.iter().zip(words) {
+            if last_change.load(Ordering::Relaxed) != word {
+                last_change.store(word, Ordering::Relaxed);
                 same = false;
             }
         }
@@ -466,7 +466,7 @@ impl ConnectionHandler for Conn {
         !same || !self.carrier.line().is_some_and(|line| line.is_quiet())
     }
 
-    fn on_unawaited(&self) {
+    fn on_arrival(&self) {
         // Not here: the application may be in a call, and hold the locks for as long as that takes.
         if self.is_asked() {
             self.schedule_update();
@@ -474,27 +474,27 @@ impl ConnectionHandler for Conn {
     }
 
     fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate {
-        self.pay(read_before)
+        self.flush_update(read_before)
     }
 
     fn on_tick(&self) {
         self.answer_flags();
-        self.keep_alive();
+        self.check_keepalive();
         // While the descriptor shows readable and writable the line is not armed, to spare the peer
         // a kick per message; a half close or the end must show all the same.
-        self.settle();
+        self.sync_readiness();
     }
 
-    fn is_awaited(&self) -> bool {
-        self.awaited.load(Ordering::SeqCst) != 0
+    fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) != 0
     }
 
     fn on_recheck(&self) {
         // What a peer can write is never the only reason to wake.
         if self.wake_sleepers() > 0 {
-            self.look_at_tcp();
+            self.check_tcp();
         }
-        self.carrier.coax();
+        self.carrier.probe_peer();
     }
 
     fn on_lost(&self) {
@@ -508,11 +508,11 @@ impl ConnectionHandler for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        self.reactor.leave(self.carrier.key());
+        self.reactor.remove(self.carrier.key());
         if self.readiness.get().is_some() {
             self.reactor.remove_pollable();
         }
-        self.let_go();
+        self.release_peer_buffer();
         if *self.reuse.get_mut() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);
             self.carrier.allow_reuse(rx.total);

@@ -12,7 +12,7 @@ impl Conn {
     /// Adds a thread that is woken at every change.
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
         lock(&self.sleepers).push(waiter.clone());
-        self.awaited.fetch_add(1, Ordering::SeqCst);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Takes [`Conn::add_sleeper`] back.
@@ -21,7 +21,7 @@ impl Conn {
         let Some(at) = sleepers.iter().position(|other| Arc::ptr_eq(other, waiter)) else { return };
         sleepers.swap_remove(at);
         drop(sleepers);
-        if self.awaited.fetch_sub(1, Ordering::SeqCst) == 1
+        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
             && let Some(line) = self.carrier.line()
         {
             line.disarm();
@@ -30,7 +30,7 @@ impl Conn {
 
     /// Waits until the words are not those seen any more, as far as they concern a reader or a
     /// writer.
-    pub(crate) fn wait_for_news(
+    pub(crate) fn wait_for_change(
         &self,
         seen: [u64; 2],
         write: bool,

@@ -9,12 +9,12 @@ use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
 
 use super::{Conn, Rx, lock, reader_view};
-use crate::reactor::readiness::{ReadinessFd, Ready};
+use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::reactor::wait::Waiter;
 
 /// Ends of a connection that its control words do not tell of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct LocalEnd {
     /// It ended abnormally.
     failed: bool,
     /// The application reads no more.
@@ -43,18 +43,18 @@ impl Conn {
     }
 
     /// Whether [`Conn::ready`] might say something else than before: two loads.
-    pub(crate) fn may_have_news(&self, seen: [u64; 2]) -> bool {
+    pub(crate) fn may_have_changed(&self, seen: [u64; 2]) -> bool {
         self.words() != seen || self.has_failed()
     }
 
-    /// The control words, to be compared by [`Conn::may_have_news`].
+    /// The control words, to be compared by [`Conn::may_have_changed`].
     pub(crate) fn control_words(&self) -> [u64; 2] {
         self.words()
     }
 
     /// How it has ended, as far as the control words do not tell.
-    pub(crate) fn end(&self) -> End {
-        End { failed: self.has_failed(), read_shut: self.read_shut.load(Ordering::Acquire) }
+    pub(crate) fn local_end(&self) -> LocalEnd {
+        LocalEnd { failed: self.has_failed(), read_shut: self.read_shut.load(Ordering::Acquire) }
     }
 
     /// A descriptor that the kernel shows as readable and writable when this connection is.
@@ -64,10 +64,10 @@ impl Conn {
         }
         let readiness = ReadinessFd::new()?;
         if self.readiness.set(readiness).is_ok() {
-            self.awaited.fetch_add(1, Ordering::SeqCst);
+            self.waiters.fetch_add(1, Ordering::SeqCst);
             self.reactor.add_pollable();
         }
-        self.settle();
+        self.sync_readiness();
         match self.readiness.get() {
             Some(readiness) => Ok(readiness.as_fd()),
             None => Err(io::ErrorKind::NotFound.into()),
@@ -76,13 +76,13 @@ impl Conn {
 
     /// Makes the pollable descriptor, if there is one, show how things are, and has the next change
     /// announced.
-    pub(super) fn settle(&self) {
+    pub(super) fn sync_readiness(&self) {
         if self.readiness.get().is_some() {
-            self.settle_locked(&mut self.rx());
+            self.sync_readiness_locked(&mut self.rx());
         }
     }
 
-    fn settle_locked(&self, rx: &mut Rx) {
+    fn sync_readiness_locked(&self, rx: &mut Rx) {
         let Some(readiness) = self.readiness.get() else { return };
         // A peer that signals without end only makes this connection's own thread look again.
         for _ in 0..64 {
@@ -105,12 +105,12 @@ impl Conn {
 
     /// A read of a non-blocking socket found nothing. `true`: that is shown where it must be, and
     /// still true.
-    pub(super) fn nothing_to_read(&self, rx: &mut Rx) -> bool {
+    pub(super) fn has_nothing_to_read(&self, rx: &mut Rx) -> bool {
         if self.readiness.get().is_none() {
             self.reactor.try_poll();
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
         }
-        self.settle_locked(rx);
+        self.sync_readiness_locked(rx);
         rx.receiver.readable() == 0 && !self.has_failed() && !self.peer_done.load(Ordering::Acquire)
     }
 
@@ -119,10 +119,10 @@ impl Conn {
         let mut slot = lock(&self.poller);
         match (slot.is_some(), poller.is_some()) {
             (false, true) => {
-                self.awaited.fetch_add(1, Ordering::SeqCst);
+                self.waiters.fetch_add(1, Ordering::SeqCst);
             }
             (true, false) => {
-                self.awaited.fetch_sub(1, Ordering::SeqCst);
+                self.waiters.fetch_sub(1, Ordering::SeqCst);
             }
             _ => {}
         }
@@ -137,7 +137,7 @@ impl Conn {
     /// Takes back [`Conn::arm_for_poller`].
     pub(crate) fn disarm_for_poller(&self) {
         // Sleeping threads and the pollable descriptor rely on the line being armed.
-        if self.awaited.load(Ordering::SeqCst) <= 1
+        if self.waiters.load(Ordering::SeqCst) <= 1
             && let Some(line) = self.carrier.line()
         {
             line.disarm();
@@ -147,7 +147,7 @@ impl Conn {
     /// Shows a change that came from this side.
     pub(super) fn failed_or_shut(&self) {
         self.wake_all();
-        self.settle();
+        self.sync_readiness();
     }
 }
 

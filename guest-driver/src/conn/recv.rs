@@ -20,7 +20,7 @@ impl Conn {
         peek: bool,
         deadline: &Deadline,
     ) -> io::Result<usize> {
-        self.told(self.recv_some(bufs, peek, deadline))
+        self.note_report(self.recv_some(bufs, peek, deadline))
     }
 
     fn recv_some(
@@ -59,10 +59,10 @@ impl Conn {
                 let before = reader_view(rx.seen);
                 if self.reactor.must_be_polled() {
                     drop(rx);
-                    self.reactor.look();
+                    self.reactor.poll();
                     rx = self.rx();
                 }
-                if reader_view(rx.seen) == before && self.nothing_to_read(&mut rx) {
+                if reader_view(rx.seen) == before && self.has_nothing_to_read(&mut rx) {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 continue;
@@ -117,14 +117,14 @@ impl Conn {
             rx.receiver.remember_urgent(byte[0]);
         }
         if !consumer.state_flags.is_empty() {
-            self.peer_says(rx, consumer.state_flags)?;
+            self.on_peer_state(rx, consumer.state_flags)?;
         }
         self.update(rx, arrival.update);
         Ok(consumer.state_flags)
     }
 
     /// State flags of the peer, new or repeated.
-    fn peer_says(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
+    fn on_peer_state(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
         rx.receiver.on_peer_done();
         let mut tx = self.tx();
         let known = tx.close.peer_flags().contains(flags);
@@ -182,22 +182,24 @@ impl Conn {
     /// before it knows.
     pub(super) fn schedule_update(&self) {
         // A mark that is missed costs a second at most, until the next glance.
-        if !self.owes.load(Ordering::Relaxed) && !self.owes.swap(true, Ordering::AcqRel) {
+        if !self.update_scheduled.load(Ordering::Relaxed)
+            && !self.update_scheduled.swap(true, Ordering::AcqRel)
+        {
             self.reactor.schedule_update(self.carrier.key());
         }
     }
 
     /// What [`Conn::schedule_update`] asked for.
-    pub(super) fn pay(&self, read_before: Option<u64>) -> DelayedUpdate {
+    pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
-        self.owes.store(false, Ordering::SeqCst);
+        self.update_scheduled.store(false, Ordering::SeqCst);
         let read = self.consumed.load(Ordering::Acquire);
         if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
             return DelayedUpdate::None;
         }
         // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
         if read_before != Some(read) {
-            self.owes.store(true, Ordering::Relaxed);
+            self.update_scheduled.store(true, Ordering::Relaxed);
             return DelayedUpdate::Since(read);
         }
         let mut tx = self.tx();
@@ -242,7 +244,7 @@ impl Conn {
 
     /// Takes the urgent byte (MSG_OOB). `peek` leaves it.
     pub(crate) fn recv_urgent(&self, peek: bool) -> io::Result<u8> {
-        self.reactor.look();
+        self.reactor.poll();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;
@@ -256,7 +258,7 @@ impl Conn {
 
     /// Whether the reader stands at the urgent mark (SIOCATMARK).
     pub(crate) fn at_mark(&self) -> io::Result<bool> {
-        self.reactor.look();
+        self.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.at_mark())
@@ -264,7 +266,7 @@ impl Conn {
 
     /// Whether urgent data is announced or there (POLLPRI).
     pub(crate) fn has_urgent(&self) -> io::Result<bool> {
-        self.reactor.look();
+        self.reactor.poll();
         let mut rx = self.rx();
         self.refresh_rx(&mut rx)?;
         Ok(rx.receiver.exception())
@@ -279,7 +281,7 @@ impl Conn {
 
     /// Bytes that a read would return now (FIONREAD).
     pub(crate) fn readable(&self) -> io::Result<usize> {
-        self.reactor.look();
+        self.reactor.poll();
         let mut rx = self.rx();
         self.check()?;
         self.refresh_rx(&mut rx)?;

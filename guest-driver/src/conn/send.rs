@@ -13,13 +13,13 @@ use crate::ism::DeliverError;
 
 /// Pieces of one delivery: eight slices' worth, each possibly split at the end of the ring, would
 /// be the worst case; more are delivered in turns.
-const MAX_PIECES: usize = 8;
+const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
     /// Writes the slices. A blocking call returns when all bytes are in the peer's ring, as TCP's
     /// does when they are in its send buffer; one that ends early returns what it wrote.
     pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
-        self.told(self.send_some(bufs, deadline))
+        self.note_report(self.send_some(bufs, deadline))
     }
 
     fn send_some(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
@@ -58,13 +58,13 @@ impl Conn {
                 self.write_blocked.store(true, Ordering::Relaxed);
                 if done > 0 {
                     drop(tx);
-                    self.settle();
+                    self.sync_readiness();
                     return Ok(done);
                 }
                 let seen = tx.seen;
                 drop(tx);
-                self.reactor.look();
-                self.settle();
+                self.reactor.poll();
+                self.sync_readiness();
                 if self.words()[1] == seen || self.has_failed() {
                     self.check()?;
                     return Err(io::ErrorKind::WouldBlock.into());
@@ -181,7 +181,7 @@ impl Conn {
 
     /// Bytes in the peer's ring that it has not read (SIOCOUTQ).
     pub(crate) fn unread_by_peer(&self) -> usize {
-        self.reactor.look();
+        self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         tx.sender.in_flight() as usize
@@ -251,7 +251,7 @@ impl Conn {
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
         // First, because the peer may offer its buffer again as soon as it sees the words.
-        self.let_go();
+        self.release_peer_buffer();
         if self.carrier.deliver(&[], words, true).is_ok() {
             self.sent(tx, words);
         }
@@ -264,15 +264,15 @@ impl Conn {
     }
 }
 
-/// Up to [`MAX_PIECES`] pieces of a delivery, on the stack.
+/// Up to [`PIECES_PER_DELIVERY`] pieces of a delivery, on the stack.
 struct Pieces<'a> {
-    list: [(u32, &'a [u8]); MAX_PIECES],
+    list: [(u32, &'a [u8]); PIECES_PER_DELIVERY],
     n: usize,
 }
 
 impl<'a> Pieces<'a> {
     fn new() -> Self {
-        Pieces { list: [(0, &[]); MAX_PIECES], n: 0 }
+        Pieces { list: [(0, &[]); PIECES_PER_DELIVERY], n: 0 }
     }
 
     fn as_slice(&self) -> &[(u32, &'a [u8])] {
@@ -341,6 +341,6 @@ mod tests {
         assert_eq!(laid_out(&bufs, 0, [(32, 2), (0, 0)]), (2, vec![(32, &b"ab"[..])]));
         let many: Vec<_> = (0..20).map(|_| IoSlice::new(b"x")).collect();
         let (taken, pieces) = laid_out(&many, 0, [(32, 20), (0, 0)]);
-        assert_eq!((taken as usize, pieces.len()), (MAX_PIECES, MAX_PIECES));
+        assert_eq!((taken as usize, pieces.len()), (PIECES_PER_DELIVERY, PIECES_PER_DELIVERY));
     }
 }

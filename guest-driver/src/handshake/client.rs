@@ -89,7 +89,7 @@ fn connect(tcp: &TcpStream, terms: &Terms<'_>, accepted: AcceptedR) -> Result<Ou
         if let Some(outcome) = connecting.advance(tcp)? {
             return Ok(outcome);
         }
-        rdma.listeners.attend();
+        rdma.observer.on_peer_added();
         let end = connecting.deadline();
         let end = terms.deadline.map_or(end, |deadline| deadline.min(end));
         if terms.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -144,9 +144,7 @@ pub(super) fn reason_of(error: &IsmError) -> DeclineReason {
         IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
         IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
         IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
-        IsmError::Queue(crate::virtqueue::QueueError::OutOfMemory { .. }) => {
-            DeclineReason::NoMemory
-        }
+        error if error.is_out_of_memory() => DeclineReason::NoMemory,
         _ => DeclineReason::Registration,
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use tcp::{acknowledge_lazily, connect};
 use thiserror::Error;
 
 use crate::info::Fallback;
-use crate::reactor::Attend;
+use crate::reactor::PeerObserver;
 use crate::smcd::SmcdConn;
 use crate::smcr::{RdmaHost, SmcrConn};
 
@@ -18,7 +18,7 @@ use crate::smcr::{RdmaHost, SmcrConn};
 #[derive(Clone, Copy)]
 pub(crate) struct ByRdma<'a> {
     pub(crate) host: &'a std::sync::Arc<RdmaHost>,
-    pub(crate) listeners: &'a dyn Attend,
+    pub(crate) observer: &'a dyn PeerObserver,
 }
 
 impl ByRdma<'_> {

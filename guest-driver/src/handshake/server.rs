@@ -160,7 +160,7 @@ impl Handshake {
                     if outcome.is_none() {
                         // LLC may have begun.
                         if let Some(rdma) = terms.rdma {
-                            rdma.listeners.attend();
+                            rdma.observer.on_peer_added();
                         }
                         self.stage = Stage::Rdma(accepting);
                     }
@@ -297,7 +297,7 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
             // Nobody wrote into it, and nobody will.
             own.allow_reuse(dirty);
             if declined.out_of_sync {
-                peer.forget_link();
+                peer.reset_link();
             }
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into()))
         }

@@ -105,6 +105,13 @@ pub enum IsmError {
     Bounds(#[from] OutOfBounds),
 }
 
+impl IsmError {
+    /// Whether the memory that this driver shares with the device is used up.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, IsmError::Queue(QueueError::OutOfMemory { .. }))
+    }
+}
+
 /// Why a delivery failed.
 #[derive(Debug, Error)]
 pub enum DeliverError {

@@ -1,60 +1,65 @@
-//! The background thread of a reactor: chores, answers that no caller gives, and the lead where no
-//! caller takes it.
+//! The background thread of a reactor: it does what is due, sends what no caller sends, and leads
+//! where no caller does.
 //!
 //! On a source that must be polled the thread leads while the application is in no call, so that
 //! peers get their answers in time. It takes the lead when no caller has led or polled for
-//! [`PATIENCE`], and gives it to the first that wants it; a caller that comes back soon makes it
-//! more patient, so that a busy connection does not pay for the change again and again. While a
-//! caller sleeps as the leader, the thread sleeps too, and is woken when that one leaves.
+//! [`TAKEOVER`], and gives it to the first caller that asks. A caller that comes back soon makes
+//! that time longer, so that a busy connection does not pay for two changes of the lead again and
+//! again. While a caller sleeps as the leader, the thread sleeps, too, until that caller stops
+//! leading.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::leader::Leadership;
+use super::source::PeerObserver;
 use super::wait::RECHECK_INTERVAL;
 use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor};
-use crate::reactor::Attend;
+use crate::sys::lock;
 
-/// How long the background thread sleeps when it has nothing to do.
-const NO_CHORES: Duration = Duration::from_secs(3600);
-/// How long nobody leads before the background thread does.
-const PATIENCE: Duration = Duration::from_millis(5);
-/// The same when callers keep coming back. Each look costs them a change of threads.
-const LONG_PATIENCE: Duration = Duration::from_millis(100);
-/// After so many looks at the same sleeping leader the thread sleeps until that one leaves.
+/// Time to the next maintenance if none is wanted.
+const NO_MAINTENANCE: Duration = Duration::from_secs(3600);
+/// The background thread leads when no caller has led or polled for this long.
+const TAKEOVER: Duration = Duration::from_millis(5);
+/// The longest such time, where callers keep coming back: each takeover costs them a change of
+/// threads.
+const LONGEST_TAKEOVER: Duration = Duration::from_millis(100);
+/// After it has found the same sleeping leader this often, the thread sleeps until that one stops.
 const SAME_LEADER: u32 = 4;
-/// How often connections are looked at whose peers have not been told all.
-const OWING_PAUSE: Duration = Duration::from_millis(15);
-/// The same while their applications tell them in time.
-const LONG_OWING_PAUSE: Duration = Duration::from_millis(120);
-/// How long the thread stays up for more of them, so that callers need not wake it each time.
-const OWING_VIGIL: Duration = Duration::from_millis(300);
-/// Connections are not glanced at more often than this, whatever else wakes the thread.
-const GLANCE_PAUSE: Duration = Duration::from_millis(10);
+/// An update is sent by the background thread after this delay at the earliest.
+const UPDATE_DELAY: Duration = Duration::from_millis(15);
+/// The longest such delay, where applications read on and so send their updates in time.
+const LONGEST_UPDATE_DELAY: Duration = Duration::from_millis(120);
+/// After an update was scheduled, the thread checks for more without being woken for this long.
+const LINGER: Duration = Duration::from_millis(300);
+/// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the thread.
+const TICK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the background thread knows of the callers.
-struct Watch {
-    /// [`Reactor::led`] at the last look.
-    led: u32,
-    patience: Duration,
-    /// Looks at the same sleeping leader.
-    same: u32,
+/// What the background thread knows of the callers of a source that must be polled.
+struct Callers {
+    /// [`Reactor::activity`] at the last check.
+    activity: u32,
+    /// How long no caller may lead before the thread does.
+    takeover: Duration,
+    /// How often the thread has found the same sleeping leader.
+    same_leader: u32,
 }
 
 /// What the background thread has to do, and when.
-struct Diary {
-    chores: Instant,
-    /// When those who sleep are woken to look again.
-    nap: Instant,
-    /// When connections may be glanced at again, and whether there was a reason to since.
-    glance: Instant,
-    overlooked: bool,
+struct Schedule {
+    maintenance: Instant,
+    recheck: Instant,
+    /// The earliest next tick.
+    tick: Instant,
+    /// Something woke the thread before that time, so the tick has to follow.
+    tick_pending: bool,
+    /// The timer of the source.
     timer: Option<Instant>,
-    /// Connections whose peers have not been told all, with what was read at the last look.
-    owing: Vec<(u32, Option<u64>)>,
-    /// How long until they are looked at again.
-    owing_pause: Duration,
-    /// Until when more of them are expected, if they are.
-    vigil: Option<Instant>,
+    /// Connections with a delayed update, with the position of the last [`DelayedUpdate::Since`].
+    updates: Vec<(u32, Option<u64>)>,
+    update_delay: Duration,
+    /// Until when the thread checks for more updates by itself; `None`: schedulers wake it.
+    linger: Option<Instant>,
 }
 
 impl<C: ConnectionHandler> Reactor<C> {
@@ -62,137 +67,123 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.background.wake();
-        self.interrupt();
+        self.interrupt.signal();
     }
 
-    /// The background thread. `chores` is called now and then while it returns how soon it wants
-    /// to be called again; `None`: there is nothing to do until somebody wakes the thread.
-    pub(crate) fn run(&self, mut chores: impl FnMut() -> Option<Duration>) {
-        let start = Instant::now();
-        let mut diary = Diary {
-            chores: start,
-            nap: start + RECHECK_INTERVAL,
-            glance: start,
-            overlooked: false,
-            timer: None,
-            owing: Vec::new(),
-            owing_pause: OWING_PAUSE,
-            vigil: None,
-        };
-        let mut watch = Watch { led: 0, patience: PATIENCE, same: 0 };
+    /// The background thread; returns after [`Reactor::stop`], or once the source is gone.
+    ///
+    /// It calls `maintenance` at first and whenever that is due. `maintenance` returns the time to
+    /// its next call; `None`: nothing is due until [`Reactor::wake_background`].
+    pub(crate) fn run(&self, mut maintenance: impl FnMut() -> Option<Duration>) {
+        let mut schedule = Schedule::starting(Instant::now());
+        let mut callers = Callers { activity: 0, takeover: TAKEOVER, same_leader: 0 };
         while !self.is_over() {
-            let seen = self.background.seen();
+            let count = self.background.wake_count();
             let now = Instant::now();
-            if self.chores_due.swap(false, Ordering::AcqRel) || now >= diary.chores {
-                diary.chores = now + chores().unwrap_or(NO_CHORES);
+            if self.maintenance_due.swap(false, Ordering::AcqRel) || now >= schedule.maintenance {
+                schedule.maintenance = now + maintenance().unwrap_or(NO_MAINTENANCE);
             }
-            self.keep(&mut diary);
-            let pause = diary.pause();
+            self.run_due(&mut schedule);
+            let pause = schedule.pause();
             if self.pollables.load(Ordering::SeqCst) > 0 {
-                // A caller that leads was interrupted and leaves at once.
-                if self.try_lead(BACKGROUND) {
-                    self.lead_in_background(pause, false);
+                if let Some(leadership) = self.try_lead(BACKGROUND) {
+                    self.lead_in_background(leadership, pause, false);
                 } else {
-                    self.background.sleep(seen, Some(Duration::from_millis(1)));
+                    // A caller leads still. It was interrupted and stops at once.
+                    self.background.sleep(count, Some(Duration::from_millis(1)));
                 }
             } else if self.polled && self.source.has_peers() {
-                self.stand_by(&mut watch, seen, pause);
+                self.stand_by(&mut callers, count, pause);
             } else {
-                // Peers and devices go without anybody waiting for them.
-                if self.try_lead(CALLER) {
+                // Peers and the source may have gone although no caller waits for them.
+                if let Some(_leadership) = self.try_lead(CALLER) {
                     self.dispatch();
-                    self.stop_leading();
                 }
-                watch.led = self.led.load(Ordering::Relaxed);
-                // SeqCst, as in `attend`: either that sees this, or the peers are seen here.
-                self.idle.store(true, Ordering::SeqCst);
+                callers.activity = self.activity.load(Ordering::Relaxed);
+                // SeqCst, as in `on_peer_added`: either that call sees the flag, or this thread
+                // sees the peers.
+                self.parked_without_peers.store(true, Ordering::SeqCst);
                 if !(self.polled && self.source.has_peers()) {
-                    self.rest(seen, pause);
+                    self.park(count, pause);
                 }
-                self.idle.store(false, Ordering::SeqCst);
+                self.parked_without_peers.store(false, Ordering::SeqCst);
             }
         }
     }
 
-    /// Makes the background thread do its chores soon.
+    /// Has the background thread do its maintenance soon.
     pub(crate) fn wake_background(&self) {
-        self.chores_due.store(true, Ordering::Release);
+        self.maintenance_due.store(true, Ordering::Release);
         self.background.wake();
         if self.lead.load(Ordering::SeqCst) == BACKGROUND {
-            self.interrupt();
+            self.interrupt.signal();
         }
     }
 
-    /// Has [`ConnectionHandler::on_delayed_update`](super::ConnectionHandler::on_delayed_update) called soon.
+    /// Has the background thread call [`ConnectionHandler::on_delayed_update`] of the connection
+    /// with this key, after [`UPDATE_DELAY`] or later.
     pub(crate) fn schedule_update(&self, key: u32) {
-        super::lock(&self.owing).push(key);
-        // SeqCst, as in `pay`: either this sees that the thread does not stay up any more, or that
-        // sees the debt before it sleeps.
-        if !self.vigil.load(Ordering::SeqCst) {
-            self.rouse();
+        lock(&self.delayed_updates).push(key);
+        // SeqCst, as in `flush_updates`: either this call sees that the thread does not linger any
+        // more, or the thread sees the key before it sleeps.
+        if !self.lingering.load(Ordering::SeqCst) {
+            self.unpark();
         }
     }
 
     /// Wakes the background thread if it sleeps for long.
-    pub(super) fn rouse(&self) {
-        // SeqCst, as in `rest`: either the thread sees what there is to do, or we see it resting.
-        if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
+    pub(super) fn unpark(&self) {
+        // SeqCst, as in `park`: either the thread sees the work, or this call sees it parked.
+        if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             self.background.wake();
             if self.lead.load(Ordering::SeqCst) == BACKGROUND {
-                self.interrupt();
+                self.interrupt.signal();
             }
         }
     }
 
-    /// Asks the background thread for the lead.
-    pub(super) fn want_lead(&self) {
-        if !self.wanted.swap(true, Ordering::SeqCst) {
-            self.interrupt();
-        }
-    }
-
-    /// Does what is due.
-    fn keep(&self, diary: &mut Diary) {
+    /// Does what is due, except for maintenance.
+    fn run_due(&self, schedule: &mut Schedule) {
         let now = Instant::now();
-        if now >= diary.nap {
-            diary.nap = now + RECHECK_INTERVAL;
-            self.each(|member| member.on_recheck());
+        if now >= schedule.recheck {
+            schedule.recheck = now + RECHECK_INTERVAL;
+            self.each(|connection| connection.on_recheck());
         }
-        diary.overlooked = now < diary.glance;
-        if !diary.overlooked {
-            diary.glance = now + GLANCE_PAUSE;
-            // A peer may be blocked until it hears what an application has read that is busy with
-            // other things now (CDC-20).
-            self.each(|member| member.on_tick());
+        schedule.tick_pending = now < schedule.tick;
+        if !schedule.tick_pending {
+            schedule.tick = now + TICK_INTERVAL;
+            // A peer may be blocked until it learns what an application has read that is busy with
+            // something else now (CDC-20).
+            self.each(|connection| connection.on_tick());
         }
         if self.timers_due.swap(false, Ordering::SeqCst)
-            || diary.timer.is_some_and(|timer| now >= timer)
+            || schedule.timer.is_some_and(|timer| now >= timer)
         {
-            diary.timer = self.source.on_timer(now);
+            schedule.timer = self.source.on_timer(now);
         }
-        self.pay(diary, now);
+        self.flush_updates(schedule, now);
     }
 
-    /// Has peers told what they were not told yet.
-    fn pay(&self, diary: &mut Diary, now: Instant) {
-        let new = std::mem::take(&mut *super::lock(&self.owing));
-        if new.is_empty() && diary.owing.is_empty() {
-            if diary.vigil.take_if(|end| now >= *end).is_some() {
-                diary.owing_pause = OWING_PAUSE;
-                self.vigil.store(false, Ordering::SeqCst);
+    /// Has connections send the updates that were delayed long enough.
+    fn flush_updates(&self, schedule: &mut Schedule, now: Instant) {
+        let new = std::mem::take(&mut *lock(&self.delayed_updates));
+        if new.is_empty() && schedule.updates.is_empty() {
+            if schedule.linger.take_if(|end| now >= *end).is_some() {
+                schedule.update_delay = UPDATE_DELAY;
+                self.lingering.store(false, Ordering::SeqCst);
             }
             return;
         }
-        diary.vigil = Some(now + OWING_VIGIL);
-        self.vigil.store(true, Ordering::SeqCst);
-        diary.owing.extend(new.into_iter().map(|key| (key, None)));
-        let mut in_time = true;
-        diary.owing.retain_mut(|(key, read)| {
-            let Some(member) = self.member(*key) else { return false };
-            match member.on_delayed_update(*read) {
+        schedule.linger = Some(now + LINGER);
+        self.lingering.store(true, Ordering::SeqCst);
+        schedule.updates.extend(new.into_iter().map(|key| (key, None)));
+        let mut sent_by_callers = true;
+        schedule.updates.retain_mut(|(key, read)| {
+            let Some(connection) = self.connection(*key) else { return false };
+            match connection.on_delayed_update(*read) {
                 DelayedUpdate::None => false,
                 DelayedUpdate::Sent => {
-                    in_time = false;
+                    sent_by_callers = false;
                     false
                 }
                 DelayedUpdate::Since(now) => {
@@ -201,116 +192,141 @@ impl<C: ConnectionHandler> Reactor<C> {
                 }
             }
         });
-        diary.owing_pause = match in_time {
-            true => (diary.owing_pause * 2).min(LONG_OWING_PAUSE),
-            false => OWING_PAUSE,
+        schedule.update_delay = match sent_by_callers {
+            true => (schedule.update_delay * 2).min(LONGEST_UPDATE_DELAY),
+            false => UPDATE_DELAY,
         };
     }
 
-    /// Sleeps for as long as there is nothing to do.
-    fn rest(&self, seen: u32, pause: Duration) {
-        let _resting = self.resting(pause);
-        if !self.is_roused() {
-            self.background.sleep(seen, Some(pause));
+    /// Sleeps until something is due or the thread is woken.
+    fn park(&self, count: u32, pause: Duration) {
+        let _parked = self.set_parked(pause);
+        if !self.has_posted_work() {
+            self.background.sleep(count, Some(pause));
         }
     }
 
-    /// Has [`Reactor::rouse`] wake this thread from now on, if it is going to sleep for long.
-    fn resting(&self, pause: Duration) -> impl Drop + '_ {
-        struct Resting<'a>(&'a AtomicBool);
-        impl Drop for Resting<'_> {
+    /// Has [`Reactor::unpark`] wake this thread until the result is dropped, if the thread is going
+    /// to sleep for long.
+    fn set_parked(&self, pause: Duration) -> impl Drop + '_ {
+        struct Parked<'a>(&'a AtomicBool);
+        impl Drop for Parked<'_> {
             fn drop(&mut self) {
                 self.0.store(false, Ordering::SeqCst);
             }
         }
-        self.resting.store(pause > OWING_PAUSE, Ordering::SeqCst);
-        Resting(&self.resting)
+        self.parked.store(pause > UPDATE_DELAY, Ordering::SeqCst);
+        Parked(&self.parked)
     }
 
-    /// Whether there is something to do for which [`Reactor::rouse`] was called.
-    fn is_roused(&self) -> bool {
-        self.timers_due.load(Ordering::SeqCst) || !super::lock(&self.owing).is_empty()
+    /// Whether there is work with which [`Reactor::unpark`] was called.
+    fn has_posted_work(&self) -> bool {
+        self.timers_due.load(Ordering::SeqCst) || !lock(&self.delayed_updates).is_empty()
     }
 
     fn is_over(&self) -> bool {
         self.stop.load(Ordering::SeqCst) || self.is_lost()
     }
 
-    /// Leads if no caller does, and otherwise waits for that.
-    fn stand_by(&self, watch: &mut Watch, seen: u32, pause: Duration) {
-        let led = self.led.load(Ordering::Relaxed);
-        let changed = std::mem::replace(&mut watch.led, led) != led;
+    /// Leads if callers have not led for some time, and otherwise sleeps a little.
+    fn stand_by(&self, callers: &mut Callers, count: u32, pause: Duration) {
+        let activity = self.activity.load(Ordering::Relaxed);
+        let active = std::mem::replace(&mut callers.activity, activity) != activity;
         let lead = self.lead.load(Ordering::SeqCst);
-        watch.same = if lead == CALLER && !changed { watch.same + 1 } else { 0 };
-        if changed {
-            watch.patience = (watch.patience * 2).min(LONG_PATIENCE);
+        callers.same_leader = if lead == CALLER && !active { callers.same_leader + 1 } else { 0 };
+        if active {
+            callers.extend_takeover();
         }
-        if lead == FREE && !changed {
-            // Before the lead is taken: a caller that sees who has it asks for it after this.
-            self.wanted.store(false, Ordering::SeqCst);
-            if self.try_lead(BACKGROUND) {
-                let wanted = self.lead_in_background(pause, true);
-                watch.led = self.led.load(Ordering::Relaxed);
+        if lead == FREE && !active {
+            // Cleared before the lead is taken, because a caller that sees who leads asks after that.
+            self.lead_wanted.store(false, Ordering::SeqCst);
+            if let Some(leadership) = self.try_lead(BACKGROUND) {
+                let wanted = self.lead_in_background(leadership, pause, true);
+                callers.activity = self.activity.load(Ordering::Relaxed);
                 if !wanted {
-                    watch.patience = PATIENCE;
+                    callers.takeover = TAKEOVER;
                     return;
                 }
-                watch.patience = (watch.patience * 2).min(LONG_PATIENCE);
+                callers.extend_takeover();
             }
         }
-        if watch.same < SAME_LEADER {
-            self.background.sleep(seen, Some(pause.min(watch.patience)));
+        if callers.same_leader < SAME_LEADER {
+            self.background.sleep(count, Some(pause.min(callers.takeover)));
             return;
         }
-        watch.same = 0;
-        // SeqCst, as in `stop_leading`: either that sees this, or the leader is seen to be gone.
-        self.relief.store(true, Ordering::SeqCst);
+        callers.same_leader = 0;
+        // SeqCst, as in the drop of `Leadership`: either the leader sees the flag, or this thread
+        // sees that nobody leads.
+        self.notify_when_free.store(true, Ordering::SeqCst);
         if self.lead.load(Ordering::SeqCst) == CALLER {
-            self.rest(seen, pause);
+            self.park(count, pause);
         }
-        self.relief.store(false, Ordering::SeqCst);
+        self.notify_when_free.store(false, Ordering::SeqCst);
     }
 
-    /// Leads for `pause`, or until there is a reason to look at everything else, which may be
-    /// (`yielding`) that a caller wants to lead: `true`.
-    fn lead_in_background(&self, pause: Duration, yielding: bool) -> bool {
-        let wanted = || yielding && self.wanted.load(Ordering::SeqCst);
+    /// Leads for `pause`, or until this thread has something else to do. With `yielding`, a caller's
+    /// request for the lead ends it, too, and then the result is `true`.
+    fn lead_in_background(
+        &self,
+        leadership: Leadership<'_, C>,
+        pause: Duration,
+        yielding: bool,
+    ) -> bool {
+        let wanted = || yielding && self.lead_wanted.load(Ordering::SeqCst);
         self.dispatch();
         {
-            let _resting = self.resting(pause);
-            let stay = !(wanted() || self.is_roused() || self.is_over());
+            let _parked = self.set_parked(pause);
+            let stay = !(wanted() || self.has_posted_work() || self.is_over());
             if stay && self.source.arm_interrupts() {
-                self.poll_once(Some(pause), None);
+                self.wait_for_source(Some(pause), None);
                 self.dispatch();
             }
         }
         self.source.suppress_interrupts();
-        self.stop_leading();
+        drop(leadership);
         wanted()
     }
 }
 
-impl<C: ConnectionHandler> Attend for Reactor<C> {
-    fn attend(&self) {
-        // While the thread leads, or looks every few milliseconds whether it should, it needs no
-        // call.
-        if self.idle.swap(false, Ordering::SeqCst) {
+impl<C: ConnectionHandler> PeerObserver for Reactor<C> {
+    fn on_peer_added(&self) {
+        // A thread that leads, or checks every few milliseconds whether to lead, need not be woken.
+        if self.parked_without_peers.swap(false, Ordering::SeqCst) {
             self.background.wake();
         }
     }
 }
 
-impl Diary {
-    /// How long nothing is due.
+impl Callers {
+    fn extend_takeover(&mut self) {
+        self.takeover = (self.takeover * 2).min(LONGEST_TAKEOVER);
+    }
+}
+
+impl Schedule {
+    fn starting(now: Instant) -> Schedule {
+        Schedule {
+            maintenance: now,
+            recheck: now + RECHECK_INTERVAL,
+            tick: now,
+            tick_pending: false,
+            timer: None,
+            updates: Vec::new(),
+            update_delay: UPDATE_DELAY,
+            linger: None,
+        }
+    }
+
+    /// The time until something is due.
     fn pause(&self) -> Duration {
         let now = Instant::now();
-        let mut pause = self.chores.min(self.nap).saturating_duration_since(now);
+        let mut pause = self.maintenance.min(self.recheck).saturating_duration_since(now);
         if let Some(timer) = self.timer {
             pause = pause.min(timer.saturating_duration_since(now));
         }
-        if self.overlooked {
-            pause = pause.min(self.glance.saturating_duration_since(now));
+        if self.tick_pending {
+            pause = pause.min(self.tick.saturating_duration_since(now));
         }
-        if self.vigil.is_some() { pause.min(self.owing_pause) } else { pause }
+        if self.linger.is_some() { pause.min(self.update_delay) } else { pause }
     }
 }

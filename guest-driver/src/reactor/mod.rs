@@ -1,17 +1,24 @@
-//! Who listens to a source's events, and who is told.
+//! How threads wait for one event source, and who wakes them.
 //!
-//! A source (a device, or all RNICs) has one interrupt. One thread at a time, the *leader*, listens
-//! to it. A blocked caller makes itself leader if nobody leads, so that a wake-up travels from the
-//! source straight to the thread that wants it; other blocked callers sleep on their futex until
-//! the leader wakes them or leaves. Where readiness must be passed on to the kernel (pollable
-//! descriptors), the background thread leads instead.
+//! An event source ([`Source`]) has one descriptor, which interrupts make readable. The reactor
+//! follows the Leader/Followers pattern (POSA2): one thread at a time, the *leader*, sleeps on that
+//! descriptor and dispatches events to connections. A blocked caller becomes the leader if there is
+//! none, so that an interrupt wakes the thread that waits for it without a detour. Other blocked
+//! callers are *followers*: each sleeps on a futex until the leader wakes it, or stops leading.
 //!
-//! A source that must be polled (RDMA) moves nothing into memory by itself. Callers that spin poll
-//! it ([`Reactor::look`]) beside whoever leads, and the background thread leads whenever no caller has
-//! done so for a while, until one wants to ([`background`]).
+//! The *background thread* ([`background`]) leads while the kernel must learn of readiness at once,
+//! because connections have readiness descriptors.
+//!
+//! A source that must be polled puts nothing into memory by itself. Callers that spin poll it
+//! ([`Reactor::poll`]) beside the leader. The background thread leads when no caller has led or
+//! polled for some time, and stops when a caller asks for the lead.
+//!
+//! The reactor knows neither what connections carry nor what a source is. Threads, locks and
+//! wake-ups are described in docs/concurrency.md.
 
 mod background;
-pub(crate) mod readiness;
+mod leader;
+pub(crate) mod readiness_fd;
 pub(crate) mod source;
 #[cfg(test)]
 mod tests;
@@ -20,61 +27,60 @@ pub(crate) mod wait;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustc_hash::FxHashMap;
+use rustix::event::epoll;
 use rustix::fd::{BorrowedFd, OwnedFd};
 
-pub(crate) use self::source::Attend;
+pub(crate) use self::source::PeerObserver;
 use self::source::{OTHER, ReactorEvent, Source, Tags};
-use self::wait::{Waiter, clear_interrupted, note_interrupted, was_interrupted};
-use crate::sys::{POLLED, poll_readable, wait_in_set};
-use rustc_hash::FxHashMap;
+use self::wait::Waiter;
+use crate::sys::{EventFd, lock};
 
-/// A connection as the reactor sees it.
+/// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {
-    /// The peer's words may be new: wake whoever waits for them.
+    /// Whether a thread or a poller waits for this connection.
+    fn has_waiters(&self) -> bool;
+    /// Whether the peer's words may differ from those at the last call, and remembers them. An
+    /// event of a wake group concerns few of its connections.
+    fn take_change(&self) -> bool;
+    /// The peer's words may be new: wakes the waiters.
     fn on_wake(&self);
-    /// Whether anybody waits at all; asked before `on_wake`.
-    fn is_awaited(&self) -> bool;
-    /// Whether they may be others than at the last call. A wake-up that comes for several connections
-    /// is of use to few of them.
-    fn has_news(&self) -> bool;
-    /// The peer's words are new and nobody waits for them.
-    fn on_unawaited(&self);
-    /// Called now and then, whether anybody waits or not: answer a peer that waits for an answer.
+    /// The peer's words are new, and nobody waits for them.
+    fn on_arrival(&self);
+    /// Answers a peer that asks for something, although no caller does. The background thread calls
+    /// this every 10 ms or so while other work wakes it.
     fn on_tick(&self);
-    /// Called every [`wait::RECHECK_INTERVAL`]: whoever sleeps looks at shared memory again, and what a peer holds
-    /// back is asked for.
+    /// Wakes sleepers, so that they check shared memory again, and asks the peer for what it holds
+    /// back. The background thread calls this every [`wait::RECHECK_INTERVAL`].
     fn on_recheck(&self);
-    /// Called soon after [`Reactor::schedule_update`]: tell the peer what it was not told yet.
+    /// Sends an update that [`Reactor::schedule_update`] announced, unless it is better sent later.
+    /// `read_before` is the position of the last [`DelayedUpdate::Since`].
     fn on_delayed_update(&self, read_before: Option<u64>) -> DelayedUpdate;
-    /// The peer, its buffer, the way to it or the device is gone: nothing can be sent or received
-    /// any more.
+    /// The peer, its buffer, the way to it or the source is gone: the connection can neither send
+    /// nor receive any more.
     fn on_lost(&self);
-    /// The peer takes the connection for over: as [`ConnectionHandler::on_lost`], and the bytes that arrived
-    /// count for nothing.
+    /// The peer uses its buffer for another connection: as [`ConnectionHandler::on_lost`], and
+    /// unread bytes count for nothing.
     fn on_taken(&self);
 }
 
-/// What a connection owes its peer.
+/// What [`ConnectionHandler::on_delayed_update`] did. TCP calls this a delayed acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DelayedUpdate {
-    /// Nothing: the application has told it all.
+    /// Nothing: the peer knows all that the application has read.
     None,
-    /// As much as it had read by now. To be asked again, with that, to see whether the application is
-    /// still at it.
+    /// Nothing yet: the application has read as far as this. If it goes on reading, that will tell
+    /// the peer, and otherwise the next call does.
     Since(u64),
-    /// Nothing any more: it was told just now, which nobody else would have done.
+    /// It sent an update that no call of the application would have sent.
     Sent,
 }
 
-/// From when on and for how long a sleep lasts at most.
+/// The start of a sleep and its longest duration; `None`: without end.
 pub(crate) type Limit = Option<(Instant, Duration)>;
-
-/// Longest single sleep.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Nobody leads.
 const FREE: u32 = 0;
@@ -83,21 +89,24 @@ const CALLER: u32 = 1;
 /// The background thread leads.
 const BACKGROUND: u32 = 2;
 
-/// How a connection registers.
+/// [`Reactor::try_poll`] polls at most once in this time, microseconds.
+const TRY_INTERVAL_US: u32 = 100;
+
+/// The names by which events mean a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
-    /// The key by which events name the connection.
+    /// The key, which no other connection of the reactor has.
     pub(crate) key: u32,
-    /// The wake group that the connection is in; `None`: in none.
+    /// The wake group; `None`: no event means more than one connection.
     pub(crate) group: Option<u32>,
-    /// The tags by which events name the ends of several connections; `None`: there are no such events.
+    /// The tags of its peer; `None`: the source reports the end of each connection by its key.
     pub(crate) tags: Option<Tags>,
 }
 
 struct Entry<C> {
     group: Option<u32>,
     tags: Option<Tags>,
-    handler: Weak<C>,
+    connection: Weak<C>,
 }
 
 struct Table<C> {
@@ -105,55 +114,54 @@ struct Table<C> {
     by_group: FxHashMap<u32, Vec<u32>>,
 }
 
-/// The meeting point of the threads of one source, for connections of type `C`.
+/// What the threads of one source share. `C` is the type of its connections.
 pub(crate) struct Reactor<C> {
     source: Arc<dyn Source>,
-    /// The source must be polled.
+    /// [`Source::must_be_polled`], asked once.
     polled: bool,
+    /// The leader: [`FREE`], [`CALLER`] or [`BACKGROUND`].
     lead: AtomicU32,
     /// Changes whenever a caller leads or polls.
-    led: AtomicU32,
-    /// A caller wants the lead that the background thread has.
-    wanted: AtomicBool,
-    /// The background thread wants to know when the caller that leads leaves.
-    relief: AtomicBool,
-    /// The background thread sleeps for long: what is to be done soon must wake it.
-    resting: AtomicBool,
-    /// The background thread stays up for debts, and needs no wake-up for one.
-    vigil: AtomicBool,
-    /// The background thread listens to nobody, for there is nobody.
-    idle: AtomicBool,
-    /// Connections whose peers have not been told of all that was read.
-    owing: Mutex<Vec<u32>>,
+    activity: AtomicU32,
+    /// A caller asks the background thread for the lead.
+    lead_wanted: AtomicBool,
+    /// The background thread asks the leading caller to wake it when it stops leading.
+    notify_when_free: AtomicBool,
+    /// The background thread sleeps for long, so work must wake it.
+    parked: AtomicBool,
+    /// The background thread checks often for delayed updates, so a new one need not wake it.
+    lingering: AtomicBool,
+    /// The background thread is parked because the source has no peers.
+    parked_without_peers: AtomicBool,
+    /// Keys of connections with a delayed update that the background thread has not seen yet.
+    delayed_updates: Mutex<Vec<u32>>,
     followers: Mutex<Vec<Arc<Waiter>>>,
     table: Mutex<Table<C>>,
-    /// Wakes a leader for a reason of this process's own.
-    interrupt: OwnedFd,
-    /// Reports interrupts and those of the source by their edges, so that a leader that sleeps on
-    /// nothing else need not clear them: a system call less for each wake-up. `None`: the source must
-    /// be polled, and is cleared.
+    /// Ends the sleep of the leader.
+    interrupt: EventFd,
+    /// An epoll set that reports edges of `interrupt` and of the source. A leader that sleeps on
+    /// nothing else need not clear them, which saves a system call for each wake-up. `None`: the
+    /// source must be polled, and is cleared.
     edges: Option<OwnedFd>,
-    /// Members whose readiness the kernel must know at once.
+    /// Connections whose readiness the kernel must learn of at once.
     pollables: AtomicUsize,
     lost: AtomicBool,
     stop: AtomicBool,
-    chores_due: AtomicBool,
+    maintenance_due: AtomicBool,
     timers_due: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
-    /// Microseconds since `epoch` of the last look at the events by `glance`.
-    glanced: AtomicU32,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data is valid after every statement, so a panic elsewhere changes nothing.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// When [`Reactor::try_poll`] polled last, microseconds since `epoch`.
+    last_try_us: AtomicU32,
 }
 
 impl<C: ConnectionHandler> Reactor<C> {
     /// A reactor for `source`. The caller starts [`Reactor::run`] on a thread of its own.
+    ///
+    /// # Errors
+    /// No descriptor is left.
     pub(crate) fn new(source: Arc<dyn Source>) -> io::Result<Arc<Reactor<C>>> {
-        let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let interrupt = EventFd::new()?;
         let polled = source.must_be_polled();
         let edges =
             if polled { None } else { Some(edges([source.event_fd(), interrupt.as_fd()])?) };
@@ -161,68 +169,66 @@ impl<C: ConnectionHandler> Reactor<C> {
             let data = epoll::EventData::new_u64(OTHER);
             epoll::add(set, &interrupt, data, epoll::EventFlags::IN)?;
         }
+        let table = Table { by_key: FxHashMap::default(), by_group: FxHashMap::default() };
         Ok(Arc::new(Reactor {
             polled,
             source,
             lead: AtomicU32::new(FREE),
-            led: AtomicU32::new(0),
-            wanted: AtomicBool::new(false),
-            relief: AtomicBool::new(false),
-            resting: AtomicBool::new(false),
-            vigil: AtomicBool::new(false),
-            idle: AtomicBool::new(false),
-            owing: Mutex::default(),
+            activity: AtomicU32::new(0),
+            lead_wanted: AtomicBool::new(false),
+            notify_when_free: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            lingering: AtomicBool::new(false),
+            parked_without_peers: AtomicBool::new(false),
+            delayed_updates: Mutex::default(),
             followers: Mutex::default(),
-            table: Mutex::new(Table {
-                by_key: FxHashMap::default(),
-                by_group: FxHashMap::default(),
-            }),
+            table: Mutex::new(table),
             interrupt,
             edges,
             pollables: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            chores_due: AtomicBool::new(true),
+            maintenance_due: AtomicBool::new(true),
             timers_due: AtomicBool::new(false),
             background: Arc::default(),
             epoch: Instant::now(),
-            glanced: AtomicU32::new(0),
+            last_try_us: AtomicU32::new(0),
         }))
     }
 
-    /// Whether connections have to poll ([`Reactor::look`]) for what their peers say.
+    /// Whether connections learn of their peers' words only by [`Reactor::poll`].
     pub(crate) fn must_be_polled(&self) -> bool {
         self.polled
     }
 
-    /// Whether the source is gone; every member was told.
+    /// Whether the source is gone. All connections have learnt of it, or are about to.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
     /// Adds a connection.
-    pub(crate) fn join(&self, registration: Registration, handler: Weak<C>) {
+    pub(crate) fn register(&self, registration: Registration, connection: Weak<C>) {
         let Registration { key, group, tags } = registration;
         let mut table = lock(&self.table);
         if let Some(group) = group {
             table.by_group.entry(group).or_default().push(key);
         }
-        table.by_key.insert(key, Entry { group, tags, handler });
+        table.by_key.insert(key, Entry { group, tags, connection });
         drop(table);
         if self.is_lost() {
-            self.lose();
+            self.fail();
         }
     }
 
     /// Removes a connection.
-    pub(crate) fn leave(&self, key: u32) {
+    pub(crate) fn remove(&self, key: u32) {
         let mut table = lock(&self.table);
         let Some(Entry { group, .. }) = table.by_key.remove(&key) else { return };
         if let Some(group) = group
-            && let Some(list) = table.by_group.get_mut(&group)
+            && let Some(keys) = table.by_group.get_mut(&group)
         {
-            list.retain(|member| *member != key);
-            if list.is_empty() {
+            keys.retain(|other| *other != key);
+            if keys.is_empty() {
                 table.by_group.remove(&group);
             }
         }
@@ -230,26 +236,21 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// The registered connections.
     pub(crate) fn connections(&self) -> Vec<Arc<C>> {
-        lock(&self.table).by_key.values().filter_map(|entry| entry.handler.upgrade()).collect()
+        lock(&self.table).by_key.values().filter_map(|entry| entry.connection.upgrade()).collect()
     }
 
     /// Wakes a thread that sleeps in [`Reactor::sleep`].
     pub(crate) fn wake(&self, waiter: &Waiter) {
         if waiter.wake() {
-            self.interrupt();
+            self.interrupt.signal();
         }
     }
 
-    fn interrupt(&self) {
-        // Full (EAGAIN) means that an interrupt is pending already.
-        let _ = rustix::io::write(&self.interrupt, &1u64.to_ne_bytes());
-    }
-
-    /// A member's readiness must from now on be passed to the kernel at once.
+    /// The kernel must from now on learn of a connection's readiness at once.
     pub(crate) fn add_pollable(&self) {
         if self.pollables.fetch_add(1, Ordering::SeqCst) == 0 {
-            // A leading caller steps back; the background thread takes over.
-            self.interrupt();
+            // A caller that leads stops, and the background thread takes the lead.
+            self.interrupt.signal();
             self.background.wake();
         }
     }
@@ -257,303 +258,140 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// Undoes one [`Reactor::add_pollable`].
     pub(crate) fn remove_pollable(&self) {
         if self.pollables.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.interrupt();
+            self.interrupt.signal();
         }
     }
 
-    /// Polls a source that must be polled, whoever leads: for callers that spin or only ever try. To
-    /// be called without the locks of a connection.
-    pub(crate) fn look(&self) {
+    /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or never
+    /// wait use this, and hold no lock of a connection meanwhile.
+    pub(crate) fn poll(&self) {
         if !self.polled {
             return;
         }
-        self.note_lead();
-        // Or the background thread would be woken for everything that is taken here.
+        self.note_activity();
+        // While the background thread leads, all that this call takes would wake that thread, too.
         if self.lead.load(Ordering::Relaxed) == BACKGROUND {
-            self.want_lead();
+            self.request_lead();
         }
         self.dispatch();
     }
 
-    /// Tells the background thread that somebody is at it.
-    fn note_lead(&self) {
-        // Threads may lose each other's increments: any change will do.
-        let led = self.led.load(Ordering::Relaxed);
-        self.led.store(led.wrapping_add(1), Ordering::Relaxed);
-    }
-
-    /// Looks at the events without sleeping, if nobody leads: for callers that only ever try.
+    /// Polls a source that need not be polled, without sleeping, if nobody leads. Callers that never
+    /// wait use this.
     pub(crate) fn try_poll(&self) {
         if self.polled {
             return;
         }
-        // Once in 100 us is enough, and keeps the cost of an empty try at a clock read.
+        // The interval keeps the cost of a call in vain at one read of the clock.
         let now = self.epoch.elapsed().as_micros() as u32;
-        let last = self.glanced.load(Ordering::Relaxed);
-        if now.wrapping_sub(last) < 100 || self.lead.load(Ordering::Relaxed) != FREE {
+        let last = self.last_try_us.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) < TRY_INTERVAL_US || self.lead.load(Ordering::Relaxed) != FREE {
             return;
         }
-        self.glanced.store(now, Ordering::Relaxed);
-        if self.try_lead(CALLER) {
+        self.last_try_us.store(now, Ordering::Relaxed);
+        if let Some(_leadership) = self.try_lead(CALLER) {
             self.dispatch();
-            self.stop_leading();
         }
     }
 
-    fn try_lead(&self, who: u32) -> bool {
-        if who == CALLER && self.pollables.load(Ordering::SeqCst) > 0 {
-            return false;
-        }
-        self.lead.compare_exchange(FREE, who, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    /// Shows the background thread that a caller leads or polls.
+    fn note_activity(&self) {
+        // Threads may overwrite each other's increments, because any change will do.
+        let activity = self.activity.load(Ordering::Relaxed);
+        self.activity.store(activity.wrapping_add(1), Ordering::Relaxed);
     }
 
-    fn stop_leading(&self) {
-        self.note_lead();
-        self.lead.store(FREE, Ordering::SeqCst);
-        if self.relief.load(Ordering::SeqCst) && self.relief.swap(false, Ordering::SeqCst) {
-            self.background.wake();
-        }
-        // Somebody else may be waiting for events: let it lead.
-        let next = lock(&self.followers).pop();
-        if let Some(next) = next {
-            self.wake(&next);
-        }
-    }
-
-    /// Sleeps until the waiter is woken after `seen`, or for a time from now on (`now` and how long;
-    /// `None`: the background thread wakes those who sleep for a connection every [`wait::RECHECK_INTERVAL`]). With
-    /// `extra`, also until that descriptor is readable; the waiter's bell must be part of it.
-    pub(crate) fn sleep(
-        &self,
-        waiter: &Arc<Waiter>,
-        seen: u32,
-        limit: Limit,
-        extra: Option<rustix::fd::BorrowedFd<'_>>,
-    ) {
-        clear_interrupted();
-        if self.try_lead(CALLER) {
-            self.lead_until(waiter, seen, limit, extra);
-            return;
-        }
-        lock(&self.followers).push(waiter.clone());
-        // The leader may have left between the two lines above, before it could see us.
-        if self.try_lead(CALLER) {
-            self.unfollow(waiter);
-            self.lead_until(waiter, seen, limit, extra);
-            return;
-        }
-        let timeout = limit.map(|(_, timeout)| timeout);
-        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
-            self.want_lead();
-        }
-        match extra {
-            None => waiter.sleep(seen, timeout),
-            // A waiter with other descriptors has its bell among them.
-            Some(extra) => {
-                waiter.polling(true);
-                if !waiter.woken(seen) {
-                    poll_for(&[extra], timeout);
-                }
-                waiter.polling(false);
-            }
-        }
-        self.unfollow(waiter);
-    }
-
-    fn unfollow(&self, waiter: &Arc<Waiter>) {
-        lock(&self.followers).retain(|other| !Arc::ptr_eq(other, waiter));
-    }
-
-    fn lead_until(
-        &self,
-        waiter: &Waiter,
-        seen: u32,
-        limit: Limit,
-        extra: Option<rustix::fd::BorrowedFd<'_>>,
-    ) {
-        // The first sleep, which mostly is the only one, needs no look at the clock.
-        let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
-        // Who sleeps on a polled source need not look first: it looks once it is armed.
-        let (mut skip, mut looked) = (self.polled, false);
-        loop {
-            // What ended the sleep comes first.
-            if slept && self.polled {
-                while self.source.poll_arrivals(&mut |news| self.tell(news)) {}
-                if waiter.woken(seen) {
-                    break;
-                }
-            }
-            if !std::mem::take(&mut skip) {
-                self.dispatch();
-                looked = true;
-            }
-            if waiter.woken(seen) || self.pollables.load(Ordering::SeqCst) > 0 {
-                break;
-            }
-            if std::mem::take(&mut slept) {
-                left = limit.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
-            }
-            if left.is_some_and(|left| left.is_zero()) {
-                break;
-            }
-            // Where others have armed it, what came before that may be unseen.
-            if !self.source.arm_interrupts() || !looked {
-                continue;
-            }
-            waiter.polling(true);
-            let other = !waiter.woken(seen) && self.poll_once(left, extra);
-            waiter.polling(false);
-            if other || was_interrupted() {
-                break;
-            }
-            slept = true;
-        }
-        self.source.suppress_interrupts();
-        self.stop_leading();
-    }
-
-    /// Waits for the source or the interrupt. `true`: `extra` is readable.
-    fn poll_once(
-        &self,
-        timeout: Option<Duration>,
-        extra: Option<rustix::fd::BorrowedFd<'_>>,
-    ) -> bool {
-        let interrupt = self.interrupt.as_fd();
-        let edges = self.edges.as_ref().map(AsFd::as_fd);
-        if let (Some(set), None) = (edges.or_else(|| self.source.event_set()), extra) {
-            note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
-                // Edges need not be taken back.
-                events.filter(|_| edges.is_none()).for_each(|event| match event {
-                    OTHER => drop(rustix::io::read(interrupt, &mut [0u8; 8])),
-                    name => self.source.reported(name),
-                });
-            }));
-            return false;
-        }
-        let source = self.source.event_fd();
-        let fds = [source, interrupt, extra.unwrap_or(interrupt)];
-        let count = if extra.is_some() { 3 } else { 2 };
-        let [by_source, by_interrupt, by_extra] = poll_for(&fds[..count], timeout);
-        if by_source {
-            self.source.clear_event_fd();
-        }
-        if by_interrupt {
-            let _ = rustix::io::read(interrupt, &mut [0u8; 8]);
-        }
-        extra.is_some() && by_extra
-    }
-
-    /// Takes events and tells whom they concern. Where callers must poll, any thread may; else
-    /// only the leader.
+    /// Takes events from the source and passes them on. Only the leader may call this, and any
+    /// thread if the source must be polled.
     fn dispatch(&self) {
-        while self.source.poll_events(&mut |news| self.tell(news)) {}
+        while self.source.poll_events(&mut |event| self.handle(event)) {}
         if self.source.is_gone() && !self.is_lost() {
-            self.lose();
+            self.fail();
         }
     }
 
-    fn tell(&self, event: ReactorEvent) {
+    fn handle(&self, event: ReactorEvent) {
         match event {
-            ReactorEvent::WakeGroup(group) => self.each_of_group(group, |member| {
-                if member.is_awaited() && member.has_news() {
-                    member.on_wake();
+            ReactorEvent::WakeGroup(group) => self.each_in_group(group, |connection| {
+                if connection.has_waiters() && connection.take_change() {
+                    connection.on_wake();
                 }
             }),
             ReactorEvent::Wake(key) => {
-                if let Some(member) = self.member(key)
-                    && member.is_awaited()
+                if let Some(connection) = self.connection(key)
+                    && connection.has_waiters()
                 {
-                    member.on_wake();
+                    connection.on_wake();
                 }
             }
-            ReactorEvent::Arrived(key) => match self.member(key) {
-                Some(member) if member.is_awaited() => member.on_wake(),
-                Some(member) => member.on_unawaited(),
-                // It has left, or has yet to join and will look by itself.
+            ReactorEvent::Arrived(key) => match self.connection(key) {
+                Some(connection) if connection.has_waiters() => connection.on_wake(),
+                Some(connection) => connection.on_arrival(),
+                // It is removed already, or will check by itself once it is registered.
                 None => {}
             },
             ReactorEvent::Lost(key) => {
-                if let Some(member) = self.member(key) {
-                    member.on_lost();
+                if let Some(connection) = self.connection(key) {
+                    connection.on_lost();
                 }
             }
             ReactorEvent::Taken(key) => {
-                if let Some(member) = self.member(key) {
-                    member.on_taken();
+                if let Some(connection) = self.connection(key) {
+                    connection.on_taken();
                 }
             }
-            ReactorEvent::PeerLost(peer) => self.lose_tagged(|tags| tags.peer == peer),
-            ReactorEvent::BufferLost(buffer) => self.lose_tagged(|tags| tags.buffer == buffer),
+            ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
+            ReactorEvent::BufferLost(buffer) => self.fail_tagged(|tags| tags.buffer == buffer),
             ReactorEvent::Timers => {
                 self.timers_due.store(true, Ordering::SeqCst);
-                self.rouse();
+                self.unpark();
             }
         }
     }
 
-    fn member(&self, key: u32) -> Option<Arc<C>> {
-        lock(&self.table).by_key.get(&key).and_then(|entry| entry.handler.upgrade())
+    fn connection(&self, key: u32) -> Option<Arc<C>> {
+        lock(&self.table).by_key.get(&key).and_then(|entry| entry.connection.upgrade())
     }
 
-    // Members are called outside the table's lock: they may join, leave or wake.
-    fn each_of_group(&self, group: u32, mut f: impl FnMut(&C)) {
+    // The lock of the table is not held during `f`, which may register, remove or wake.
+    fn each_in_group(&self, group: u32, mut f: impl FnMut(&C)) {
         let (first, others) = {
             let table = lock(&self.table);
-            let Some(list) = table.by_group.get(&group) else { return };
-            let mut members =
-                list.iter().filter_map(|key| table.by_key.get(key)?.handler.upgrade());
-            // Mostly it is the only one: no allocation for it.
-            (members.next(), members.collect::<Vec<_>>())
+            let Some(keys) = table.by_group.get(&group) else { return };
+            let mut connections =
+                keys.iter().filter_map(|key| table.by_key.get(key)?.connection.upgrade());
+            // Most groups have one connection, for which this allocates nothing.
+            (connections.next(), connections.collect::<Vec<_>>())
         };
-        for member in first.into_iter().chain(others) {
-            f(&*member);
+        for connection in first.into_iter().chain(others) {
+            f(&*connection);
         }
     }
 
     fn each(&self, f: impl Fn(&C)) {
-        for member in self.connections() {
-            f(&*member);
+        for connection in self.connections() {
+            f(&*connection);
         }
     }
 
-    fn lose_tagged(&self, is_meant: impl Fn(&Tags) -> bool) {
-        let members: Vec<_> = lock(&self.table)
+    fn fail_tagged(&self, matches: impl Fn(&Tags) -> bool) {
+        let connections: Vec<_> = lock(&self.table)
             .by_key
             .values()
-            .filter(|entry| entry.tags.as_ref().is_some_and(&is_meant))
-            .filter_map(|entry| entry.handler.upgrade())
+            .filter(|entry| entry.tags.as_ref().is_some_and(&matches))
+            .filter_map(|entry| entry.connection.upgrade())
             .collect();
-        members.iter().for_each(|member| member.on_lost());
+        connections.iter().for_each(|connection| connection.on_lost());
     }
 
-    fn lose(&self) {
+    /// The source is gone: fails all connections and wakes all followers.
+    fn fail(&self) {
         self.lost.store(true, Ordering::Release);
-        self.each(|member| member.on_lost());
+        self.each(|connection| connection.on_lost());
         for waiter in std::mem::take(&mut *lock(&self.followers)) {
             self.wake(&waiter);
         }
     }
-}
-
-/// `ppoll` that tells which are readable, or nothing: not in time.
-fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
-    let timeout = timeout.map(|timeout| timeout.min(LONGEST));
-    note_error(poll_readable(fds, timeout, wait::mask()))
-}
-
-/// What a wait found; nothing if a signal ended it, which is noted.
-fn note_error<T: Default>(found: io::Result<T>) -> T {
-    found.unwrap_or_else(|error| {
-        if error.kind() == io::ErrorKind::Interrupted {
-            note_interrupted();
-        }
-        T::default()
-    })
-}
-
-/// Sleeps until the descriptor is readable, or for `timeout`.
-pub(super) fn nap(fd: BorrowedFd<'_>, timeout: Duration) {
-    poll_for(&[fd], Some(timeout));
 }
 
 /// An epoll set of the descriptors' edges.

@@ -1,33 +1,33 @@
-//! Where wake-ups come from: a virtio-ism device, or the RNICs of a process.
+//! Event sources, and the events that they report.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// What a source has to tell.
+/// An event of a source. It names connections as they have [registered](super::Registration).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReactorEvent {
-    /// Peers may have changed control words of the connections of this wake group. Those that have
-    /// waiters and changed words are woken.
+    /// Peers may have changed words of connections in this wake group. Those with changed words and
+    /// waiters are woken.
     WakeGroup(u32),
     /// The peer signalled the connection with this key. Its waiters are woken.
     Wake(u32),
-    /// The peer's control words of the connection with this key are new. Its waiters are woken; a
-    /// connection without waiters learns of it, too.
+    /// The peer's words for the connection with this key are new. Its waiters are woken; without
+    /// waiters, the connection itself is called.
     Arrived(u32),
     /// The connection with this key cannot go on.
     Lost(u32),
-    /// The peer has given the buffer of the connection with this key to another connection. This one
-    /// is over, and unread bytes count for nothing (RMB-23).
+    /// The peer uses its buffer for another connection, so the one with this key is over. Its unread
+    /// bytes count for nothing (RMB-23).
     Taken(u32),
-    /// All connections with this [peer tag](Tags::peer) cannot go on.
+    /// The connections with this [peer tag](Tags::peer) cannot go on.
     PeerLost(u128),
-    /// All connections with this [buffer tag](Tags::buffer) cannot go on.
+    /// The connections with this [buffer tag](Tags::buffer) cannot go on.
     BufferLost(u64),
-    /// [`Source::next_timer`] may be sooner than it was.
+    /// [`Source::on_timer`] may want to be called sooner than it said.
     Timers,
 }
 
-/// The names by which a source reports the end of several connections at once. Only equality counts.
+/// The names by which events mean the end of several connections. The reactor only compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tags {
     /// The peer.
@@ -36,77 +36,78 @@ pub(crate) struct Tags {
     pub(crate) buffer: u64,
 }
 
-/// What a descriptor is called in an [event set](Source::event_set) that is not of the source.
+/// The name of the reactor's own descriptor in an [event set](Source::event_set).
 pub(crate) const OTHER: u64 = u64::MAX;
 
-/// One source of wake-ups, to which the threads of a reactor listen. All calls may come from any
-/// thread.
+/// A source of events, for the threads of one reactor. Any thread may call any method.
 pub(crate) trait Source: Send + Sync {
-    /// Becomes readable when there is something to poll after
-    /// [`arm_interrupts`](Source::arm_interrupts) said `true`.
+    /// A descriptor that becomes readable when there is something to poll, after
+    /// [`arm_interrupts`](Source::arm_interrupts) has returned `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// [`event_fd`](Source::event_fd), if it is a set of epoll: who sleeps on it with a descriptor of
-    /// its own may add that under [`OTHER`], and then sleep on the set itself.
+    /// [`event_fd`](Source::event_fd), if that is an epoll set. The reactor adds a descriptor of its
+    /// own under the name [`OTHER`] and then waits for the set itself.
     fn event_set(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes what made [`event_fd`](Source::event_fd) readable, now or in the next call of
-    /// [`arm_interrupts`](Source::arm_interrupts). What is left keeps it readable.
+    /// Clears what made [`event_fd`](Source::event_fd) readable, now or in the next call of
+    /// [`arm_interrupts`](Source::arm_interrupts). Anything that remains keeps it readable.
     fn clear_event_fd(&self);
 
-    /// As [`clear_event_fd`](Source::clear_event_fd), for who slept on the
-    /// [`event_set`](Source::event_set), which has reported this name of the source's.
-    fn reported(&self, _name: u64) {
+    /// As [`clear_event_fd`](Source::clear_event_fd), after a wait for the
+    /// [`event_set`](Source::event_set) has reported this name.
+    fn on_reported(&self, _name: u64) {
         self.clear_event_fd();
     }
 
-    /// Asks for an interrupt at the next event. `false`: something is there already, poll instead of
-    /// waiting.
+    /// Asks for an interrupt at the next event. `false`: there may be an event already, so the
+    /// caller polls instead of sleeping.
     #[must_use = "false means: poll, do not wait"]
     fn arm_interrupts(&self) -> bool;
 
     /// Asks for no more interrupts.
     fn suppress_interrupts(&self);
 
-    /// Hands over what has happened, oldest first. `true`: there may be more. Another thread that is
-    /// at it takes everything, or has [`arm_interrupts`](Source::arm_interrupts) say `false`.
-    /// `handle` calls into connections, which may deliver: none of the locks that takes may be held.
+    /// Passes events to `handle`, oldest first. `true`: there may be more.
+    ///
+    /// If two threads poll, one of them passes on everything, or
+    /// [`arm_interrupts`](Source::arm_interrupts) returns `false` afterwards. `handle` calls
+    /// connections, which may send; so the caller holds no lock that sending takes.
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
-    /// As [`poll_events`](Source::poll_events), for who was woken and wants to go on at once: what
-    /// brings no news by itself may be left to the next call of that.
+    /// As [`poll_events`](Source::poll_events), for a thread that was woken and wants to go on. It may
+    /// leave what brings no event by itself to the next call of `poll_events`.
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         self.poll_events(handle)
     }
 
-    /// Nothing works any more, for good.
+    /// Whether the source has failed for good.
     fn is_gone(&self) -> bool;
 
-    /// The peers' words are in memory only after [`poll_events`](Source::poll_events): who spins has
-    /// to poll, too, and peers have to be answered although no caller waits.
+    /// Whether the peers' words come into memory only by [`poll_events`](Source::poll_events). Then
+    /// threads that spin must poll, too, and peers must be answered although no caller waits.
     fn must_be_polled(&self) -> bool {
         false
     }
 
-    /// Whether there is anybody to be answered. Only asked of sources that must be polled: their
-    /// background thread listens for as long as this is true.
+    /// Whether there is a peer that may have to be answered. The reactor asks only sources that must
+    /// be polled. Their background thread leads while this is true and no caller does.
     fn has_peers(&self) -> bool {
         false
     }
 
-    /// Does what is due by now and tells when to call again; `None`: when [`ReactorEvent::Timers`] says so.
-    /// Only the background thread calls this. What it brings is handed over by the next
-    /// [`poll_events`](Source::poll_events).
+    /// Does what is due at `_now` and returns when to call again; `None`: after
+    /// [`ReactorEvent::Timers`]. Only the background thread calls this. The next
+    /// [`poll_events`](Source::poll_events) passes on the resulting events.
     fn on_timer(&self, _now: Instant) -> Option<Instant> {
         None
     }
 }
 
-/// Those who listen to the RNICs.
-pub(crate) trait Attend {
-    /// There is a peer from now on that has to be listened to, whatever the threads of the handshake
-    /// do.
-    fn attend(&self);
+/// Learns that a source that must be polled has a peer.
+pub(crate) trait PeerObserver {
+    /// The source has a peer from now on, which must be answered whatever the thread of the handshake
+    /// does.
+    fn on_peer_added(&self);
 }

@@ -1,4 +1,4 @@
-//! The background thread on a source that must be polled.
+//! The reactor on a source whose events the test makes.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -6,24 +6,23 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle, ThreadId};
 
 use super::*;
-use crate::reactor::Attend;
 
-/// A source whose events the test makes.
+/// A source that must be polled.
 struct Fake {
-    fd: OwnedFd,
-    news: Mutex<VecDeque<ReactorEvent>>,
+    fd: EventFd,
+    events: Mutex<VecDeque<ReactorEvent>>,
     peers: AtomicBool,
     polls: Mutex<Vec<ThreadId>>,
     timers: AtomicU32,
-    /// Somebody has armed it, and not looked since.
+    /// Another thread has armed it and not polled since.
     armed: AtomicBool,
 }
 
 impl Fake {
     fn new(peers: bool) -> Arc<Fake> {
         Arc::new(Fake {
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
-            news: Mutex::default(),
+            fd: EventFd::new().unwrap(),
+            events: Mutex::default(),
             peers: AtomicBool::new(peers),
             polls: Mutex::default(),
             timers: AtomicU32::new(0),
@@ -31,12 +30,12 @@ impl Fake {
         })
     }
 
-    fn bring(&self, news: ReactorEvent) {
-        lock(&self.news).push_back(news);
-        rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
+    fn post(&self, event: ReactorEvent) {
+        lock(&self.events).push_back(event);
+        self.fd.signal();
     }
 
-    /// Polls since the last question, by threads other than this one.
+    /// Polls since the last call, by threads other than this one.
     fn polls_of_others(&self) -> usize {
         let me = thread::current().id();
         std::mem::take(&mut *lock(&self.polls)).iter().filter(|id| **id != me).count()
@@ -49,19 +48,19 @@ impl Source for Fake {
     }
 
     fn clear_event_fd(&self) {
-        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.fd.clear();
     }
 
     fn arm_interrupts(&self) -> bool {
-        self.armed.load(Ordering::SeqCst) || lock(&self.news).is_empty()
+        self.armed.load(Ordering::SeqCst) || lock(&self.events).is_empty()
     }
 
     fn suppress_interrupts(&self) {}
 
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         lock(&self.polls).push(thread::current().id());
-        let news = std::mem::take(&mut *lock(&self.news));
-        news.into_iter().for_each(handle);
+        let events = std::mem::take(&mut *lock(&self.events));
+        events.into_iter().for_each(handle);
         false
     }
 
@@ -83,15 +82,16 @@ impl Source for Fake {
     }
 }
 
-/// A connection that counts what it hears.
+/// A connection that counts its calls.
 #[derive(Default)]
 struct Counting {
+    /// Arrivals, and 100 for each delayed update.
     heard: AtomicU32,
     woken: AtomicU32,
-    news: AtomicBool,
+    changed: AtomicBool,
     awaited: AtomicBool,
-    pays: AtomicBool,
-    naps: AtomicU32,
+    sends: AtomicBool,
+    rechecks: AtomicU32,
     lost: AtomicU32,
     waiter: Arc<Waiter>,
 }
@@ -101,15 +101,15 @@ impl ConnectionHandler for Counting {
         self.woken.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn has_news(&self) -> bool {
-        self.news.swap(false, Ordering::SeqCst)
+    fn take_change(&self) -> bool {
+        self.changed.swap(false, Ordering::SeqCst)
     }
 
-    fn is_awaited(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         self.awaited.load(Ordering::SeqCst)
     }
 
-    fn on_unawaited(&self) {
+    fn on_arrival(&self) {
         self.heard.fetch_add(1, Ordering::SeqCst);
         self.waiter.wake();
     }
@@ -117,12 +117,12 @@ impl ConnectionHandler for Counting {
     fn on_tick(&self) {}
 
     fn on_recheck(&self) {
-        self.naps.fetch_add(1, Ordering::SeqCst);
+        self.rechecks.fetch_add(1, Ordering::SeqCst);
     }
 
     fn on_delayed_update(&self, _read_before: Option<u64>) -> DelayedUpdate {
         self.heard.fetch_add(100, Ordering::SeqCst);
-        if self.pays.load(Ordering::SeqCst) { DelayedUpdate::Sent } else { DelayedUpdate::None }
+        if self.sends.load(Ordering::SeqCst) { DelayedUpdate::Sent } else { DelayedUpdate::None }
     }
 
     fn on_lost(&self) {
@@ -150,7 +150,7 @@ impl Bed {
         let source = Fake::new(peers);
         let reactor = Reactor::new(source.clone()).unwrap();
         let member = Arc::new(Counting::default());
-        reactor.join(key(7), Arc::downgrade(&member));
+        reactor.register(key(7), Arc::downgrade(&member));
         let running = reactor.clone();
         let background = Some(thread::spawn(move || running.run(|| None)));
         Bed { source, reactor, member, background }
@@ -190,7 +190,7 @@ fn connections<const N: usize>(
     let mut at = 0;
     registrations.map(|(group, tags)| {
         let member = Arc::new(Counting::default());
-        reactor.join(Registration { key: at, group, tags }, Arc::downgrade(&member));
+        reactor.register(Registration { key: at, group, tags }, Arc::downgrade(&member));
         at += 1;
         member
     })
@@ -203,19 +203,19 @@ fn of_the_connections_of_a_wake_group_those_with_new_words_and_waiters_are_woken
     for (at, member) in members.iter().enumerate() {
         member.awaited.store(at != 2, Ordering::SeqCst);
     }
-    let wake = |news: [bool; 3]| {
-        for (member, news) in members.iter().zip(news.into_iter().chain([true])) {
-            member.news.store(news, Ordering::SeqCst);
+    let wake = |changed: [bool; 3]| {
+        for (member, changed) in members.iter().zip(changed.into_iter().chain([true])) {
+            member.changed.store(changed, Ordering::SeqCst);
         }
-        reactor.tell(ReactorEvent::WakeGroup(5));
+        reactor.handle(ReactorEvent::WakeGroup(5));
         members.each_ref().map(|member| member.woken.swap(0, Ordering::SeqCst))
     };
     assert_eq!(wake([true, false, false]), [1, 0, 0, 0]);
     assert_eq!(wake([true, true, true]), [1, 1, 0, 0], "the third has no waiters");
     assert_eq!(wake([false, false, false]), [0, 0, 0, 0]);
-    reactor.leave(0);
+    reactor.remove(0);
     assert_eq!(wake([true, true, true]), [0, 1, 0, 0]);
-    reactor.tell(ReactorEvent::WakeGroup(7));
+    reactor.handle(ReactorEvent::WakeGroup(7));
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_signal_to_a_key_wakes_that_connection_if_it_has_waiters() {
     let reactor = Reactor::new(Fake::new(false)).unwrap();
     let members = connections(&reactor, [(None, None); 2]);
     let signal = |event| {
-        reactor.tell(event);
+        reactor.handle(event);
         members.each_ref().map(|member| {
             (member.woken.swap(0, Ordering::SeqCst), member.heard.swap(0, Ordering::SeqCst))
         })
@@ -243,7 +243,7 @@ fn a_tag_that_is_lost_ends_the_connections_that_have_it() {
     let tags = tags.map(|tags| (None, tags.map(|(peer, buffer)| Tags { peer, buffer })));
     let members = connections(&reactor, tags);
     let lost = |event| {
-        reactor.tell(event);
+        reactor.handle(event);
         members.each_ref().map(|member| member.lost.swap(0, Ordering::SeqCst))
     };
     assert_eq!(lost(ReactorEvent::PeerLost(1)), [1, 1, 0, 0]);
@@ -257,7 +257,7 @@ fn the_background_leads_while_no_caller_does() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
     for n in 1..=3 {
-        bed.source.bring(ReactorEvent::Arrived(7));
+        bed.source.post(ReactorEvent::Arrived(7));
         bed.eventually(|bed| bed.heard() == n);
     }
 }
@@ -272,7 +272,7 @@ fn without_peers_nothing_is_polled_until_there_are_some() {
     assert!(bed.source.polls_of_others() <= 1, "idle but busy");
     assert!(!bed.leads(BACKGROUND));
     bed.source.peers.store(true, Ordering::SeqCst);
-    bed.reactor.attend();
+    bed.reactor.on_peer_added();
     bed.eventually(|bed| bed.leads(BACKGROUND));
 }
 
@@ -283,80 +283,80 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     let (reactor, member) = (bed.reactor.clone(), bed.member.clone());
     let caller = thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(5);
-        let news = || member.heard.load(Ordering::SeqCst) > 0;
-        // A wake-up may also mean that it is this thread's turn to lead.
-        while !news() && Instant::now() < end {
-            let seen = member.waiter.seen();
+        let heard = || member.heard.load(Ordering::SeqCst) > 0;
+        // A wake-up may also ask this thread to lead.
+        while !heard() && Instant::now() < end {
+            let count = member.waiter.wake_count();
             let limit = Some((Instant::now(), Duration::from_millis(500)));
-            reactor.sleep(&member.waiter, seen, limit, None);
+            reactor.sleep(&member.waiter, count, limit, None);
         }
-        news()
+        heard()
     });
     bed.eventually(|bed| bed.leads(CALLER));
-    // Long enough for the background thread to find the same leader again and again, and to sleep.
+    // Long enough for the background thread to find the same leader several times, and to park.
     thread::sleep(Duration::from_millis(150));
     assert!(bed.leads(CALLER));
-    bed.source.bring(ReactorEvent::Arrived(7));
-    assert!(caller.join().unwrap(), "woken by what it took itself");
+    bed.source.post(ReactorEvent::Arrived(7));
+    assert!(caller.join().unwrap(), "woken by its own event");
     bed.eventually(|bed| bed.leads(BACKGROUND));
 }
 
 #[test]
-fn what_came_before_a_caller_sleeps_is_heard_at_once() {
+fn an_event_before_a_sleep_ends_it_at_once() {
     let bed = Bed::new(false);
-    let seen = bed.member.waiter.seen();
-    bed.source.bring(ReactorEvent::Arrived(7));
+    let count = bed.member.waiter.wake_count();
+    bed.source.post(ReactorEvent::Arrived(7));
     let start = Instant::now();
-    bed.reactor.sleep(&bed.member.waiter, seen, Some((start, Duration::from_secs(10))), None);
+    bed.reactor.sleep(&bed.member.waiter, count, Some((start, Duration::from_secs(10))), None);
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(bed.heard(), 1);
 }
 
 #[test]
-fn who_sleeps_without_end_is_told_to_look_again_now_and_then() {
+fn a_sleep_without_end_is_ended_by_a_recheck() {
     let bed = Bed::new(true);
     bed.member.awaited.store(true, Ordering::SeqCst);
     let waiter = Arc::new(Waiter::default());
     let start = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
-            bed.eventually(|bed| bed.member.naps.load(Ordering::SeqCst) > 1);
+            bed.eventually(|bed| bed.member.rechecks.load(Ordering::SeqCst) > 1);
             bed.reactor.wake(&waiter);
         });
-        bed.reactor.sleep(&waiter, waiter.seen(), None, None);
+        bed.reactor.sleep(&waiter, waiter.wake_count(), None, None);
     });
     let took = start.elapsed();
     assert!(took > wait::RECHECK_INTERVAL && took < 4 * wait::RECHECK_INTERVAL, "{took:?}");
 }
 
 #[test]
-fn what_came_before_others_armed_the_source_is_seen_before_the_sleep() {
+fn an_event_before_another_thread_armed_the_source_is_seen_before_the_sleep() {
     let (source, member) = (Fake::new(true), Arc::new(Counting::default()));
     let reactor = Reactor::new(source.clone()).unwrap();
-    reactor.join(key(7), Arc::downgrade(&member));
+    reactor.register(key(7), Arc::downgrade(&member));
     source.armed.store(true, Ordering::SeqCst);
-    lock(&source.news).push_back(ReactorEvent::Arrived(7));
+    lock(&source.events).push_back(ReactorEvent::Arrived(7));
     let (start, limit) = (Instant::now(), Duration::from_secs(10));
-    reactor.sleep(&member.waiter, member.waiter.seen(), Some((start, limit)), None);
+    reactor.sleep(&member.waiter, member.waiter.wake_count(), Some((start, limit)), None);
     assert!(start.elapsed() < limit / 2);
     assert_eq!(member.heard.load(Ordering::SeqCst), 1);
 }
 
 #[test]
 fn a_sleep_that_is_disturbed_ends_at_its_limit() {
-    // Without a background thread, which would pass the lead on when it leaves.
+    // Without a background thread, which would wake this one when it stops leading.
     let reactor = Reactor::<Counting>::new(Fake::new(false)).unwrap();
     let waiter = Arc::new(Waiter::default());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
-                reactor.interrupt();
+                reactor.interrupt.signal();
                 thread::sleep(Duration::from_millis(20));
             }
         });
         let (start, limit) = (Instant::now(), Duration::from_millis(200));
-        reactor.sleep(&waiter, waiter.seen(), Some((start, limit)), None);
+        reactor.sleep(&waiter, waiter.wake_count(), Some((start, limit)), None);
         let took = start.elapsed();
         over.store(true, Ordering::SeqCst);
         assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
@@ -370,25 +370,25 @@ fn callers_that_poll_are_left_alone() {
     let spin = |time| {
         let end = Instant::now() + Duration::from_millis(time);
         while Instant::now() < end {
-            bed.reactor.look();
+            bed.reactor.poll();
         }
     };
     spin(100);
     bed.source.polls_of_others();
-    bed.source.bring(ReactorEvent::Arrived(7));
+    bed.source.post(ReactorEvent::Arrived(7));
     spin(100);
     assert_eq!(bed.heard(), 1);
-    // A thread that polls may be kept from its processor for longer than the other is patient.
+    // The thread that polls may be off its processor for longer than the other one waits.
     assert!(bed.source.polls_of_others() < 20);
 }
 
 #[test]
-fn timers_and_debts_wake_the_thread_although_it_leads_asleep() {
+fn timers_and_updates_wake_the_background_thread_while_it_leads() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
     thread::sleep(Duration::from_millis(20));
     let before = bed.source.timers.load(Ordering::SeqCst);
-    bed.source.bring(ReactorEvent::Timers);
+    bed.source.post(ReactorEvent::Timers);
     bed.eventually(|bed| bed.source.timers.load(Ordering::SeqCst) > before);
     let start = Instant::now();
     bed.reactor.schedule_update(7);
@@ -397,15 +397,15 @@ fn timers_and_debts_wake_the_thread_although_it_leads_asleep() {
 }
 
 #[test]
-fn applications_that_tell_their_peers_in_time_are_looked_at_ever_more_seldom() {
+fn updates_are_delayed_for_longer_where_applications_send_them_in_time() {
     let bed = Bed::new(false);
-    let looks = |pays| {
-        bed.member.pays.store(pays, Ordering::SeqCst);
+    let calls = |sends| {
+        bed.member.sends.store(sends, Ordering::SeqCst);
         let (before, end) = (bed.heard(), Instant::now() + Duration::from_secs(1));
-        let mut owed = None;
+        let mut scheduled = None;
         while Instant::now() < end {
             let heard = bed.heard();
-            if owed.replace(heard) != Some(heard) {
+            if scheduled.replace(heard) != Some(heard) {
                 bed.reactor.schedule_update(7);
             }
             thread::sleep(Duration::from_millis(1));
@@ -413,8 +413,8 @@ fn applications_that_tell_their_peers_in_time_are_looked_at_ever_more_seldom() {
         (bed.heard() - before) / 100
     };
     // After 30, 60, and then every 120 ms.
-    let seldom = looks(false);
+    let seldom = calls(false);
     assert!((2..=12).contains(&seldom), "{seldom}");
-    let often = looks(true);
+    let often = calls(true);
     assert!(often > seldom + 5, "{often} after {seldom}");
 }

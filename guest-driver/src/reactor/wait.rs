@@ -1,36 +1,39 @@
-//! How a thread waits: spin a little, then sleep where others can wake it.
+//! How a thread waits: it spins for a short time, then sleeps where others can wake it.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
+use rustix::fd::BorrowedFd;
 use rustix::thread::futex;
 
-use crate::sys::SignalMask;
+use crate::sys::{EventFd, POLLED, SignalMask, poll_readable, timespec};
 
-/// Longest sleep before shared memory is looked at again. What a peer can write is never the only
-/// reason to wake.
+/// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
+/// the only one.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The thread runs: counting is enough to wake it.
+/// Longest single sleep.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The thread runs: to count is enough to wake it.
 const AWAKE: u8 = 0;
-/// The thread sleeps, or is about to, on its futex.
+/// The thread sleeps on its futex, or is about to.
 const ASLEEP: u8 = 1;
-/// The thread sleeps, or is about to, in `poll` as the leader.
+/// The thread sleeps in `poll`, or is about to.
 const POLLING: u8 = 2;
 
-/// A thread that can be woken. One per thread, made on its first sleep.
+/// A thread that can be woken, made on its first sleep; or a poller, which any thread may use.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     /// Counts wake-ups; the futex word.
-    seq: AtomicU32,
-    /// How the thread sleeps, if it does: one of the constants below.
+    count: AtomicU32,
+    /// [`AWAKE`], [`ASLEEP`] or [`POLLING`].
     state: AtomicU8,
-    /// An eventfd to ring instead of the futex, for a thread that sleeps on other descriptors too.
-    bell: Option<OwnedFd>,
+    /// What wakes a thread that sleeps on other descriptors, too, and not on the futex.
+    notifier: Option<EventFd>,
 }
 
 thread_local! {
@@ -43,7 +46,7 @@ thread_local! {
 }
 
 thread_local! {
-    /// What is this thread's signal mask while it sleeps, if not the one that it has.
+    /// The signal mask of this thread while it sleeps, if another one than usual.
     static MASK: Cell<Option<SignalMask>> = const { Cell::new(None) };
 }
 
@@ -52,24 +55,41 @@ pub(crate) fn set_mask(mask: Option<SignalMask>) {
     MASK.set(mask);
 }
 
-/// What [`set_mask`] set.
+/// The mask that [`set_mask`] has set.
 pub(crate) fn mask() -> Option<SignalMask> {
     MASK.get()
 }
 
-/// Forgets about signals handled so far; before a wait that wants to know of them.
+/// Begins a wait that wants to know of signals handled from now on.
 pub(crate) fn clear_interrupted() {
     INTERRUPTED.set(false);
 }
 
 /// Notes that a sleep ended because a signal was handled.
-pub(crate) fn note_interrupted() {
+fn note_interrupted() {
     INTERRUPTED.set(true);
 }
 
 /// Whether a signal was handled since [`clear_interrupted`], while the thread slept.
 pub(crate) fn was_interrupted() -> bool {
     INTERRUPTED.get()
+}
+
+/// Sleeps until one of the descriptors is readable. Returns which are; none after `timeout` or a
+/// signal.
+pub(super) fn poll_for(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> [bool; POLLED] {
+    let timeout = timeout.map(|timeout| timeout.min(LONGEST));
+    note_error(poll_readable(fds, timeout, mask()))
+}
+
+/// The result of a sleep; nothing if a signal ended it, which this notes.
+pub(super) fn note_error<T: Default>(found: io::Result<T>) -> T {
+    found.unwrap_or_else(|error| {
+        if error.kind() == io::ErrorKind::Interrupted {
+            note_interrupted();
+        }
+        T::default()
+    })
 }
 
 impl Waiter {
@@ -81,88 +101,97 @@ impl Waiter {
             .unwrap_or_default()
     }
 
-    /// A waiter that is woken by a descriptor becoming readable.
-    pub(crate) fn with_bell() -> std::io::Result<Waiter> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Waiter { bell: Some(bell), ..Waiter::default() })
+    /// A waiter that a wake-up makes readable as a descriptor.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn with_notifier() -> io::Result<Waiter> {
+        Ok(Waiter { notifier: Some(EventFd::new()?), ..Waiter::default() })
     }
 
-    /// The descriptor of [`Waiter::with_bell`].
-    pub(crate) fn bell(&self) -> Option<&OwnedFd> {
-        self.bell.as_ref()
+    /// The descriptor of [`Waiter::with_notifier`].
+    pub(crate) fn notifier(&self) -> Option<&EventFd> {
+        self.notifier.as_ref()
     }
 
-    /// Number of wake-ups so far. Read before looking at the condition that is waited for.
-    pub(crate) fn seen(&self) -> u32 {
-        self.seq.load(Ordering::Acquire)
+    /// Number of wake-ups so far. A thread reads it before it checks the condition for which it
+    /// waits.
+    pub(crate) fn wake_count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
     }
 
-    /// Wakes the thread. `true`: it sleeps as the leader, so the reactor's interrupt must be raised too.
+    /// Wakes the thread. `true`: it sleeps as the leader, so the caller must signal the reactor's
+    /// interrupt, too.
     pub(crate) fn wake(&self) -> bool {
-        // SeqCst with the accesses of `polling` and `sleep`: either the sleeper sees the new count
-        // before it sleeps, or we see that it is about to.
-        self.seq.fetch_add(1, Ordering::SeqCst);
-        match (self.state.load(Ordering::SeqCst), &self.bell) {
+        // SeqCst with the accesses of `set_polling` and `sleep`: either the sleeper sees the new
+        // count before it sleeps, or this call sees that it is about to.
+        self.count.fetch_add(1, Ordering::SeqCst);
+        match (self.state.load(Ordering::SeqCst), &self.notifier) {
             (POLLING, None) => return true,
-            (POLLING, Some(bell)) => {
-                // Full (EAGAIN) means that it rings already.
-                let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-            }
+            (POLLING, Some(notifier)) => notifier.signal(),
             (ASLEEP, _) => {
-                let _ = futex::wake(&self.seq, futex::Flags::PRIVATE, 1);
+                let _ = futex::wake(&self.count, futex::Flags::PRIVATE, 1);
             }
             _ => {}
         }
         false
     }
 
-    /// The leader is about to sleep in `poll`, or has come back.
-    pub(crate) fn polling(&self, on: bool) {
+    /// Says that the thread is about to sleep in `poll`, or does so no more. Between the two it checks
+    /// [`Waiter::is_woken`].
+    pub(crate) fn set_polling(&self, on: bool) {
         self.state.store(if on { POLLING } else { AWAKE }, Ordering::SeqCst);
     }
 
-    /// Whether there was a wake-up since `seen`.
-    pub(crate) fn woken(&self, seen: u32) -> bool {
-        self.seq.load(Ordering::SeqCst) != seen
+    /// Whether there was a wake-up since [`Waiter::wake_count`] returned `count`.
+    pub(crate) fn is_woken(&self, count: u32) -> bool {
+        self.count.load(Ordering::SeqCst) != count
     }
 
-    /// Sleeps until woken after `seen`, or for `timeout`.
-    pub(crate) fn sleep(&self, seen: u32, timeout: Option<Duration>) {
-        let timeout = timeout.map(|timeout| futex::Timespec {
-            tv_sec: timeout.as_secs().min(3600) as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
+    /// Sleeps on the futex while the count of wake-ups is `count`, for at most `timeout`.
+    pub(crate) fn sleep(&self, count: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
         self.state.store(ASLEEP, Ordering::SeqCst);
-        // Every outcome (woken, value changed, timeout, signal) means: look again.
-        let slept = futex::wait(&self.seq, futex::Flags::PRIVATE, seen, timeout.as_ref());
+        // Whatever ends it (wake-up, new count, timeout, signal), the caller checks again.
+        let slept = futex::wait(&self.count, futex::Flags::PRIVATE, count, timeout.as_ref());
         if slept == Err(rustix::io::Errno::INTR) {
             note_interrupted();
         }
         self.state.store(AWAKE, Ordering::SeqCst);
     }
+
+    /// Sleeps until `fd` is readable while the count of wake-ups is `count`, for at most `timeout`.
+    /// The notifier must be part of `fd`.
+    pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>, count: u32, timeout: Option<Duration>) {
+        self.set_polling(true);
+        if !self.is_woken(count) {
+            poll_for(&[fd], timeout);
+        }
+        self.set_polling(false);
+    }
 }
 
-/// When a call that waits is to end. A timeout counts from when the call first has to sleep: one that
-/// need not asks no clock.
+/// The end of a call that waits. A timeout starts when the call first has to sleep, so a call that
+/// need not sleep reads no clock.
 #[derive(Debug, Default)]
 pub(crate) struct Deadline {
     timeout: Option<Duration>,
     at: Cell<Option<Instant>>,
-    again: Cell<bool>,
+    asked: Cell<bool>,
 }
 
 impl Deadline {
-    /// After a timeout, or never.
+    /// After a timeout; `None`: never.
     pub(crate) fn after(timeout: Option<Duration>) -> Deadline {
         Deadline { timeout, ..Deadline::default() }
     }
 
-    /// Asked before each wait of a call: whether the time is over. The first wait may begin unasked.
+    /// Whether the time is over. A call asks before each of its waits; the first may always begin.
     pub(crate) fn is_over(&self) -> bool {
-        self.again.replace(true) && self.left().is_some_and(|(_, left)| left.is_zero())
+        self.asked.replace(true) && self.left().is_some_and(|(_, left)| left.is_zero())
     }
 
-    /// What time it is, and how much is left; `None`: without end.
+    /// The present time, and the time that is left; `None`: without end.
     pub(crate) fn left(&self) -> Option<(Instant, Duration)> {
         if let Some(at) = self.at.get() {
             let now = Instant::now();
@@ -170,7 +199,7 @@ impl Deadline {
         }
         let timeout = self.timeout?;
         let now = Instant::now();
-        // One that is too far away for the clock is none.
+        // An end beyond the range of the clock is none.
         self.at.set(now.checked_add(timeout));
         Some((now, timeout))
     }
@@ -182,112 +211,113 @@ impl From<Option<Instant>> for Deadline {
     }
 }
 
-/// Threads of this process that spin right now.
+/// Threads of this process that spin now.
 static SPINNERS: AtomicU32 = AtomicU32::new(0);
 
-/// Of so many waits with a reduced budget, one spins for long.
-const TRIAL: u32 = 16;
-/// After so many first looks without a find there are no more, but in a trial.
-const VAIN: u32 = 4;
-/// At most so many times the full budget. A trial lasts one and a half waits, so with [`TRIAL`] it
-/// costs at most a tenth of the time that is waited anyway.
-const TRIAL_FACTOR: u32 = 20;
+/// Of this many waits with a reduced budget, one is a probe round.
+const PROBE_EVERY: u32 = 16;
+/// After this many first checks in vain, only probe rounds check first.
+const MAX_MISSES: u32 = 4;
+/// A probe round spins for at most this many times the full budget. It lasts one and a half waits,
+/// so with [`PROBE_EVERY`] it costs at most a tenth of the time that is waited anyway.
+const PROBE_FACTOR: u32 = 20;
 
-/// Looks at shared memory between two at the clock.
-const LOOKS: u32 = 32;
-/// On a machine with one processor, who spins for longer than this lets others run in between.
-const GIVE_WAY: Duration = Duration::from_micros(10);
+/// Checks of shared memory between two reads of the clock.
+const CHECKS: u32 = 32;
+/// On a machine with one processor, a thread that spins for longer than this lets others run.
+const YIELD_AFTER: Duration = Duration::from_micros(10);
 
-/// How long waits spin before they sleep.
+/// Spinning before a sleep, for a time that adapts.
 ///
-/// The budget adapts: a wait that ends while spinning restores it, one that has to sleep after all
-/// halves it, so that a connection whose peer is slow, or a process with more to do than it has
-/// processors, stops burning them. What connections learn is passed on to those that come later.
+/// A wait that ends while it spins restores the budget, and a wait that has to sleep halves it. So a
+/// connection with a slow peer stops burning processors, and so does a process with more to do than
+/// it has processors. Later connections begin with what earlier ones have learnt.
 ///
-/// Two ends that both look only for moments never meet, although both would answer at once if they
-/// stayed awake. So every now and then a wait spins for longer than waits that slept have taken
-/// lately, if that is not out of proportion: if the other end is merely asleep, its answer comes
-/// within that time, and both are back. Waking the other end of a virtual machine takes longer than
-/// the usual time to spin.
+/// If both ends spin for a moment only, each misses the other's answer, although both would answer
+/// at once if they stayed awake. So every now and then there is a *probe round*: the wait spins for
+/// longer than the last wait that slept, unless that is out of proportion. If the other end is merely
+/// asleep, its answer comes within that time, and both are in step again. This matters between
+/// virtual machines, where a wake-up takes longer than the usual budget.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
     budget_us: AtomicU32,
-    /// Waits that were not over at the first look; shared by all who have the same parent.
+    /// Waits that were not over at the first check. All with the same parent share the parent's.
     waits: AtomicU32,
-    /// How long the last wait took that had to sleep, microseconds.
+    /// Duration of the last wait that had to sleep, microseconds.
     slept_us: AtomicU32,
-    /// Waits of [`Spin::until_polled`] since its first look found something.
-    vain: AtomicU32,
+    /// Waits of [`Spin::until_polled`] since its first check found something.
+    misses: AtomicU32,
     parent: Option<Arc<Spin>>,
 }
 
 impl Spin {
-    /// At most `max` of spinning per wait; zero: never.
+    /// A budget of at most `max` per wait; zero: never spin.
     pub(crate) fn new(max: Duration) -> Spin {
         let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
         let budget_us = AtomicU32::new(max_us);
-        let (waits, slept_us, vain) = Default::default();
-        Spin { max_us, budget_us, waits, slept_us, vain, parent: None }
+        let (waits, slept_us, misses) = Default::default();
+        Spin { max_us, budget_us, waits, slept_us, misses, parent: None }
     }
 
-    /// One that begins with what `parent` has learned.
+    /// A budget that begins with what `parent` has learnt, and teaches it.
     pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
         let max_us = parent.max_us;
         let budget_us = AtomicU32::new(parent.budget_us.load(Ordering::Relaxed));
-        let (waits, slept_us, vain) = Default::default();
+        let (waits, slept_us, misses) = Default::default();
         let parent = Some(parent.clone());
-        Spin { max_us, budget_us, waits, slept_us, vain, parent }
+        Spin { max_us, budget_us, waits, slept_us, misses, parent }
     }
 
-    /// Spins until `changed` says so. `false`: not within the budget.
+    /// Spins until `changed` returns `true`. `false`: it did not within the budget.
     pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
-        changed() || (self.max_us != 0 && self.within(LOOKS, changed))
+        changed() || (self.max_us != 0 && self.within(CHECKS, changed))
     }
 
-    /// As [`Spin::until`] where each look is a system call, or takes as long, and the first one is of
-    /// no use: it may not look at all.
+    /// As [`Spin::until`], where each check is a system call, or takes as long. The first check of
+    /// all is useless then, so there may be none.
     pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
         self.max_us != 0 && self.within(1, changed)
     }
 
-    /// As [`Spin::until_asked`] where a look finds only what a software adapter may have put there: on
-    /// the only processor there is, that one must run instead. Who sleeps then looks once more before,
-    /// so where a first look has been in vain for some time, there is one only now and then.
+    /// As [`Spin::until_asked`], where a check finds only what a software adapter may have put there.
+    ///
+    /// On the only processor there is, that adapter must run instead. A thread that goes to sleep
+    /// checks once more anyway. So after some first checks in vain, only probe rounds check first.
     pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
-        let vain = self.vain.load(Ordering::Relaxed);
-        let look = vain < VAIN || vain.is_multiple_of(TRIAL);
-        if look && changed() {
-            self.vain.store(0, Ordering::Relaxed);
+        let misses = self.misses.load(Ordering::Relaxed);
+        let checks = misses < MAX_MISSES || misses.is_multiple_of(PROBE_EVERY);
+        if checks && changed() {
+            self.misses.store(0, Ordering::Relaxed);
             return true;
         }
-        self.vain.store(vain.wrapping_add(1), Ordering::Relaxed);
-        self.polls() && self.within(1, changed)
+        self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
+        self.spins_polled() && self.within(1, changed)
     }
 
-    /// Whether [`Spin::until_polled`] looks more than once.
-    pub(crate) fn polls(&self) -> bool {
+    /// Whether [`Spin::until_polled`] checks more than once.
+    pub(crate) fn spins_polled(&self) -> bool {
         self.max_us != 0 && processors() > 1
     }
 
-    /// Spins, with so many looks between two at the clock.
-    fn within(&self, looks: u32, mut changed: impl FnMut() -> bool) -> bool {
+    /// Spins, with this many checks between two reads of the clock.
+    fn within(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
         let budget = self.budget_us.load(Ordering::Relaxed);
         let _counted = Spinning::start();
-        // One processor is left to those who have something to do.
+        // One processor is left to threads that have something to do.
         if SPINNERS.load(Ordering::Relaxed) >= processors().max(2) {
             return false;
         }
-        let trial = budget < self.max_us && self.is_trial();
-        if looks == 1 && !trial && budget <= self.least() {
-            // One look takes as long, and did not pay of late.
+        let probe = budget < self.max_us && self.is_probe_round();
+        if checks == 1 && !probe && budget <= self.least() {
+            // One check takes as long as the budget, and did not pay lately.
             return false;
         }
-        let limit = if trial { self.trial() } else { budget };
+        let limit = if probe { self.probe_us() } else { budget };
         let limit = Duration::from_micros(u64::from(limit));
         let start = Instant::now();
         loop {
-            for _ in 0..looks {
+            for _ in 0..checks {
                 if changed() {
                     if budget != self.max_us {
                         self.succeeded();
@@ -301,39 +331,40 @@ impl Spin {
                 self.failed(budget);
                 return false;
             }
-            // With one processor, other threads that wait for nothing any more cannot go on: what
-            // is a wait for this one would be lost to them.
-            if elapsed >= GIVE_WAY && processors() == 1 {
+            // With one processor, threads that wait for nothing any more cannot go on while this
+            // one spins.
+            if elapsed >= YIELD_AFTER && processors() == 1 {
                 rustix::thread::sched_yield();
             }
         }
     }
 
-    /// Whether it is of use to know how long waits take that have to sleep.
+    /// Whether [`Spin::note_sleep`] is of use.
     pub(crate) fn learns(&self) -> bool {
         self.max_us != 0
     }
 
-    /// Notes how long a wait took that had to sleep.
-    pub(crate) fn slept(&self, wait: Duration) {
+    /// Notes the duration of a wait that had to sleep.
+    pub(crate) fn note_sleep(&self, wait: Duration) {
         let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
         self.slept_us.store(wait, Ordering::Relaxed);
     }
 
     /// Whether this wait spins for long although that has not paid lately.
-    fn is_trial(&self) -> bool {
+    fn is_probe_round(&self) -> bool {
         let waits = self.parent.as_ref().map_or(&self.waits, |parent| &parent.waits);
-        waits.fetch_add(1, Ordering::Relaxed) % TRIAL == TRIAL - 1
+        waits.fetch_add(1, Ordering::Relaxed) % PROBE_EVERY == PROBE_EVERY - 1
     }
 
-    /// How long such a wait spins, microseconds.
-    fn trial(&self) -> u32 {
+    /// How long a probe round spins, microseconds.
+    fn probe_us(&self) -> u32 {
         let wanted = self.slept_us.load(Ordering::Relaxed).saturating_mul(3) / 2;
-        let most = self.max_us.saturating_mul(TRIAL_FACTOR);
+        let most = self.max_us.saturating_mul(PROBE_FACTOR);
         if wanted > most { self.max_us } else { wanted.max(self.max_us) }
     }
 
-    /// The budget never goes to zero: a short look each time notices when the peer is fast again.
+    /// The least budget. It is not zero, because a short check each time notices when the peer is
+    /// fast again.
     fn least(&self) -> u32 {
         self.max_us.min(4)
     }
@@ -356,6 +387,7 @@ impl Spin {
     }
 }
 
+/// Counts a thread that spins.
 struct Spinning;
 
 impl Spinning {
@@ -371,7 +403,7 @@ impl Drop for Spinning {
     }
 }
 
-/// Processors this process may use.
+/// Number of processors that this process may use.
 fn processors() -> u32 {
     static COUNT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     *COUNT.get_or_init(|| {
@@ -384,18 +416,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wake_between_look_and_sleep_is_not_lost() {
+    fn a_wake_up_between_check_and_sleep_is_not_missed() {
         let waiter = Waiter::default();
-        let seen = waiter.seen();
+        let count = waiter.wake_count();
         waiter.wake();
         let start = Instant::now();
-        waiter.sleep(seen, Some(Duration::from_secs(5)));
+        waiter.sleep(count, Some(Duration::from_secs(5)));
         assert!(start.elapsed() < Duration::from_secs(1));
-        assert!(waiter.woken(seen));
+        assert!(waiter.is_woken(count));
     }
 
     #[test]
-    fn a_timeout_counts_from_the_first_question() {
+    fn a_timeout_starts_at_the_first_question() {
         assert!(Deadline::default().left().is_none());
         let hour = Duration::from_secs(3600);
         let deadline = Deadline::after(Some(hour));
@@ -414,9 +446,9 @@ mod tests {
     fn waking_a_leader_asks_for_the_interrupt_only_while_it_polls() {
         let waiter = Waiter::default();
         assert!(!waiter.wake());
-        waiter.polling(true);
+        waiter.set_polling(true);
         assert!(waiter.wake());
-        waiter.polling(false);
+        waiter.set_polling(false);
         assert!(!waiter.wake());
     }
 
@@ -425,60 +457,60 @@ mod tests {
         let spin = Spin::new(Duration::from_micros(40));
         assert!(!spin.until(|| false));
         assert!(spin.budget_us.load(Ordering::Relaxed) <= 20);
-        let mut looks = 0;
+        let mut checks = 0;
         assert!(spin.until(|| {
-            looks += 1;
-            looks > 3
+            checks += 1;
+            checks > 3
         }));
         assert_eq!(spin.budget_us.load(Ordering::Relaxed), 40);
     }
 
     #[test]
-    fn one_wait_of_sixteen_is_a_trial_whichever_connection_waits() {
+    fn one_wait_of_sixteen_is_a_probe_round_whichever_connection_waits() {
         let parent = Arc::new(Spin::new(Duration::from_micros(50)));
         let spins = [Spin::of(&parent), Spin::of(&parent)];
-        let waits = spins.iter().cycle().take(4 * TRIAL as usize);
-        assert_eq!(waits.filter(|spin| spin.is_trial()).count(), 4);
+        let waits = spins.iter().cycle().take(4 * PROBE_EVERY as usize);
+        assert_eq!(waits.filter(|spin| spin.is_probe_round()).count(), 4);
     }
 
     #[test]
-    fn first_looks_that_find_nothing_become_rare_and_a_find_brings_them_back() {
+    fn first_checks_in_vain_become_rare_until_one_finds_something() {
         let spin = Spin::new(Duration::ZERO);
-        let look = |found| {
-            let mut looks = 0;
+        let wait = |found| {
+            let mut checks = 0;
             let over = spin.until_polled(|| {
-                looks += 1;
+                checks += 1;
                 found
             });
-            (looks, over)
+            (checks, over)
         };
-        let waits = |n, found| (0..n).map(|_| look(found).0).sum::<u32>();
-        assert_eq!(waits(VAIN, false), VAIN);
-        assert_eq!(waits(TRIAL - VAIN, false), 0);
-        assert_eq!(waits(2 * TRIAL, false), 2);
-        // The next one looks, finds something, and all do so again.
-        assert_eq!(look(true), (1, true));
-        assert_eq!(waits(VAIN, false), VAIN);
-        assert_eq!(look(true), (0, false));
+        let waits = |n, found| (0..n).map(|_| wait(found).0).sum::<u32>();
+        assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
+        assert_eq!(waits(PROBE_EVERY - MAX_MISSES, false), 0);
+        assert_eq!(waits(2 * PROBE_EVERY, false), 2);
+        // The next one checks and finds something, so all of them check again.
+        assert_eq!(wait(true), (1, true));
+        assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
+        assert_eq!(wait(true), (0, false));
     }
 
     #[test]
-    fn a_trial_outlasts_the_waits_of_late_unless_they_are_out_of_proportion() {
+    fn a_probe_round_outlasts_the_last_wait_unless_that_is_out_of_proportion() {
         let spin = Spin::new(Duration::from_micros(50));
-        assert_eq!(spin.trial(), 50);
-        for (slept, trial) in [(20, 50), (200, 300), (600, 900), (700, 50), (1_000_000, 50)] {
-            spin.slept(Duration::from_micros(slept));
-            assert_eq!(spin.trial(), trial, "after a wait of {slept} us");
+        assert_eq!(spin.probe_us(), 50);
+        for (slept, probe) in [(20, 50), (200, 300), (600, 900), (700, 50), (1_000_000, 50)] {
+            spin.note_sleep(Duration::from_micros(slept));
+            assert_eq!(spin.probe_us(), probe, "after a wait of {slept} us");
         }
     }
 
     #[test]
-    fn a_budget_of_zero_looks_once_and_does_not_spin() {
-        let mut looks = 0;
+    fn a_budget_of_zero_checks_once_and_does_not_spin() {
+        let mut checks = 0;
         assert!(!Spin::new(Duration::ZERO).until(|| {
-            looks += 1;
+            checks += 1;
             false
         }));
-        assert_eq!(looks, 1);
+        assert_eq!(checks, 1);
     }
 }

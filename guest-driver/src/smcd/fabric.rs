@@ -1,23 +1,24 @@
-//! The fabrics a process is on: one open device each, with its peers.
+//! The fabrics that a process is on: one open device each, with the peers that it reaches.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use smc_core::handshake::{Candidate, Terms};
 use smc_core::wire::ids as wire;
 use virtio_ism_abi::{Chid, Gid, Token};
 
 use super::peer::Peer;
 use crate::ism::IsmDevice;
-use rustc_hash::FxHashMap;
+use crate::sys::lock;
 
-/// Linux' number for "this link group is being shut down" among software events.
+/// Code of the software event by which Linux ends a logical link.
 pub(crate) const SW_SHUTDOWN: u32 = 0x80;
-/// Linux' number for "are you there", answered likewise.
+/// Code of the software event by which Linux tests a logical link. The answer has the same code.
 pub(crate) const SW_TEST_LINK: u32 = 0x83;
 
-/// One open device and whom it reaches.
+/// One open device and the peers that it reaches.
 pub(crate) struct Fabric {
     device: Arc<IsmDevice>,
     peers: Mutex<FxHashMap<Gid, Arc<Peer>>>,
@@ -34,7 +35,7 @@ impl Fabric {
     }
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.peers)
     }
 
     /// The device.
@@ -42,12 +43,12 @@ impl Fabric {
         &self.device
     }
 
-    /// The fabric's id.
+    /// The fabric's CHID.
     pub(crate) fn chid(&self) -> Chid {
         self.device.chid()
     }
 
-    /// The peer with this GID, made on first use.
+    /// The peer with this GID. The first call makes it.
     pub(crate) fn peer(&self, gid: Gid) -> Arc<Peer> {
         let mut peers = self.peers();
         let new = || {
@@ -67,22 +68,22 @@ impl Fabric {
         self.peers().values().cloned().collect()
     }
 
-    /// The peer left the fabric.
+    /// Removes a peer that has left the fabric. The caller drops what it had.
     pub(crate) fn peer_down(&self, gid: Gid) -> DeferredDrop {
-        // In this order: with the peer's last buffer its slabs are of no use.
+        // Dropped in this order: the slabs are of no use after the last buffer of the peer.
         let resources = self.peers().remove(&gid).map(|peer| (peer.take_resources(), peer));
         Box::new((resources, IdleSlabs(self.device.clone())))
     }
 
-    /// A peer's DMB is gone.
+    /// Removes the attachment of a peer's DMB that is gone. The caller drops it.
     pub(crate) fn dmb_gone(&self, token: Token) -> Option<DeferredDrop> {
-        let buffer = self.all().into_iter().find_map(|peer| peer.forget_token(token))?;
+        let buffer = self.all().into_iter().find_map(|peer| peer.remove_attachment(token))?;
         Some(Box::new(buffer))
     }
 
-    /// Forgets peers without connections for `timeout`, telling them (as Linux does) that the
-    /// logical link ends. Returns how soon the next one is due.
-    pub(crate) fn drop_idle(&self, timeout: Duration) -> Option<Duration> {
+    /// Removes the peers that have had no connection for `timeout`, and tells them (as Linux does)
+    /// that the logical link ends. Returns the time until the next peer is due.
+    pub(crate) fn remove_idle_peers(&self, timeout: Duration) -> Option<Duration> {
         let now = Instant::now();
         let mut next: Option<Duration> = None;
         for peer in self.all() {
@@ -93,23 +94,24 @@ impl Fabric {
                 next = Some(next.map_or(left, |n| n.min(left)));
                 continue;
             }
-            self.say_shutdown(&peer);
+            self.send_shutdown(&peer);
             drop(self.peer_down(peer.gid()));
         }
         next
     }
 
-    /// Tells a peer that the logical link ends; only while no connection uses it.
-    fn say_shutdown(&self, peer: &Peer) {
+    /// Tells a peer that the logical link ends. No connection uses it.
+    fn send_shutdown(&self, peer: &Peer) {
         let Some(link) = peer.terms().map(|_| peer.link()) else { return };
         if let Err(error) =
             self.device.signal_event(peer.gid(), SW_SHUTDOWN, sw_info(link, SW_NO_VLAN, 1))
         {
-            tracing::debug!(%error, "shutdown was not told");
+            tracing::debug!(%error, "SHUTDOWN was not sent");
         }
     }
 
-    /// Answers or follows a software event of a peer. `true`: the peer ended the logical link.
+    /// Answers a test of the logical link, or ends the link as the peer asks. `true`: the link has
+    /// ended.
     pub(crate) fn sw_event(&self, gid: Gid, code: u32, info: u64) -> bool {
         let Some(peer) = self.known(gid) else { return false };
         let [a, b, c, d, _, _, kind @ ..] = info.to_ne_bytes();
@@ -122,9 +124,9 @@ impl Fabric {
                 }
                 false
             }
-            // Only the link that the sender means: it may have made another one since.
+            // The sender may have made another link since, which goes on.
             SW_SHUTDOWN if peer.peer_link() == Some(link) => {
-                peer.forget_link();
+                peer.reset_link();
                 true
             }
             _ => false,
@@ -132,8 +134,8 @@ impl Fabric {
     }
 }
 
-/// Slabs of departed peers, to be given back by this being dropped: a peer that never got a connection,
-/// or was forgotten, left nothing else behind with which they could go.
+/// Releases the slabs of departed peers when it is dropped. A peer without DMBs of ours leaves
+/// nothing else behind whose drop would release them.
 struct IdleSlabs(Arc<IsmDevice>);
 
 impl Drop for IdleSlabs {
@@ -142,17 +144,17 @@ impl Drop for IdleSlabs {
     }
 }
 
-/// VLAN of an event that means all of them.
+/// The VLAN of an event that concerns all VLANs.
 const SW_NO_VLAN: u16 = 0x1fff;
 
-/// The 64 bits of information of a software event, as Linux lays them out: the sender's number of
-/// the link, a VLAN, 1 for a request and 2 for a response.
+/// The 64 bits of a software event in the layout of Linux: the sender's number of the link, a VLAN,
+/// then 1 for a request or 2 for a response.
 fn sw_info(link: wire::LinkId, vlan: u16, kind: u16) -> u64 {
     let ([a, b, c, d], [e, f], [g, h]) = (link.0, vlan.to_ne_bytes(), kind.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The fabrics a handshake may use.
+/// The fabrics that a handshake may use.
 #[derive(Clone, Default)]
 pub(crate) struct Fabrics(pub(crate) Vec<Arc<Fabric>>);
 
@@ -164,7 +166,7 @@ impl Fabrics {
         })
     }
 
-    /// What was agreed with a peer before.
+    /// The terms of an earlier handshake with this peer.
     pub(crate) fn terms(&self, chid: wire::Chid, gid: wire::Gid) -> Option<Terms> {
         let fabric = self.0.iter().find(|fabric| fabric.chid().0 == chid.0)?;
         fabric.known(Gid(gid.0))?.terms()

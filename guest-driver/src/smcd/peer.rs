@@ -1,23 +1,24 @@
-//! Peers: what is known of one GID on one fabric, and the buffers shared with it.
+//! A peer: one GID on one fabric, and the buffers shared with it.
 //!
-//! A connection takes an own DMB from its peer's pool and gives it back when both sides have
-//! closed. Token, registration and attachment outlive the connection, so that the next one to the
-//! same peer costs no device command.
+//! A connection takes an own DMB from its peer's pool, and returns it when both sides have closed.
+//! Token, registration and attachment outlive the connection, so the next connection to the same
+//! peer needs no device command.
 //!
 //! Rules kept here: RMB-33.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use smc_core::handshake::{Dmbe, Terms};
 use smc_core::wire::ids::{DmbToken, LinkId, SizeCode};
 use virtio_ism_abi::{Gid, Token};
 
 use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
-use rustc_hash::FxHashMap;
+use crate::sys::lock;
 
-/// Own DMBs of one size that a peer's pool keeps at most.
+/// Most own DMBs of one size in the pool of a peer.
 const POOL_MAX: usize = 256;
 
 /// A peer.
@@ -30,18 +31,18 @@ pub(crate) struct Peer {
 }
 
 struct State {
-    /// What a first contact agreed on; `None` before it.
+    /// The terms that a first contact agreed on; `None` before it.
     terms: Option<Terms>,
     /// The peer's number of the logical link.
     peer_link: Option<LinkId>,
     free: Vec<OwnDmb>,
     attached: FxHashMap<u64, Arc<PeerBuffer>>,
     last_used: Instant,
-    /// The peer left the fabric or forgot us: nothing goes back into the pool.
+    /// The peer has left the fabric: no DMB returns to the pool.
     gone: bool,
 }
 
-/// A peer's DMB that we write, and whether a connection does so right now.
+/// A peer's DMB, and whether one of our connections writes it now.
 pub(crate) struct PeerBuffer {
     dmb: PeerDmb,
     busy: AtomicBool,
@@ -54,18 +55,18 @@ impl PeerBuffer {
         &self.dmb
     }
 
-    /// This side writes no more: the peer may give the DMB to another connection.
+    /// This side writes no more, so the peer may use the DMB for another connection.
     pub(crate) fn release(&self) {
         self.busy.store(false, Ordering::Release);
     }
 }
 
-/// An own DMB in use by a connection. Dropped, it is unregistered, unless it was allowed back into
-/// the pool.
+/// An own DMB in use by a connection. Its drop unregisters the DMB, or returns it to the pool after
+/// [`OwnBuffer::allow_reuse`].
 pub(crate) struct OwnBuffer {
     dmb: Option<OwnDmb>,
     peer: Weak<Peer>,
-    /// Bytes from the start that may be other than zero, if it may be reused.
+    /// Bytes from the start that may not be zero; `None`: the DMB must not be used again.
     dirty: Option<usize>,
 }
 
@@ -77,7 +78,7 @@ impl OwnBuffer {
         self.dmb.as_ref().unwrap()
     }
 
-    /// How it is told to the peer.
+    /// Its description for the peer.
     pub(crate) fn dmbe(&self) -> Dmbe {
         let dmb = self.dmb();
         Dmbe {
@@ -87,7 +88,7 @@ impl OwnBuffer {
         }
     }
 
-    /// Both sides are done with it. The first `dirty` bytes were written.
+    /// Both sides have finished with it, and the first `dirty` bytes were written.
     pub(crate) fn allow_reuse(&mut self, dirty: usize) {
         self.dirty = Some(dirty);
     }
@@ -99,13 +100,13 @@ impl Drop for OwnBuffer {
         let Some(peer) = self.peer.upgrade() else { return };
         peer.live.fetch_sub(1, Ordering::Relaxed);
         let Some(dirty) = self.dirty else { return };
-        // No byte of this connection is shown to the next one (SEC-8), and its control block starts
+        // The next connection must not see a byte of this one (SEC-8), and its control block starts
         // at zero.
         let memory = dmb.memory();
         if memory.zero(0, dirty.min(memory.len())).is_err() {
             return;
         }
-        peer.put_back(dmb);
+        peer.return_to_pool(dmb);
     }
 }
 
@@ -124,10 +125,10 @@ impl Peer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Who it is.
+    /// Its GID.
     pub(crate) fn gid(&self) -> Gid {
         self.gid
     }
@@ -137,7 +138,7 @@ impl Peer {
         self.link
     }
 
-    /// What the first contact agreed on; `None` before it.
+    /// The terms that the first contact agreed on; `None` before it.
     pub(crate) fn terms(&self) -> Option<Terms> {
         self.state().terms
     }
@@ -147,7 +148,7 @@ impl Peer {
         self.state().peer_link
     }
 
-    /// A handshake with this peer was completed.
+    /// Notes the result of a completed handshake with this peer.
     pub(crate) fn established(&self, terms: Terms, peer_link: LinkId) {
         let mut state = self.state();
         state.terms = Some(terms);
@@ -155,7 +156,10 @@ impl Peer {
         state.last_used = Instant::now();
     }
 
-    /// An own DMB of `len` bytes that this peer may write, from the pool if there is one.
+    /// An own DMB of `len` bytes that this peer may write, from the pool if that has one.
+    ///
+    /// # Errors
+    /// The device refuses to register another one, or is gone.
     pub(crate) fn take(self: &Arc<Self>, len: u32) -> Result<OwnBuffer, IsmError> {
         let pooled = {
             let mut state = self.state();
@@ -165,14 +169,14 @@ impl Peer {
         };
         let dmb = match pooled {
             Some(dmb) => dmb,
-            // A line of its own: a sleeping connection is woken for itself alone.
+            // A wait group of its own: a signal wakes this connection and no other.
             None => self.device.register(self.gid, len, next_wait_group())?,
         };
         self.live.fetch_add(1, Ordering::Relaxed);
         Ok(OwnBuffer { dmb: Some(dmb), peer: Arc::downgrade(self), dirty: None })
     }
 
-    fn put_back(&self, dmb: OwnDmb) {
+    fn return_to_pool(&self, dmb: OwnDmb) {
         let mut state = self.state();
         state.last_used = Instant::now();
         let same = state.free.iter().filter(|other| other.len() == dmb.len()).count();
@@ -184,11 +188,11 @@ impl Peer {
         drop(dmb);
     }
 
-    /// The peer's DMB, attached now or before, for one connection.
+    /// The peer's DMB for one connection, attached now or before. `Ok(None)`: the peer must not
+    /// offer it, because a connection of ours still writes it, or its index lies beyond the DMB.
     ///
     /// # Errors
-    /// It cannot be attached, or is not the peer's. `Ok(None)`: a connection of ours still writes it,
-    /// so the peer has no right to offer it again, or it names an element beyond the DMB.
+    /// The DMB cannot be attached, or belongs to another peer.
     pub(crate) fn attach(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
         // The DMB is as long as one element, so there is no other.
         if theirs.index != 0 {
@@ -207,8 +211,8 @@ impl Peer {
                 let buffer = Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(false) });
                 self.state().attached.insert(token, buffer.clone());
                 if buffer.dmb.is_failed() {
-                    // Gone already: nobody will say so again.
-                    self.forget_token(Token(token));
+                    // Its DMB_GONE record has come already, and there is no other.
+                    self.remove_attachment(Token(token));
                 }
                 buffer
             }
@@ -218,21 +222,21 @@ impl Peer {
         Ok(free.then_some(buffer))
     }
 
-    /// Drops the attachment of a DMB that is gone.
-    pub(crate) fn forget_token(&self, token: Token) -> Option<Arc<PeerBuffer>> {
+    /// Removes the attachment of a DMB that is gone, and returns it.
+    pub(crate) fn remove_attachment(&self, token: Token) -> Option<Arc<PeerBuffer>> {
         self.state().attached.remove(&token.0)
     }
 
-    /// The logical link is no more: the next connection is a first contact (CLC-50).
-    pub(crate) fn forget_link(&self) {
+    /// Ends the logical link, so that the next connection is a first contact (CLC-50).
+    pub(crate) fn reset_link(&self) {
         let mut state = self.state();
         state.terms = None;
         state.peer_link = None;
     }
 
-    /// The peer left: its buffers are of no use. Unregistering takes device commands, so the caller
-    /// drops what this returns where that does not matter.
-    #[must_use = "dropping this talks to the device"]
+    /// Takes the buffers of a peer that has left. Their drop sends device commands, so the caller
+    /// drops them on a thread that may block.
+    #[must_use = "its drop sends device commands"]
     pub(crate) fn take_resources(&self) -> impl Send + use<> {
         let mut state = self.state();
         state.gone = true;
@@ -240,17 +244,17 @@ impl Peer {
         (std::mem::take(&mut state.free), std::mem::take(&mut state.attached))
     }
 
-    /// Connections now.
+    /// Number of connections now.
     pub(crate) fn live(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// Own DMBs in the pool.
+    /// Number of own DMBs in the pool.
     pub(crate) fn pooled(&self) -> usize {
         self.state().free.len()
     }
 
-    /// Since when it has had no connection; `None` while it has one.
+    /// The time since when it has had no connection; `None` while it has one.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         (self.live() == 0).then_some(state.last_used)

@@ -362,7 +362,7 @@ impl Source for RdmaHost {
         self.unread.store(true, Ordering::Release);
     }
 
-    fn reported(&self, name: u64) {
+    fn on_reported(&self, name: u64) {
         match self.device(name).filter(|_| is_channel(name)) {
             Some(device) => device.note_notice(),
             None => self.clear_event_fd(),

@@ -104,8 +104,8 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// The epoll key of the waiter's bell.
-const BELL: u64 = u64::MAX;
+/// The epoll key of the waiter's notifier.
+const NOTIFIER: u64 = u64::MAX;
 /// How long a busy poller leaves the kernel unasked.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);
 
@@ -116,9 +116,9 @@ impl Poller {
     /// No descriptors are left.
     pub fn new(spin: Duration) -> io::Result<Poller> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let waiter = Arc::new(Waiter::with_bell()?);
-        if let Some(bell) = waiter.bell() {
-            epoll::add(&set, bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        let waiter = Arc::new(Waiter::with_notifier()?);
+        if let Some(notifier) = waiter.notifier() {
+            epoll::add(&set, notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
         }
         let inner = Inner {
             conns: Vec::new(),
@@ -296,21 +296,15 @@ impl Poller {
 
     /// Sleeps until a connection, a descriptor or the clock has something.
     fn sleep(&self, inner: &Inner, timeout: Duration) {
-        let seen = self.waiter.seen();
+        let count = self.waiter.wake_count();
         let armed = inner.conns.iter().all(|watched| watched.conn.arm_for_poller());
         if armed && !inner.has_news() && self.changing.load(Ordering::SeqCst) == 0 {
             match &inner.reactor {
                 Some(reactor) => {
                     let limit = Some((Instant::now(), timeout));
-                    Reactor::sleep(reactor, &self.waiter, seen, limit, Some(self.epoll.as_fd()));
+                    Reactor::sleep(reactor, &self.waiter, count, limit, Some(self.epoll.as_fd()));
                 }
-                None => {
-                    self.waiter.polling(true);
-                    if !self.waiter.woken(seen) {
-                        crate::reactor::nap(self.epoll.as_fd(), timeout);
-                    }
-                    self.waiter.polling(false);
-                }
+                None => self.waiter.sleep_on(self.epoll.as_fd(), count, Some(timeout)),
             }
         }
         for watched in &inner.conns {
@@ -331,9 +325,9 @@ impl Poller {
             Err(error) => return Err(error.into()),
         };
         for event in events.iter() {
-            if event.data.u64() == BELL {
-                if let Some(bell) = self.waiter.bell() {
-                    let _ = rustix::io::read(bell, &mut [0u8; 8]);
+            if event.data.u64() == NOTIFIER {
+                if let Some(notifier) = self.waiter.notifier() {
+                    notifier.clear();
                 }
                 continue;
             }
@@ -359,7 +353,7 @@ impl Inner {
         for step in 0..n {
             let at = if start + step < n { start + step } else { start + step - n };
             let Some(watched) = self.conns.get_mut(at) else { return };
-            if watched.quiet.is_some_and(|seen| !watched.conn.may_have_news(seen)) {
+            if watched.quiet.is_some_and(|seen| !watched.conn.may_have_changed(seen)) {
                 continue;
             }
             let seen = watched.conn.control_words();
@@ -381,7 +375,7 @@ impl Inner {
 
     fn poll(&self) {
         if let Some(reactor) = &self.polled {
-            reactor.look();
+            reactor.poll();
         }
     }
 
@@ -389,12 +383,12 @@ impl Inner {
         self.poll();
         self.conns
             .iter()
-            .any(|watched| watched.quiet.is_none_or(|seen| watched.conn.may_have_news(seen)))
+            .any(|watched| watched.quiet.is_none_or(|seen| watched.conn.may_have_changed(seen)))
     }
 }
 
 fn check_key(inner: &Inner, key: u64) -> io::Result<()> {
-    if key == BELL {
+    if key == NOTIFIER {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     if inner.at.contains_key(&key) || inner.kernel.contains_key(&key) {

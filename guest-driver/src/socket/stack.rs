@@ -132,7 +132,7 @@ impl Current {
 
     /// What handshakes need for SMC-R, if there is any RNIC.
     pub(crate) fn rdma(&self) -> Option<ByRdma<'_>> {
-        self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, listeners: &**reactor })
+        self.rdma.as_ref().map(|(host, reactor)| ByRdma { host, observer: &**reactor })
     }
 
     /// Why there is no device, if there is none.
@@ -505,11 +505,11 @@ impl Stack {
         self.sweep();
         let closing: Vec<_> = lock(&self.closing).clone();
         for conn in &closing {
-            conn.look_at_tcp();
+            conn.check_tcp();
         }
         // A peer falls idle without a word: whoever is not idle now is looked at again in time.
         let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
-        let idle = fabric.and_then(|fabric| fabric.drop_idle(timeout));
+        let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
         let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
         let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
         if quiet {

@@ -579,7 +579,7 @@ impl Described for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Kind::Smc(conn) = &self.kind else { return };
-        conn.leave_addresses();
+        conn.discard_addresses();
         let linger = *self.linger.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(linger) = linger
             && !linger.is_zero()

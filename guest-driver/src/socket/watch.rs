@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use crate::conn::End;
+use crate::conn::LocalEnd;
 use crate::reactor::Reactor;
 use crate::reactor::wait::{
     RECHECK_INTERVAL, Spin, Waiter, clear_interrupted, set_mask, was_interrupted,
@@ -49,7 +49,7 @@ pub enum Woken {
 pub struct ChangeToken {
     words: [u64; 2],
     /// A peer that is killed says nothing, so its end is no change of a word.
-    end: End,
+    end: LocalEnd,
 }
 
 impl ChangeToken {
@@ -73,7 +73,7 @@ impl Watch {
     /// # Errors
     /// No descriptors are left.
     pub fn new(spin: Duration) -> io::Result<Watch> {
-        Ok(Watch { waiter: Arc::new(Waiter::with_bell()?), spin: Spin::new(spin) })
+        Ok(Watch { waiter: Arc::new(Waiter::with_notifier()?), spin: Spin::new(spin) })
     }
 
     /// Spins until `changed` says so. `false`: not for as long as that is worth it.
@@ -83,14 +83,14 @@ impl Watch {
 
     /// Notes how long a wait took that had to sleep, so that the next one spins wisely.
     pub fn slept(&self, wait: Duration) {
-        self.spin.slept(wait);
+        self.spin.note_sleep(wait);
     }
 
     /// Readable when the watch was woken while it slept. A descriptor given to [`Watch::sleep`] must
     /// be an epoll set that has this one in it.
     pub fn bell(&self) -> BorrowedFd<'_> {
-        match self.waiter.bell() {
-            Some(bell) => bell.as_fd(),
+        match self.waiter.notifier() {
+            Some(notifier) => notifier.as_fd(),
             // Made with one.
             None => std::process::abort(),
         }
@@ -98,12 +98,14 @@ impl Watch {
 
     /// Takes back that the bell rang.
     pub fn clear_bell(&self) {
-        let _ = rustix::io::read(self.bell(), &mut [0u8; 8]);
+        if let Some(notifier) = self.waiter.notifier() {
+            notifier.clear();
+        }
     }
 
     /// Number of wake-ups so far; read before the connections are looked at.
     pub fn count(&self) -> u32 {
-        self.waiter.seen()
+        self.waiter.wake_count()
     }
 
     /// Wakes the sleeper.
@@ -142,13 +144,7 @@ impl Watch {
                 let limit = Some((Instant::now(), timeout));
                 Reactor::sleep(conn.reactor(), &self.waiter, count, limit, Some(extra));
             }
-            None => {
-                self.waiter.polling(true);
-                if !self.waiter.woken(count) {
-                    crate::reactor::nap(extra, timeout);
-                }
-                self.waiter.polling(false);
-            }
+            None => self.waiter.sleep_on(extra, count, Some(timeout)),
         }
         if was_interrupted() { Woken::Interrupted } else { Woken::Changed }
     }
@@ -159,7 +155,7 @@ impl SmcStream {
     /// nothing is known.
     pub fn readiness(&self, wanted: bool) -> Readiness {
         let Some(conn) = self.conn() else { return Readiness::default() };
-        conn.reactor().look();
+        conn.reactor().poll();
         let ready = conn.ready();
         Readiness {
             readable: ready.readable,
@@ -174,14 +170,14 @@ impl SmcStream {
     /// How it is, to be compared by [`SmcStream::changed_since`]: four loads.
     pub fn change_token(&self) -> ChangeToken {
         let Some(conn) = self.conn() else { return ChangeToken::default() };
-        ChangeToken { words: conn.control_words(), end: conn.end() }
+        ChangeToken { words: conn.control_words(), end: conn.local_end() }
     }
 
     /// Whether [`SmcStream::look`] might say something else than at `seen`.
     pub fn changed_since(&self, seen: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
-            conn.reactor().look();
-            conn.control_words() != seen.words || conn.end() != seen.end
+            conn.reactor().poll();
+            conn.control_words() != seen.words || conn.local_end() != seen.end
         })
     }
 
@@ -222,7 +218,7 @@ impl SmcStream {
     /// Looks whether the TCP connection underneath was reset. Worth doing once a second.
     pub fn look_at_tcp(&self) {
         if let Some(conn) = self.conn() {
-            conn.look_at_tcp();
+            conn.check_tcp();
         }
     }
 
@@ -238,7 +234,7 @@ impl SmcStream {
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         match self.conn() {
-            Some(conn) => conn.wait_for_news(seen.words, write, deadline),
+            Some(conn) => conn.wait_for_change(seen.words, write, deadline),
             None => Ok(()),
         }
     }

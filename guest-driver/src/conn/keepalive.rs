@@ -29,7 +29,7 @@ impl Conn {
 
     /// Tests the way to the peer if the connection has been silent for too long (RFC 7609 section
     /// 4.5.3). Whether the link was silent, too, is for the link group to know.
-    pub(super) fn keep_alive(&self) {
+    pub(super) fn check_keepalive(&self) {
         let mut keepalive = lock(&self.keepalive);
         let Some(silence) = &mut *keepalive else { return };
         let words = self.words();
@@ -69,15 +69,15 @@ impl Conn {
             unread,
             unread_by_peer: tx.sender.in_flight(),
             cursors: Cursors {
-                written: place(tx.sender.producer_word().cursor),
-                read_by_peer: place(ConsumerWord::from_u64(tx.seen).cursor),
-                written_by_peer: place(written_by_peer),
-                read: place(read),
+                written: wrap_and_count(tx.sender.producer_word().cursor),
+                read_by_peer: wrap_and_count(ConsumerWord::from_u64(tx.seen).cursor),
+                written_by_peer: wrap_and_count(written_by_peer),
+                read: wrap_and_count(read),
             },
         }
     }
 }
 
-fn place(cursor: Cursor) -> (u16, u32) {
+fn wrap_and_count(cursor: Cursor) -> (u16, u32) {
     (cursor.wrap, cursor.count)
 }

@@ -1,0 +1,177 @@
+//! The leader: the one thread that sleeps on the source, and how the lead changes hands.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::fd::{AsFd, BorrowedFd};
+
+use super::source::OTHER;
+use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
+use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
+use crate::sys::{lock, wait_in_set};
+
+/// The right to lead. Its drop wakes a follower, which may lead next.
+pub(super) struct Leadership<'a, C: ConnectionHandler>(&'a Reactor<C>);
+
+impl<C: ConnectionHandler> Drop for Leadership<'_, C> {
+    fn drop(&mut self) {
+        let reactor = self.0;
+        reactor.note_activity();
+        // SeqCst, as in `sleep` and `stand_by`: either that thread sees that nobody leads, or this
+        // one sees the follower, or the flag.
+        reactor.lead.store(FREE, Ordering::SeqCst);
+        if reactor.notify_when_free.load(Ordering::SeqCst)
+            && reactor.notify_when_free.swap(false, Ordering::SeqCst)
+        {
+            reactor.background.wake();
+        }
+        let next = lock(&reactor.followers).pop();
+        if let Some(next) = next {
+            reactor.wake(&next);
+        }
+    }
+}
+
+impl<C: ConnectionHandler> Reactor<C> {
+    /// Makes the calling thread the leader, as `who`, unless another thread leads. Callers do not
+    /// lead while the kernel must learn of readiness.
+    pub(super) fn try_lead(&self, who: u32) -> Option<Leadership<'_, C>> {
+        if who == CALLER && self.pollables.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        self.lead
+            .compare_exchange(FREE, who, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+            .then(|| Leadership(self))
+    }
+
+    /// Asks the background thread for the lead.
+    pub(super) fn request_lead(&self) {
+        if !self.lead_wanted.swap(true, Ordering::SeqCst) {
+            self.interrupt.signal();
+        }
+    }
+
+    /// Sleeps, as leader or follower, until the waiter's count of wake-ups is not `count` any more,
+    /// or `limit` is over. Without a limit the background thread wakes a thread that sleeps for a
+    /// connection every [`wait::RECHECK_INTERVAL`].
+    ///
+    /// With `extra`, the call also returns when that descriptor is readable. The waiter's notifier
+    /// must then be part of it.
+    pub(crate) fn sleep(
+        &self,
+        waiter: &Arc<Waiter>,
+        count: u32,
+        limit: Limit,
+        extra: Option<BorrowedFd<'_>>,
+    ) {
+        clear_interrupted();
+        if let Some(leadership) = self.try_lead(CALLER) {
+            self.lead_until(leadership, waiter, count, limit, extra);
+            return;
+        }
+        lock(&self.followers).push(waiter.clone());
+        // The leader may have stopped between the two lines above, before it could see this thread.
+        if let Some(leadership) = self.try_lead(CALLER) {
+            self.remove_follower(waiter);
+            self.lead_until(leadership, waiter, count, limit, extra);
+            return;
+        }
+        let timeout = limit.map(|(_, timeout)| timeout);
+        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
+            self.request_lead();
+        }
+        match extra {
+            None => waiter.sleep(count, timeout),
+            Some(extra) => waiter.sleep_on(extra, count, timeout),
+        }
+        self.remove_follower(waiter);
+    }
+
+    fn remove_follower(&self, waiter: &Arc<Waiter>) {
+        lock(&self.followers).retain(|other| !Arc::ptr_eq(other, waiter));
+    }
+
+    fn lead_until(
+        &self,
+        leadership: Leadership<'_, C>,
+        waiter: &Waiter,
+        count: u32,
+        limit: Limit,
+        extra: Option<BorrowedFd<'_>>,
+    ) {
+        // The first sleep, which mostly is the only one, needs no read of the clock.
+        let (mut left, mut slept) = (limit.map(|(_, timeout)| timeout), false);
+        // On a polled source the first poll is skipped, because one follows once it is armed.
+        let (mut skip, mut has_polled) = (self.polled, false);
+        loop {
+            // After a sleep, what ended it comes first.
+            if slept && self.polled {
+                while self.source.poll_arrivals(&mut |event| self.handle(event)) {}
+                if waiter.is_woken(count) {
+                    break;
+                }
+            }
+            if !std::mem::take(&mut skip) {
+                self.dispatch();
+                has_polled = true;
+            }
+            if waiter.is_woken(count) || self.pollables.load(Ordering::SeqCst) > 0 {
+                break;
+            }
+            if std::mem::take(&mut slept) {
+                left = limit.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            // Another thread may have armed the source, and then an earlier event is still there.
+            if !self.source.arm_interrupts() || !has_polled {
+                continue;
+            }
+            waiter.set_polling(true);
+            let by_extra = !waiter.is_woken(count) && self.wait_for_source(left, extra);
+            waiter.set_polling(false);
+            if by_extra || was_interrupted() {
+                break;
+            }
+            slept = true;
+        }
+        self.source.suppress_interrupts();
+        drop(leadership);
+    }
+
+    /// Waits for the source or the interrupt. `true`: `extra` is readable.
+    pub(super) fn wait_for_source(
+        &self,
+        timeout: Option<Duration>,
+        extra: Option<BorrowedFd<'_>>,
+    ) -> bool {
+        let interrupt = self.interrupt.as_fd();
+        let edges = self.edges.as_ref().map(AsFd::as_fd);
+        if let (Some(set), None) = (edges.or_else(|| self.source.event_set()), extra) {
+            note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
+                // Edges need not be cleared.
+                events.filter(|_| edges.is_none()).for_each(|event| match event {
+                    OTHER => {
+                        self.interrupt.clear();
+                    }
+                    name => self.source.on_reported(name),
+                });
+            }));
+            return false;
+        }
+        let source = self.source.event_fd();
+        let fds = [source, interrupt, extra.unwrap_or(interrupt)];
+        let n = if extra.is_some() { 3 } else { 2 };
+        let [by_source, by_interrupt, by_extra] = poll_for(&fds[..n], timeout);
+        if by_source {
+            self.source.clear_event_fd();
+        }
+        if by_interrupt {
+            self.interrupt.clear();
+        }
+        extra.is_some() && by_extra
+    }
+}
