@@ -1,6 +1,6 @@
-//! What carries a connection's bytes and words: a pair of DMBs, or a pair of SMC-R elements.
+//! The carrier of a connection's bytes and words: a pair of DMBs, or a pair of SMC-R elements.
 //!
-//! To the connection both look alike: a ring of its own that it reads, a ring of the peer's that it
+//! Both look alike to the connection: a ring of its own that it reads, a ring of the peer that it
 //! writes, the peer's two words, and one operation that delivers bytes and its own two words.
 
 use std::fmt;
@@ -18,11 +18,11 @@ use crate::smcd::{self, OwnBuffer, Peer, PeerBuffer, SmcdConn};
 use crate::smcr::{SmcrConn, SmcrSendError};
 use crate::sys::OutOfBounds;
 
-/// Bytes of an element that are held back for links that fail: as many as links may fail in a row
-/// before the peer says what it has read.
+/// Bytes of an element that the sender holds back: one for each link that may fail in a row before
+/// the peer says what it has read.
 const RESERVE: u8 = 8;
 
-/// What carries a connection.
+/// The carrier of a connection.
 #[allow(clippy::large_enum_variant, reason = "one per connection, on the heap with it")]
 pub(crate) enum Carrier {
     /// SMC-D.
@@ -36,7 +36,7 @@ pub(crate) struct DmbPair {
     theirs: Arc<PeerBuffer>,
     peer: Arc<Peer>,
     info: SmcdInfo,
-    // Dropped last: the buffer goes back to its pool when nothing refers to it any more.
+    // Dropped last: the buffer returns to its pool when nothing refers to it any more.
     own: OwnBuffer,
 }
 
@@ -54,7 +54,7 @@ impl Carrier {
     /// The ring that the peer writes.
     pub(super) fn local_ring(&self) -> Result<Ring, RingError> {
         match self {
-            Carrier::D(dmbs) => Ring::smcd(dmbs.own.dmb().len()),
+            Carrier::D(pair) => Ring::smcd(pair.own.dmb().len()),
             Carrier::R(element) => Ok(element.local_ring()),
         }
     }
@@ -62,7 +62,7 @@ impl Carrier {
     /// The ring that this end writes.
     fn peer_ring(&self) -> Result<Ring, RingError> {
         match self {
-            Carrier::D(dmbs) => Ring::smcd(dmbs.theirs.dmb().len()),
+            Carrier::D(pair) => Ring::smcd(pair.theirs.dmb().len()),
             Carrier::R(element) => Ok(element.peer_ring()),
         }
     }
@@ -70,7 +70,7 @@ impl Carrier {
     /// What was negotiated.
     pub(super) fn info(&self) -> ConnectionInfo {
         match self {
-            Carrier::D(dmbs) => ConnectionInfo::Smcd(dmbs.info.clone()),
+            Carrier::D(pair) => ConnectionInfo::Smcd(pair.info.clone()),
             Carrier::R(element) => ConnectionInfo::Smcr(Box::new(element.info())),
         }
     }
@@ -78,7 +78,7 @@ impl Carrier {
     /// The key by which events of the reactor name the connection.
     pub(super) fn key(&self) -> u32 {
         match self {
-            Carrier::D(dmbs) => dmbs.own.dmb().idx(),
+            Carrier::D(pair) => pair.own.dmb().idx(),
             Carrier::R(element) => element.key(),
         }
     }
@@ -86,9 +86,9 @@ impl Carrier {
     /// How the connection registers with its reactor.
     pub(super) fn registration(&self) -> Registration {
         let (group, tags) = match self {
-            Carrier::D(dmbs) => {
-                let tags = smcd::tags(dmbs.peer.gid(), dmbs.theirs.dmb().token());
-                (dmbs.own.dmb().slab_id(), Some(tags))
+            Carrier::D(pair) => {
+                let tags = smcd::tags(pair.peer.gid(), pair.theirs.dmb().token());
+                (pair.own.dmb().slab_id(), Some(tags))
             }
             // RNICs name each connection that is lost.
             Carrier::R(_) => (None, None),
@@ -101,7 +101,7 @@ impl Carrier {
     #[inline]
     pub(super) fn has_memory(&self) -> bool {
         match self {
-            Carrier::D(dmbs) => dmbs.own.dmb().has_memory(),
+            Carrier::D(pair) => pair.own.dmb().has_memory(),
             Carrier::R(_) => true,
         }
     }
@@ -111,7 +111,7 @@ impl Carrier {
     #[inline]
     pub(super) fn words(&self) -> [u64; 2] {
         match self {
-            Carrier::D(dmbs) => dmbs.own.dmb().words(),
+            Carrier::D(pair) => pair.own.dmb().words(),
             Carrier::R(element) => element.words(),
         }
     }
@@ -125,7 +125,7 @@ impl Carrier {
         })
     }
 
-    /// Takes the mark of a peer that went over to another link off its words; whether there was one.
+    /// Clears the failover flag in the words of a peer that has switched links; `true` if it was set.
     #[cold]
     pub(super) fn take_move(&self) -> bool {
         match self {
@@ -134,17 +134,17 @@ impl Carrier {
         }
     }
 
-    /// Copies out of the own ring's element.
+    /// Copies bytes out of the own buffer.
     #[inline]
     pub(super) fn copy_out(&self, offset: u32, into: &mut [u8]) -> Result<(), OutOfBounds> {
         match self {
-            Carrier::D(dmbs) => dmbs.own.dmb().memory().copy_out(offset as usize, into),
+            Carrier::D(pair) => pair.own.dmb().memory().copy_out(offset as usize, into),
             Carrier::R(element) => element.copy_out(offset as usize, into),
         }
     }
 
-    /// Copies the pieces (offset in the peer's element, bytes) there, then the words, and with
-    /// `signal` tells the peer.
+    /// Copies the pieces (offset in the peer's buffer, bytes) and then the words to the peer, and
+    /// with `signal` signals it.
     #[inline]
     pub(super) fn deliver(
         &self,
@@ -153,7 +153,7 @@ impl Carrier {
         signal: bool,
     ) -> Result<(), DeliverError> {
         match self {
-            Carrier::D(dmbs) => dmbs.theirs.dmb().deliver(pieces, words, signal),
+            Carrier::D(pair) => pair.theirs.dmb().deliver(pieces, words, signal),
             Carrier::R(element) => {
                 element.deliver(pieces, words, signal).map_err(|error| match error {
                     SmcrSendError::Failed => DeliverError::Failed,
@@ -165,8 +165,8 @@ impl Carrier {
         }
     }
 
-    /// Has the way to the peer tested if it has been silent for so long; nothing to do where a device
-    /// tells when a peer goes.
+    /// Has the way to the peer tested if it has been silent for this long. Does nothing for SMC-D,
+    /// because the device reports that a peer is gone.
     pub(super) fn test(&self, silence: Duration) {
         match self {
             Carrier::D(_) => {}
@@ -174,7 +174,7 @@ impl Carrier {
         }
     }
 
-    /// Called every second: asks a peer for what it may hold back.
+    /// Asks a peer for an update that it may hold back. The connection calls this every second.
     pub(super) fn probe_peer(&self) {
         match self {
             Carrier::D(_) => {}
@@ -182,7 +182,7 @@ impl Carrier {
         }
     }
 
-    /// Whether the peer's words come only to who polls the reactor.
+    /// Whether the peer's words arrive only when a thread polls the reactor.
     #[inline]
     pub(super) fn must_be_polled(&self) -> bool {
         matches!(self, Carrier::R(_))
@@ -191,7 +191,7 @@ impl Carrier {
     /// Whether deliveries fail.
     pub(super) fn has_failed(&self) -> bool {
         match self {
-            Carrier::D(dmbs) => dmbs.theirs.dmb().is_failed(),
+            Carrier::D(pair) => pair.theirs.dmb().is_failed(),
             Carrier::R(element) => element.has_failed(),
         }
     }
@@ -199,37 +199,36 @@ impl Carrier {
     /// Deliveries fail from now on.
     pub(super) fn fail(&self) {
         match self {
-            Carrier::D(dmbs) => dmbs.theirs.dmb().fail(),
+            Carrier::D(pair) => pair.theirs.dmb().fail(),
             Carrier::R(element) => element.fail(),
         }
     }
 
-    /// This end writes no more, except for the very word that says so: the peer may give its
-    /// element to another connection.
+    /// Lets the peer use its buffer for another connection: this end sends at most its last words.
     pub(super) fn release(&self) {
         match self {
-            Carrier::D(dmbs) => dmbs.theirs.release(),
+            Carrier::D(pair) => pair.theirs.release(),
             Carrier::R(element) => element.release(),
         }
     }
 
-    /// Both ends are done with the own element, `received` bytes of which came from the peer.
+    /// Both ends have finished with the own buffer, into which the peer wrote `received` bytes.
     pub(super) fn allow_reuse(&mut self, received: u64) {
-        // What lies in front of the ring, and what came behind it.
+        // The part before the ring, and the bytes that were written after it.
         let dirty = |head: u32| {
             usize::try_from(received.saturating_add(u64::from(head))).unwrap_or(usize::MAX)
         };
         match self {
-            Carrier::D(dmbs) => dmbs.own.allow_reuse(dirty(SMCD_CONTROL_LEN)),
+            Carrier::D(pair) => pair.own.allow_reuse(dirty(SMCD_CONTROL_LEN)),
             Carrier::R(element) => element.allow_reuse(dirty(EYE_CATCHER_LEN)),
         }
     }
 
-    /// The own signal line; `None` where every signal is an event, asked for or not.
+    /// The own signal line; `None`: every signal becomes an event, armed or not.
     #[inline]
     pub(super) fn line(&self) -> Option<Line<'_>> {
         match self {
-            Carrier::D(dmbs) => dmbs.own.dmb().line(),
+            Carrier::D(pair) => pair.own.dmb().line(),
             Carrier::R(_) => None,
         }
     }
@@ -254,17 +253,17 @@ impl DmbPair {
     }
 }
 
-/// Whom it connects with, for log lines.
+/// The peer, for log lines.
 impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Carrier::D(dmbs) => dmbs.peer.gid().fmt(f),
+            Carrier::D(pair) => pair.peer.gid().fmt(f),
             Carrier::R(element) => element.info().link.fmt(f),
         }
     }
 }
 
-/// A ring that cannot be, as an error of a call.
+/// The error of a call for a ring that cannot be.
 pub(super) fn no_ring(error: RingError) -> io::Error {
     io::Error::other(error.to_string())
 }

@@ -33,12 +33,12 @@ impl Conn {
         Ok(())
     }
 
-    /// The application is done with the connection. With unread data, or `abort`, it is reset.
+    /// The application closes the connection. With unread data, or `abort`, that resets it.
     pub(crate) fn close(&self, abort: bool) {
         self.reactor.poll();
         let unread = {
             let mut rx = self.rx();
-            // An error here has ended the connection already.
+            // A failure has ended the connection already.
             let _ = self.refresh_rx(&mut rx);
             rx.receiver.available() > 0 && !self.read_shut.load(Ordering::Acquire)
         };
@@ -48,8 +48,8 @@ impl Conn {
         });
     }
 
-    /// Whether both sides are done, after a look at what the peer says. A closed connection that is
-    /// not over is asked again now and then.
+    /// Whether both ends have closed. This call takes the peer's words first, and does what is due;
+    /// so the stack repeats it for closed connections.
     pub(crate) fn is_over(&self) -> bool {
         self.reactor.poll();
         let mut tx = self.tx();
@@ -63,13 +63,12 @@ impl Conn {
         tx.close.state() == State::Closed
     }
 
-    /// State of the termination, for people.
+    /// State of the termination, for reports.
     pub(crate) fn state(&self) -> State {
         self.tx().close.state()
     }
 
-    /// Looks whether TCP has something to say: a reset, or a late Decline. A FIN says nothing
-    /// (CLOSE-44).
+    /// Checks the TCP connection for a reset or a late Decline. A FIN means nothing (CLOSE-44).
     pub(crate) fn check_tcp(&self) {
         let mut byte = [0u8; 1];
         let peeked = match &*lock(&self.tcp) {
@@ -77,7 +76,7 @@ impl Conn {
             None => return,
         };
         match peeked {
-            // Nothing but SMC carries data now: what is there is a late Decline, or nonsense.
+            // Data goes over SMC now, so these bytes are a late Decline, or break the protocol.
             Ok(n) if n > 0 => self.abort(),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -85,7 +84,7 @@ impl Conn {
         }
     }
 
-    /// Ends the connection at once: the peer lied, or the application wants it.
+    /// Ends the connection at once: the peer broke the protocol, or the application wants it.
     pub(super) fn abort(&self) {
         self.on(Event::Abort);
     }
@@ -103,31 +102,31 @@ impl Conn {
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
         let purged = self.purged.load(Ordering::Acquire);
         if self.end_by_loss(tx) {
-            // The bytes that arrived before are in our own memory and may be read.
+            // The bytes that arrived before are in own memory, so the application may read them.
             self.purged.store(purged, Ordering::Release);
         }
         self.wake_all();
     }
 
-    /// The peer has given its element to another connection, so that for the peer this one is over:
-    /// what has arrived counts for nothing (RMB-23), unless it was all there was to come.
+    /// The peer uses its buffer for another connection, so this one is over. Unread bytes count for
+    /// nothing (RMB-23), unless the peer had closed in order.
     pub(super) fn taken(&self) {
         self.end_by_loss(&mut self.tx());
         self.wake_all();
         self.sync_readiness();
     }
 
-    /// Nothing can be told to the peer any more. `true`: that resets the connection.
+    /// Nothing can be sent to the peer any more. `true`: that resets the connection.
     fn end_by_loss(&self, tx: &mut Tx) -> bool {
         self.carrier.fail();
-        // What the peer said last still counts: after its C nothing was lost.
+        // The last words of the peer still count: after its "closed" nothing was lost.
         self.refresh_tx(tx);
         let over = tx.close.state() == State::Closed;
         if over || tx.close.peer_flags().contains(StateFlags::CLOSED) {
             return false;
         }
         self.step(tx, Event::TcpReset);
-        // Nobody is there to answer.
+        // No answer can come.
         self.step(tx, Event::Timeout);
         self.fail(RESET);
         true
@@ -168,7 +167,7 @@ impl Conn {
             Actions::REPORT_ABORTED => self.fail(ABORTED),
             Actions::SEND_DONE => self.publish(tx),
             Actions::SEND_CLOSED | Actions::SEND_ABORT => self.publish_last(tx),
-            // Woken under the lock: they take it when this thread has left it.
+            // Woken under the lock, which they take when this thread has released it.
             Actions::WAKE_READERS | Actions::WAKE_WRITERS => self.wake_all(),
             Actions::RESET_TCP => {
                 if let Some(tcp) = self.take_tcp() {
@@ -183,12 +182,12 @@ impl Conn {
                 tx.timer = Some(Instant::now() + wait);
             }
             Actions::REUSE_BUFFER => self.reuse.store(true, Ordering::Relaxed),
-            // Without leave to be reused, the buffer is unregistered when the connection is dropped.
+            // Without REUSE_BUFFER, the drop of the connection unregisters the buffer.
             _ => {}
         }
     }
 
-    /// Calls fail from now on. The first failure stays.
+    /// Makes calls fail from now on. The first failure stays.
     fn fail(&self, failure: u8) {
         let _ =
             self.failure.compare_exchange(NO_FAILURE, failure, Ordering::AcqRel, Ordering::Relaxed);
@@ -204,7 +203,7 @@ impl Conn {
                 if tx.sender.in_flight() == 0 || self.has_failed() {
                     return;
                 }
-                // The last bytes read need not be told of by themselves (CDC-21), so ask (CDC-23).
+                // The peer need not report its last reads by itself (CDC-21), so ask it (CDC-23).
                 tx.sender.request_update();
                 if tx.sender.publish_due() {
                     self.publish(&mut tx);

@@ -1,4 +1,4 @@
-//! SMC's own keepalive, and how a connection looks from outside.
+//! SMC's own keepalive, and snapshots of a connection.
 //!
 //! Rules kept here: SOCK-10, SOCK-11.
 
@@ -10,25 +10,25 @@ use smc_core::wire::cursor::Cursor;
 use super::{Conn, lock};
 use crate::info::{ConnectionSnapshot, Cursors};
 
-/// How long a connection has been silent.
+/// The silence of a peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Silence {
-    /// How long is too long.
+    /// The longest silence without a test.
     limit: Duration,
-    /// What the peer said last, and since when.
+    /// The last words of the peer, and when they were new.
     words: [u64; 2],
     since: Instant,
 }
 
 impl Conn {
-    /// After how long a silence the way to the peer is tested; `None`: it is not.
+    /// Sets after how long a silence the way to the peer is tested; `None`: never.
     pub(crate) fn set_keepalive(&self, limit: Option<Duration>) {
         let (words, since) = (self.words(), Instant::now());
         *lock(&self.keepalive) = limit.map(|limit| Silence { limit, words, since });
     }
 
     /// Tests the way to the peer if the connection has been silent for too long (RFC 7609 section
-    /// 4.5.3). Whether the link was silent, too, is for the link group to know.
+    /// 4.5.3). The link group knows whether the link was silent, too.
     pub(super) fn check_keepalive(&self) {
         let mut keepalive = lock(&self.keepalive);
         let Some(silence) = &mut *keepalive else { return };
@@ -40,19 +40,19 @@ impl Conn {
         if silence.since.elapsed() < silence.limit {
             return;
         }
-        // An answer makes the connection as good as one that was heard (SOCK-12).
+        // The silence begins anew, because an answer counts as a sign of the peer (SOCK-12).
         silence.since = Instant::now();
         let limit = silence.limit;
         drop(keepalive);
         self.carrier.test(limit);
     }
 
-    /// How the connection is now.
+    /// The connection as it is now.
     pub(crate) fn snapshot(&self) -> ConnectionSnapshot {
         let addresses = self.addresses().ok();
         let (received, unread, read, written_by_peer) = {
             let mut rx = self.rx();
-            // An error shows in the state.
+            // A failure shows in the state.
             let _ = self.refresh_rx(&mut rx);
             let written = ProducerWord::from_u64(rx.seen[0]).cursor;
             (rx.total, rx.receiver.available(), rx.receiver.cursor(), written)

@@ -1,12 +1,13 @@
 //! One SMC connection: two locks, two rings, and the control words that tie them together.
 //!
-//! The send side and the receive side are apart, each under its own lock, so that one thread can
-//! write while another reads. Lock order: receive side, then send side. All that goes to the peer
-//! goes under the lock of the send side. What one side must know of the other is in
-//! atomics: the consumer cursor that every control word carries, and how the connection fares.
+//! Send side and receive side each have their own lock, so that one thread can write while another
+//! reads. Lock order: receive side, then send side. A thread sends to the peer only under the lock of
+//! the send side. Atomics hold what one side must know of the other: the consumer cursor, which
+//! every control word carries, and how the connection has ended.
 //!
-//! What carries it (a pair of DMBs, or RDMA) is [`Carrier`]'s affair. The words that the peer left
-//! are the truth about it, and they are a claim: they are copied out and judged by `smc_core::connection`, and a claim that cannot be true aborts this connection.
+//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer stores its
+//! words into memory that it can change at any time. So a thread copies them out and has
+//! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 mod carrier;
 mod end;
@@ -36,37 +37,39 @@ use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 
-/// Bytes that are copied before the peer is told: large enough to be cheap, small enough that the
-/// peer reads one piece while the next is written.
+/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this size,
+/// and the peer can read one part while this end writes the next.
 const CHUNK: u32 = 64 << 10;
 
-/// What a blocked or failed call ends with.
+/// The connection has not ended abnormally.
 const NO_FAILURE: u8 = 0;
+/// Calls fail with `ConnectionReset`.
 const RESET: u8 = 1;
+/// Calls fail with `ConnectionAborted`.
 const ABORTED: u8 = 2;
 
 /// The send side.
 pub(super) struct Tx {
     sender: Sender,
     close: Close,
-    /// State flags of the last control word that went out.
+    /// State flags of the last control words that were sent.
     published: StateFlags,
-    /// Producer word of the last control word that went out.
+    /// The last producer word that was sent.
     producer: u64,
-    /// The consumer word of the own control block as last looked at.
+    /// The peer's consumer word at the last refresh.
     seen: u64,
     /// When the wait for the peer's closing words ends.
     timer: Option<Instant>,
-    /// Bytes sent since the start.
+    /// Number of bytes sent.
     total: u64,
 }
 
 /// The receive side.
 pub(super) struct Rx {
     receiver: Receiver,
-    /// Both words of the own control block as last looked at.
+    /// The peer's words at the last refresh.
     seen: [u64; 2],
-    /// Bytes received since the start.
+    /// Number of bytes received.
     total: u64,
 }
 
@@ -76,47 +79,49 @@ pub(crate) struct Conn {
     rx: Mutex<Rx>,
     /// The consumer cursor, as the cursor part of a consumer word.
     consumed: AtomicU64,
-    /// The newest consumer cursor that went out, in the same form.
+    /// The last consumer cursor that was sent, in the same form.
     announced: AtomicU64,
-    /// The peer has said D or C.
+    /// The peer has set "sending done" or "closed".
     peer_done: AtomicBool,
+    /// [`NO_FAILURE`], [`RESET`] or [`ABORTED`].
     failure: AtomicU8,
-    /// Unread bytes are thrown away: the connection was aborted by one of its ends.
+    /// One of the ends has aborted the connection, so unread bytes are discarded.
     purged: AtomicBool,
-    /// The failure was reported once, as SO_ERROR is.
+    /// A call has reported the failure, as SO_ERROR is reported once.
     reported: AtomicBool,
     nonblocking: AtomicBool,
-    /// TCP_NODELAY, which changes nothing, once it was set.
+    /// TCP_NODELAY, once it was set. It changes nothing.
     nodelay: OnceLock<AtomicBool>,
-    /// `shutdown(read)`: reads return end of data once the ring is empty. Outside the lock of the
+    /// `shutdown(read)`: reads return end of data once the ring is empty. Not under the lock of the
     /// receive side, because a sleeping reader has to see it.
     read_shut: AtomicBool,
-    /// This side writes no more; for sleeping writers.
+    /// This end writes no more. A sleeping writer has to see it, too.
     write_shut: AtomicBool,
-    /// A write found no room and the application has not been told of room since.
+    /// A write found no room, and the readiness descriptor has not shown room since.
     write_blocked: AtomicBool,
-    /// The background thread is to look whether the peer was told of all that was read.
+    /// The background thread will check whether the peer knows of all that was read.
     update_scheduled: AtomicBool,
-    /// When the way to a silent peer is tested.
+    /// Since when the peer is silent; `None`: silence is not tested.
     keepalive: Mutex<Option<Silence>>,
-    /// Sleeping threads, and others that wait for a wake-up (pollable, poller).
+    /// Number of sleeping threads, plus one for a readiness descriptor and one for a poller.
     waiters: AtomicU32,
     sleepers: Mutex<Vec<Arc<Waiter>>>,
-    /// The words as they were when sleepers were last woken for them.
+    /// The words at the last [`ConnectionHandler::take_change`].
     last_change: [AtomicU64; 2],
     readiness: OnceLock<ReadinessFd>,
-    /// The poller that watches this connection.
+    /// The poller that watches the connection.
     poller: Mutex<Option<Arc<Waiter>>>,
     spin: Spin,
     reactor: Arc<Reactor<Conn>>,
     tcp: Mutex<Option<TcpStream>>,
-    /// Local and peer address, kept when TCP goes before the application does.
+    /// Local and peer address, kept when the TCP connection ends before the application does.
     addresses: OnceLock<(SocketAddr, SocketAddr)>,
-    /// Nobody will ask for the addresses any more.
+    /// No call will ask for the addresses any more.
     addresses_discarded: AtomicBool,
-    /// The peer's element is not ours any more: another connection may have it.
+    /// This end writes the peer's buffer no more, so another connection may.
     peer_buffer_released: AtomicBool,
     close_timeout: Duration,
+    /// The own buffer may serve another connection.
     reuse: AtomicBool,
     carrier: Carrier,
 }
@@ -125,7 +130,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The two words as one comparable claim for readers: everything but the consumer cursor.
+/// The part of the two words that concerns readers: everything but the consumer cursor.
 pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
     let flags = ConsumerWord::from_u64(consumer);
     let flags = ConsumerWord { cursor: Default::default(), ..flags };
@@ -133,7 +138,10 @@ pub(super) fn reader_view([producer, consumer]: [u64; 2]) -> [u64; 2] {
 }
 
 impl Conn {
-    /// Makes a connection on what carries it, and registers it with the reactor.
+    /// Makes a connection on its carrier, and registers it with the reactor.
+    ///
+    /// # Errors
+    /// One of the buffers is too small for a ring.
     pub(crate) fn new(
         carrier: Carrier,
         tcp: TcpStream,
@@ -143,7 +151,7 @@ impl Conn {
     ) -> io::Result<Arc<Conn>> {
         let sender = carrier.sender().map_err(no_ring)?;
         let receiver = Receiver::new(carrier.local_ring().map_err(no_ring)?);
-        // What both ends have said before they said anything: their cursors stand at the start.
+        // The words of both ends before they have sent any: cursors at the start of the rings.
         let producer = ProducerWord { cursor: receiver.ring().start() }.to_u64();
         let at = |cursor| ConsumerWord { cursor, ..Default::default() }.to_u64();
         let (seen, consumed) = (at(sender.ring().start()), at(receiver.cursor()));
@@ -193,7 +201,7 @@ impl Conn {
         });
         reactor.register(conn.carrier.registration(), Arc::downgrade(&conn));
         if conn.carrier.has_failed() {
-            // It happened before the reactor could tell.
+            // The peer was lost before the reactor knew this connection.
             conn.lost();
         }
         Ok(conn)
@@ -204,12 +212,15 @@ impl Conn {
         self.carrier.info()
     }
 
-    /// Where the threads of its device or RNICs meet.
+    /// The reactor of its device or RNICs.
     pub(crate) fn reactor(&self) -> &Arc<Reactor<Conn>> {
         &self.reactor
     }
 
-    /// Runs `f` on the TCP connection underneath, if it is still there.
+    /// Runs `f` on the TCP connection underneath.
+    ///
+    /// # Errors
+    /// `NotConnected`: the TCP connection has ended; or the error of `f`.
     pub(crate) fn with_tcp<T>(&self, f: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         match &*lock(&self.tcp) {
             Some(tcp) => f(tcp),
@@ -217,8 +228,8 @@ impl Conn {
         }
     }
 
-    /// Local and peer address of the TCP connection. Asked for when they are wanted: that is two
-    /// system calls, which a short connection need not pay.
+    /// Local and peer address of the TCP connection. Only this call asks the kernel for them, because
+    /// a short connection need not pay for two system calls.
     pub(crate) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
         match self.addresses.get() {
             Some(addresses) => Ok(*addresses),
@@ -226,12 +237,12 @@ impl Conn {
         }
     }
 
-    /// Nobody will ask for the addresses any more.
+    /// Says that no call will ask for the addresses any more.
     pub(crate) fn discard_addresses(&self) {
         self.addresses_discarded.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the TCP connection away.
+    /// Takes the TCP connection, and keeps the addresses if a call may ask for them.
     fn take_tcp(&self) -> Option<TcpStream> {
         if !self.addresses_discarded.load(Ordering::Relaxed)
             && let Ok(addresses) = self.addresses()
@@ -241,7 +252,7 @@ impl Conn {
         lock(&self.tcp).take()
     }
 
-    /// Whether calls return `WouldBlock` instead of waiting.
+    /// Sets whether calls return `WouldBlock` instead of waiting.
     pub(crate) fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on, Ordering::Relaxed);
     }
@@ -251,7 +262,7 @@ impl Conn {
         self.nodelay.get_or_init(AtomicBool::default).store(on, Ordering::Relaxed);
     }
 
-    /// TCP_NODELAY as remembered, or else as the TCP connection has it: from its listener, perhaps.
+    /// TCP_NODELAY as it was set, or else that of the TCP connection, which may have inherited it.
     pub(crate) fn nodelay(&self) -> io::Result<bool> {
         match self.nodelay.get() {
             Some(on) => Ok(on.load(Ordering::Relaxed)),
@@ -263,7 +274,7 @@ impl Conn {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// This connection writes no more, except for the very word that says so.
+    /// Lets another connection write the peer's buffer. This one sends at most its last words.
     fn release_peer_buffer(&self) {
         if !self.peer_buffer_released.swap(true, Ordering::Relaxed) {
             self.carrier.release();
@@ -288,7 +299,10 @@ impl Conn {
         self.failure.load(Ordering::Acquire) != NO_FAILURE
     }
 
-    /// The error of a call on a connection that ended abnormally.
+    /// Fails if the connection has ended abnormally.
+    ///
+    /// # Errors
+    /// `ConnectionReset` or `ConnectionAborted`.
     fn check(&self) -> io::Result<()> {
         match self.failure.load(Ordering::Acquire) {
             NO_FAILURE => Ok(()),
@@ -297,7 +311,7 @@ impl Conn {
         }
     }
 
-    /// Takes note that the application was told how the connection fares.
+    /// Notes that a call has reported the failure of the connection, if `result` does.
     fn note_report<T>(&self, result: io::Result<T>) -> io::Result<T> {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset};
         if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
@@ -308,47 +322,49 @@ impl Conn {
 
     /// The pending error, once (SO_ERROR).
     pub(crate) fn take_error(&self) -> Option<io::Error> {
-        // Looks at what the peer says, which nobody may have done since.
+        // The peer's words may have changed since the last call.
         self.reactor.poll();
         self.ready();
         let error = self.check().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
     }
 
-    /// Waits until `changed`, or fails with `TimedOut`'s cousin `WouldBlock` at the deadline, as a
-    /// socket with a timeout does. Called without locks.
+    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no locks.
+    ///
+    /// # Errors
+    /// `WouldBlock` at the deadline, as for a socket with a timeout.
     fn wait(&self, deadline: &Deadline, mut changed: impl FnMut() -> bool) -> io::Result<()> {
-        // A peer that says something new all the time, and nothing of use, does not stretch it.
+        // A peer cannot extend the deadline by words that change all the time and help nobody.
         if deadline.is_over() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut news = || changed() || self.has_failed();
-        // A look at an RNIC's queues takes much longer than one at memory.
+        let mut done = || changed() || self.has_failed();
+        // A poll of an RNIC's queues takes much longer than a check of memory.
         let (spun, learns) = match self.carrier.must_be_polled() {
             true => {
-                let look = || {
+                let poll = || {
                     self.reactor.poll();
-                    news()
+                    done()
                 };
-                (self.spin.until_polled(look), self.spin.spins_polled())
+                (self.spin.until_polled(poll), self.spin.spins_polled())
             }
-            false => (self.spin.until(&mut news), self.spin.learns()),
+            false => (self.spin.until(&mut done), self.spin.learns()),
         };
         if spun {
             return Ok(());
         }
-        // Where there is no fast clock, each look at it is a system call.
+        // Without a fast clock each read of it is a system call.
         let start = learns.then(Instant::now);
         let waiter = Waiter::current();
         lock(&self.sleepers).push(waiter.clone());
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        let result = self.sleep(&waiter, deadline, &mut news);
+        let result = self.sleep(&waiter, deadline, &mut done);
         if let (Ok(()), Some(start)) = (&result, start) {
             self.spin.note_sleep(start.elapsed());
         }
         let mut sleepers = lock(&self.sleepers);
         sleepers.retain(|other| !Arc::ptr_eq(other, &waiter));
-        // The last one out takes its "asleep" back; until then a signal costs the peer a kick.
+        // The last waiter disarms the line. Until then a signal costs the peer a kick.
         if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
             && let Some(line) = self.carrier.line()
         {
@@ -357,43 +373,43 @@ impl Conn {
         result
     }
 
-    /// Whoever leads the reactor polls it: here is only to look at what that brings.
+    /// Sleeps until `done`. The reactor's leader polls; this thread only checks the result.
     fn sleep(
         &self,
         waiter: &Arc<Waiter>,
         deadline: &Deadline,
-        news: &mut dyn FnMut() -> bool,
+        done: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         loop {
-            let seen = waiter.wake_count();
+            let count = waiter.wake_count();
             if !self.arm() {
-                // Somebody else may sleep on what this arming undid.
+                // Another thread may have armed the line and sleep, and this call has disarmed it.
                 self.wake_others(waiter);
-                if news() {
+                if done() {
                     return Ok(());
                 }
                 continue;
             }
-            if news() {
+            if done() {
                 return Ok(());
             }
             let limit = deadline.left();
             if limit.is_some_and(|(_, left)| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // Long before the deadline a nap of the background thread ends the sleep, and no timer
-            // has to be set and taken back for each.
+            // If the deadline is far away, a recheck of the background thread ends the sleep earlier.
+            // So the kernel need not set and cancel a timer for each sleep.
             let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
-            self.reactor.sleep(waiter, seen, limit, None);
-            if news() {
+            self.reactor.sleep(waiter, count, limit, None);
+            if done() {
                 return Ok(());
             }
         }
     }
 
-    /// Says "asleep" on the signal line. `false`: there was a signal meanwhile; look again.
+    /// Arms the signal line. `false`: a signal came before, so the caller checks again.
     fn arm(&self) -> bool {
-        // In guest memory every signal is an event record, armed or not.
+        // For guest memory the device reports every signal, armed or not.
         let Some(line) = self.carrier.line() else { return true };
         line.take();
         if line.arm() {
@@ -416,7 +432,7 @@ impl Conn {
         }
     }
 
-    /// Wakes everybody who waits for this connection.
+    /// Wakes all sleepers and the poller of this connection.
     fn wake_all(&self) {
         if self.waiters.load(Ordering::SeqCst) == 0 {
             return;
@@ -428,12 +444,12 @@ impl Conn {
         }
     }
 
-    /// Wakes the threads that sleep for this connection; how many.
+    /// Wakes the threads that sleep for this connection. Returns how many.
     fn wake_sleepers(&self) -> usize {
         let (first, others) = {
             let sleepers = lock(&self.sleepers);
             let Some((first, others)) = sleepers.split_first() else { return 0 };
-            // Mostly it is the only one: no allocation for it.
+            // Mostly there is one, for which this allocates nothing.
             (first.clone(), others.to_vec())
         };
         self.reactor.wake(&first);
@@ -448,7 +464,7 @@ impl ConnectionHandler for Conn {
     fn on_wake(&self) {
         self.wake_all();
         self.sync_readiness();
-        // Who sleeps may be a writer, to whom the peer's questions are nothing.
+        // The waiter may be a writer, which does not answer requests of the peer.
         self.on_arrival();
     }
 
@@ -461,13 +477,13 @@ impl ConnectionHandler for Conn {
                 same = false;
             }
         }
-        // Both are asked. A peer may signal and say nothing new; then the line is to be armed again.
-        // And where two connections share a line, the other one may have armed it since.
+        // A peer may signal without new words, and then the line must be armed again. If two
+        // connections share a line, the other one may have armed it since.
         !same || !self.carrier.line().is_some_and(|line| line.is_quiet())
     }
 
     fn on_arrival(&self) {
-        // Not here: the application may be in a call, and hold the locks for as long as that takes.
+        // The background thread answers, because the application may hold the locks for long.
         if self.is_asked() {
             self.schedule_update();
         }
@@ -480,8 +496,8 @@ impl ConnectionHandler for Conn {
     fn on_tick(&self) {
         self.answer_flags();
         self.check_keepalive();
-        // While the descriptor shows readable and writable the line is not armed, to spare the peer
-        // a kick per message; a half close or the end must show all the same.
+        // While the descriptor shows readable and writable, the line is not armed, which spares the
+        // peer a kick per message. A half close or the end must show all the same.
         self.sync_readiness();
     }
 
@@ -490,7 +506,7 @@ impl ConnectionHandler for Conn {
     }
 
     fn on_recheck(&self) {
-        // What a peer can write is never the only reason to wake.
+        // The peer could suppress every other wake-up.
         if self.wake_sleepers() > 0 {
             self.check_tcp();
         }

@@ -1,4 +1,4 @@
-//! Waiting from outside: for callers that try without blocking and wait by themselves.
+//! Waiting for callers that try without blocking first.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ impl Conn {
         self.waiters.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes [`Conn::add_sleeper`] back.
+    /// Undoes one [`Conn::add_sleeper`].
     pub(crate) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
         let mut sleepers = lock(&self.sleepers);
         let Some(at) = sleepers.iter().position(|other| Arc::ptr_eq(other, waiter)) else { return };
@@ -28,8 +28,11 @@ impl Conn {
         }
     }
 
-    /// Waits until the words are not those seen any more, as far as they concern a reader or a
+    /// Waits until the words differ from `seen`, as far as that concerns a reader, or with `write` a
     /// writer.
+    ///
+    /// # Errors
+    /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled meanwhile.
     pub(crate) fn wait_for_change(
         &self,
         seen: [u64; 2],
@@ -39,13 +42,13 @@ impl Conn {
         clear_interrupted();
         self.wait(&deadline.into(), || {
             let now = self.words();
-            let moved = match write {
+            let changed = match write {
                 true => now[1] != seen[1] || self.write_shut.load(Ordering::Acquire),
                 false => {
                     reader_view(now) != reader_view(seen) || self.read_shut.load(Ordering::Acquire)
                 }
             };
-            moved || was_interrupted()
+            changed || was_interrupted()
         })?;
         if was_interrupted() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     }

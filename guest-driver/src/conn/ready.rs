@@ -12,7 +12,7 @@ use super::{Conn, Rx, lock, reader_view};
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::reactor::wait::Waiter;
 
-/// Ends of a connection that its control words do not tell of.
+/// The ends of a connection that its control words do not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalEnd {
     /// It ended abnormally.
@@ -22,7 +22,7 @@ pub(crate) struct LocalEnd {
 }
 
 impl Conn {
-    /// What the connection can do right now.
+    /// The readiness of the connection now.
     pub(crate) fn ready(&self) -> Ready {
         self.ready_locked(&mut self.rx())
     }
@@ -42,7 +42,7 @@ impl Conn {
         }
     }
 
-    /// Whether [`Conn::ready`] might say something else than before: two loads.
+    /// Whether [`Conn::ready`] may have changed since the words were `seen`. This costs two loads.
     pub(crate) fn may_have_changed(&self, seen: [u64; 2]) -> bool {
         self.words() != seen || self.has_failed()
     }
@@ -52,12 +52,15 @@ impl Conn {
         self.words()
     }
 
-    /// How it has ended, as far as the control words do not tell.
+    /// How the connection has ended, as far as its control words do not show it.
     pub(crate) fn local_end(&self) -> LocalEnd {
         LocalEnd { failed: self.has_failed(), read_shut: self.read_shut.load(Ordering::Acquire) }
     }
 
     /// A descriptor that the kernel shows as readable and writable when this connection is.
+    ///
+    /// # Errors
+    /// No descriptor is left.
     pub(crate) fn pollable(&self) -> io::Result<BorrowedFd<'_>> {
         if let Some(readiness) = self.readiness.get() {
             return Ok(readiness.as_fd());
@@ -74,8 +77,8 @@ impl Conn {
         }
     }
 
-    /// Makes the pollable descriptor, if there is one, show how things are, and has the next change
-    /// announced.
+    /// Makes the readiness descriptor, if there is one, show the present readiness, and arms the line
+    /// for the next change.
     pub(super) fn sync_readiness(&self) {
         if self.readiness.get().is_some() {
             self.sync_readiness_locked(&mut self.rx());
@@ -84,13 +87,13 @@ impl Conn {
 
     fn sync_readiness_locked(&self, rx: &mut Rx) {
         let Some(readiness) = self.readiness.get() else { return };
-        // A peer that signals without end only makes this connection's own thread look again.
+        // A limit, because a peer may signal without end.
         for _ in 0..64 {
             let ready = self.ready_locked(rx);
             if ready.writable {
                 self.write_blocked.store(false, Ordering::Relaxed);
             }
-            // A write that did not block leaves the descriptor writable: it says so by failing.
+            // Until a write has found no room, the descriptor stays writable: the write would fail.
             let blocked = self.write_blocked.load(Ordering::Relaxed);
             let shown = Ready { writable: ready.writable || !blocked, ..ready };
             readiness.show(shown);
@@ -99,15 +102,14 @@ impl Conn {
                 return;
             }
         }
-        // Still at it: the next look is the dispatcher's.
+        // The background thread goes on.
         self.reactor.wake_background();
     }
 
-    /// A read of a non-blocking socket found nothing. `true`: that is shown where it must be, and
-    /// still true.
+    /// Whether a read of a non-blocking socket that found nothing would find nothing still. The
+    /// readiness descriptor, if there is one, shows the result.
     pub(super) fn has_nothing_to_read(&self, rx: &mut Rx) -> bool {
         if self.readiness.get().is_none() {
-            self.reactor.try_poll();
             return reader_view(self.words()) == reader_view(rx.seen) && !self.has_failed();
         }
         self.sync_readiness_locked(rx);
@@ -129,14 +131,14 @@ impl Conn {
         *slot = poller;
     }
 
-    /// Says "asleep" on behalf of a poller. `false`: there is news.
+    /// Arms the signal line for a poller. `false`: a signal came before, so the caller checks again.
     pub(crate) fn arm_for_poller(&self) -> bool {
         self.arm()
     }
 
-    /// Takes back [`Conn::arm_for_poller`].
+    /// Undoes [`Conn::arm_for_poller`].
     pub(crate) fn disarm_for_poller(&self) {
-        // Sleeping threads and the pollable descriptor rely on the line being armed.
+        // Sleeping threads and the readiness descriptor need the armed line.
         if self.waiters.load(Ordering::SeqCst) <= 1
             && let Some(line) = self.carrier.line()
         {
@@ -144,15 +146,15 @@ impl Conn {
         }
     }
 
-    /// Shows a change that came from this side.
+    /// Wakes all waiters for a change by this end.
     pub(super) fn failed_or_shut(&self) {
         self.wake_all();
         self.sync_readiness();
     }
 }
 
-/// Whether a write is worth trying: a quarter of the ring, so that a writer is not woken for every
-/// byte that is read; any byte if it makes the peer say how much it has read.
+/// Whether the ring has room enough to wake a writer: a quarter of it, so that a writer is not woken
+/// for every byte that is read. A single byte is enough if it makes the peer say what it has read.
 fn has_room(sender: &Sender) -> bool {
     let enough = if sender.is_outdated() { 1 } else { sender.ring().len() / 4 };
     sender.space() >= enough

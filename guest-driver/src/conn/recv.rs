@@ -9,11 +9,15 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 use super::{Conn, Deadline, Rx, reader_view};
 use crate::reactor::DelayedUpdate;
 
-/// Pieces that one vectored read fills at most.
+/// Most slices that one vectored read fills.
 const MAX_SLICES: usize = 1024;
 
 impl Conn {
-    /// Reads into the slices; 0 is end of data. With `peek` the bytes stay.
+    /// Reads into the slices and returns the number of bytes; 0 is end of data. With `peek` the bytes
+    /// stay in the ring.
+    ///
+    /// # Errors
+    /// The connection has failed, there is nothing to read (`WouldBlock`), or the deadline is over.
     pub(crate) fn recv(
         &self,
         bufs: &mut [IoSliceMut<'_>],
@@ -41,7 +45,7 @@ impl Conn {
             if (rx.receiver.readable() as usize) < wanted {
                 let ended = self.refresh_rx(&mut rx)?;
                 if rx.receiver.readable() == 0 {
-                    // What a peer wrote before it vanished is delivered before the error is.
+                    // Bytes that the peer wrote before it was lost come before the error.
                     self.check()?;
                     if ended || self.read_shut.load(Ordering::Acquire) {
                         return Ok(0);
@@ -57,9 +61,14 @@ impl Conn {
             }
             if self.is_nonblocking() {
                 let before = reader_view(rx.seen);
+                // Without the lock, which calls of the reactor to this connection may take.
                 if self.reactor.must_be_polled() {
                     drop(rx);
                     self.reactor.poll();
+                    rx = self.rx();
+                } else if self.readiness.get().is_none() && self.reactor.is_try_due() {
+                    drop(rx);
+                    self.reactor.try_poll();
                     rx = self.rx();
                 }
                 if reader_view(rx.seen) == before && self.has_nothing_to_read(&mut rx) {
@@ -76,18 +85,17 @@ impl Conn {
         }
     }
 
-    /// Takes what the peer says. `true`: no bytes will follow those that
-    /// are here now.
+    /// Takes the peer's words. `true`: no bytes will follow those that are here now.
     pub(super) fn refresh_rx(&self, rx: &mut Rx) -> io::Result<bool> {
-        // Asked before the look at the words: the other side may learn of the end at any time, but
-        // only a look that began later has seen the last bytes.
+        // Loaded before the words: the send side may learn of the end at any time, but only words
+        // that are loaded later include the last bytes.
         let was_done = self.peer_done.load(Ordering::Acquire);
         let words = self.words();
         if reader_view(words) == reader_view(rx.seen) {
             return Ok(was_done);
         }
         let flags = self.take_words(rx)?;
-        // Not what `peer_done` says by now: the other side may have set it after this look.
+        // Not `peer_done` of now: the send side may have set it after these words were loaded.
         Ok(was_done || flags.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED))
     }
 
@@ -96,13 +104,13 @@ impl Conn {
     fn take_words(&self, rx: &mut Rx) -> io::Result<StateFlags> {
         let (producer, consumer) = read_words(|| self.words()[0], || self.words()[1]);
         rx.seen = [producer.to_u64(), consumer.to_u64()];
-        // The other side's affair.
+        // The send side handles failover.
         let flags = consumer.producer_flags - ProducerFlags::FAILOVER;
         let arrival = match rx.receiver.on_peer_producer(producer.cursor, flags) {
             Ok(arrival) => arrival,
             Err(_) if !self.carrier.has_memory() => return Err(self.memory_lost()),
-            Err(lie) => {
-                tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
+            Err(violation) => {
+                tracing::warn!(peer = %self.carrier, %violation, "connection aborted");
                 self.abort_locked(&mut self.tx());
                 return self.check().map(|()| StateFlags::empty());
             }
@@ -123,7 +131,7 @@ impl Conn {
         Ok(consumer.state_flags)
     }
 
-    /// State flags of the peer, new or repeated.
+    /// Takes state flags of the peer, new or repeated.
     fn on_peer_state(&self, rx: &mut Rx, flags: StateFlags) -> io::Result<()> {
         rx.receiver.on_peer_done();
         let mut tx = self.tx();
@@ -157,14 +165,14 @@ impl Conn {
         if self.carrier.has_memory() { Ok(done) } else { Err(self.memory_lost()) }
     }
 
-    /// The own buffer went with its device: what was just read from it may be anything.
+    /// Ends the connection: its buffer is gone with the device, and the last reads may be zeros.
     #[cold]
     fn memory_lost(&self) -> io::Error {
         self.lost_locked(&mut self.tx());
         self.check().err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 
-    /// The application has the next `n` bytes.
+    /// The application has taken the next `n` bytes.
     fn consume(&self, rx: &mut Rx, n: u32) -> io::Result<()> {
         let announced = ConsumerWord::from_u64(self.announced.load(Ordering::Relaxed));
         rx.receiver.on_published(announced.cursor);
@@ -177,11 +185,10 @@ impl Conn {
         Ok(())
     }
 
-    /// Has the background thread tell the peer what was read, unless that goes out with something
-    /// else soon: the application may not call again, and the peer may be blocked or get blocked
-    /// before it knows.
+    /// Has the background thread send the consumer cursor, unless other words carry it soon. The
+    /// application may not call again, and the peer may block until it knows.
     pub(super) fn schedule_update(&self) {
-        // A mark that is missed costs a second at most, until the next glance.
+        // A flag that is missed costs a second at most, until the next recheck.
         if !self.update_scheduled.load(Ordering::Relaxed)
             && !self.update_scheduled.swap(true, Ordering::AcqRel)
         {
@@ -189,7 +196,7 @@ impl Conn {
         }
     }
 
-    /// What [`Conn::schedule_update`] asked for.
+    /// Sends the update of [`Conn::schedule_update`], unless the application goes on reading.
     pub(super) fn flush_update(&self, read_before: Option<u64>) -> DelayedUpdate {
         self.answer_flags();
         self.update_scheduled.store(false, Ordering::SeqCst);
@@ -197,7 +204,7 @@ impl Conn {
         if read == self.announced.load(Ordering::Relaxed) || self.has_failed() {
             return DelayedUpdate::None;
         }
-        // While the application goes on reading, or answers, that tells the peer sooner or cheaper.
+        // An application that goes on reading, or answers, tells the peer sooner or at less cost.
         if read_before != Some(read) {
             self.update_scheduled.store(true, Ordering::Relaxed);
             return DelayedUpdate::Since(read);
@@ -207,20 +214,20 @@ impl Conn {
         DelayedUpdate::Sent
     }
 
-    /// Whether the peer waits for something to be told.
+    /// Whether the peer asks for an update.
     pub(super) fn is_asked(&self) -> bool {
         let flags = ConsumerWord::from_u64(self.words()[1]).producer_flags;
         !(flags - ProducerFlags::FAILOVER).is_empty()
     }
 
-    /// Shows the consumer cursor to whoever publishes next.
+    /// Puts the consumer cursor into the next words that are sent.
     fn note_cursor(&self, rx: &Rx) {
         let cursor = ConsumerWord { cursor: rx.receiver.cursor(), ..Default::default() };
         // Release: the bytes were copied out before the peer may learn that they were.
         self.consumed.store(cursor.to_u64(), Ordering::Release);
     }
 
-    /// Tells the peer of the consumer cursor if that is due.
+    /// Sends the consumer cursor if that is due.
     fn update(&self, rx: &mut Rx, decision: UpdateDecision) {
         if decision.is_due() {
             self.note_cursor(rx);
@@ -231,8 +238,8 @@ impl Conn {
         }
     }
 
-    /// Does what the peer's producer flags ask for, if there are any: without the application, for it
-    /// may not call again before the peer goes on.
+    /// Answers the peer's producer flags, if there are any. The application may not call before the
+    /// peer goes on.
     pub(super) fn answer_flags(&self) {
         if !self.is_asked() {
             return;

@@ -11,13 +11,17 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 use super::{CHUNK, Conn, Deadline, Tx};
 use crate::ism::DeliverError;
 
-/// Pieces of one delivery: eight slices' worth, each possibly split at the end of the ring, would
-/// be the worst case; more are delivered in turns.
+/// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces go
+/// with the next delivery.
 const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
-    /// Writes the slices. A blocking call returns when all bytes are in the peer's ring, as TCP's
-    /// does when they are in its send buffer; one that ends early returns what it wrote.
+    /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes are in
+    /// the peer's ring, as TCP's does when they are in its send buffer, or with fewer if it ends early.
+    ///
+    /// # Errors
+    /// No byte was written: the connection has failed, this end writes no more, there is no room
+    /// (`WouldBlock`), or the deadline is over.
     pub(crate) fn send(&self, bufs: &[IoSlice<'_>], deadline: &Deadline) -> io::Result<usize> {
         self.note_report(self.send_some(bufs, deadline))
     }
@@ -26,7 +30,8 @@ impl Conn {
         let wanted = bufs.iter().fold(0usize, |sum, buf| sum.saturating_add(buf.len()));
         let mut done = 0usize;
         let mut tx = self.tx();
-        // Who only ever writes, and finds room, learns here that the peer has closed (CLOSE-43).
+        // An application that only writes, and finds room, learns here that the peer has closed
+        // (CLOSE-43).
         self.refresh_tx(&mut tx);
         loop {
             match self.may_write(&tx) {
@@ -48,7 +53,7 @@ impl Conn {
                 done += self.put(&mut tx, bufs, done, n, more)? as usize;
                 continue;
             }
-            // A look at the words may have ended the connection.
+            // The refresh may have ended the connection.
             self.may_write(&tx).or_else(|error| if done > 0 { Ok(()) } else { Err(error) })?;
             tx.sender.block();
             if tx.sender.publish_due() {
@@ -97,7 +102,7 @@ impl Conn {
         if tx.close.can_write() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     }
 
-    /// Takes what the peer says of its reading. Failures show in the connection's state.
+    /// Takes the peer's consumer word. Failures show in the connection's state.
     pub(super) fn refresh_tx(&self, tx: &mut Tx) {
         let word = self.words()[1];
         if word == tx.seen {
@@ -108,12 +113,12 @@ impl Conn {
         if word.producer_flags.contains(ProducerFlags::FAILOVER) && self.carrier.take_move() {
             tx.sender.peer_moved();
         }
-        if let Err(lie) = tx.sender.on_peer_consumer(word.cursor) {
+        if let Err(violation) = tx.sender.on_peer_consumer(word.cursor) {
             if !self.carrier.has_memory() {
-                // Not the peer's words; the reactor is about to say so.
+                // These are not the peer's words: the device is gone, as the reactor is about to say.
                 return;
             }
-            tracing::warn!(peer = %self.carrier, %lie, "connection aborted");
+            tracing::warn!(peer = %self.carrier, %violation, "connection aborted");
             self.abort_locked(tx);
             return;
         }
@@ -122,7 +127,7 @@ impl Conn {
         }
     }
 
-    /// Writes `n` bytes of the slices from byte `skip` on, and publishes.
+    /// Writes `n` bytes of the slices from byte `skip` on, and sends the words.
     fn put(
         &self,
         tx: &mut Tx,
@@ -142,6 +147,9 @@ impl Conn {
     }
 
     /// Sends a byte as urgent data (MSG_OOB).
+    ///
+    /// # Errors
+    /// As [`Conn::send`].
     pub(crate) fn send_urgent(&self, byte: u8, deadline: &Deadline) -> io::Result<()> {
         let mut tx = self.tx();
         let mut announced = false;
@@ -155,7 +163,7 @@ impl Conn {
                 return self.deliver(&mut tx, &[(span.offset, &[byte])]);
             }
             if !announced {
-                // The peer hears of it although there is no room for the byte (CDC-30).
+                // The peer learns of urgent data although there is no room for the byte (CDC-30).
                 announced = true;
                 tx.sender.announce_urgent();
                 if tx.sender.publish_due() {
@@ -187,7 +195,7 @@ impl Conn {
         tx.sender.in_flight() as usize
     }
 
-    /// The control words that go out now.
+    /// The control words to send now.
     fn out_words(&self, tx: &Tx, flags: ProducerFlags, state: StateFlags) -> [u64; 2] {
         // Acquire: partner of the Release in `note_cursor`.
         let consumed = ConsumerWord::from_u64(self.consumed.load(Ordering::Acquire));
@@ -196,7 +204,7 @@ impl Conn {
         [tx.sender.producer_word().to_u64(), consumer.to_u64()]
     }
 
-    /// Brings bytes and control words to the peer and signals it.
+    /// Delivers bytes and control words to the peer and signals it.
     fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
         if !tx.close.may_publish() {
             return Ok(());
@@ -217,7 +225,7 @@ impl Conn {
         }
     }
 
-    /// Rare (urgent data): flags that must be seen before the cursor moves.
+    /// Delivers flags that the peer must see before the cursor moves: urgent data, which is rare.
     #[cold]
     fn deliver_flags_ahead(
         &self,
@@ -243,14 +251,14 @@ impl Conn {
 
     /// Sends the control words alone, if anything may still be sent.
     pub(super) fn publish(&self, tx: &mut Tx) {
-        // A failure ends the connection, which is all there is to say about it.
+        // A failure shows in the connection's state.
         let _ = self.deliver(tx, &[]);
     }
 
     /// Sends the last control words, whose state flags forbid all others.
     pub(super) fn publish_last(&self, tx: &mut Tx) {
         let words = self.out_words(tx, tx.sender.flags(), tx.close.flags());
-        // First, because the peer may offer its buffer again as soon as it sees the words.
+        // Before the words, because the peer may offer its buffer again as soon as it sees them.
         self.release_peer_buffer();
         if self.carrier.deliver(&[], words, true).is_ok() {
             self.sent(tx, words);
@@ -264,7 +272,7 @@ impl Conn {
     }
 }
 
-/// Up to [`PIECES_PER_DELIVERY`] pieces of a delivery, on the stack.
+/// The pieces of a delivery, on the stack.
 struct Pieces<'a> {
     list: [(u32, &'a [u8]); PIECES_PER_DELIVERY],
     n: usize,
@@ -279,7 +287,7 @@ impl<'a> Pieces<'a> {
         self.list.get(..self.n).unwrap_or_default()
     }
 
-    /// Lays the slices' bytes from `skip` on into the spans; returns how many fitted.
+    /// Adds the slices' bytes from `skip` on, placed in the spans. Returns how many bytes fit.
     fn gather(&mut self, bufs: &'a [IoSlice<'_>], mut skip: usize, spans: [Span; 2]) -> u32 {
         let mut spans = spans.into_iter();
         let mut span = spans.next().unwrap_or_default();

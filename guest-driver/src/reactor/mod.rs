@@ -276,22 +276,30 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.dispatch();
     }
 
-    /// Polls a source that need not be polled, without sleeping, if nobody leads. Callers that never
-    /// wait use this.
+    /// Polls a source that need not be polled, without sleeping, if nobody leads and no such poll was
+    /// made lately. Callers that never wait use this, and hold no lock of a connection meanwhile.
     pub(crate) fn try_poll(&self) {
-        if self.polled {
-            return;
-        }
-        // The interval keeps the cost of a call in vain at one read of the clock.
-        let now = self.epoch.elapsed().as_micros() as u32;
-        let last = self.last_try_us.load(Ordering::Relaxed);
-        if now.wrapping_sub(last) < TRY_INTERVAL_US || self.lead.load(Ordering::Relaxed) != FREE {
-            return;
-        }
+        let Some(now) = self.try_time() else { return };
         self.last_try_us.store(now, Ordering::Relaxed);
         if let Some(_leadership) = self.try_lead(CALLER) {
             self.dispatch();
         }
+    }
+
+    /// Whether [`Reactor::try_poll`] would poll now, so that a caller releases its locks for it.
+    pub(crate) fn is_try_due(&self) -> bool {
+        self.try_time().is_some()
+    }
+
+    /// The present time, if [`Reactor::try_poll`] would poll now. This costs one read of the clock.
+    fn try_time(&self) -> Option<u32> {
+        if self.polled {
+            return None;
+        }
+        let now = self.epoch.elapsed().as_micros() as u32;
+        let last = self.last_try_us.load(Ordering::Relaxed);
+        let due = now.wrapping_sub(last) >= TRY_INTERVAL_US;
+        (due && self.lead.load(Ordering::Relaxed) == FREE).then_some(now)
     }
 
     /// Shows the background thread that a caller leads or polls.
