@@ -38,8 +38,11 @@ impl DeviceAddress {
     ) -> Result<Arc<RunningDevice>, TransportError> {
         match self {
             DeviceAddress::Socket(path) => vhost_user::connect(path, move_queues, guest_memory),
-            DeviceAddress::Pci(address) => Ok(pci::open(*address, move_queues, guest_memory)?.0),
-            DeviceAddress::AnyPci => pci::open_any(move_queues, guest_memory),
+            DeviceAddress::Pci(address) => {
+                let at = |source| TransportError::Pci { address: *address, source };
+                Ok(pci::open(*address, move_queues, guest_memory).map_err(at)?.0)
+            }
+            DeviceAddress::AnyPci => Ok(pci::open_any(move_queues, guest_memory)?),
         }
     }
 }

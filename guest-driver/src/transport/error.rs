@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::pci::{PciAddress, PciError};
+use super::pci::{NoPciDevice, PciAddress, PciError};
 use crate::virtqueue::QueueError;
 
 /// Why a device cannot be reached or set up.
@@ -26,9 +26,9 @@ pub enum TransportError {
         /// The reason.
         source: PciError,
     },
-    /// No PCI device can be used. The text lists the devices and the reason for each.
-    #[error("no free ISM device: {0}")]
-    NoPciDevice(String),
+    /// No PCI device can be used.
+    #[error(transparent)]
+    NoPciDevice(#[from] NoPciDevice),
     /// A step of setting the device up failed.
     #[error("setting up the device, {step}: {reason}")]
     Setup {

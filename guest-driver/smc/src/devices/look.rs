@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_driver::PciAddress;
 use guest_driver::ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
 use guest_driver::transport::pci::{self, Binding, PciError};
-use guest_driver::transport::{RunningDevice, TransportError};
+use guest_driver::transport::RunningDevice;
 use serde::Serialize;
 use virtio_ism_abi::config::{Config, Features};
 
@@ -56,14 +56,13 @@ fn look(address: PciAddress, binding: &Binding) -> Device {
             device.interrupts = Some(interrupts.to_string());
             measure(&mut device, running);
         }
-        Err(TransportError::Pci { source, .. }) => {
+        Err(source) => {
             device.in_use = matches!(source, PciError::InUse);
             device.problem = Some(source.to_string());
             if let Ok(config) = pci::peek(address) {
                 describe(&mut device, &config);
             }
         }
-        Err(error) => device.problem = Some(error.to_string()),
     }
     device
 }

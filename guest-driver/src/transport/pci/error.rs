@@ -1,4 +1,4 @@
-//! Why a PCI device cannot be used.
+//! Why a PCI device cannot be used, or none can.
 
 use std::io;
 
@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::PciAddress;
 use super::paths::{DEVICES, VFIO_NODE};
 use crate::sys::{DmaError, OutOfBounds, VfioError};
+use crate::virtqueue::QueueError;
 
 /// Why a PCI device cannot be used.
 #[derive(Debug, Error)]
@@ -57,6 +58,12 @@ pub enum PciError {
         /// The error of the kernel.
         source: io::Error,
     },
+    /// The device lacks something that the driver needs.
+    #[error("the device does not offer {0}")]
+    Missing(&'static str),
+    /// The queues could not be made.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
     /// The list of capabilities is invalid.
     #[error("capabilities: {0}")]
     Capability(#[from] super::caps::CapError),
@@ -133,6 +140,17 @@ impl From<VfioError> for PciError {
             other => PciError::Vfio(other),
         }
     }
+}
+
+/// Why no PCI device can be used.
+#[derive(Debug, Error)]
+pub enum NoPciDevice {
+    /// The kernel does not list PCI devices.
+    #[error("listing PCI devices: {0}")]
+    List(io::Error),
+    /// None is free. The text lists the devices and the reason for each.
+    #[error("no free ISM device: {0}")]
+    Unusable(String),
 }
 
 /// A text for users: the devices that were tried, and the error of each.

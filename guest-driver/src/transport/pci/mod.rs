@@ -28,7 +28,7 @@ mod window;
 pub use address::{NoPciAddress, PciAddress};
 pub use caps::CapError;
 pub use discover::{Binding, Function, functions};
-pub use error::PciError;
+pub use error::{NoPciDevice, PciError};
 pub use interrupts::Interrupts;
 pub use peek::peek;
 pub use setup::{open, open_any};

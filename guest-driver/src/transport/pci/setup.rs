@@ -11,9 +11,9 @@ use super::connection::{NotifyRegister, Pci};
 use super::function::Function;
 use super::monitor::{PciDevice, PciMonitor};
 use super::window::BarWindow;
-use super::{Interrupts, PciAddress, PciError, discover, error};
+use super::{Interrupts, NoPciDevice, PciAddress, PciError, discover, error};
 use crate::sys::{DmaMemory, EventFd, Registers};
-use crate::transport::{RunningDevice, TransportError};
+use crate::transport::RunningDevice;
 use crate::virtqueue::{GuestPool, Health, Queues, Wiring};
 
 /// VIRTIO_F_EVENT_IDX: event indices decide about notifications.
@@ -33,23 +33,21 @@ const MEMORY_PER_MOVE_QUEUE: usize = 4 << 20;
 /// how it interrupts.
 ///
 /// # Errors
-/// [`TransportError::Pci`]: there is no such device, no driver gives it to user space, another
+/// There is no such device, no driver gives it to user space, another
 /// process uses it, or it lacks something the driver needs.
 pub fn open(
     address: PciAddress,
     move_queues: u16,
     guest_memory: u64,
-) -> Result<(Arc<RunningDevice>, Interrupts), TransportError> {
-    let at = |source| TransportError::Pci { address, source };
-    let function = Function::open(address).map_err(at)?;
+) -> Result<(Arc<RunningDevice>, Interrupts), PciError> {
+    let function = Function::open(address)?;
     let interrupts = function.interrupts();
-    function.enable().map_err(at)?;
-    let space = function.config_space().map_err(at)?;
-    let layout =
-        read_layout(&space, |bar| function.bar_size(bar)).map_err(|error| at(error.into()))?;
-    let (device, notify, registers) = map(function, &layout).map_err(at)?;
+    function.enable()?;
+    let space = function.config_space()?;
+    let layout = read_layout(&space, |bar| function.bar_size(bar))?;
+    let (device, notify, registers) = map(function, &layout)?;
 
-    let negotiated = negotiate(&device.common, &registers, layout.window.is_some()).map_err(at)?;
+    let negotiated = negotiate(&device.common, &registers, layout.window.is_some())?;
     let Negotiated { config, mut features, event_idx } = negotiated;
     let mut device = device;
     device.window = features
@@ -66,14 +64,14 @@ pub fn open(
         .min(config.num_move_queues.get())
         .min(device.common.num_queues().saturating_sub(FIRST_MOVE_QUEUE));
     if move_queues == 0 {
-        return Err(TransportError::Missing("a move queue"));
+        return Err(PciError::Missing("a move queue"));
     }
-    let (pool, huge) = memory(move_queues, guest_memory).map_err(at)?;
+    let (pool, huge) = memory(move_queues, guest_memory)?;
     device.pool = Some(Arc::clone(&pool));
     let health = Health::new();
     let n = FIRST_MOVE_QUEUE + move_queues;
     let calls = (0..n).map(|_| EventFd::new().map(Arc::new)).collect::<Result<Vec<_>, _>>();
-    let calls = calls.map_err(|source| TransportError::System { what: "eventfd", source })?;
+    let calls = calls.map_err(|source| system("eventfd", source))?;
     let wirings = (0..n)
         .zip(&calls)
         .map(|(queue, call)| {
@@ -87,20 +85,17 @@ pub fn open(
                 event_idx,
             })
         })
-        .collect::<Result<Vec<_>, PciError>>()
-        .map_err(at)?;
+        .collect::<Result<Vec<_>, PciError>>()?;
     let mut wirings = wirings.into_iter();
     let (Some(control), Some(events)) = (wirings.next(), wirings.next()) else {
-        return Err(TransportError::Missing("a queue"));
+        return Err(PciError::Missing("a queue"));
     };
     let max_move = config.max_move.get() as usize;
     let queues = Queues::new(&pool, max_move, control, events, wirings)?;
 
-    let monitor = start(&device, interrupts, &queues, &calls, &health).map_err(at)?;
+    let monitor = start(&device, interrupts, &queues, &calls, &health)?;
     let window = device.window.clone();
-    let monitor = monitor
-        .start(device)
-        .map_err(|source| TransportError::System { what: "thread", source })?;
+    let monitor = monitor.start(device).map_err(|source| system("thread", source))?;
     queues.events.start();
     tracing::info!(
         %address,
@@ -120,18 +115,20 @@ pub fn open(
 ///
 /// # Errors
 /// There is none. The text lists the devices and the reason for each.
-pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice>, TransportError> {
-    let found = discover::functions()
-        .map_err(|source| TransportError::System { what: "listing PCI devices", source })?;
+pub fn open_any(move_queues: u16, guest_memory: u64) -> Result<Arc<RunningDevice>, NoPciDevice> {
+    let found = discover::functions().map_err(NoPciDevice::List)?;
     let mut failures = Vec::new();
     for function in found {
         match open(function.address, move_queues, guest_memory) {
             Ok((device, _)) => return Ok(device),
-            Err(TransportError::Pci { address, source }) => failures.push((address, source)),
-            Err(other) => return Err(other),
+            Err(error) => failures.push((function.address, error)),
         }
     }
-    Err(TransportError::NoPciDevice(error::tried(&failures)))
+    Err(NoPciDevice::Unusable(error::tried(&failures)))
+}
+
+fn system(what: &str, source: std::io::Error) -> PciError {
+    PciError::System { what: what.into(), source }
 }
 
 /// Maps the device's structures. Returns notification registers and configuration separately.
