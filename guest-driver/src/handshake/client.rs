@@ -7,49 +7,53 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    Accepted, AcceptedR, AfterDecline, ClientStep, Config, DeclineReason, FallbackReason,
-    HandshakeError, KnownLink, Route, SendDecline, start_on,
+    Accepted, AcceptedR, ClientStep, Config, DeclineReason, FallbackReason, HandshakeError,
+    KnownLink, Route, start_on,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
 
+use super::decline::{device_decline_reason, send_decline};
 use super::smcr::Connecting;
 use super::tcp::{fill, send, wait_either, wait_readable};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
-use crate::ism::IsmError;
 use crate::smcd::{Fabrics, SmcdConn};
 
-/// How this client shakes hands.
-pub(crate) struct Terms<'a> {
+/// What a client uses for one handshake.
+pub(crate) struct ClientParams<'a> {
+    /// What the client may propose.
     pub(crate) config: &'a Arc<Config>,
+    /// The fabrics of its virtio-ism devices.
     pub(crate) fabrics: &'a Fabrics,
+    /// Its RNICs, if it has any.
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
-    /// Looks again and again for as long as that is worth it, or never; says whether it was.
+    /// Calls a condition until it is true, for as long as spinning is worthwhile. Returns whether it
+    /// became true.
     pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
-    /// The server has answered TCP option 254, and awaits a message whatever it is.
+    /// The server has answered TCP option 254, so it waits for a message: a Proposal or a Decline.
     pub(crate) awaited: bool,
-    /// When the application's patience ends, if it does.
+    /// When the call of the application times out, if it does.
     pub(crate) deadline: Option<Instant>,
 }
 
 /// Proposes SMC to the server.
-pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Broken> {
-    // smc-core counts microseconds from whatever start the caller likes.
-    let route = terms.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
-    let (await_accept, proposal) = match start_on(terms.config.clone(), route, Tick(0)) {
+pub(crate) fn propose(tcp: &TcpStream, params: &ClientParams<'_>) -> Result<Outcome, Broken> {
+    // A tick of smc-core counts microseconds from any start; here from now.
+    let route = params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
+    let (await_accept, proposal) = match start_on(params.config.clone(), route, Tick(0)) {
         Ok(begun) => begun,
-        Err(nothing) if terms.awaited => return give_up(tcp, nothing),
-        // Without TCP option 254 the server expects nothing: no message, just TCP.
+        Err(nothing) if params.awaited => return send_decline(tcp, nothing),
+        // Without TCP option 254 the server does not wait for a message, so the client sends none.
         Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
     };
     send(tcp, &proposal)?;
     let mut reader = await_accept.reader();
-    let patience = Instant::now() + Duration::from_micros(await_accept.deadline().0);
-    let end = terms.deadline.map_or(patience, |deadline| deadline.min(patience));
+    let clc_deadline = Instant::now() + Duration::from_micros(await_accept.deadline().0);
+    let end = params.deadline.map_or(clc_deadline, |deadline| deadline.min(clc_deadline));
     let mut filled = Ok(false);
-    (terms.spin)(&mut || {
+    (params.spin)(&mut || {
         filled = fill(tcp, &mut reader);
         !matches!(filled, Ok(false))
     });
@@ -62,13 +66,13 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
         filled = fill(tcp, &mut reader);
     }
     let message = reader.message().unwrap_or_default();
-    let known = |chid, gid| terms.fabrics.terms(chid, gid);
+    let known = |chid, gid| params.fabrics.terms(chid, gid);
     let known_link =
-        |peer: &_| terms.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer));
+        |peer: &_| params.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer));
     match await_accept.handle_with(message, known, known_link) {
-        ClientStep::Offered(accepted) => confirm(tcp, terms, accepted),
-        ClientStep::OfferedR(accepted) => connect(tcp, terms, accepted),
-        ClientStep::Decline(decline) => give_up(tcp, decline),
+        ClientStep::Offered(accepted) => confirm(tcp, params, accepted),
+        ClientStep::OfferedR(accepted) => connect(tcp, params, accepted),
+        ClientStep::Decline(decline) => send_decline(tcp, decline),
         ClientStep::PeerDeclined(peer) => {
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
         }
@@ -76,14 +80,18 @@ pub(crate) fn propose(tcp: &TcpStream, terms: &Terms<'_>) -> Result<Outcome, Bro
     }
 }
 
-/// Takes up an offer of SMC-R, which may take LLC messages to and fro.
-fn connect(tcp: &TcpStream, terms: &Terms<'_>, accepted: AcceptedR) -> Result<Outcome, Broken> {
-    let Some(rdma) = terms.rdma else {
-        return give_up(tcp, accepted.decline(DeclineReason::NoRnic));
+/// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for it.
+fn connect(
+    tcp: &TcpStream,
+    params: &ClientParams<'_>,
+    accepted: AcceptedR,
+) -> Result<Outcome, Broken> {
+    let Some(rdma) = params.rdma else {
+        return send_decline(tcp, accepted.decline(DeclineReason::NoRnic));
     };
-    let mut connecting = match Connecting::new(rdma.host, terms.config, accepted, terms.buffer) {
+    let mut connecting = match Connecting::new(rdma.host, params.config, accepted, params.buffer) {
         Ok(connecting) => connecting,
-        Err(decline) => return give_up(tcp, decline),
+        Err(decline) => return send_decline(tcp, decline),
     };
     loop {
         if let Some(outcome) = connecting.advance(tcp)? {
@@ -91,30 +99,35 @@ fn connect(tcp: &TcpStream, terms: &Terms<'_>, accepted: AcceptedR) -> Result<Ou
         }
         rdma.observer.on_peer_added();
         let end = connecting.deadline();
-        let end = terms.deadline.map_or(end, |deadline| deadline.min(end));
-        if terms.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        let end = params.deadline.map_or(end, |deadline| deadline.min(end));
+        if params.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(Broken::Io(std::io::ErrorKind::TimedOut.into()));
         }
         wait_either(tcp, connecting.fd(), end)?;
     }
 }
 
-/// Brings the buffers and confirms, or declines: the last moment at which a client may (CLC-52).
-fn confirm(tcp: &TcpStream, terms: &Terms<'_>, accepted: Accepted) -> Result<Outcome, Broken> {
-    let Some(fabric) = terms.fabrics.of(accepted.devices()) else {
-        return give_up(tcp, accepted.decline(DeclineReason::NoIsmDevice));
+/// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a
+/// Decline: this is the last moment at which a client may (CLC-52).
+fn confirm(
+    tcp: &TcpStream,
+    params: &ClientParams<'_>,
+    accepted: Accepted,
+) -> Result<Outcome, Broken> {
+    let Some(fabric) = params.fabrics.of(accepted.devices()) else {
+        return send_decline(tcp, accepted.decline(DeclineReason::NoIsmDevice));
     };
     let peer = fabric.peer(Gid(accepted.devices().peer.0));
     let theirs = match peer.attach(accepted.peer()) {
         Ok(Some(theirs)) => theirs,
-        Ok(None) => return give_up(tcp, accepted.decline(DeclineReason::Registration)),
-        Err(error) => return give_up(tcp, accepted.decline(reason_of(&error))),
+        Ok(None) => return send_decline(tcp, accepted.decline(DeclineReason::Registration)),
+        Err(error) => return send_decline(tcp, accepted.decline(device_decline_reason(&error))),
     };
-    let own = match peer.take(terms.buffer) {
+    let own = match peer.take(params.buffer) {
         Ok(own) => own,
         Err(error) => {
             theirs.release();
-            return give_up(tcp, accepted.decline(reason_of(&error)));
+            return send_decline(tcp, accepted.decline(device_decline_reason(&error)));
         }
     };
     let (established, confirm) = accepted.confirm(own.dmbe(), peer.link());
@@ -123,28 +136,6 @@ fn confirm(tcp: &TcpStream, terms: &Terms<'_>, accepted: Accepted) -> Result<Out
         return Err(error.into());
     }
     peer.established(established.terms, established.peer_link);
-    let link = SmcdConn { fabric: fabric.clone(), peer, own, theirs, established };
-    Ok(Outcome::Smc(EstablishedConn::D(Box::new(link))))
-}
-
-fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
-    send(tcp, &decline.message)?;
-    match decline.then {
-        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
-        AfterDecline::Break => Err(Broken::Late(decline.reason)),
-    }
-}
-
-/// What a failure of the device means to the peer.
-pub(super) fn reason_of(error: &IsmError) -> DeclineReason {
-    use virtio_ism_abi::Status;
-    tracing::debug!(%error, "no buffer for a connection");
-    match error {
-        IsmError::NoIndex { .. } => DeclineReason::NoDmb,
-        IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
-        IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
-        IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
-        error if error.is_out_of_memory() => DeclineReason::NoMemory,
-        _ => DeclineReason::Registration,
-    }
+    let conn = SmcdConn { fabric: fabric.clone(), peer, own, theirs, established };
+    Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
 }

@@ -1,10 +1,13 @@
 //! The handshake: CLC over TCP, both ends, SMC-D and SMC-R.
 
 pub(crate) mod client;
+mod decline;
+mod first_bytes;
 pub(crate) mod server;
 mod smcr;
 mod tcp;
 
+pub use first_bytes::{FirstBytes, Opening};
 pub(crate) use tcp::{acknowledge_lazily, connect};
 
 use thiserror::Error;
@@ -17,19 +20,21 @@ use crate::smcr::{RdmaHost, SmcrConn};
 /// What a handshake needs for SMC-R.
 #[derive(Clone, Copy)]
 pub(crate) struct ByRdma<'a> {
+    /// The RNICs of the stack.
     pub(crate) host: &'a std::sync::Arc<RdmaHost>,
+    /// The reactor of the RNICs. The handshake informs it of new peers.
     pub(crate) observer: &'a dyn PeerObserver,
 }
 
 impl ByRdma<'_> {
-    /// What there is for a connection.
+    /// The RNICs that can carry this connection.
     fn route(&self, tcp: &std::net::TcpStream) -> smc_core::handshake::Route {
         // A connection without an address is about to fail anyway.
         tcp.local_addr().map(|local| self.host.route(local.ip())).unwrap_or_default()
     }
 }
 
-/// What a handshake ended in.
+/// How a handshake ended.
 pub(crate) enum Outcome {
     /// SMC carries the connection.
     Smc(EstablishedConn),
@@ -54,7 +59,7 @@ pub(crate) enum Broken {
     /// TCP failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The connection had to be ended after the point of no return.
+    /// This end failed after the last message at which it could fall back to TCP.
     #[error("{0}")]
     Late(smc_core::handshake::DeclineReason),
 }
@@ -67,7 +72,7 @@ impl From<Broken> for std::io::Error {
             Broken::Handshake(error) if error.is_timeout() => {
                 std::io::Error::new(ErrorKind::TimedOut, error)
             }
-            // The kind that stands for EPROTO is not stable; the text tells it all.
+            // The kind for EPROTO is not stable, so the text has to say it.
             Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
             Broken::Late(reason) => {
                 std::io::Error::new(ErrorKind::ConnectionReset, reason.to_string())

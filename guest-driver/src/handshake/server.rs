@@ -8,43 +8,43 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    AfterDecline, AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config,
-    ConfirmStep, DeclineReason, FallbackReason, HandshakeError, PeerRnic, Route, Selection,
-    SendDecline, ServerStep,
+    AwaitConfirm, AwaitProposal, Awaited, Candidate, Choice, ClcReader, Config, ConfirmStep,
+    DeclineReason, FallbackReason, HandshakeError, PeerRnic, Route, Selection, SendDecline,
+    ServerStep,
 };
 use smc_core::time::Tick;
-use smc_core::wire::clc::{Guess, looks_like_opening};
 use virtio_ism_abi::Gid;
 
-use super::client::reason_of;
+use super::decline::{device_decline_reason, send_decline};
+use super::first_bytes::FirstBytes;
 use super::smcr::{Accepting, Refused};
-use super::tcp::{fill, peek, send};
+use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
-use crate::rendezvous::PROPOSAL_TIMEOUT;
 use crate::smcd::{Fabric, Fabrics, OwnBuffer, Peer, SmcdConn};
 
-/// What a server needs for each handshake.
-pub(crate) struct Terms<'a> {
+/// What a server uses for each step of a handshake.
+pub(crate) struct ServerParams<'a> {
+    /// What the server may accept.
     pub(crate) config: &'a Arc<Config>,
+    /// The fabrics of its virtio-ism devices.
     pub(crate) fabrics: &'a Fabrics,
+    /// Its RNICs, if it has any.
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
-    /// How long a client may stay silent before it is taken for one that does not speak SMC.
-    pub(crate) detect: Duration,
-    /// How long a message may take.
-    pub(crate) patience: Duration,
+    /// How long the server waits for a message after the first bytes.
+    pub(crate) message_timeout: Duration,
 }
 
 /// A handshake under way.
-pub(crate) struct Handshake {
+pub(crate) struct ServerHandshake {
     stage: Stage,
     deadline: Instant,
 }
 
 enum Stage {
-    /// Nothing but a peek so far: the client may be an ordinary one.
-    Detect,
+    /// The server has taken nothing from the stream: the client may be one without SMC.
+    FirstBytes(FirstBytes),
     Proposal(AwaitProposal, ClcReader),
     Confirm(Box<Accepted>),
     Rdma(Box<Accepting>),
@@ -59,19 +59,15 @@ struct Accepted {
     own: OwnBuffer,
 }
 
-impl Handshake {
-    /// Begins to wait for the client's first bytes.
-    pub(crate) fn new(terms: &Terms<'_>) -> Handshake {
-        Handshake { stage: Stage::Detect, deadline: Instant::now() + terms.detect }
+impl ServerHandshake {
+    /// Begins with what is known of the client's first bytes. If they are incomplete, the handshake
+    /// waits for them for `timeout`.
+    pub(crate) fn new(first_bytes: FirstBytes, timeout: Duration) -> ServerHandshake {
+        let stage = Stage::FirstBytes(first_bytes);
+        ServerHandshake { stage, deadline: Instant::now() + timeout }
     }
 
-    /// Begins to wait for the first bytes of a client that has been told to send a Proposal.
-    pub(crate) fn awaited(terms: &Terms<'_>) -> Handshake {
-        let patience = PROPOSAL_TIMEOUT.min(terms.patience);
-        Handshake { stage: Stage::Detect, deadline: Instant::now() + patience }
-    }
-
-    /// When [`Handshake::expire`] is due.
+    /// When [`ServerHandshake::expire`] is due.
     pub(crate) fn deadline(&self) -> Instant {
         match &self.stage {
             Stage::Rdma(accepting) => accepting.deadline(),
@@ -79,8 +75,7 @@ impl Handshake {
         }
     }
 
-    /// What else than TCP tells that [`Handshake::advance`] can go on: LLC has a descriptor of its
-    /// own.
+    /// The descriptor that becomes readable when LLC lets [`ServerHandshake::advance`] go on.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Rdma(accepting) => Some(accepting.fd()),
@@ -88,58 +83,64 @@ impl Handshake {
         }
     }
 
-    /// Whether the client's answer to Accept is all that is missing, so that TCP's descriptor tells when
-    /// there is something to take.
+    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor
+    /// only.
     pub(crate) fn awaits_confirm(&self) -> bool {
         matches!(self.stage, Stage::Confirm(_))
     }
 
-    /// Goes on as far as the bytes allow. `None`: more has to come.
+    /// Goes on as far as the received bytes allow. `None`: more bytes have to come.
     ///
-    /// With `drain` it looks until there is nothing left, for callers that are told of news only; without,
-    /// it spares itself a look that comes too early.
+    /// With `drain` it reads until the stream is empty, for callers that epoll wakes on edges. Without,
+    /// it does not look for Confirm right after it has sent Accept.
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,
-        terms: &Terms<'_>,
+        params: &ServerParams<'_>,
         drain: bool,
     ) -> Result<Option<Outcome>, Broken> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Detect => match detect(tcp, &mut [0u8; 8])? {
-                    (Guess::No, _) => return Ok(Some(plain())),
-                    (Guess::NeedMore, _) => {
-                        self.stage = Stage::Detect;
-                        return Ok(None);
+                Stage::FirstBytes(mut first_bytes) => {
+                    if first_bytes == FirstBytes::Incomplete {
+                        first_bytes = FirstBytes::peek(tcp)?;
                     }
-                    (Guess::Yes, prefix) => {
-                        let awaiting = AwaitProposal::new(terms.config.clone(), Tick(0));
-                        let mut reader = awaiting.reader();
-                        reader.peeked(prefix)?;
-                        self.deadline = Instant::now() + terms.patience;
-                        self.stage = Stage::Proposal(awaiting, reader);
-                    }
-                },
+                    let opening = match first_bytes {
+                        FirstBytes::Smc(opening) => opening,
+                        FirstBytes::Other => return Ok(Some(peer_not_smc())),
+                        FirstBytes::Incomplete => {
+                            self.stage = Stage::FirstBytes(FirstBytes::Incomplete);
+                            return Ok(None);
+                        }
+                    };
+                    let awaiting = AwaitProposal::new(params.config.clone(), Tick(0));
+                    let mut reader = awaiting.reader();
+                    reader.peeked(opening.bytes())?;
+                    self.deadline = Instant::now() + params.message_timeout;
+                    self.stage = Stage::Proposal(awaiting, reader);
+                }
                 Stage::Proposal(awaiting, mut reader) => {
                     if !fill(tcp, &mut reader)? {
                         self.stage = Stage::Proposal(awaiting, reader);
                         return Ok(None);
                     }
-                    let route = || terms.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
+                    let route = || params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
                     match awaiting.handle_on(reader.message().unwrap_or_default(), route) {
-                        ServerStep::Eligible(selection) => match accept(tcp, terms, selection)? {
+                        ServerStep::Eligible(selection) => match accept(tcp, params, selection)? {
                             Ok(stage) => {
-                                self.deadline = Instant::now() + terms.patience;
+                                self.deadline = Instant::now() + params.message_timeout;
                                 self.stage = stage;
-                                // No client answers so soon. But the end of the stream may be there
-                                // already, of which nobody would be told any more.
+                                // No client answers so soon. But the stream may have ended already,
+                                // and epoll does not report that edge again.
                                 if !drain && self.awaits_confirm() {
                                     return Ok(None);
                                 }
                             }
-                            Err(decline) => return give_up(tcp, decline).map(Some),
+                            Err(decline) => return send_decline(tcp, decline).map(Some),
                         },
-                        ServerStep::Decline(decline) => return give_up(tcp, decline).map(Some),
+                        ServerStep::Decline(decline) => {
+                            return send_decline(tcp, decline).map(Some);
+                        }
                         ServerStep::PeerDeclined(peer) => {
                             return Ok(Some(Outcome::Tcp(
                                 FallbackReason::DeclinedByPeer(peer).into(),
@@ -159,7 +160,7 @@ impl Handshake {
                     let outcome = accepting.advance(tcp)?;
                     if outcome.is_none() {
                         // LLC may have begun.
-                        if let Some(rdma) = terms.rdma {
+                        if let Some(rdma) = params.rdma {
                             rdma.observer.on_peer_added();
                         }
                         self.stage = Stage::Rdma(accepting);
@@ -171,18 +172,18 @@ impl Handshake {
         }
     }
 
-    /// The deadline has passed: an ordinary client, or a broken one. `None`: there is a new
-    /// deadline.
+    /// Ends the handshake after its deadline: the client is one without SMC, or it is broken. `None`:
+    /// there is a new deadline.
     pub(crate) fn expire(
         &mut self,
         tcp: &TcpStream,
-        terms: &Terms<'_>,
+        params: &ServerParams<'_>,
     ) -> Result<Option<Outcome>, Broken> {
         let awaited = match &self.stage {
-            Stage::Detect => return Ok(Some(plain())),
+            Stage::FirstBytes(_) => return Ok(Some(peer_not_smc())),
             Stage::Proposal(..) => Awaited::Proposal,
             Stage::Rdma(_) => {
-                let outcome = self.advance(tcp, terms, true)?;
+                let outcome = self.advance(tcp, params, true)?;
                 if outcome.is_some() || self.deadline() > Instant::now() {
                     return Ok(outcome);
                 }
@@ -194,29 +195,16 @@ impl Handshake {
     }
 }
 
-/// A client that does not speak SMC.
-fn plain() -> Outcome {
+/// The client does not speak SMC.
+fn peer_not_smc() -> Outcome {
     Outcome::Tcp(FallbackReason::PeerNotSmc.into())
 }
 
-/// Looks at the first bytes without taking them; what they say, and those that are there.
-fn detect<'a>(tcp: &TcpStream, bytes: &'a mut [u8; 8]) -> Result<(Guess, &'a [u8]), Broken> {
-    Ok(match peek(tcp, bytes)? {
-        None => (Guess::NeedMore, &[]),
-        // The client closed without a word: an ordinary connection.
-        Some(0) => (Guess::No, &[]),
-        Some(n) => {
-            let prefix = bytes.get(..n).unwrap_or_default();
-            (looks_like_opening(prefix), prefix)
-        }
-    })
-}
-
-/// Accepts with the first choice that works: a device that reaches the client and has a DMB, or
-/// else an RNIC; else the Decline to send.
+/// Accepts with the first choice that works: a device that reaches the client and has a DMB free, or
+/// an RNIC. If none works, returns the Decline to send.
 fn accept(
     tcp: &TcpStream,
-    terms: &Terms<'_>,
+    params: &ServerParams<'_>,
     mut selection: Selection,
 ) -> Result<Result<Stage, SendDecline>, Broken> {
     let mut reason = DeclineReason::NoIsmDevice;
@@ -224,10 +212,10 @@ fn accept(
         let choice = selection.choices().nth(at);
         let Some(choice) = choice else { break };
         reason = match choice {
-            Choice::D(_, candidate) => match offer(terms, candidate) {
+            Choice::D(_, candidate) => match offer(params, candidate) {
                 Ok((fabric, peer, own)) => {
-                    // All processes on a loopback fabric share one GID (EISM-25): that one of them
-                    // was here before says nothing of the one that asks now.
+                    // All processes on a loopback fabric share one GID (EISM-25). So terms known for
+                    // that GID may be those of another process.
                     let known = if candidate.chid.is_loopback() { None } else { peer.terms() };
                     let (awaiting, message) =
                         selection.accept(candidate, known, own.dmbe(), peer.link(), Tick(0));
@@ -238,7 +226,7 @@ fn accept(
                 }
                 Err(because) => because,
             },
-            Choice::R(peer) => match offer_r(terms, selection, peer) {
+            Choice::R(peer) => match offer_r(params, selection, peer) {
                 Ok(accepting) => return Ok(Ok(Stage::Rdma(Box::new(accepting)))),
                 Err((back, because)) => {
                     selection = *back;
@@ -251,33 +239,37 @@ fn accept(
     Ok(Err(selection.decline(reason)))
 }
 
-fn offer_r(terms: &Terms<'_>, selection: Selection, peer: PeerRnic) -> Result<Accepting, Refused> {
-    let Some(rdma) = terms.rdma else {
+fn offer_r(
+    params: &ServerParams<'_>,
+    selection: Selection,
+    peer: PeerRnic,
+) -> Result<Accepting, Refused> {
+    let Some(rdma) = params.rdma else {
         return Err((Box::new(selection), DeclineReason::NoRnic));
     };
-    Accepting::new(rdma.host, terms.config, selection, peer, terms.buffer, terms.patience)
+    Accepting::new(rdma.host, params.config, selection, peer, params.buffer, params.message_timeout)
 }
 
 fn offer(
-    terms: &Terms<'_>,
+    params: &ServerParams<'_>,
     candidate: Candidate,
 ) -> Result<(Arc<Fabric>, Arc<Peer>, OwnBuffer), DeclineReason> {
-    let fabric = terms.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
+    let fabric = params.fabrics.of(candidate).ok_or(DeclineReason::NoIsmDevice)?;
     let gid = Gid(candidate.peer.0);
-    // A peer that is known was reachable, and its departure would have been told.
+    // A known peer was reachable, and the device reports when a peer leaves.
     let peer = match fabric.known(gid) {
         Some(peer) => peer,
         None => match fabric.device().query_gid(gid) {
             Ok(Some(_)) => fabric.peer(gid),
             Ok(None) => return Err(DeclineReason::Unreachable),
-            Err(error) => return Err(reason_of(&error)),
+            Err(error) => return Err(device_decline_reason(&error)),
         },
     };
-    let own = peer.take(terms.buffer).map_err(|error| reason_of(&error))?;
+    let own = peer.take(params.buffer).map_err(|error| device_decline_reason(&error))?;
     Ok((fabric.clone(), peer, own))
 }
 
-/// Takes Confirm and attaches the client's buffer.
+/// Handles the answer to Accept. After a Confirm, attaches the client's buffer.
 fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
     let Accepted { awaiting, reader, fabric, peer, mut own } = accepted;
     let dirty = own.dmb().memory().len();
@@ -285,16 +277,16 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
         ConfirmStep::Established(established) => match peer.attach(established.peer) {
             Ok(Some(theirs)) => {
                 peer.established(established.terms, established.peer_link);
-                let link = SmcdConn { fabric, peer, own, theirs, established };
-                Ok(Outcome::Smc(EstablishedConn::D(Box::new(link))))
+                let conn = SmcdConn { fabric, peer, own, theirs, established };
+                Ok(Outcome::Smc(EstablishedConn::D(Box::new(conn))))
             }
             // Too late for TCP: the client may have written already (CLC-63).
             Ok(None) => Err(Broken::Late(DeclineReason::Registration)),
-            Err(error) => Err(Broken::Late(reason_of(&error))),
+            Err(error) => Err(Broken::Late(device_decline_reason(&error))),
         },
-        ConfirmStep::Decline(decline) => give_up(tcp, decline),
+        ConfirmStep::Decline(decline) => send_decline(tcp, decline),
         ConfirmStep::PeerDeclined(declined) => {
-            // Nobody wrote into it, and nobody will.
+            // No peer has written into the buffer, and none will.
             own.allow_reuse(dirty);
             if declined.out_of_sync {
                 peer.reset_link();
@@ -302,13 +294,5 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into()))
         }
         ConfirmStep::Fail(error) => Err(error.into()),
-    }
-}
-
-fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
-    send(tcp, &decline.message)?;
-    match decline.then {
-        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
-        AfterDecline::Break => Err(Broken::Late(decline.reason)),
     }
 }

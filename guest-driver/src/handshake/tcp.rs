@@ -12,10 +12,11 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 use smc_core::handshake::ClcReader;
 
 use crate::rendezvous::{OptionRequest, PeerDiscovery};
+use crate::sys::timespec;
 
-/// Reads what `reader` awaits, as far as it is there. `false`: more has to come.
+/// Reads the available bytes of the message that `reader` awaits. `false`: more bytes have to come.
 ///
-/// Nothing behind the message is taken from the stream (CLC-57).
+/// The bytes behind the message stay in the stream (CLC-57).
 pub(super) fn fill(tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, super::Broken> {
     while reader.message().is_none() {
         match net::recv(tcp, reader.space(), RecvFlags::DONTWAIT) {
@@ -29,9 +30,9 @@ pub(super) fn fill(tcp: &TcpStream, reader: &mut ClcReader) -> Result<bool, supe
 }
 
 /// Copies the first bytes of the stream without taking them; `None` if there are none yet.
-pub(super) fn peek(tcp: &TcpStream, prefix: &mut [u8]) -> io::Result<Option<usize>> {
+pub(super) fn peek(tcp: impl AsFd, prefix: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
-        match net::recv(tcp, &mut *prefix, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        match net::recv(&tcp, &mut *prefix, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((n, _)) => return Ok(Some(n)),
             Err(Errno::WOULDBLOCK) => return Ok(None),
             Err(Errno::INTR) => {}
@@ -40,8 +41,8 @@ pub(super) fn peek(tcp: &TcpStream, prefix: &mut [u8]) -> io::Result<Option<usiz
     }
 }
 
-/// Sends a whole CLC message. Messages are small and the send buffer of a fresh connection is
-/// empty, so waiting is the exception.
+/// Sends a whole CLC message. A message is small and the send buffer of a new connection is empty,
+/// so this seldom waits.
 pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     let mut rest = message;
     while !rest.is_empty() {
@@ -79,18 +80,14 @@ fn wait(tcp: &TcpStream, flags: rustix::event::PollFlags, timeout: Duration) -> 
 }
 
 fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    let timeout = rustix::event::Timespec {
-        tv_sec: timeout.as_secs().min(3600) as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
-    match rustix::event::poll(fds, Some(&timeout)) {
+    match rustix::event::poll(fds, Some(&timespec(timeout))) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Connects, with lazy acknowledgements from the start, and with TCP option 254 if the discovery is to
-/// be asked.
+/// Connects. Acknowledgements are lazy from the start. With a `discovery` the socket sends TCP
+/// option 254 if mode and policy allow.
 ///
 /// # Errors
 /// Those of connect(2); `TimedOut` when the deadline has passed.
@@ -108,15 +105,12 @@ pub(crate) fn connect(
     }
     match net::connect(&socket, addr) {
         Ok(()) => {}
-        // It goes on by itself.
+        // The kernel goes on connecting.
         Err(Errno::INTR | Errno::INPROGRESS) => {
             let left = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
             loop {
                 let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
-                let timeout = left().map(|left| rustix::event::Timespec {
-                    tv_sec: left.as_secs().min(3600) as i64,
-                    tv_nsec: i64::from(left.subsec_nanos()),
-                });
+                let timeout = left().map(timespec);
                 match rustix::event::poll(&mut fds, timeout.as_ref()) {
                     Ok(0) if left().is_some_and(|left| left.is_zero()) => {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -136,9 +130,9 @@ pub(crate) fn connect(
     Ok((socket.into(), asked))
 }
 
-/// Whether acknowledgements wait a moment for something to ride on. In a handshake each message
-/// answers the one before, so that those of their own are packets for nothing. For ordinary TCP
-/// the kernel shall decide.
+/// Sets whether the kernel delays acknowledgements. In a handshake each message answers the one
+/// before and carries its acknowledgement, so a packet for the acknowledgement alone is useless. A
+/// connection that stays TCP leaves the choice to the kernel.
 pub(crate) fn acknowledge_lazily(socket: impl AsFd, lazily: bool) {
     if let Err(error) = sockopt::set_tcp_quickack(socket, !lazily) {
         tracing::debug!(%error, "TCP_QUICKACK");

@@ -3,10 +3,12 @@
 use smc_core::handshake::{DeclineCode, FallbackReason};
 use thiserror::Error;
 
+use crate::rendezvous::{PeerDiscovery, TcpReason};
+
 /// Why a connection is TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fallback {
-    /// The handshake ended so.
+    /// The result of the handshake.
     #[error(transparent)]
     Handshake(#[from] FallbackReason),
     /// No device is open.
@@ -18,15 +20,29 @@ pub enum Fallback {
     /// The policy does not let SMC happen with this peer.
     #[error("the policy says TCP")]
     Policy,
-    /// The server has declined several times in a row because it had no device; it is spared for a while.
+    /// The server has declined several times in a row because it had no device, so the client does
+    /// not propose for a while.
     #[error("the server has lately declined several times in a row for want of a device")]
     DeclinedBefore,
-    /// TCP option 254 is required and cannot be had.
+    /// TCP option 254 is required but not available.
     #[error("no TCP option 254: {0}")]
     NoRendezvous(String),
 }
 
 impl Fallback {
+    /// Why a client uses TCP after the peer discovery said so.
+    pub fn from_discovery(reason: TcpReason, discovery: &PeerDiscovery) -> Fallback {
+        match reason {
+            TcpReason::NotAnswered => FallbackReason::PeerNotSmc.into(),
+            TcpReason::Policy => Fallback::Policy,
+            TcpReason::Unavailable => {
+                let why = discovery.unavailable().map(ToString::to_string);
+                let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
+                Fallback::NoRendezvous(why)
+            }
+        }
+    }
+
     /// Linux's number for the reason, which its tools print in words.
     pub fn code(&self) -> DeclineCode {
         match self {

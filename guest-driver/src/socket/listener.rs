@@ -4,27 +4,27 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fd::OwnedFd;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
-use smc_core::handshake::FallbackReason;
 
-use super::stream::{SmcStream, break_off};
+use super::incoming::Incoming;
+use super::stream::SmcStream;
 use super::{Stack, stack::Current};
-use crate::handshake::{self, Broken, Outcome, server};
-use crate::rendezvous::ServerAction;
-use rustc_hash::FxHashMap;
+use crate::handshake::{self, Broken};
+use crate::sys::{lock, timespec};
 
 /// Handshakes under way at most; more clients wait in TCP's own queue.
 const MAX_PENDING: usize = 256;
-/// Handshakes that a thread watches by itself while it sleeps, at most; epoll is for more of them.
-const MAX_WATCHED: usize = 8;
+/// Handshakes that a sleeping thread checks out at most. The others are registered with epoll.
+const MAX_CHECKED_OUT: usize = 8;
 
 /// The epoll key of the TCP listener; handshakes have smaller ones.
 const LISTENER: u64 = u64::MAX;
@@ -33,10 +33,14 @@ const TIMER: u64 = u64::MAX - 1;
 
 /// A listening socket with the behaviour of [`std::net::TcpListener`].
 ///
-/// A client that proposes SMC is recognised by its first bytes; any other is an ordinary TCP client.
-/// One that stays silent is taken for an ordinary one after a while
-/// ([`Config::detect_timeout`](super::Config::detect_timeout)). Handshakes go on side by side while
-/// some thread is in [`SmcListener::accept`]; a client that is slow, or means ill, holds up nobody.
+/// The listener recognises a client that proposes SMC by its first bytes. Any other client is an
+/// ordinary TCP client, and so is one that sends nothing for
+/// [`Config::detect_timeout`](super::Config::detect_timeout). Handshakes go on side by side while
+/// any thread is in [`SmcListener::accept`]. A slow or hostile client delays no other client.
+///
+/// A thread in `accept` first spins for handshakes that began a moment ago: most are complete before
+/// it is worth registering them with epoll. Before it sleeps, it registers them, or checks a few of
+/// them out of the table and polls their TCP streams itself, which costs no call of epoll.
 #[derive(Debug)]
 pub struct SmcListener {
     stack: Arc<Stack>,
@@ -50,29 +54,31 @@ pub struct SmcListener {
 #[derive(Default)]
 struct Pending {
     handshakes: FxHashMap<u64, Entry>,
-    /// Handshakes that epoll does not know: most are over before it is worth telling it.
-    hot: Vec<u64>,
-    /// Handshakes that sleeping threads have taken along.
-    away: usize,
-    /// Threads that sleep.
+    /// Keys of the handshakes that epoll does not watch.
+    unregistered: Vec<u64>,
+    /// Number of handshakes that sleeping threads have checked out of the table.
+    checked_out: usize,
+    /// Number of threads that sleep.
     sleepers: usize,
-    /// No more clients are taken for now.
+    /// Epoll does not watch the TCP listener, because no more handshakes are allowed.
     full: bool,
+    /// The key of the next handshake.
     next: u64,
+    /// Connections that `accept` returns next.
     ready: VecDeque<(SmcStream, SocketAddr)>,
-    /// What the timer is set to.
+    /// The time for which the timer is set.
     alarm: Option<Instant>,
 }
 
 struct Entry {
-    tcp: TcpStream,
+    incoming: Incoming,
     addr: SocketAddr,
-    handshake: server::Handshake,
+    /// Epoll watches the TCP stream.
     registered: bool,
-    /// The thread that watched it was told that there is nothing new.
-    silent: bool,
-    /// The other descriptor of the handshake is registered, too.
-    both: bool,
+    /// Epoll watches the descriptor for LLC messages, too.
+    llc_registered: bool,
+    /// The thread that had checked it out found nothing to read.
+    no_news: bool,
 }
 
 impl std::fmt::Debug for Pending {
@@ -155,27 +161,27 @@ impl SmcListener {
 
     /// Takes the next connection: SMC or TCP, see [`SmcStream::info`].
     ///
-    /// A handshake that fails is nobody's connection: it is counted and the next one is taken.
+    /// The listener counts handshakes that fail, and goes on with the next client.
     ///
     /// # Errors
     /// Those of [`TcpListener::accept`]; `WouldBlock` if non-blocking.
     pub fn accept(&self) -> io::Result<(SmcStream, SocketAddr)> {
-        // Whether TCP's queue is worth a look, and whether epoll had something to tell.
-        let (mut queue, mut told) = (true, false);
+        // Whether TCP's queue may hold a client, and whether epoll has events.
+        let (mut check_queue, mut has_events) = (true, false);
         self.stack.sweep();
-        let mut pending = self.lock();
+        let mut pending = lock(&self.pending);
         loop {
             let current = self.stack.current();
-            let taken = self.try_once(&mut pending, &current, queue)?;
+            let taken = self.try_once(&mut pending, &current, check_queue)?;
             if pending.ready.is_empty() && !self.nonblocking() {
-                // A client in the middle of a handshake answers soon: look for a while.
-                self.look_for_a_while(&mut pending, &current)?;
+                // A client in the middle of a handshake answers soon.
+                self.spin(&mut pending, &current)?;
             }
-            // Without a client and without a connection it was something else that epoll told of.
-            told &= !taken && pending.ready.is_empty();
-            self.take_events(&mut pending, &current, told)?;
+            // A client in the queue explains why epoll woke the thread; so does a connection.
+            has_events &= !taken && pending.ready.is_empty();
+            self.take_events(&mut pending, &current, has_events)?;
             if !pending.ready.is_empty() {
-                self.leave_to_others(&mut pending)?;
+                self.hand_over(&mut pending)?;
                 if let Some(accepted) = pending.ready.pop_front() {
                     return Ok(accepted);
                 }
@@ -186,19 +192,19 @@ impl SmcListener {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             let next = pending.next_deadline();
-            let mut watched = pending.take_along();
+            let mut checked_out = pending.check_out();
             let mut slept = self.register(&mut pending).map(|()| false);
             if slept.is_ok() {
                 pending.sleepers += 1;
                 drop(pending);
                 let next = next.map(|next| next.saturating_duration_since(Instant::now()));
-                slept = self.sleep(&mut watched, next);
-                pending = self.lock();
+                slept = self.sleep(&mut checked_out, next);
+                pending = lock(&self.pending);
                 pending.sleepers -= 1;
             }
-            pending.bring_back(watched);
-            told = slept?;
-            queue = told;
+            pending.check_in(checked_out);
+            has_events = slept?;
+            check_queue = has_events;
         }
     }
 
@@ -212,38 +218,43 @@ impl SmcListener {
         &self.stack
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sleeps until there is something new, and notes of which handshakes. `true`: epoll tells.
-    fn sleep(&self, watched: &mut [(u64, Entry)], timeout: Option<Duration>) -> io::Result<bool> {
+    /// Sleeps until epoll or one of the handshakes may have news, and marks those that have none.
+    /// `true`: epoll has events.
+    fn sleep(
+        &self,
+        checked_out: &mut [(u64, Entry)],
+        timeout: Option<Duration>,
+    ) -> io::Result<bool> {
         let timeout = timeout.map(timespec);
-        let mut fds = Vec::with_capacity(1 + watched.len());
+        let mut fds = Vec::with_capacity(1 + checked_out.len());
         fds.push(PollFd::new(&self.epoll, PollFlags::IN));
-        fds.extend(watched.iter().map(|(_, entry)| PollFd::new(&entry.tcp, PollFlags::IN)));
+        fds.extend(checked_out.iter().filter_map(|(_, entry)| {
+            let [tcp, _] = entry.incoming.fds();
+            tcp.map(|tcp| PollFd::from_borrowed_fd(tcp, PollFlags::IN))
+        }));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            // A signal: nothing is said of any of them.
+            // After a signal no descriptor has results, so no handshake is tried.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let mut told = fds.iter().map(|fd| !fd.revents().is_empty());
-        let by_epoll = told.next().unwrap_or_default();
-        let told: Vec<_> = told.collect();
-        for ((_, entry), told) in watched.iter_mut().zip(told) {
-            entry.silent = !told;
+        let mut results = fds.iter().map(|fd| !fd.revents().is_empty());
+        let has_events = results.next().unwrap_or_default();
+        let results: Vec<_> = results.collect();
+        for ((_, entry), has_news) in checked_out.iter_mut().zip(results) {
+            entry.no_news = !has_news;
         }
-        Ok(by_epoll)
+        Ok(has_events)
     }
 
-    /// Before this thread goes away with a connection: what it leaves behind must reach those who sleep.
-    fn leave_to_others(&self, pending: &mut Pending) -> io::Result<()> {
+    /// Before this thread returns with a connection: registers all handshakes, and wakes another
+    /// thread if there are more connections.
+    fn hand_over(&self, pending: &mut Pending) -> io::Result<()> {
         if pending.sleepers == 0 {
             return Ok(());
         }
         self.register(pending)?;
         if pending.ready.len() > 1 {
-            self.ring(Duration::from_nanos(1))?;
+            self.set_timer(Duration::from_nanos(1))?;
             pending.alarm = None;
         }
         Ok(())
@@ -253,45 +264,51 @@ impl SmcListener {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Tries the handshakes that epoll does not know, if they may have something new, and takes a new
-    /// client from the `queue`. `true`: there was one.
-    fn try_once(&self, pending: &mut Pending, current: &Current, queue: bool) -> io::Result<bool> {
-        // A step may take its handshake off the list.
-        for key in pending.hot.clone() {
+    /// Advances the handshakes that epoll does not watch, if they may have news, and with
+    /// `check_queue` takes a new client from TCP's queue. `true`: there was one.
+    fn try_once(
+        &self,
+        pending: &mut Pending,
+        current: &Current,
+        check_queue: bool,
+    ) -> io::Result<bool> {
+        // A step may remove its handshake from the list.
+        for key in pending.unregistered.clone() {
             let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
-            if !std::mem::take(&mut entry.silent) {
+            if !std::mem::take(&mut entry.no_news) {
                 self.step(pending, current, key);
             }
         }
-        Ok(queue && pending.ready.is_empty() && self.take_client(pending, current)?)
+        Ok(check_queue && pending.ready.is_empty() && self.take_client(pending, current)?)
     }
 
-    /// Tries again and again for as long as that is worth it.
-    fn look_for_a_while(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
-        if pending.hot.is_empty() {
+    /// Calls [`SmcListener::try_once`] for as long as spinning is worthwhile.
+    fn spin(&self, pending: &mut Pending, current: &Current) -> io::Result<()> {
+        if pending.unregistered.is_empty() {
             return Ok(());
         }
         let mut tried = Ok(false);
         self.stack.spin().until_asked(|| {
             tried = self.try_once(pending, current, true);
-            // Nothing left to look at counts as an end, too.
-            tried.is_err() || !pending.ready.is_empty() || pending.hot.is_empty()
+            // Without unregistered handshakes there is nothing left to spin for.
+            tried.is_err() || !pending.ready.is_empty() || pending.unregistered.is_empty()
         });
         tried.map(|_| ())
     }
 
-    /// Gives epoll what it does not know yet.
+    /// Registers all handshakes with epoll.
     fn register(&self, pending: &mut Pending) -> io::Result<()> {
-        for key in std::mem::take(&mut pending.hot) {
+        for key in std::mem::take(&mut pending.unregistered) {
             let Some(entry) = pending.handshakes.get_mut(&key) else { continue };
+            let [Some(tcp), _] = entry.incoming.fds() else { continue };
             let data = epoll::EventData::new_u64(key);
-            // Edge triggered: a peek leaves the bytes, and the client may send no more of them.
+            // Edge triggered: a peek leaves the bytes in the stream, and the client may send no more.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-            epoll::add(&self.epoll, &entry.tcp, data, flags)?;
+            epoll::add(&self.epoll, tcp, data, flags)?;
             entry.registered = true;
-            self.register_other(entry, key)?;
+            self.register_llc(entry, key)?;
         }
-        // With as many handshakes as are allowed, clients wait in TCP's queue, and must not keep this
+        // If no more handshakes are allowed, clients wait in TCP's queue. They must not keep this
         // thread awake.
         let full = pending.is_full();
         if full != pending.full {
@@ -302,23 +319,29 @@ impl SmcListener {
         Ok(())
     }
 
-    /// Gives epoll the descriptor that LLC has beside TCP.
-    fn register_other(&self, entry: &mut Entry, key: u64) -> io::Result<()> {
-        if let Some(fd) = entry.handshake.fd()
+    /// Registers the descriptor for LLC messages with epoll, once the handshake has one.
+    fn register_llc(&self, entry: &mut Entry, key: u64) -> io::Result<()> {
+        if let [_, Some(fd)] = entry.incoming.fds()
             && entry.registered
-            && !entry.both
+            && !entry.llc_registered
         {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), flags)?;
-            entry.both = true;
+            entry.llc_registered = true;
         }
         Ok(())
     }
 
-    /// Goes on with what epoll reports, if it has something to (`told`) or may have, and with what has
-    /// run out of time.
-    fn take_events(&self, pending: &mut Pending, current: &Current, told: bool) -> io::Result<()> {
-        if told || pending.handshakes.len() > pending.hot.len() || self.nonblocking() {
+    /// Advances the handshakes that epoll reports, and those whose deadline has passed. Asks epoll
+    /// if it `has_events` or may have some.
+    fn take_events(
+        &self,
+        pending: &mut Pending,
+        current: &Current,
+        has_events: bool,
+    ) -> io::Result<()> {
+        let any_registered = pending.handshakes.len() > pending.unregistered.len();
+        if has_events || any_registered || self.nonblocking() {
             let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
             let timeout = timespec(Duration::ZERO);
             let events = match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
@@ -341,16 +364,12 @@ impl SmcListener {
             return Ok(());
         }
         let now = Instant::now();
-        let late: Vec<u64> = pending
-            .handshakes
-            .iter()
-            .filter(|(_, entry)| entry.handshake.deadline() <= now)
-            .map(|(key, _)| *key)
-            .collect();
+        let is_late = |entry: &Entry| entry.incoming.deadline().is_some_and(|end| end <= now);
+        let handshakes = pending.handshakes.iter();
+        let late: Vec<u64> =
+            handshakes.filter(|(_, entry)| is_late(entry)).map(|(key, _)| *key).collect();
         for key in late {
-            self.step_with(pending, key, |entry| {
-                entry.handshake.expire(&entry.tcp, &self.terms(current))
-            });
+            self.step(pending, current, key);
         }
         Ok(())
     }
@@ -364,105 +383,57 @@ impl SmcListener {
             match self.tcp.accept() {
                 Ok(accepted) => break accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                // The client has gone again; that is no error of ours.
+                // The client has closed the connection already; another one may be in the queue.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         };
-        let handshake = match self.stack.peer_discovery().accepted(&tcp) {
-            ServerAction::AwaitProposal => server::Handshake::awaited(&self.terms(current)),
-            ServerAction::Peek => server::Handshake::new(&self.terms(current)),
-            ServerAction::UseTcp => {
-                let plain = Outcome::Tcp(FallbackReason::PeerNotSmc.into());
-                self.finish(pending, tcp, addr, Ok(plain));
-                return Ok(true);
-            }
-        };
         let key = pending.next;
         pending.next = (pending.next + 1) % TIMER;
-        let (registered, silent, both) = Default::default();
-        let entry = Entry { tcp, addr, handshake, registered, silent, both };
+        let (registered, llc_registered, no_news) = Default::default();
+        let incoming = Incoming::accepted(&self.stack, tcp);
+        let entry = Entry { incoming, addr, registered, llc_registered, no_news };
         pending.handshakes.insert(key, entry);
-        pending.hot.push(key);
+        pending.unregistered.push(key);
         self.step(pending, current, key);
         Ok(true)
     }
 
-    fn terms<'a>(&self, current: &'a Current) -> server::Terms<'a> {
-        server::Terms {
-            config: &current.config,
-            fabrics: &current.fabrics,
-            rdma: current.rdma(),
-            buffer: self.stack.buffer_len(),
-            detect: self.stack.config().detect_timeout,
-            patience: self.stack.config().clc_timeout,
-        }
-    }
-
+    /// Advances one handshake. When it ends, the connection is ready.
     fn step(&self, pending: &mut Pending, current: &Current, key: u64) {
-        self.step_with(pending, key, |entry| {
-            // Epoll reports edges.
-            let drain = entry.registered;
-            entry.handshake.advance(&entry.tcp, &self.terms(current), drain)
-        });
-    }
-
-    fn step_with(
-        &self,
-        pending: &mut Pending,
-        key: u64,
-        step: impl FnOnce(&mut Entry) -> Result<Option<Outcome>, Broken>,
-    ) {
         let Some(entry) = pending.handshakes.get_mut(&key) else { return };
-        let outcome = match step(entry) {
-            Ok(None) => match self.register_other(entry, key) {
+        // Epoll reports edges, so a registered stream has to be read until it is empty.
+        let drain = entry.registered;
+        let result = match entry.incoming.step(current, drain) {
+            None => match self.register_llc(entry, key) {
                 Ok(()) => return,
-                Err(error) => Err(error.into()),
+                Err(error) => Err(Broken::Io(error)),
             },
-            Ok(Some(outcome)) => Ok(outcome),
-            Err(broken) => Err(broken),
+            Some(result) => result,
         };
-        if let Some(entry) = self.remove(pending, key) {
-            self.finish(pending, entry.tcp, entry.addr, outcome);
+        let Some(mut entry) = self.remove(pending, key) else { return };
+        match entry.incoming.finish(result) {
+            Ok(stream) => pending.ready.push_back((stream, entry.addr)),
+            Err(error) => tracing::debug!(addr = %entry.addr, %error, "handshake failed"),
         }
     }
 
+    /// Removes a handshake from the table and from epoll.
     fn remove(&self, pending: &mut Pending, key: u64) -> Option<Entry> {
         let removed = pending.handshakes.remove(&key)?;
-        pending.hot.retain(|hot| *hot != key);
+        pending.unregistered.retain(|unregistered| *unregistered != key);
         if removed.registered
-            && let Err(error) = epoll::delete(&self.epoll, &removed.tcp)
+            && let [Some(tcp), _] = removed.incoming.fds()
+            && let Err(error) = epoll::delete(&self.epoll, tcp)
         {
             tracing::debug!(%error, "epoll");
         }
         Some(removed)
     }
 
-    fn finish(
-        &self,
-        pending: &mut Pending,
-        tcp: TcpStream,
-        addr: SocketAddr,
-        outcome: Result<Outcome, Broken>,
-    ) {
-        let stream = match outcome {
-            Ok(Outcome::Smc(link)) => SmcStream::of_established(&self.stack, tcp, link),
-            Ok(Outcome::Tcp(why)) => SmcStream::of_tcp(&self.stack, tcp, why),
-            Err(broken) => {
-                tracing::debug!(%addr, %broken, "handshake failed");
-                self.stack.count_broken();
-                break_off(tcp, &broken);
-                return;
-            }
-        };
-        match stream {
-            Ok(stream) => pending.ready.push_back((stream, addr)),
-            Err(error) => tracing::debug!(%addr, %error, "connection lost after its handshake"),
-        }
-    }
-
-    /// Has the pollable descriptor become readable when the next handshake runs out of time.
+    /// Sets the timer, so that the pollable descriptor becomes readable at the next deadline of a
+    /// handshake.
     fn set_alarm(&self, pending: &mut Pending) -> io::Result<()> {
         let next = pending.next_deadline();
         if next == pending.alarm {
@@ -471,13 +442,13 @@ impl SmcListener {
         let left = next.map_or(Duration::ZERO, |next| {
             next.saturating_duration_since(Instant::now()).max(Duration::from_micros(1))
         });
-        self.ring(left)?;
+        self.set_timer(left)?;
         pending.alarm = next;
         Ok(())
     }
 
-    /// Has the timer wake whoever waits after a while; zero: never.
-    fn ring(&self, after: Duration) -> io::Result<()> {
+    /// Makes epoll report the timer after a while; zero: never.
+    fn set_timer(&self, after: Duration) -> io::Result<()> {
         let once = timespec(Duration::ZERO);
         let spec = Itimerspec { it_interval: once, it_value: timespec(after) };
         rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec)?;
@@ -487,46 +458,41 @@ impl SmcListener {
 
 impl Pending {
     fn is_full(&self) -> bool {
-        self.handshakes.len() + self.away >= MAX_PENDING
+        self.handshakes.len() + self.checked_out >= MAX_PENDING
     }
 
-    /// Those that a thread can watch without epoll while it sleeps. Nobody else goes on with them.
-    fn take_along(&mut self) -> Vec<(u64, Entry)> {
-        let mut along = Vec::new();
-        for key in std::mem::take(&mut self.hot) {
-            let waits = |entry: &Entry| entry.handshake.awaits_confirm();
+    /// Takes handshakes out of the table that a thread can poll by itself while it sleeps. No other
+    /// thread advances them meanwhile.
+    fn check_out(&mut self) -> Vec<(u64, Entry)> {
+        let mut checked_out = Vec::new();
+        for key in std::mem::take(&mut self.unregistered) {
             match self.handshakes.remove(&key) {
-                Some(entry) if waits(&entry) && along.len() < MAX_WATCHED => {
-                    along.push((key, entry))
+                Some(entry)
+                    if entry.incoming.awaits_confirm() && checked_out.len() < MAX_CHECKED_OUT =>
+                {
+                    checked_out.push((key, entry))
                 }
                 Some(entry) => {
                     self.handshakes.insert(key, entry);
-                    self.hot.push(key);
+                    self.unregistered.push(key);
                 }
                 None => {}
             }
         }
-        self.away += along.len();
-        along
+        self.checked_out += checked_out.len();
+        checked_out
     }
 
-    /// Undoes [`Pending::take_along`].
-    fn bring_back(&mut self, along: Vec<(u64, Entry)>) {
-        self.away -= along.len();
-        for (key, entry) in along {
+    /// Undoes [`Pending::check_out`].
+    fn check_in(&mut self, checked_out: Vec<(u64, Entry)>) {
+        self.checked_out -= checked_out.len();
+        for (key, entry) in checked_out {
             self.handshakes.insert(key, entry);
-            self.hot.push(key);
+            self.unregistered.push(key);
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.handshakes.values().map(|entry| entry.handshake.deadline()).min()
-    }
-}
-
-fn timespec(timeout: Duration) -> rustix::event::Timespec {
-    rustix::event::Timespec {
-        tv_sec: timeout.as_secs().min(3600) as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
+        self.handshakes.values().filter_map(|entry| entry.incoming.deadline()).min()
     }
 }

@@ -1,7 +1,7 @@
-//! Sockets: `SmcListener` and `SmcStream`, how they wait, and what they were told.
+//! Sockets: `SmcListener` and `SmcStream`, their configuration, and how programs wait for them.
 
 mod config;
-mod greeting;
+mod incoming;
 mod listener;
 mod options;
 mod poller;
@@ -12,13 +12,14 @@ mod stream;
 pub mod tokio;
 mod watch;
 
+pub use crate::handshake::{FirstBytes, Opening};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
     SmcdInfo, SmcrInfo, show_gid,
 };
 pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
-pub use greeting::Incoming;
+pub use incoming::Incoming;
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use poller::{Interest, PollEvent, Poller};

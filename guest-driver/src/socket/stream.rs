@@ -1,4 +1,4 @@
-//! `SmcStream`: a connection, over SMC-D or TCP.
+//! `SmcStream`: a connection, over SMC-D, SMC-R or TCP.
 //!
 //! Rules kept here: CDC-25, SOCK-1, SOCK-2, SOCK-3, SOCK-5, SOCK-6, SOCK-8, SOCK-9, SEC-5.
 
@@ -6,30 +6,30 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
-use smc_core::handshake::FallbackReason;
-
 use super::statistics::Described;
 use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
-use crate::handshake::{self, Broken, EstablishedConn, Outcome, client};
+use crate::handshake::client::{self, ClientParams};
+use crate::handshake::{self, Broken, EstablishedConn, Outcome};
 use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
-use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery, TcpReason};
+use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 use crate::sys;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
-/// It starts as a TCP connection; if both ends speak SMC and reach each other through a device,
-/// bytes travel through shared memory from then on. [`SmcStream::info`] tells which it is.
+/// It starts as a TCP connection. If both ends speak SMC and share a virtio-ism fabric or a RoCE
+/// network, bytes travel through shared memory or RDMA from then on. [`SmcStream::info`] says what
+/// carries it.
 ///
-/// Clones made by [`SmcStream::try_clone`] are the same connection; it closes when the last one is
-/// dropped. With unread data it is reset then, as TCP is.
+/// Clones made by [`SmcStream::try_clone`] are the same connection, which closes when the last one is
+/// dropped. If unread data is left then, it is reset, as TCP is.
 pub struct SmcStream {
     shared: Arc<Shared>,
 }
@@ -42,7 +42,6 @@ struct Shared {
     write_timeout: AtomicU64,
     linger: Mutex<Option<Duration>>,
     keepalive: Mutex<Option<KeepAlive>>,
-    read_shut: AtomicBool,
 }
 
 enum Kind {
@@ -62,7 +61,7 @@ impl SmcStream {
         let mut failed = None;
         for addr in addr.to_socket_addrs()? {
             match handshake::connect(&addr, Self::peer_discovery(stack), None) {
-                Ok(connected) => return Self::meet(stack, connected, None),
+                Ok(connected) => return Self::upgrade_connected(stack, connected, None),
                 Err(error) => failed = Some(error),
             }
         }
@@ -70,29 +69,24 @@ impl SmcStream {
         Err(failed.unwrap_or_else(none))
     }
 
-    /// Who is to be asked for TCP option 254: nobody, if there is nothing to offer.
+    /// The peer discovery, if this end has a device to offer.
     fn peer_discovery(stack: &Arc<Stack>) -> Option<&PeerDiscovery> {
         stack.current().no_device().is_none().then(|| stack.peer_discovery())
     }
 
-    /// Goes on as both ends agreed.
-    fn meet(
+    /// Proposes SMC, or goes on as TCP, as the peer discovery says.
+    fn upgrade_connected(
         stack: &Arc<Stack>,
         (tcp, asked): (TcpStream, Option<OptionRequest>),
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
-        // Without a device it stays TCP, and says why.
+        // Without a device `propose` makes it TCP, with the reason.
         let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
         match stack.peer_discovery().connected(&tcp, asked) {
             ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
-            ClientAction::UseTcp(TcpReason::NotAnswered) => {
-                Self::of_tcp(stack, tcp, FallbackReason::PeerNotSmc.into())
-            }
-            ClientAction::UseTcp(TcpReason::Policy) => Self::of_tcp(stack, tcp, Fallback::Policy),
-            ClientAction::UseTcp(TcpReason::Unavailable) => {
-                let why = stack.peer_discovery().unavailable().map(ToString::to_string);
-                let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
-                Self::of_tcp(stack, tcp, Fallback::NoRendezvous(why))
+            ClientAction::UseTcp(reason) => {
+                let why = Fallback::from_discovery(reason, stack.peer_discovery());
+                Self::of_tcp(stack, tcp, why)
             }
         }
     }
@@ -108,7 +102,7 @@ impl SmcStream {
     ) -> io::Result<SmcStream> {
         let deadline = Instant::now() + timeout;
         let connected = handshake::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
-        Self::meet(stack, connected, Some(deadline))
+        Self::upgrade_connected(stack, connected, Some(deadline))
     }
 
     /// Connects to an ordinary TCP server.
@@ -131,8 +125,8 @@ impl SmcStream {
         Self::propose(stack, tcp, deadline, false)
     }
 
-    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254: it waits for
-    /// a message, so it is declined if there is nothing to propose.
+    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254. The server
+    /// waits for a message, so this sends a Decline if there is nothing to propose.
     ///
     /// # Errors
     /// As [`SmcStream::upgrade`].
@@ -144,7 +138,7 @@ impl SmcStream {
         Self::propose(stack, tcp, deadline, true)
     }
 
-    /// Shakes hands. `awaited`: the server has answered TCP option 254.
+    /// Does the client's handshake. `awaited`: the server has answered TCP option 254.
     fn propose(
         stack: &Arc<Stack>,
         tcp: TcpStream,
@@ -158,7 +152,7 @@ impl SmcStream {
         {
             return Self::of_tcp(stack, tcp, why);
         }
-        let terms = client::Terms {
+        let params = ClientParams {
             config: &current.config,
             fabrics: &current.fabrics,
             rdma: current.rdma(),
@@ -167,19 +161,33 @@ impl SmcStream {
             awaited,
             deadline,
         };
-        match client::propose(&tcp, &terms) {
-            Ok(Outcome::Smc(link)) => Self::of_established(stack, tcp, link),
+        let result = client::propose(&tcp, &params);
+        Self::of_handshake(stack, tcp, result)
+    }
+
+    /// The connection that a handshake results in.
+    pub(super) fn of_handshake(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        result: Result<Outcome, Broken>,
+    ) -> io::Result<SmcStream> {
+        match result {
+            Ok(Outcome::Smc(established)) => Self::of_established(stack, tcp, established),
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
                 stack.count_broken();
-                break_off(tcp, &broken);
+                match &broken {
+                    // The peer sent nothing: an orderly close. All else resets the connection.
+                    Broken::Handshake(error) if error.is_timeout() => drop(tcp),
+                    _ => sys::reset_tcp(tcp),
+                }
                 Err(broken.into())
             }
         }
     }
 
     /// An SMC connection of a completed handshake.
-    pub(super) fn of_established(
+    fn of_established(
         stack: &Arc<Stack>,
         tcp: TcpStream,
         established: EstablishedConn,
@@ -200,11 +208,7 @@ impl SmcStream {
     }
 
     /// A connection that goes on as TCP.
-    pub(super) fn of_tcp(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        why: Fallback,
-    ) -> io::Result<SmcStream> {
+    fn of_tcp(stack: &Arc<Stack>, tcp: TcpStream, why: Fallback) -> io::Result<SmcStream> {
         stack.count_tcp(&why);
         if why != Fallback::Asked {
             handshake::acknowledge_lazily(&tcp, false);
@@ -221,7 +225,6 @@ impl SmcStream {
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
             keepalive: Mutex::new(None),
-            read_shut: AtomicBool::new(false),
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
@@ -304,7 +307,7 @@ impl SmcStream {
         }
     }
 
-    /// Reads without taking (MSG_PEEK).
+    /// Reads, and leaves the bytes in the stream (MSG_PEEK).
     ///
     /// # Errors
     /// As [`SmcStream::recv`].
@@ -319,7 +322,7 @@ impl SmcStream {
         }
     }
 
-    /// Sends one byte of urgent data (MSG_OOB). Nothing else is sent until the peer has come to it.
+    /// Sends one byte of urgent data (MSG_OOB). Later sends wait until the peer's reader has reached it.
     ///
     /// # Errors
     /// As [`SmcStream::send`].
@@ -336,7 +339,8 @@ impl SmcStream {
     /// Takes the peer's urgent byte (MSG_OOB).
     ///
     /// # Errors
-    /// `WouldBlock`: announced, not here yet. `InvalidInput`: there is none, or it is in line.
+    /// `WouldBlock`: the byte is announced but has not arrived. `InvalidInput`: there is none, or it
+    /// stays in the stream ([`SmcStream::set_oob_inline`]).
     pub fn recv_urgent(&self) -> io::Result<u8> {
         match &self.shared.kind {
             Kind::Smc(conn) => conn.recv_urgent(false),
@@ -348,7 +352,7 @@ impl SmcStream {
         }
     }
 
-    /// Whether urgent data is announced or there (POLLPRI).
+    /// Whether urgent data is announced or has arrived (POLLPRI).
     ///
     /// # Errors
     /// The connection ended abnormally.
@@ -415,9 +419,6 @@ impl SmcStream {
     /// # Errors
     /// The connection ended abnormally.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        if how != Shutdown::Write {
-            self.shared.read_shut.store(true, Ordering::Relaxed);
-        }
         match &self.shared.kind {
             Kind::Smc(conn) => conn.shutdown(how),
             Kind::Tcp(tcp, _) => tcp.shutdown(how),
@@ -556,14 +557,6 @@ fn duration(micros: &AtomicU64) -> Option<Duration> {
     match micros.load(Ordering::Relaxed) {
         0 => None,
         micros => Some(Duration::from_micros(micros)),
-    }
-}
-
-/// Ends a TCP connection whose handshake failed: silence closes it, everything else resets it.
-pub(super) fn break_off(tcp: TcpStream, broken: &Broken) {
-    match broken {
-        Broken::Handshake(error) if error.is_timeout() => drop(tcp),
-        _ => sys::reset_tcp(tcp),
     }
 }
 

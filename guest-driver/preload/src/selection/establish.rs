@@ -4,7 +4,9 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::selection::first_bytes::{FirstBytes, peek};
+use guest_driver::FirstBytes;
+
+use crate::selection::first_bytes::peek;
 use crate::selection::handshake::delay_acks;
 use crate::selection::option::AcceptAction;
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
@@ -194,7 +196,7 @@ pub(crate) fn add_inherited() {
         known.push((cookie, fd));
         let first = peek(borrowed(fd));
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
-        if first == FirstBytes::Smc || first == FirstBytes::Incomplete && untouched() {
+        if first.is_smc() || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
             add_accepted(fd, flags & libc::O_NONBLOCK != 0);
         }

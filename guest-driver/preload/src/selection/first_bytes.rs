@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use smc_core::wire::clc::{Guess, looks_like_opening};
+use guest_driver::FirstBytes;
 
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -17,31 +17,10 @@ pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a client has sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FirstBytes {
-    /// Nothing, or too little to tell.
-    Incomplete,
-    /// The beginning of a CLC message.
-    Smc,
-    /// Something else.
-    Other,
-}
-
 /// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens
-/// no device for it.
+/// no device for it. If the socket has an error, the program's next call gets it from TCP.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
-    use rustix::net::RecvFlags;
-    let mut bytes = [0u8; 8];
-    match rustix::net::recv(tcp, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => FirstBytes::Incomplete,
-        Err(_) | Ok((0, _)) => FirstBytes::Other,
-        Ok((n, _)) => match looks_like_opening(bytes.get(..n).unwrap_or_default()) {
-            Guess::Yes => FirstBytes::Smc,
-            Guess::NeedMore => FirstBytes::Incomplete,
-            Guess::No => FirstBytes::Other,
-        },
-    }
+    FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other)
 }
 
 /// Waits for a client's first bytes. If the program wants to write first, the wait ends after the

@@ -6,10 +6,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{ConnectionInfo, Fallback, Incoming, SmcStream};
+use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason};
 
-use crate::selection::first_bytes::{FirstBytes, SILENCE_TIMEOUT, await_first_bytes, peek};
+use crate::selection::first_bytes::{SILENCE_TIMEOUT, await_first_bytes, peek};
 use crate::selection::session::PlannedProposal;
 use crate::selection::{Wait, declined_servers, listening_ports, option, session};
 use crate::socket::registrations;
@@ -86,16 +86,16 @@ fn serve(
     fd: c_int,
     tcp: TcpStream,
     first_bytes: FirstBytes,
-    patient: bool,
+    may_wait: bool,
 ) {
-    if first_bytes != FirstBytes::Smc {
+    if !first_bytes.is_smc() {
         status::server_stays_on_tcp(&tcp);
         return complete_with_tcp(descriptor, fd);
     }
     let Some(session) = session::for_client() else { return complete_with_tcp(descriptor, fd) };
-    let mut incoming = session.incoming(tcp);
+    let mut incoming = session.incoming(tcp, first_bytes);
     let result =
-        if patient { finish_incoming(&mut incoming).map(Some) } else { incoming.advance_soon() };
+        if may_wait { finish_incoming(&mut incoming).map(Some) } else { incoming.advance_soon() };
     match result {
         Ok(Some(stream)) => complete(descriptor, fd, Ok(stream)),
         Err(error) => complete(descriptor, fd, Err(error)),

@@ -11,9 +11,8 @@ use std::sync::OnceLock;
 
 use guest_driver::Fallback;
 use guest_driver::rendezvous::{
-    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
+    AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
-use smc_core::handshake::FallbackReason;
 
 use crate::selection::session::PlannedProposal;
 use crate::selection::{declined_servers, listening_ports, session};
@@ -134,11 +133,7 @@ pub(crate) fn after_connect(
     match discovery.connected(socket, asked) {
         ClientAction::Propose { awaited } => Ok(PlannedProposal { awaited }),
         ClientAction::UseTcp(_) if request.listed => Ok(unasked),
-        ClientAction::UseTcp(TcpReason::NotAnswered) => Err(FallbackReason::PeerNotSmc.into()),
-        ClientAction::UseTcp(TcpReason::Policy) => Err(Fallback::Policy),
-        ClientAction::UseTcp(TcpReason::Unavailable) => {
-            Err(Fallback::NoRendezvous("the kernel refused the socket".into()))
-        }
+        ClientAction::UseTcp(reason) => Err(Fallback::from_discovery(reason, discovery)),
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Config as StackConfig, Incoming, Rnics, SmcStream, Stack, statistics};
+use guest_driver::{
+    Config as StackConfig, FirstBytes, Incoming, Rnics, SmcStream, Stack, statistics,
+};
 
 use crate::config::RunConfig;
 use crate::selection::device_lock::{DeviceLock, LockError};
@@ -49,8 +51,8 @@ impl ProcessSession {
     }
 
     /// Begins the server's half of the handshake on an accepted stream.
-    pub(crate) fn incoming(&self, tcp: TcpStream) -> Incoming {
-        Incoming::new(&self.stack, tcp)
+    pub(crate) fn incoming(&self, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
+        Incoming::new(&self.stack, tcp, first_bytes)
     }
 
     /// Whether the last attempt to open a device is less than [`RETRY`] ago.

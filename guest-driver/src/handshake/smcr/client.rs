@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    AcceptedR, AfterDecline, Config, DeclineReason, EstablishedR, KnownLink, PeerLink, SendDecline,
+    AcceptedR, Config, DeclineReason, EstablishedR, KnownLink, PeerLink, SendDecline,
 };
 use smc_core::link_group::Role;
 
+use super::super::decline::send_decline;
 use super::super::tcp::send;
 use super::super::{Broken, EstablishedConn, Outcome};
 use super::contact::{Draft, reason_of, remote_of};
@@ -120,11 +121,13 @@ impl Connecting {
                     }
                     Status::Usable => match self.take(&accepted, &group) {
                         Ok(draft) => self.stage = Stage::Rmb(accepted, draft),
-                        Err(reason) => return give_up(tcp, accepted.decline(reason)).map(Some),
+                        Err(reason) => {
+                            return send_decline(tcp, accepted.decline(reason)).map(Some);
+                        }
                     },
                     Status::Over => {
                         let decline = accepted.decline(DeclineReason::NoActiveLink);
-                        return give_up(tcp, decline).map(Some);
+                        return send_decline(tcp, decline).map(Some);
                     }
                 },
                 Stage::Rmb(accepted, draft) => match draft.is_confirmed() {
@@ -135,7 +138,7 @@ impl Connecting {
                     }
                     None => {
                         let decline = accepted.decline(DeclineReason::Registration);
-                        return give_up(tcp, decline).map(Some);
+                        return send_decline(tcp, decline).map(Some);
                     }
                 },
                 Stage::First(mut first) => match first.advance(self, tcp)? {
@@ -171,10 +174,10 @@ impl Connecting {
         mut draft: Draft,
     ) -> Result<Outcome, Broken> {
         let Some(own) = draft.end(accepted.direct()) else {
-            return give_up(tcp, accepted.decline(DeclineReason::NoActiveLink));
+            return send_decline(tcp, accepted.decline(DeclineReason::NoActiveLink));
         };
         if let Err(error) = draft.join(accepted.peer(), draft.link.key()) {
-            return give_up(tcp, accepted.decline(reason_of(&error)));
+            return send_decline(tcp, accepted.decline(reason_of(&error)));
         }
         let (established, confirm) = accepted.confirm(own, &[]);
         draft.tell();
@@ -247,14 +250,5 @@ pub(super) fn finish(draft: Draft, established: EstablishedR) -> Result<Outcome,
     match draft.finish(established) {
         Some(element) => Ok(Outcome::Smc(EstablishedConn::R(Box::new(element)))),
         None => Err(Broken::Late(DeclineReason::Internal)),
-    }
-}
-
-/// Declines, and says what that makes of the connection.
-pub(super) fn give_up(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
-    send(tcp, &decline.message)?;
-    match decline.then {
-        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
-        AfterDecline::Break => Err(Broken::Late(decline.reason)),
     }
 }

@@ -10,9 +10,10 @@ use smc_core::handshake::{
 };
 use smc_core::link_group::{Ending, Reason};
 
+use super::super::decline::send_decline;
 use super::super::tcp::{peek, send};
 use super::super::{Broken, Outcome};
-use super::client::{Connecting, finish, give_up};
+use super::client::{Connecting, finish};
 use super::contact::{Draft, reason_of, reason_of_end};
 use crate::smcr::group::Status;
 
@@ -58,7 +59,7 @@ impl FirstContact {
                             send(tcp, &confirm)?;
                             self.0 = Stage::Llc(Rising::new(draft, established, config));
                         }
-                        Err(decline) => return give_up(tcp, decline).map(Step::Done),
+                        Err(decline) => return send_decline(tcp, decline).map(Step::Done),
                     }
                 }
                 Stage::Llc(mut rising) => match rising.advance(tcp)? {
@@ -126,7 +127,7 @@ impl Rising {
                 Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
             }
             (Ending::Fallback, None) => match self.established.decline(&self.config, reason) {
-                Some(decline) => give_up(tcp, decline),
+                Some(decline) => send_decline(tcp, decline),
                 None => Err(Broken::Late(reason)),
             },
             _ => Err(Broken::Late(reason)),

@@ -16,9 +16,10 @@ use smc_core::link_group::{LinkGroup, LinkKey, Role};
 use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
+use super::super::decline::send_decline;
 use super::super::tcp::{fill, send};
 use super::super::{Broken, Outcome};
-use super::client::{finish, give_up};
+use super::client::finish;
 use super::contact::{Draft, reason_of, remote_of};
 use super::first::Rising;
 use crate::smcr::bell::Bell;
@@ -143,7 +144,9 @@ impl Accepting {
                         return Ok(None);
                     }
                     Some(Ok(draft)) => self.stage = Stage::Rmb(selection, draft),
-                    Some(Err(reason)) => return give_up(tcp, selection.decline(reason)).map(Some),
+                    Some(Err(reason)) => {
+                        return send_decline(tcp, selection.decline(reason)).map(Some);
+                    }
                 },
                 Stage::Rmb(selection, draft) => match draft.is_confirmed() {
                     // Of a first contact, Accept itself tells the peer of the RMB.
@@ -159,7 +162,7 @@ impl Accepting {
                     }
                     _ => {
                         let decline = selection.decline(DeclineReason::Registration);
-                        return give_up(tcp, decline).map(Some);
+                        return send_decline(tcp, decline).map(Some);
                     }
                 },
                 Stage::Confirm(mut accepted) => {
@@ -284,7 +287,7 @@ impl Accepting {
             ConfirmStepR::Established(established) => established,
             ConfirmStepR::Decline(decline) => {
                 abandon();
-                return give_up(tcp, decline).map(Some);
+                return send_decline(tcp, decline).map(Some);
             }
             ConfirmStepR::PeerDeclined(declined) => {
                 abandon();
@@ -318,7 +321,7 @@ impl Accepting {
             tracing::debug!(%error, "no first link");
             abandon();
             return match established.decline(&self.config, DeclineReason::LinkNotReady) {
-                Some(decline) => give_up(tcp, decline).map(Some),
+                Some(decline) => send_decline(tcp, decline).map(Some),
                 None => Err(Broken::Late(DeclineReason::LinkNotReady)),
             };
         }

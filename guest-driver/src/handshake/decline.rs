@@ -1,0 +1,32 @@
+//! A Decline from either end, and what it leaves of the connection.
+
+use std::net::TcpStream;
+
+use smc_core::handshake::{AfterDecline, DeclineReason, SendDecline};
+
+use super::tcp::send;
+use super::{Broken, Outcome};
+use crate::ism::IsmError;
+
+/// Sends a Decline. The connection goes on as TCP, or is broken, as the Decline says.
+pub(super) fn send_decline(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
+    send(tcp, &decline.message)?;
+    match decline.then {
+        AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
+        AfterDecline::Break => Err(Broken::Late(decline.reason)),
+    }
+}
+
+/// The reason that a Decline gives for a failure of the virtio-ism device.
+pub(super) fn device_decline_reason(error: &IsmError) -> DeclineReason {
+    use virtio_ism_abi::Status;
+    tracing::debug!(%error, "no buffer for a connection");
+    match error {
+        IsmError::NoIndex { .. } => DeclineReason::NoDmb,
+        IsmError::Refused { status: Status::Enospc, .. } => DeclineReason::NoDmb,
+        IsmError::Refused { status: Status::Enomem, .. } => DeclineReason::NoMemory,
+        IsmError::Refused { status: Status::Enodev, .. } => DeclineReason::Unreachable,
+        error if error.is_out_of_memory() => DeclineReason::NoMemory,
+        _ => DeclineReason::Registration,
+    }
+}

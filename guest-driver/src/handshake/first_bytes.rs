@@ -1,0 +1,102 @@
+//! The first bytes of a client, which show whether it proposes SMC.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use smc_core::wire::clc::{Guess, looks_like_opening};
+
+use super::tcp::peek;
+
+/// Bytes that a server looks at: a CLC header.
+const OPENING_LEN: usize = 8;
+
+/// What a client has sent on a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstBytes {
+    /// Nothing, or too few bytes to tell.
+    Incomplete,
+    /// The beginning of a CLC message.
+    Smc(Opening),
+    /// Something else, or the client has closed the connection.
+    Other,
+}
+
+/// The beginning of a CLC message, as it was in the TCP stream when a server peeked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    bytes: [u8; OPENING_LEN],
+    len: usize,
+}
+
+impl Opening {
+    /// The bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl FirstBytes {
+    /// Peeks at the first bytes. Does not wait, and leaves the bytes in the stream.
+    ///
+    /// # Errors
+    /// The connection is broken, or `tcp` is no stream socket.
+    pub fn peek(tcp: impl AsFd) -> io::Result<FirstBytes> {
+        let mut bytes = [0; OPENING_LEN];
+        let len = match peek(tcp, &mut bytes)? {
+            None => return Ok(FirstBytes::Incomplete),
+            // The client closed without sending anything: an ordinary connection.
+            Some(0) => return Ok(FirstBytes::Other),
+            Some(len) => len,
+        };
+        let opening = Opening { bytes, len };
+        Ok(match looks_like_opening(opening.bytes()) {
+            Guess::Yes => FirstBytes::Smc(opening),
+            Guess::NeedMore => FirstBytes::Incomplete,
+            Guess::No => FirstBytes::Other,
+        })
+    }
+
+    /// Whether they begin a CLC message.
+    pub fn is_smc(&self) -> bool {
+        matches!(self, FirstBytes::Smc(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn the_beginning_of_a_proposal_is_smc_and_stays_in_the_stream() {
+        let (mut client, server) = pair();
+        assert_eq!(FirstBytes::peek(&server).unwrap(), FirstBytes::Incomplete);
+        // "SMCR" in EBCDIC, a Proposal's type, a length, and version 2.
+        client.write_all(&[0xe2, 0xd4, 0xc3, 0xd9, 1, 0, 100, 0x20]).unwrap();
+        for _ in 0..2 {
+            assert!(FirstBytes::peek(&server).unwrap().is_smc());
+        }
+    }
+
+    #[test]
+    fn other_bytes_and_an_end_without_bytes_are_not() {
+        let (mut client, server) = pair();
+        client.write_all(b"GET / HTTP/1.1").unwrap();
+        assert_eq!(FirstBytes::peek(&server).unwrap(), FirstBytes::Other);
+        let (client, server) = pair();
+        drop(client);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while FirstBytes::peek(&server).unwrap() == FirstBytes::Incomplete {
+            assert!(std::time::Instant::now() < end);
+        }
+        assert_eq!(FirstBytes::peek(&server).unwrap(), FirstBytes::Other);
+    }
+}

@@ -1,0 +1,145 @@
+//! The server's half of a handshake on one accepted TCP stream.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Stack;
+use super::stack::Current;
+use super::stream::SmcStream;
+use crate::handshake::server::{ServerHandshake, ServerParams};
+use crate::handshake::{Broken, FirstBytes, Outcome};
+use crate::rendezvous::{PROPOSAL_TIMEOUT, ServerAction};
+
+/// A handshake with a client whose TCP stream was just accepted.
+///
+/// [`SmcListener`](super::SmcListener) has one for each client that is not ready. A program that
+/// accepts TCP streams by itself uses it directly, and decides which thread waits.
+pub struct Incoming {
+    stack: Arc<Stack>,
+    /// `None`: the handshake has ended.
+    tcp: Option<TcpStream>,
+    handshake: ServerHandshake,
+}
+
+impl Incoming {
+    /// Begins with what is known of the client's first bytes. If they are incomplete, the handshake
+    /// waits for them for [`Config::detect_timeout`](super::Config::detect_timeout). This reads and
+    /// writes nothing yet.
+    pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
+        stack.sweep();
+        Self::begin(stack, tcp, first_bytes, stack.config().detect_timeout)
+    }
+
+    /// Begins as the peer discovery of the stack says.
+    pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
+        let config = stack.config();
+        let (first_bytes, timeout) = match stack.peer_discovery().accepted(&tcp) {
+            ServerAction::AwaitProposal => {
+                (FirstBytes::Incomplete, PROPOSAL_TIMEOUT.min(config.clc_timeout))
+            }
+            ServerAction::Peek => (FirstBytes::Incomplete, config.detect_timeout),
+            ServerAction::UseTcp => (FirstBytes::Other, Duration::ZERO),
+        };
+        Self::begin(stack, tcp, first_bytes, timeout)
+    }
+
+    fn begin(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        first_bytes: FirstBytes,
+        timeout: Duration,
+    ) -> Incoming {
+        let handshake = ServerHandshake::new(first_bytes, timeout);
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
+    }
+
+    /// The descriptors that become readable when [`Incoming::advance`] can go on: the TCP stream,
+    /// and one for LLC messages if the handshake waits for some.
+    pub fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [self.tcp.as_ref().map(AsFd::as_fd), self.handshake.fd()]
+    }
+
+    /// When [`Incoming::advance`] gives up waiting; `None`: the handshake has ended.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.tcp.as_ref().map(|_| self.handshake.deadline())
+    }
+
+    /// Whether the handshake waits for the client's answer to Accept, and so for TCP's descriptor
+    /// only.
+    pub(super) fn awaits_confirm(&self) -> bool {
+        self.handshake.awaits_confirm()
+    }
+
+    /// As [`Incoming::advance`], and spins for the client's next bytes for as long as that is
+    /// worthwhile.
+    ///
+    /// # Errors
+    /// As [`Incoming::advance`].
+    pub fn advance_soon(&mut self) -> io::Result<Option<SmcStream>> {
+        let stack = self.stack.clone();
+        let mut result = self.advance();
+        if !matches!(result, Ok(None)) {
+            return result;
+        }
+        stack.spin().until_asked(|| {
+            result = self.advance();
+            !matches!(result, Ok(None))
+        });
+        result
+    }
+
+    /// Goes on as far as the client's bytes allow, without waiting. `None`: more bytes have to come.
+    ///
+    /// # Errors
+    /// The handshake broke the connection, which is reset.
+    pub fn advance(&mut self) -> io::Result<Option<SmcStream>> {
+        let current = self.stack.current();
+        match self.step(&current, true) {
+            None => Ok(None),
+            Some(result) => self.finish(result).map(Some),
+        }
+    }
+
+    /// Goes on as far as the client's bytes allow, or ends the handshake if its deadline has passed.
+    /// `None`: more bytes have to come; else the caller calls [`Incoming::finish`]. For `drain` see
+    /// [`ServerHandshake::advance`].
+    pub(super) fn step(
+        &mut self,
+        current: &Current,
+        drain: bool,
+    ) -> Option<Result<Outcome, Broken>> {
+        let Some(tcp) = &self.tcp else {
+            return Some(Err(Broken::Io(io::ErrorKind::NotConnected.into())));
+        };
+        let params = ServerParams {
+            config: &current.config,
+            fabrics: &current.fabrics,
+            rdma: current.rdma(),
+            buffer: self.stack.buffer_len(),
+            message_timeout: self.stack.config().clc_timeout,
+        };
+        let mut result = self.handshake.advance(tcp, &params, drain);
+        if matches!(result, Ok(None)) && Instant::now() >= self.handshake.deadline() {
+            result = self.handshake.expire(tcp, &params);
+        }
+        result.transpose()
+    }
+
+    /// Makes a connection of the result of the handshake.
+    ///
+    /// # Errors
+    /// The handshake broke the connection, which is reset.
+    pub(super) fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
+        let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
+        SmcStream::of_handshake(&self.stack, tcp, result)
+    }
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming").field("tcp", &self.tcp).finish_non_exhaustive()
+    }
+}
