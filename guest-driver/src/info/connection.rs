@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use smc_core::wire::ids::Eid;
 use virtio_ism_abi::{Chid, Gid};
 
-use super::Fallback;
-use super::SmcrInfo;
+use super::{Fallback, SmcrInfo, text};
 
 /// What carries a connection, and what both ends agreed on.
 #[derive(Clone, Debug)]
@@ -19,16 +19,20 @@ pub enum ConnectionInfo {
     Tcp(Fallback),
 }
 
-/// The negotiated info of an SMC-D connection.
-#[derive(Clone, Debug)]
+/// What both ends of an SMC-D connection agreed on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmcdInfo {
     /// The fabric.
+    #[serde(with = "text::chid")]
     pub chid: Chid,
-    /// Our extended GID.
+    /// The extended GID of this end.
+    #[serde(with = "text::smcd_gid")]
     pub local_gid: Gid,
     /// The peer's extended GID.
+    #[serde(with = "text::smcd_gid")]
     pub peer_gid: Gid,
     /// The common enterprise id.
+    #[serde(with = "text::eid")]
     pub eid: Eid,
     /// SMCv2 release: 0 for v2.0, 1 for v2.1.
     pub release: u8,
@@ -38,10 +42,19 @@ pub struct SmcdInfo {
     pub local_buffer: u32,
     /// Bytes of the peer's DMB.
     pub peer_buffer: u32,
-    /// Whether we store into the peer's DMB ourselves (window) or the device copies (move).
+    /// Whether this end stores into the peer's DMB through the window. Otherwise the device moves the
+    /// bytes. In JSON `path`: "window" or "move".
+    #[serde(rename = "path", with = "text::path")]
     pub window: bool,
-    /// The peer's host name, if it told one.
+    /// The peer's host name, if Confirm or Accept had one.
     pub peer_host: Option<String>,
+}
+
+impl SmcdInfo {
+    /// The protocol: "SMC-D v2.1" or "SMC-D v2.0".
+    pub fn protocol(&self) -> String {
+        format!("SMC-D v2.{}", self.release)
+    }
 }
 
 impl ConnectionInfo {
@@ -56,8 +69,8 @@ impl fmt::Display for ConnectionInfo {
         match self {
             ConnectionInfo::Smcd(d) => write!(
                 f,
-                "SMC-D v2.{} over fabric {}, {} -> {}, EID {}, {}",
-                d.release,
+                "{} over fabric {}, {} -> {}, EID {}, {}",
+                d.protocol(),
                 d.chid,
                 d.local_gid,
                 d.peer_gid,

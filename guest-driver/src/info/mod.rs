@@ -1,11 +1,16 @@
 //! What there is right now, for tools and for people: connections, links, link groups and RNICs.
+//!
+//! The same structs are shown in words ([`Display`](std::fmt::Display)) and written as JSON, with
+//! the names of their fields as keys.
 
 mod connection;
 mod fallback;
 mod smcr;
 mod snapshot;
+mod text;
 
 pub use connection::{ConnectionInfo, SmcdInfo};
 pub use fallback::Fallback;
-pub use smcr::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo, gid as show_gid};
+pub use smcr::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 pub use snapshot::{ConnectionSnapshot, Cursors};
+pub use text::roce_gid_text as show_gid;

@@ -1,34 +1,39 @@
-//! What is known of an SMC-R connection and its surroundings, for people.
+//! An SMC-R connection, its link group, links and RNICs.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::net::Ipv6Addr;
 
+use serde::{Deserialize, Serialize};
 use smc_core::wire::ids::Eid;
 
-/// The negotiated info of an SMC-R connection, and how it travels now.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+use super::{show_gid, text};
+
+/// What both ends of an SMC-R connection agreed on, and the link that it uses now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmcrInfo {
     /// SMC version: 1 or 2.
     pub version: u8,
     /// Release of version 2: 0 for v2.0, 1 for v2.1. 0 in version 1.
     pub release: u8,
     /// The common enterprise id; none in version 1.
+    #[serde(with = "text::optional_eid")]
     pub eid: Option<Eid>,
     /// Whether this connection made the link group (first contact).
     pub first_contact: bool,
     /// Whether this end was the server of the first contact.
     pub server: bool,
-    /// Our number of the link group.
+    /// The number that this end gave the link group.
     pub group: u32,
-    /// The peer's instance id, as told in CLC.
+    /// The peer's instance id in CLC messages.
+    #[serde(with = "text::peer_id")]
     pub peer_id: [u8; 8],
     /// The link that carries the connection now.
     pub link: LinkInfo,
     /// Usable links of the group now.
     pub links: usize,
-    /// Number of our RMB element in CDC messages (alert token), and the peer's.
+    /// Numbers of the RMB elements in CDC messages (alert tokens): this end's, and the peer's.
     pub tokens: (u32, u32),
-    /// Key of our RMB on this link, and of the peer's.
+    /// Keys of the RMBs on this link: this end's, and the peer's.
     pub rkeys: (u32, u32),
     /// Bytes of the own RMB element.
     pub local_buffer: u32,
@@ -38,31 +43,33 @@ pub struct SmcrInfo {
     pub eye_catcher: bool,
     /// How often the connection moved to another link.
     pub failovers: u32,
-    /// The peer's host name, if it told one.
+    /// The peer's host name, if a CLC message had one.
     pub peer_host: Option<String>,
 }
 
 /// One link of a link group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkInfo {
     /// Number in the link group, as in LLC messages.
     pub number: u8,
-    /// Name of our RNIC.
+    /// Name of the RNIC of this end.
     pub rnic: String,
     /// Its port, from 1.
     pub port: u8,
-    /// Our GID (an IP address in version 2).
+    /// The GID of this end (an IP address in version 2).
+    #[serde(with = "text::roce_gid")]
     pub local_gid: [u8; 16],
     /// The peer's GID.
+    #[serde(with = "text::roce_gid")]
     pub peer_gid: [u8; 16],
-    /// Our queue pair.
+    /// The queue pair of this end.
     pub local_qp: u32,
     /// The peer's queue pair.
     pub peer_qp: u32,
     /// Path MTU, bytes.
     pub mtu: u32,
     /// State, in words.
-    pub state: &'static str,
+    pub state: Cow<'static, str>,
     /// Connections that it carries.
     pub connections: usize,
     /// Messages that may be sent before one has to be completed.
@@ -70,9 +77,9 @@ pub struct LinkInfo {
 }
 
 /// One link group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkGroupInfo {
-    /// Our number of the link group.
+    /// The number that this end gave the link group.
     pub group: u32,
     /// SMC version: 1 or 2.
     pub version: u8,
@@ -80,19 +87,20 @@ pub struct LinkGroupInfo {
     pub release: u8,
     /// Whether this end was the server of the first contact.
     pub server: bool,
-    /// The peer's instance id, as told in CLC.
+    /// The peer's instance id in CLC messages.
+    #[serde(with = "text::peer_id")]
     pub peer_id: [u8; 8],
-    /// Kind, in words: "single", "symmetric", "asymmetric (local)" and so on.
-    pub kind: &'static str,
+    /// How links connect the RNICs, in words: "single", "symmetric", "asymmetric (local)" and so on.
+    pub topology: Cow<'static, str>,
     /// Connections now.
     pub connections: usize,
     /// Connections that the group takes at most.
     pub max_connections: u32,
-    /// Links, usable or on their way.
+    /// Links, usable or being set up.
     pub links: Vec<LinkInfo>,
     /// Links that the group has at most.
     pub max_links: u8,
-    /// Own RMBs: in use, and kept for the next connection.
+    /// RMBs of this end: in use, and kept for later connections.
     pub rmbs: (usize, usize),
     /// Connections that were moved to another link.
     pub failovers: u64,
@@ -101,7 +109,7 @@ pub struct LinkGroupInfo {
 }
 
 /// One RNIC port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RnicInfo {
     /// Name of the RNIC.
     pub name: String,
@@ -116,17 +124,55 @@ pub struct RnicInfo {
     /// MTU, bytes.
     pub mtu: u32,
     /// GIDs that SMC may use.
+    #[serde(with = "text::roce_gids")]
     pub gids: Vec<[u8; 16]>,
     /// Links that run over it.
     pub links: usize,
 }
 
+fn protocol(version: u8, release: u8) -> String {
+    match version {
+        1 => "SMC-R v1".into(),
+        _ => format!("SMC-R v2.{release}"),
+    }
+}
+
+impl SmcrInfo {
+    /// The protocol: "SMC-R v1", "SMC-R v2.0" or "SMC-R v2.1".
+    pub fn protocol(&self) -> String {
+        protocol(self.version, self.release)
+    }
+}
+
+impl LinkGroupInfo {
+    /// The protocol: "SMC-R v1", "SMC-R v2.0" or "SMC-R v2.1".
+    pub fn protocol(&self) -> String {
+        protocol(self.version, self.release)
+    }
+
+    /// The role of this end at the first contact: "server" or "client".
+    pub fn role(&self) -> &'static str {
+        if self.server { "server" } else { "client" }
+    }
+}
+
+impl LinkInfo {
+    /// The own RNIC and its port, as "mlx5_0/1".
+    pub fn local_port(&self) -> String {
+        format!("{}/{}", self.rnic, self.port)
+    }
+}
+
+impl RnicInfo {
+    /// The RNIC and its port, as "mlx5_0/1".
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.name, self.port)
+    }
+}
+
 impl fmt::Display for SmcrInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.version {
-            1 => write!(f, "SMC-R v1")?,
-            _ => write!(f, "SMC-R v2.{}", self.release)?,
-        }
+        write!(f, "{}", self.protocol())?;
         write!(f, " over link group {:08x}, {}", self.group, self.link)?;
         if self.links > 1 {
             write!(f, ", {} links", self.links)?;
@@ -142,38 +188,20 @@ impl fmt::Display for LinkInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "link {} on {}/{}, {}#{} -> {}#{}",
+            "link {} on {}, {}#{} -> {}#{}",
             self.number,
-            self.rnic,
-            self.port,
-            gid(self.local_gid),
+            self.local_port(),
+            show_gid(self.local_gid),
             self.local_qp,
-            gid(self.peer_gid),
+            show_gid(self.peer_gid),
             self.peer_qp,
         )
-    }
-}
-
-/// A RoCE GID as people write it: the IPv4 address that it embeds, or an IPv6 address.
-pub fn gid(gid: [u8; 16]) -> String {
-    let address = Ipv6Addr::from(gid);
-    match address.to_ipv4_mapped() {
-        Some(v4) => v4.to_string(),
-        None => address.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn gids_of_ipv4_routes_are_written_as_such() {
-        let v4 = "::ffff:192.0.2.7".parse::<Ipv6Addr>().unwrap();
-        assert_eq!(gid(v4.octets()), "192.0.2.7");
-        let v6 = "fe80::1".parse::<Ipv6Addr>().unwrap();
-        assert_eq!(gid(v6.octets()), "fe80::1");
-    }
 
     #[test]
     fn a_connection_tells_version_group_and_link_in_one_line() {

@@ -48,7 +48,7 @@ fn link_facts(link: &Link, number: u8, state: &'static str) -> LinkInfo {
         local_qp: link.qpn().get(),
         peer_qp: peer.map_or(0, |peer| peer.qpn.get()),
         mtu: peer.and_then(|peer| peer.mtu.bytes().ok()).unwrap_or(0),
-        state,
+        state: state.into(),
         connections: link.connections().load(Ordering::Relaxed) as usize,
         credits: link.credits(),
     }
@@ -105,7 +105,7 @@ pub(super) fn group(group: &Arc<Group>) -> LinkGroupInfo {
     let links = links(group).into_iter().map(|(_, info)| info).collect();
     let core = group.core();
     let machine = core.machine.as_ref();
-    let kind = match machine.map_or(Topology::None, |machine| machine.topology()) {
+    let topology = match machine.map_or(Topology::None, |machine| machine.topology()) {
         Topology::None => "none",
         Topology::Single => "single",
         Topology::Symmetric => "symmetric",
@@ -120,7 +120,7 @@ pub(super) fn group(group: &Arc<Group>) -> LinkGroupInfo {
         release: group.terms().map_or(0, |terms| terms.release.code()),
         server: group.role() == Role::Server,
         peer_id: group.peer().peer_id().0,
-        kind,
+        topology: topology.into(),
         connections: group.connections() as usize,
         max_connections: machine.map_or(0, |machine| machine.max_connections()),
         links,

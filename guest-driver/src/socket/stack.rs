@@ -4,16 +4,17 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use smc_core::handshake::{self, IsmDevice as Offered, Kinds, Tolerance};
 use smc_core::wire::clc::Limits;
 use smc_core::wire::ids::{Chid, Gid as WireGid, Hostname, LinkLimits, PeerId, Release};
 use virtio_ism_abi::Gid;
 
 use super::config::{Config, DataPath, MAX_DEVICES};
-use super::statistics::{self, Plain, Server};
+use super::statistics::{DeviceInfo, Handshakes, Process, Server, TcpConnections};
 use super::{ConnectionSnapshot, LinkGroupInfo, RnicInfo, Rnics};
 use crate::conn::Conn;
 use crate::handshake::{ByRdma, EstablishedConn};
@@ -24,17 +25,18 @@ use crate::reactor::wait::Spin;
 use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
+use crate::sys::lock;
 use crate::transport::DeviceAddress;
 
-/// A device that could not be opened is not tried again sooner.
+/// Pause before a stack tries again to open a device.
 const REOPEN_PAUSE: Duration = Duration::from_millis(100);
-/// The background thread is not busier than this, whatever is configured.
+/// Shortest pause between two rounds of maintenance, whatever is configured.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// How often closing connections are looked at when nothing else does.
+/// Pause between two rounds of maintenance while connections are closing.
 const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 
-/// The SMC stack of a process: its devices, RNICs, peers and configuration. Sockets are made from it and
-/// keep it alive.
+/// The SMC stack of a process: its devices, RNICs, peers and configuration. Each socket belongs to a
+/// stack and keeps it alive.
 pub struct Stack {
     config: Config,
     peer_id: PeerId,
@@ -42,15 +44,15 @@ pub struct Stack {
     slots: Mutex<Slots>,
     rdma: OnceLock<Result<Rdma, NoRdma>>,
     closing: Mutex<Vec<Arc<Conn>>>,
-    /// A connection was adopted since the last chores.
+    /// The stack adopted a connection since the last round of maintenance.
     adopted: AtomicBool,
-    /// Chores are done every [`SWEEP_PAUSE`].
+    /// The background threads do maintenance every [`SWEEP_PAUSE`].
     ticking: AtomicBool,
     spin: Arc<Spin>,
-    /// Dropped on the background thread, because their end takes device commands.
+    /// What the background threads drop, because dropping it takes device commands.
     deferred_drops: Mutex<Vec<DeferredDrop>>,
     counters: Counters,
-    plain: Plain,
+    tcp_connections: TcpConnections,
     statistics: OnceLock<Server>,
 }
 
@@ -63,7 +65,7 @@ struct Counters {
 }
 
 /// Totals of a stack since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Connections over SMC.
     pub smc: u64,
@@ -85,7 +87,7 @@ pub struct Totals {
 
 struct Slots {
     list: Vec<Slot>,
-    /// What handshakes use; made anew when a device comes or goes.
+    /// What handshakes use. A stack makes a new one when it opens or loses a device.
     current: Option<Arc<Current>>,
 }
 
@@ -102,7 +104,7 @@ struct Live {
     reactor: Arc<Reactor<Conn>>,
 }
 
-/// The RNICs, and where their threads meet.
+/// The RNICs, and the reactor of their events.
 struct Rdma {
     host: Arc<RdmaHost>,
     reactor: Arc<Reactor<Conn>>,
@@ -113,17 +115,17 @@ pub(crate) struct Current {
     pub(crate) fabrics: Fabrics,
     pub(crate) config: Arc<handshake::Config>,
     rdma: Option<(Arc<RdmaHost>, Arc<Reactor<Conn>>)>,
-    /// Of the fabrics, in their order.
+    /// The reactors of the fabrics, in the same order.
     reactors: Vec<Arc<Reactor<Conn>>>,
     missing: String,
 }
 
 impl Current {
     /// The reactor of a connection.
-    pub(crate) fn reactor(&self, link: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
-        match link {
-            EstablishedConn::D(link) => {
-                let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &link.fabric))?;
+    pub(crate) fn reactor(&self, established: &EstablishedConn) -> Option<&Arc<Reactor<Conn>>> {
+        match established {
+            EstablishedConn::D(conn) => {
+                let at = self.fabrics.0.iter().position(|f| Arc::ptr_eq(f, &conn.fabric))?;
                 self.reactors.get(at)
             }
             EstablishedConn::R(_) => self.rdma.as_ref().map(|(_, reactor)| reactor),
@@ -142,19 +144,14 @@ impl Current {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Stack {
     /// Opens the devices and RNICs of the configuration.
     ///
-    /// A device that disappears later (its daemon ended) is opened again when a connection is made
-    /// and it is back.
+    /// A device disappears when its daemon ends. Later connections and accepts try to open it again.
     ///
     /// # Errors
-    /// None of the devices can be opened and there is no RNIC, or an RNIC that was asked for by name
-    /// cannot be used. A configuration without either is fine: everything is TCP then.
+    /// None of the devices can be opened and there is no RNIC, or an RNIC that the configuration names
+    /// cannot be used. With a configuration without either, every connection is TCP.
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -181,7 +178,7 @@ impl Stack {
             ticking: AtomicBool::new(false),
             deferred_drops: Mutex::default(),
             counters: Counters::default(),
-            plain: Plain::default(),
+            tcp_connections: TcpConnections::default(),
             statistics: OnceLock::new(),
         });
         let rdma = stack.start_rdma();
@@ -197,11 +194,12 @@ impl Stack {
             _ => {}
         }
         if let Some(path) = &stack.config.statistics {
-            match Server::start(path, &stack) {
+            let reporting = Arc::downgrade(&stack);
+            match Server::start(path, move || Some(reporting.upgrade()?.report())) {
                 Ok(server) => {
                     let _ = stack.statistics.set(server);
                 }
-                // Nobody's connection depends on it.
+                // No connection depends on it.
                 Err(error) => tracing::info!(path = %path.display(), %error, "no statistics"),
             }
         }
@@ -213,7 +211,7 @@ impl Stack {
         &self.config
     }
 
-    /// How peers are found that speak SMC, and why TCP option 254 cannot be had if that is so.
+    /// How the stack finds out which peers speak SMC.
     pub fn peer_discovery(&self) -> &PeerDiscovery {
         &self.peer_discovery
     }
@@ -224,11 +222,11 @@ impl Stack {
         current.fabrics.0.iter().map(|f| (f.chid(), f.device().gid())).collect()
     }
 
-    /// What one of the devices has counted for this process, indexed by
-    /// [`virtio_ism_abi::command::stat`]: moves and kicks asked for, wakes posted, and more.
+    /// The counters that one of the devices keeps for this process, indexed by
+    /// [`virtio_ism_abi::command::stat`]: requested moves and kicks, posted wakes, and more.
     ///
     /// # Errors
-    /// There is no such device (any more), or it has no counters.
+    /// No open device has this GID, or the device has no counters.
     pub fn device_stats(self: &Arc<Self>, gid: Gid) -> io::Result<[u64; 16]> {
         let current = self.current();
         let fabric = current.fabrics.0.iter().find(|fabric| fabric.device().gid() == gid);
@@ -258,45 +256,68 @@ impl Stack {
         }
     }
 
-    /// What handshakes and new connections know of how long to spin.
+    /// How long handshakes and new connections spin.
     pub(crate) fn spin(&self) -> &Arc<Spin> {
         &self.spin
     }
 
-    pub(crate) fn count_smc(&self, link: &EstablishedConn) {
+    pub(crate) fn count_smc(&self, established: &EstablishedConn) {
         self.counters.smc.fetch_add(1, Ordering::Relaxed);
-        if matches!(link, EstablishedConn::R(_)) {
+        if matches!(established, EstablishedConn::R(_)) {
             self.counters.smc_r.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn count_tcp(&self, why: &Fallback) {
         self.counters.tcp.fetch_add(1, Ordering::Relaxed);
-        self.plain.count(why);
+        self.tcp_connections.count(why);
     }
 
-    /// What is known of connections that are TCP.
-    pub(super) fn plain(&self) -> &Plain {
-        &self.plain
+    /// The connections of this stack that are TCP.
+    pub(super) fn tcp_connections(&self) -> &TcpConnections {
+        &self.tcp_connections
+    }
+
+    /// What there is now: devices, RNICs, link groups, connections, and totals since the start.
+    pub fn report(&self) -> Process {
+        let totals = self.totals();
+        let mut report = Process {
+            devices: self.device_list(),
+            rnics: self.rnics(),
+            no_rdma: self.no_rdma().map(ToString::to_string),
+            groups: self.link_groups(),
+            totals: Handshakes {
+                smc_d: totals.smc.saturating_sub(totals.smc_r),
+                smc_r: totals.smc_r,
+                tcp: totals.tcp,
+                broken: totals.broken,
+                closing: totals.closing,
+                peers: totals.peers,
+                pooled: totals.pooled,
+                reasons: self.tcp_connections.reasons(),
+            },
+            ..Process::new()
+        };
+        report.set_connections(self.connections(), &self.tcp_connections);
+        report
     }
 
     /// The devices of the configuration, open or not.
-    pub(super) fn device_list(&self) -> Vec<statistics::Device> {
+    fn device_list(&self) -> Vec<DeviceInfo> {
         let slots = lock(&self.slots);
         let describe = |slot: &Slot| {
             let path = slot.address.to_string();
             match &slot.live {
-                Some(Live { fabric, .. }) => statistics::Device {
+                Some(Live { fabric, .. }) => DeviceInfo {
                     path,
                     chid: Some(fabric.chid().to_string()),
                     gid: Some(fabric.device().gid().to_string()),
                     problem: None,
                 },
-                None => statistics::Device {
-                    path,
-                    problem: Some(slot.error.clone()),
-                    ..statistics::Device::default()
-                },
+                None => {
+                    let problem = Some(slot.error.clone());
+                    DeviceInfo { path, problem, ..DeviceInfo::default() }
+                }
             }
         };
         slots.list.iter().map(describe).collect()
@@ -312,7 +333,7 @@ impl Stack {
         wanted.clamp(16 << 10, 1 << 20).next_power_of_two()
     }
 
-    /// The devices as they are now, missing ones tried again.
+    /// The devices that are open now. Tries again to open those that are not.
     pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
         let mut slots = lock(&self.slots);
         let mut changed = slots.current.is_none();
@@ -407,13 +428,14 @@ impl Stack {
         let drop_queue: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, drop_queue);
         let reactor = Reactor::new(source).map_err(|e| e.to_string())?;
-        let (stack, chores_of) = (Arc::downgrade(self), Arc::downgrade(&fabric));
-        let chores = move || {
+        let (stack, maintained) = (Arc::downgrade(self), Arc::downgrade(&fabric));
+        let maintenance = move || {
             let stack = stack.upgrade()?;
-            let fabric = chores_of.upgrade()?;
-            stack.chores(Some(&fabric))
+            let fabric = maintained.upgrade()?;
+            stack.maintain(Some(&fabric))
         };
-        run_in_background(&reactor, "smc-driver", chores).map_err(|error| error.to_string())?;
+        run_in_background(&reactor, "smc-driver", maintenance)
+            .map_err(|error| error.to_string())?;
         Ok(Live { fabric, reactor })
     }
 
@@ -422,7 +444,7 @@ impl Stack {
         let none = |error: io::Error| NoRdma::System(error.to_string());
         let reactor = Reactor::new(host.clone()).map_err(none)?;
         let stack = Arc::downgrade(self);
-        run_in_background(&reactor, "smc-rdma", move || stack.upgrade()?.chores(None))
+        run_in_background(&reactor, "smc-rdma", move || stack.upgrade()?.maintain(None))
             .map_err(none)?;
         Ok(Rdma { host, reactor })
     }
@@ -431,7 +453,8 @@ impl Stack {
         self.rdma.get()?.as_ref().ok()
     }
 
-    /// The SMC connections of this stack, closed ones included whose peer has not closed yet.
+    /// The SMC connections of this stack. Those that the application has closed are among them until
+    /// the peer has closed them, too.
     pub fn connections(&self) -> Vec<ConnectionSnapshot> {
         self.reactors()
             .iter()
@@ -455,20 +478,20 @@ impl Stack {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
     }
 
-    /// Takes over a connection that the application closed and the peer has not.
+    /// Takes over a connection that the application has closed and the peer has not.
     pub(crate) fn adopt(&self, conn: Arc<Conn>) {
         if conn.is_over() {
             return;
         }
         lock(&self.closing).push(conn);
         self.adopted.store(true, Ordering::SeqCst);
-        // Background threads that look now and then need not be told each time.
+        // Background threads that tick find the connection without a wake-up.
         if !self.ticking.swap(true, Ordering::SeqCst) {
             self.wake_backgrounds();
         }
     }
 
-    /// Lets go of closed connections whose peer has closed too; their buffers are free again.
+    /// Drops closed connections that the peer has closed, too, which frees their buffers.
     pub(crate) fn sweep(&self) {
         let mut over = Vec::new();
         let mut closing = lock(&self.closing);
@@ -480,7 +503,7 @@ impl Stack {
                 at += 1;
             }
         }
-        // Outside the lock: the end of a connection may take a device command.
+        // Outside the lock, because dropping a connection may take a device command.
         drop(closing);
         drop(over);
     }
@@ -500,21 +523,23 @@ impl Stack {
             .collect()
     }
 
-    fn chores(&self, fabric: Option<&Fabric>) -> Option<Duration> {
+    /// One round of maintenance, on a background thread: drops what is to be dropped, and checks
+    /// closing connections and idle peers. Returns the pause before the next round.
+    fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
         drop(std::mem::take(&mut *lock(&self.deferred_drops)));
         self.sweep();
         let closing: Vec<_> = lock(&self.closing).clone();
         for conn in &closing {
             conn.check_tcp();
         }
-        // A peer falls idle without a word: whoever is not idle now is looked at again in time.
+        // No event says that a peer has become idle, so each round checks all peers.
         let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
         let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
         let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
         let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();
         if quiet {
             self.ticking.store(false, Ordering::SeqCst);
-            // Somebody may have relied on the tick between the two lines above.
+            // `adopt` may have seen `ticking` and not woken this thread between the two lines above.
             quiet = !self.adopted.load(Ordering::SeqCst);
             self.ticking.store(!quiet, Ordering::SeqCst);
         }
@@ -554,10 +579,13 @@ impl std::fmt::Debug for Stack {
 fn run_in_background(
     reactor: &Arc<Reactor<Conn>>,
     name: &str,
-    chores: impl FnMut() -> Option<Duration> + Send + 'static,
+    maintenance: impl FnMut() -> Option<Duration> + Send + 'static,
 ) -> io::Result<()> {
     let reactor = reactor.clone();
-    std::thread::Builder::new().name(name.into()).spawn(move || reactor.run(chores)).map(|_| ())
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || reactor.run(maintenance))
+        .map(|_| ())
 }
 
 /// This host's name as far as CLC can carry it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
-use super::statistics::Described;
+use super::statistics::TcpSocket;
 use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
 use crate::handshake::client::{self, ClientParams};
@@ -228,8 +228,8 @@ impl SmcStream {
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
-            let entry: Arc<dyn Described> = shared.clone();
-            stack.plain().enter(Arc::downgrade(&entry));
+            let entry: Arc<dyn TcpSocket> = shared.clone();
+            stack.tcp_connections().enter(Arc::downgrade(&entry));
         }
         SmcStream { shared }
     }
@@ -560,7 +560,7 @@ fn duration(micros: &AtomicU64) -> Option<Duration> {
     }
 }
 
-impl Described for Shared {
+impl TcpSocket for Shared {
     fn tcp(&self) -> Option<(&TcpStream, &Fallback)> {
         match &self.kind {
             Kind::Smc(_) => None,

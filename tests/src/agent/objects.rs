@@ -12,7 +12,7 @@ use guest_driver::{DeviceAddress, SmcListener, SmcStream, Stack};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::wire::{Call, Counts, Failure, How, Nature, Op};
+use super::wire::{Call, Failure, How, Nature, Op};
 use super::{lock, open};
 use crate::watch::patience;
 
@@ -77,7 +77,7 @@ impl Objects {
             Call::ListenerNonblocking { listener, nonblocking } => {
                 value(self.listener(listener)?.set_nonblocking(nonblocking)?)
             }
-            Call::Totals { stack } => value(Counts::from(self.stack(stack)?.totals())),
+            Call::Totals { stack } => value(self.stack(stack)?.totals()),
             Call::Devices { stack } => {
                 let devices = self.stack(stack)?.devices();
                 value(devices.iter().map(|(chid, gid)| (chid.0, gid.0)).collect::<Vec<_>>())

@@ -6,14 +6,11 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use guest_driver::{
-    Config, ConnectionInfo, DataPath, DeviceAddress, Rnics, SmcdInfo, SmcrOptions, Totals,
-};
+use guest_driver::{Config, ConnectionInfo, DataPath, DeviceAddress, Rnics, SmcdInfo, SmcrOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smc_core::handshake::DeclineCode;
 use smc_core::wire::ids::Eid;
-use virtio_ism_abi::{Chid, Gid};
 
 /// More than any test sends in one call, bytes.
 const MAX_FRAME: u32 = 256 << 20;
@@ -264,16 +261,35 @@ impl Settings {
     }
 }
 
-/// What a connection is, as told by either end: the info of SMC-D, or why it is TCP. Neither is SMC-R.
+/// What carries a connection at one end: the info of SMC-D, or why it is TCP. Neither is SMC-R.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
 pub struct Nature {
     /// SMC-D's info.
     pub smc: Option<SmcdInfo>,
     /// Why it is TCP.
+    #[serde(with = "decline_code")]
     pub decline: Option<DeclineCode>,
     /// Either, in words.
     pub text: String,
+}
+
+/// A [`DeclineCode`] as its number.
+mod decline_code {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use smc_core::handshake::DeclineCode;
+
+    pub(super) fn serialize<S: Serializer>(
+        code: &Option<DeclineCode>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        code.map(DeclineCode::value).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<DeclineCode>, D::Error> {
+        Ok(Option::<u32>::deserialize(from)?.map(DeclineCode::from))
+    }
 }
 
 impl Nature {
@@ -290,93 +306,6 @@ impl From<ConnectionInfo> for Nature {
             ConnectionInfo::Smcd(info) => Nature { smc: Some(info), decline: None, text },
             ConnectionInfo::Smcr(_) => Nature { smc: None, decline: None, text },
             ConnectionInfo::Tcp(why) => Nature { smc: None, decline: Some(why.code()), text },
-        }
-    }
-}
-
-/// [`Nature`] on the wire.
-#[derive(Clone, Serialize, Deserialize)]
-struct Told {
-    smc: Option<ToldSmc>,
-    decline: Option<u32>,
-    text: String,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-struct ToldSmc {
-    chid: u16,
-    gids: [[u8; 16]; 2],
-    eid: [u8; 32],
-    release: u8,
-    first_contact: bool,
-    buffers: [u32; 2],
-    window: bool,
-    peer_host: Option<String>,
-}
-
-impl From<Nature> for Told {
-    fn from(nature: Nature) -> Told {
-        Told {
-            smc: nature.smc.map(|info| ToldSmc {
-                chid: info.chid.0,
-                gids: [info.local_gid.0, info.peer_gid.0],
-                eid: *info.eid.as_bytes(),
-                release: info.release,
-                first_contact: info.first_contact,
-                buffers: [info.local_buffer, info.peer_buffer],
-                window: info.window,
-                peer_host: info.peer_host,
-            }),
-            decline: nature.decline.map(DeclineCode::value),
-            text: nature.text,
-        }
-    }
-}
-
-impl From<Told> for Nature {
-    fn from(told: Told) -> Nature {
-        Nature {
-            smc: told.smc.map(|info| SmcdInfo {
-                chid: Chid(info.chid),
-                local_gid: Gid(info.gids[0]),
-                peer_gid: Gid(info.gids[1]),
-                eid: Eid::from_wire(info.eid),
-                release: info.release,
-                first_contact: info.first_contact,
-                local_buffer: info.buffers[0],
-                peer_buffer: info.buffers[1],
-                window: info.window,
-                peer_host: info.peer_host,
-            }),
-            decline: told.decline.map(DeclineCode::from),
-            text: told.text,
-        }
-    }
-}
-
-/// [`Totals`] on the wire.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Counts([u64; 8]);
-
-impl From<Totals> for Counts {
-    fn from(t: Totals) -> Counts {
-        let [closing, peers, pooled, groups] =
-            [t.closing, t.peers, t.pooled, t.groups].map(|n| n as u64);
-        Counts([t.smc, t.smc_r, t.tcp, t.broken, closing, peers, pooled, groups])
-    }
-}
-
-impl From<Counts> for Totals {
-    fn from(Counts([smc, smc_r, tcp, broken, closing, peers, pooled, groups]): Counts) -> Totals {
-        Totals {
-            smc,
-            smc_r,
-            tcp,
-            broken,
-            closing: closing as usize,
-            peers: peers as usize,
-            pooled: pooled as usize,
-            groups: groups as usize,
         }
     }
 }

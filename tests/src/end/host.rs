@@ -11,7 +11,7 @@ use virtio_ism_abi::{Chid, Gid};
 
 use super::End;
 use crate::agent::far::Far;
-use crate::agent::wire::{Call, Counts, How};
+use crate::agent::wire::{Call, How};
 use crate::watch::note;
 
 /// A stack. Clones are the same one.
@@ -116,7 +116,7 @@ impl Host {
         match &*self.0 {
             Kind::Here { stack, .. } => stack.totals(),
             Kind::There(Remote { far, object }) => {
-                far.call::<Counts>(&Call::Totals { stack: *object }, &[]).unwrap().0.into()
+                far.call::<Totals>(&Call::Totals { stack: *object }, &[]).unwrap().0
             }
         }
     }

@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use guest_driver::rendezvous::{ClientAction, Mode, TcpReason};
-use guest_driver::statistics::{Process, Reason};
+use guest_driver::socket::show_gid;
+use guest_driver::statistics::Reason;
 use guest_driver::{Config, ConnectionInfo, Fallback, Rnics, SmcStream, Stack};
 use smc_core::handshake::FallbackReason;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -74,7 +75,7 @@ fn offer(
             opened.map_err(|why| CliError::Usage(format!("no SMC at all: {why}")))?
         }
     };
-    let process = Process::of(&stack);
+    let process = stack.report();
     for device in &process.devices {
         match (&device.chid, &device.gid, &device.problem) {
             (Some(chid), Some(gid), _) => {
@@ -90,7 +91,8 @@ fn offer(
     for rnic in &process.rnics {
         let netdev = rnic.netdev.as_deref().unwrap_or("no interface");
         let state = if rnic.active { "active" } else { "down" };
-        let says = format!("{} on {netdev}, {state}, GIDs {}", rnic.name, rnic.gids.join(" "));
+        let gids: Vec<_> = rnic.gids.iter().map(|gid| show_gid(*gid)).collect();
+        let says = format!("{} on {netdev}, {state}, GIDs {}", rnic.full_name(), gids.join(" "));
         tell.step("rnic", if rnic.active { Mark::Ok } else { Mark::No }, says)?;
     }
     if let Some(why) = &process.no_rdma {
@@ -241,7 +243,7 @@ fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcom
     let says = format!("{info}, {contact}, buffers of {here} and {there} bytes{host}");
     tell.step("handshake", Mark::Ok, says)?;
     let mine = (stream.local_addr().ok(), stream.peer_addr().ok());
-    let connections = Process::of(stack).connections;
+    let connections = stack.report().connections;
     tell.connection = connections.into_iter().find(|found| (found.local, found.peer) == mine);
     Ok(Outcome::Smc)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use guest_driver::socket::show_gid;
 use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
 
 use super::processes::Processes;
@@ -70,7 +71,7 @@ pub(super) fn overview(processes: &Processes) -> String {
 }
 
 fn devices(process: &Process) -> String {
-    let open = |device: &guest_driver::statistics::Device| {
+    let open = |device: &guest_driver::statistics::DeviceInfo| {
         let file = device.path.rsplit('/').next().unwrap_or_default().to_owned();
         match &device.chid {
             Some(chid) => format!("{file} ({chid})"),
@@ -108,7 +109,7 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bo
                 sent,
                 received,
                 pair(Some(connection.unread), connection.unread_by_peer),
-                pair(connection.buffer.map(u64::from), connection.peer_buffer.map(u64::from)),
+                buffers(connection),
                 by(connection),
             ];
             row(&mut text, &name(process), cells);
@@ -153,11 +154,18 @@ fn pair(here: Option<u64>, there: Option<u64>) -> String {
     }
 }
 
+fn buffers(connection: &Connection) -> String {
+    let (here, there) = connection.buffers().unzip();
+    pair(here.map(u64::from), there.map(u64::from))
+}
+
 /// What carries it.
 fn by(connection: &Connection) -> String {
     match (&connection.smc_d, &connection.smc_r, &connection.reason) {
-        (Some(d), ..) => format!("fabric {}, {}", d.chid, d.path),
-        (_, Some(r), _) => format!("group {:08x}, {}", r.group, r.link.rnic),
+        (Some(d), ..) => {
+            format!("fabric {}, {}", d.chid, if d.window { "window" } else { "move" })
+        }
+        (_, Some(r), _) => format!("group {:08x}, {}", r.group, r.link.local_port()),
         (.., Some(reason)) => format!("{} ({})", reason.name, reason.side),
         _ => "-".into(),
     }
@@ -168,7 +176,7 @@ fn detail(process: &Process, connection: &Connection) -> String {
     let mut text = format!("{} {}:", name(process), of(connection.peer));
     if let Some(d) = &connection.smc_d {
         let contact = if d.first_contact { "first contact" } else { "known peer" };
-        let _ = write!(text, " {} -> {}, {contact}", d.gid, d.peer_gid);
+        let _ = write!(text, " {} -> {}, {contact}", d.local_gid, d.peer_gid);
     }
     if let Some(r) = &connection.smc_r {
         let link = &r.link;
@@ -176,9 +184,9 @@ fn detail(process: &Process, connection: &Connection) -> String {
             text,
             " link {}, {}#{} -> {}#{}, tokens {:08x} {:08x}, rkeys {:08x} {:08x}, {} failovers",
             link.number,
-            link.gid,
-            link.qp,
-            link.peer_gid,
+            show_gid(link.local_gid),
+            link.local_qp,
+            show_gid(link.peer_gid),
             link.peer_qp,
             r.tokens.0,
             r.tokens.1,
@@ -187,10 +195,10 @@ fn detail(process: &Process, connection: &Connection) -> String {
             r.failovers,
         );
     }
-    if let Some(eid) = &connection.eid {
+    if let Some(eid) = connection.eid() {
         let _ = write!(text, ", EID {eid}");
     }
-    if let Some(host) = &connection.peer_host {
+    if let Some(host) = connection.peer_host() {
         let _ = write!(text, ", host {host}");
     }
     if let Some([written, read_by_peer, written_by_peer, read]) = connection.cursors {
@@ -259,10 +267,10 @@ pub(super) fn groups(processes: &Processes) -> String {
             let id = format!("{:08x}", group.group);
             let cells = [
                 id.clone(),
-                group.kind.clone(),
-                group.role.clone(),
-                group.peer_id.clone(),
-                group.topology.clone(),
+                group.protocol(),
+                group.role().into(),
+                format!("{:016x}", u64::from_be_bytes(group.peer_id)),
+                group.topology.to_string(),
                 format!("{} of {}", group.connections, group.max_connections),
                 format!("{} of {}", group.links.len(), group.max_links),
                 format!("{} + {}", group.rmbs.0, group.rmbs.1),
@@ -274,11 +282,11 @@ pub(super) fn groups(processes: &Processes) -> String {
                 let cells = [
                     id.clone(),
                     n(link.number),
-                    link.rnic.clone(),
-                    format!("{}#{}", link.gid, link.qp),
-                    format!("{}#{}", link.peer_gid, link.peer_qp),
+                    link.local_port(),
+                    format!("{}#{}", show_gid(link.local_gid), link.local_qp),
+                    format!("{}#{}", show_gid(link.peer_gid), link.peer_qp),
                     n(link.mtu),
-                    link.state.clone(),
+                    link.state.to_string(),
                     n(link.connections),
                     n(link.credits),
                 ];
@@ -314,13 +322,13 @@ pub(super) fn rnics(processes: &Processes) -> String {
     for process in &processes.list {
         for rnic in &process.rnics {
             let cells = [
-                rnic.name.clone(),
+                rnic.full_name(),
                 rnic.netdev.clone().unwrap_or_else(|| "-".into()),
                 if rnic.active { "active" } else { "down" }.into(),
                 n(rnic.mtu),
                 rnic.pnet.clone().unwrap_or_else(|| "-".into()),
                 n(rnic.links),
-                rnic.gids.join(" "),
+                rnic.gids.iter().map(|gid| show_gid(*gid)).collect::<Vec<_>>().join(" "),
             ];
             row(&mut text, &name(process), cells);
         }
@@ -403,19 +411,25 @@ fn reasons(totals: &Handshakes) -> String {
 mod tests {
     use super::super::processes::Silent;
     use super::*;
-    use guest_driver::statistics::{Device, Group, Link, Rnic, SmcR};
+    use guest_driver::socket::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
+    use guest_driver::statistics::DeviceInfo;
 
-    fn link() -> Link {
-        Link {
+    fn gid(text: &str) -> [u8; 16] {
+        text.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets()
+    }
+
+    fn link() -> LinkInfo {
+        LinkInfo {
             number: 2,
-            rnic: "rxe1/1".into(),
-            gid: "192.0.2.7".into(),
-            peer_gid: "192.0.2.8".into(),
-            qp: 17,
+            rnic: "rxe1".into(),
+            port: 1,
+            local_gid: gid("192.0.2.7"),
+            peer_gid: gid("192.0.2.8"),
+            local_qp: 17,
             peer_qp: 18,
             mtu: 1024,
             state: "active".into(),
-            ..Link::default()
+            ..LinkInfo::default()
         }
     }
 
@@ -427,16 +441,16 @@ mod tests {
             sent: 3 << 20,
             unread: 5,
             unread_by_peer: Some(0),
-            buffer: Some(65536),
-            peer_buffer: Some(1 << 20),
             cursors: Some([(1, 2), (3, 4), (5, 6), (7, 8)]),
-            smc_r: Some(SmcR {
+            smc_r: Some(Box::new(SmcrInfo {
                 group: 0x100,
                 link: link(),
                 rkeys: (0xabc, 0xdef),
+                local_buffer: 65536,
+                peer_buffer: 1 << 20,
                 failovers: 1,
-                ..SmcR::default()
-            }),
+                ..SmcrInfo::default()
+            })),
             ..Connection::default()
         };
         let reason = Reason {
@@ -453,13 +467,14 @@ mod tests {
             ..Connection::default()
         };
         let links = vec![link()];
-        let group = Group { group: 0x100, links, max_links: 2, rmbs: (3, 4), ..Group::default() };
-        let rnic = Rnic { name: "rxe1/1".into(), active: true, ..Rnic::default() };
-        let device = Device { path: "/run/a.sock".into(), ..Device::default() };
+        let (max_links, rmbs) = (2, (3, 4));
+        let group = LinkGroupInfo { group: 0x100, links, max_links, rmbs, ..Default::default() };
+        let rnic = RnicInfo { name: "rxe1".into(), port: 1, active: true, ..RnicInfo::default() };
+        let device = DeviceInfo { path: "/run/a.sock".into(), ..DeviceInfo::default() };
         Process {
             pid: 42,
             program: "redis".into(),
-            devices: vec![Device { problem: Some("no daemon".into()), ..device }],
+            devices: vec![DeviceInfo { problem: Some("no daemon".into()), ..device }],
             connections: vec![by_rdma, plain],
             groups: vec![group],
             rnics: vec![rnic],

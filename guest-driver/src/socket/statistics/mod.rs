@@ -1,24 +1,24 @@
-//! What a process has, told to others: devices, connections, link groups, RNICs and totals.
+//! Reports of a process to others: devices, connections, link groups, RNICs and totals.
 //!
-//! A process whose [`Config::statistics`](super::Config::statistics) names a socket listens there;
-//! whoever connects gets one JSON document, a [`Process`], and the connection is closed. One thread
-//! does this, which sleeps until somebody asks. It has a handful of readers at a time, and waits for
-//! none of them longer than a moment. Only the user that the process runs as may connect.
+//! A process whose [`Config::statistics`](super::Config::statistics) names a socket listens there.
+//! The socket sends each client one JSON document, a [`Process`], and closes the connection. One
+//! thread does this, and sleeps until a client connects. It serves a handful of clients at a time,
+//! and none of them for longer than a moment. Only the user that the process runs as may connect.
 //!
-//! Sockets of processes that ended without a word stay behind; [`find`] and the next process that
-//! listens in the directory remove them.
+//! A process that was killed leaves its socket behind. [`find`] removes such sockets, and so does the
+//! next process that listens in the directory.
 
-mod places;
-mod plain;
+mod paths;
+mod reason;
 mod report;
 mod server;
+mod tcp_connections;
 #[cfg(test)]
 mod tests;
 
-pub use places::{ask, find, path_in};
-pub use report::{
-    Connection, Device, Group, Handshakes, Link, Process, Reason, Rnic, SmcD, SmcR, VERSION,
-};
+pub use paths::{ask, find, path_in};
+pub use reason::Reason;
+pub use report::{Connection, DeviceInfo, Handshakes, Process, VERSION};
 
-pub(super) use plain::{Described, Plain};
 pub(super) use server::Server;
+pub(super) use tcp_connections::{TcpConnections, TcpSocket};

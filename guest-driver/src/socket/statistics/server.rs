@@ -1,4 +1,4 @@
-//! The thread that answers.
+//! The thread that sends reports.
 
 use std::fs;
 use std::io;
@@ -6,39 +6,38 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Process, find};
-use crate::socket::Stack;
-use crate::sys::EventFd;
+use crate::sys::{EventFd, timespec};
 
-/// Readers at a time; others wait in the queue of the socket.
-const MAX_READERS: usize = 8;
-/// How long a reader may take.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause while there is no room for a reader.
-const SHORTAGE: Duration = Duration::from_millis(50);
-/// A document is made at most so often; who asks sooner gets the one that there is.
-const FRESH: Duration = Duration::from_millis(20);
-/// Readers that may wait for their turn.
+/// Number of clients at a time; others wait in the queue of the socket.
+const MAX_CLIENTS: usize = 8;
+/// How long a client may take to read its report.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause after the process had no descriptor or memory for a client.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
+/// How long a report is used again for further clients.
+const REUSE_TIME: Duration = Duration::from_millis(20);
+/// Length of the queue of the socket.
 const BACKLOG: i32 = 64;
-/// Stacks of one process that can be asked.
+/// Number of stacks of one process that have a socket.
 const MAX_STACKS: u32 = 16;
 
-/// The socket of a stack. Its end is the end of its thread.
+/// The socket of a stack. Dropping it ends its thread.
 pub(in crate::socket) struct Server {
     path: PathBuf,
-    /// The process that made it: a child that inherits it must not remove its file.
+    /// The process that made it: a child that inherits it must not remove the file.
     pid: u32,
     stop: Arc<EventFd>,
 }
 
-/// Somebody who reads.
-struct Reader {
+/// A client that has not read its whole report.
+struct ReportClient {
     stream: OwnedFd,
     document: Arc<Vec<u8>>,
     done: usize,
@@ -46,19 +45,21 @@ struct Reader {
 }
 
 impl Server {
-    /// Listens, and answers for the stack as long as that lives.
+    /// Listens, and sends what `report` returns. The thread ends when that returns `None`.
     ///
     /// # Errors
-    /// The socket cannot be made.
-    pub(in crate::socket) fn start(path: &Path, stack: &Arc<Stack>) -> io::Result<Server> {
+    /// The socket or the thread cannot be made.
+    pub(in crate::socket) fn start(
+        path: &Path,
+        report: impl Fn() -> Option<Process> + Send + 'static,
+    ) -> io::Result<Server> {
         if let Some(directory) = path.parent() {
             find(directory);
         }
         let (listener, path) = bind(path)?;
         let stop = Arc::new(EventFd::new()?);
         let server = Server { path, pid: std::process::id(), stop: stop.clone() };
-        let stack = Arc::downgrade(stack);
-        let body = move || Answers { listener, stop, stack, last: None }.run();
+        let body = move || ReportThread { listener, stop, report, last: None }.run();
         std::thread::Builder::new().name("smc-statistics".into()).spawn(body)?;
         Ok(server)
     }
@@ -96,7 +97,7 @@ fn bind(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
 fn bind_one(path: &Path) -> io::Result<UnixListener> {
     let bound = listen(path).or_else(|error| {
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        // An earlier process had this name, and did not tidy up.
+        // An earlier process had this id, and left its socket behind.
         let stale = error.kind() == io::ErrorKind::AddrInUse
             && UnixStream::connect(path).is_err_and(refused);
         if !stale {
@@ -109,8 +110,8 @@ fn bind_one(path: &Path) -> io::Result<UnixListener> {
     Ok(bound)
 }
 
-/// As [`UnixListener::bind`], by the kernel itself: where this library stands in for libc's functions
-/// it is called in the middle of one of them.
+/// As [`UnixListener::bind`], but by system calls: the preloaded library replaces libc's functions
+/// and comes here in the middle of one of them.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -131,40 +132,40 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// What the thread has.
-struct Answers {
+/// The state of the thread.
+struct ReportThread<F> {
     listener: UnixListener,
     stop: Arc<EventFd>,
-    stack: Weak<Stack>,
+    report: F,
     last: Option<(Instant, Arc<Vec<u8>>)>,
 }
 
-impl Answers {
+impl<F: Fn() -> Option<Process>> ReportThread<F> {
     fn run(mut self) {
-        let mut readers: Vec<Reader> = Vec::new();
+        let mut clients: Vec<ReportClient> = Vec::new();
         loop {
-            if self.wait(&readers).is_err() {
+            if self.wait(&clients).is_err() {
                 return;
             }
-            readers.retain_mut(|reader| !reader.go_on());
-            while readers.len() < MAX_READERS {
+            clients.retain_mut(|client| !client.go_on());
+            while clients.len() < MAX_CLIENTS {
                 match net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
                     Ok(stream) => {
                         let Some(document) = self.document() else { return };
-                        let deadline = Instant::now() + PATIENCE;
-                        let mut reader = Reader { stream, document, done: 0, deadline };
-                        if !reader.go_on() {
-                            readers.push(reader);
+                        let deadline = Instant::now() + CLIENT_TIMEOUT;
+                        let mut client = ReportClient { stream, document, done: 0, deadline };
+                        if !client.go_on() {
+                            clients.push(client);
                         }
                     }
                     Err(Errno::WOULDBLOCK) => break,
                     Err(Errno::INTR | Errno::CONNABORTED) => {}
-                    // There may be room again: not at once.
+                    // Descriptors or memory may be free again after a pause.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                        std::thread::sleep(SHORTAGE);
+                        std::thread::sleep(SHORTAGE_PAUSE);
                         break;
                     }
-                    // Somebody has closed the descriptor.
+                    // The program has closed the descriptor.
                     Err(error) => {
                         tracing::debug!(%error, "statistics end");
                         return;
@@ -174,19 +175,16 @@ impl Answers {
         }
     }
 
-    /// Waits for something to do. An error: there will be nothing any more.
-    fn wait(&self, readers: &[Reader]) -> io::Result<()> {
-        use rustix::event::{PollFd, PollFlags, Timespec};
+    /// Waits for a client. An error: the thread has to end.
+    fn wait(&self, clients: &[ReportClient]) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags};
         let mut fds = vec![PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
-        fds.extend(readers.iter().map(|reader| PollFd::new(&reader.stream, PollFlags::OUT)));
-        if readers.len() < MAX_READERS {
+        fds.extend(clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::OUT)));
+        if clients.len() < MAX_CLIENTS {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
-        let next = readers.iter().map(|reader| reader.deadline).min();
-        let timeout = next.map(|next| {
-            let left = next.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-        });
+        let next = clients.iter().map(|client| client.deadline).min();
+        let timeout = next.map(|next| timespec(next.saturating_duration_since(Instant::now())));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -197,15 +195,14 @@ impl Answers {
         }
     }
 
-    /// What there is, not much older than now. `None`: the stack is gone.
+    /// A report that is new or a moment old. `None`: the stack is dropped.
     fn document(&mut self) -> Option<Arc<Vec<u8>>> {
         if let Some((made, document)) = &self.last
-            && made.elapsed() < FRESH
+            && made.elapsed() < REUSE_TIME
         {
             return Some(document.clone());
         }
-        let stack = self.stack.upgrade()?;
-        let mut text = serde_json::to_vec(&Process::of(&stack)).unwrap_or_default();
+        let mut text = serde_json::to_vec(&(self.report)()?).unwrap_or_default();
         text.push(b'\n');
         let document = Arc::new(text);
         self.last = Some((Instant::now(), document.clone()));
@@ -213,15 +210,15 @@ impl Answers {
     }
 }
 
-impl Reader {
-    /// Writes what it takes. `true`: it needs nothing more, or has taken too long.
+impl ReportClient {
+    /// Sends as much as the socket takes. `true`: the client has everything, or took too long.
     fn go_on(&mut self) -> bool {
         loop {
             let rest = self.document.get(self.done..).unwrap_or_default();
             if rest.is_empty() {
                 return true;
             }
-            // A program whose own this is not may have SIGPIPE as it was.
+            // The program may not ignore SIGPIPE.
             match net::send(&self.stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(n) => self.done += n,
                 Err(Errno::INTR) => {}

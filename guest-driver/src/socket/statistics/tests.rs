@@ -1,4 +1,4 @@
-//! Sockets that are asked.
+//! Reports over sockets.
 
 use std::io::Read;
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Where processes can be asked, and how.
+//! The sockets of processes: their paths, and how to get a report from one.
 
 use std::fs;
 use std::io::{self, Read};
@@ -11,15 +11,15 @@ use super::Process;
 use crate::sys::peer_process;
 
 /// How long a process may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of an answer at most.
 const MAX_LEN: usize = 64 << 20;
-/// Files of a directory that are looked at, at most.
+/// Number of files of a directory that [`find`] reads at most.
 const MAX_FILES: usize = 65_536;
 const PREFIX: &str = "process-";
 const SUFFIX: &str = ".sock";
 
-/// Where this process listens in a directory that its user keeps for such sockets.
+/// The path of this process's socket in a directory for such sockets.
 pub fn path_in(directory: &Path) -> PathBuf {
     directory.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()))
 }
@@ -27,11 +27,11 @@ pub fn path_in(directory: &Path) -> PathBuf {
 /// The process id in the name of a socket.
 fn pid_of(name: &str) -> Option<i32> {
     let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
-    // Behind the id may be the number of a further stack of the process.
+    // The number of a further stack of the process may follow the id.
     middle.split('-').next()?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// The sockets of processes in a directory, those of dead processes removed.
+/// Finds the sockets of processes in a directory, and removes those of dead processes.
 pub fn find(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut found = Vec::new();
@@ -53,9 +53,9 @@ pub fn find(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether nobody answers, nor ever will: the process is gone, and the socket refuses, or it is open
-/// only because a child inherited it. A process of another container has an id of its own there, and
-/// one that is about to listen refuses for a moment; neither is meant.
+/// Whether no process will ever answer: the process has ended, and the socket refuses connections or
+/// is open only because a child inherited it. Two cases are not stale: the id of a process in another
+/// container means nothing here, and a process that is about to listen refuses for a moment.
 fn is_stale(path: &Path, pid: i32) -> bool {
     use rustix::process::{Pid, test_kill_process};
     let gone =
@@ -66,12 +66,12 @@ fn is_stale(path: &Path, pid: i32) -> bool {
     }
 }
 
-/// Asks the process that listens at a socket.
+/// Gets the report of the process that listens at a socket.
 ///
 /// # Errors
-/// Nobody answers there, in time; or not with a [`Process`].
+/// No process answers in time, or the answer is no [`Process`].
 pub fn ask(socket: &Path) -> io::Result<Process> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     let mut stream = UnixStream::connect(socket)?;
     let mut answer = Vec::new();
     let mut piece = vec![0u8; 64 << 10];

@@ -1,0 +1,68 @@
+//! Why connections are TCP.
+
+use serde::{Deserialize, Serialize};
+use smc_core::handshake::{DeclineCode, FallbackReason};
+
+use crate::info::Fallback;
+
+/// Why connections are TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// Linux's number. 0: several, because a report counts only so many different ones.
+    pub code: u32,
+    /// Linux's short name for it.
+    pub name: String,
+    /// What it means, and what to do about it.
+    pub advice: String,
+    /// "here" or "peer": the end that did not want SMC, or could not.
+    pub side: String,
+    /// The reason in this end's words.
+    pub says: String,
+    /// Connections.
+    pub count: u64,
+}
+
+/// Which end made a connection TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    Here,
+    Peer,
+}
+
+impl Side {
+    pub(super) fn of(why: &Fallback) -> Side {
+        match why {
+            Fallback::Handshake(FallbackReason::DeclinedByPeer(_) | FallbackReason::PeerNotSmc) => {
+                Side::Peer
+            }
+            _ => Side::Here,
+        }
+    }
+
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Side::Here => "here",
+            Side::Peer => "peer",
+        }
+    }
+}
+
+impl Reason {
+    pub(super) fn new(code: u32, side: &str, says: &str, count: u64) -> Reason {
+        let known = DeclineCode::from(code);
+        Reason {
+            code,
+            name: known.name().to_owned(),
+            advice: known.advice().to_owned(),
+            side: side.to_owned(),
+            says: says.to_owned(),
+            count,
+        }
+    }
+
+    /// The reason of one connection.
+    pub fn of(why: &Fallback) -> Reason {
+        let side = Side::of(why).word();
+        Reason::new(why.code().value(), side, &why.to_string(), 1)
+    }
+}
