@@ -16,19 +16,19 @@ pub enum FirstBytes {
     /// Nothing, or too few bytes to tell.
     Incomplete,
     /// The beginning of a CLC message.
-    Smc(Opening),
+    Smc(ClcPrefix),
     /// Something else, or the client has closed the connection.
     Other,
 }
 
 /// The beginning of a CLC message, as it was in the TCP stream when a server peeked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opening {
+pub struct ClcPrefix {
     bytes: [u8; OPENING_LEN],
     len: usize,
 }
 
-impl Opening {
+impl ClcPrefix {
     /// The bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
@@ -48,7 +48,7 @@ impl FirstBytes {
             Some(0) => return Ok(FirstBytes::Other),
             Some(len) => len,
         };
-        let opening = Opening { bytes, len };
+        let opening = ClcPrefix { bytes, len };
         Ok(match looks_like_opening(opening.bytes()) {
             Guess::Yes => FirstBytes::Smc(opening),
             Guess::NeedMore => FirstBytes::Incomplete,

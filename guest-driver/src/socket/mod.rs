@@ -12,7 +12,7 @@ mod stream;
 pub mod tokio;
 mod watch;
 
-pub use crate::handshake::{FirstBytes, Opening};
+pub use crate::handshake::{ClcPrefix, FirstBytes};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
     SmcdInfo, SmcrInfo, show_gid,
