@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use guest_driver::PciAddress;
 use guest_driver::ism::{IsmDevice, OpenOptions, SLOWEST_WINDOW};
-use guest_driver::transport::pci::{self, Binding, PciError};
 use guest_driver::transport::RunningDevice;
+use guest_driver::transport::pci::{self, Binding, PciError};
 use serde::Serialize;
 use virtio_ism_abi::config::{Config, Features};
 
