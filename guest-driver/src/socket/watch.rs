@@ -173,7 +173,7 @@ impl SmcStream {
         ChangeToken { words: conn.control_words(), end: conn.local_end() }
     }
 
-    /// Whether [`SmcStream::look`] might say something else than at `seen`.
+    /// Whether [`SmcStream::readiness`] may have changed since `seen`.
     pub fn changed_since(&self, seen: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
             conn.reactor().poll();
