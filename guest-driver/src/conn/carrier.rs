@@ -125,7 +125,8 @@ impl Carrier {
         })
     }
 
-    /// Clears the failover flag in the words of a peer that has switched links; `true` if it was set.
+    /// Clears the failover flag in the words of a peer that has switched links; `true` if it was
+    /// set.
     #[cold]
     pub(super) fn take_move(&self) -> bool {
         match self {

@@ -12,8 +12,8 @@ use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::StateFlags;
 
-use super::{ABORTED, Conn, Deadline, NO_FAILURE, RESET, Tx, lock};
-use crate::sys::reset_tcp;
+use super::{ABORTED, Conn, Deadline, NO_FAILURE, RESET, Tx};
+use crate::sys::{lock, reset_tcp};
 
 impl Conn {
     /// `shutdown`, either half or both.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use smc_core::wire::cdc::{ConsumerWord, ProducerWord};
 use smc_core::wire::cursor::Cursor;
 
-use super::{Conn, lock};
+use super::Conn;
 use crate::info::{ConnectionSnapshot, Cursors};
+use crate::sys::lock;
 
 /// The silence of a peer.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,12 @@
 //! One SMC connection: two locks, two rings, and the control words that tie them together.
 //!
 //! Send side and receive side each have their own lock, so that one thread can write while another
-//! reads. Lock order: receive side, then send side. A thread sends to the peer only under the lock of
-//! the send side. Atomics hold what one side must know of the other: the consumer cursor, which
+//! reads. Lock order: receive side, then send side. A thread sends to the peer only under the lock
+//! of the send side. Atomics hold what one side must know of the other: the consumer cursor, which
 //! every control word carries, and how the connection has ended.
 //!
-//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer stores its
-//! words into memory that it can change at any time. So a thread copies them out and has
+//! [`Carrier`] brings bytes and words to the peer, by a pair of DMBs or by RDMA. The peer stores
+//! its words into memory that it can change at any time. So a thread copies them out and has
 //! `smc_core::connection` check them. Words that cannot be true abort the connection.
 
 mod carrier;
@@ -36,9 +36,10 @@ use crate::info::ConnectionInfo;
 use crate::reactor::readiness_fd::ReadinessFd;
 use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
+use crate::sys::lock;
 
-/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this size,
-/// and the peer can read one part while this end writes the next.
+/// Bytes of a long write between two updates of the producer cursor. Updates cost little at this
+/// size, and the peer can read one part while this end writes the next.
 const CHUNK: u32 = 64 << 10;
 
 /// The connection has not ended abnormally.
@@ -124,10 +125,6 @@ pub(crate) struct Conn {
     /// The own buffer may serve another connection.
     reuse: AtomicBool,
     carrier: Carrier,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The part of the two words that concerns readers: everything but the consumer cursor.
@@ -228,8 +225,8 @@ impl Conn {
         }
     }
 
-    /// Local and peer address of the TCP connection. Only this call asks the kernel for them, because
-    /// a short connection need not pay for two system calls.
+    /// Local and peer address of the TCP connection. Only this call asks the kernel for them,
+    /// because a short connection need not pay for two system calls.
     pub(crate) fn addresses(&self) -> io::Result<(SocketAddr, SocketAddr)> {
         match self.addresses.get() {
             Some(addresses) => Ok(*addresses),
@@ -329,7 +326,8 @@ impl Conn {
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
     }
 
-    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no locks.
+    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
+    /// locks.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline, as for a socket with a timeout.
@@ -397,8 +395,8 @@ impl Conn {
             if limit.is_some_and(|(_, left)| left.is_zero()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // If the deadline is far away, a recheck of the background thread ends the sleep earlier.
-            // So the kernel need not set and cancel a timer for each sleep.
+            // If the deadline is far away, a recheck of the background thread ends the sleep
+            // earlier. So the kernel need not set and cancel a timer for each sleep.
             let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
             self.reactor.sleep(waiter, count, limit, None);
             if done() {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Conn, lock, reader_view};
+use super::{Conn, reader_view};
 use crate::reactor::wait::{Waiter, clear_interrupted, was_interrupted};
+use crate::sys::lock;
 
 impl Conn {
     /// Adds a thread that is woken at every change.
@@ -28,8 +29,8 @@ impl Conn {
         }
     }
 
-    /// Waits until the words differ from `seen`, as far as that concerns a reader, or with `write` a
-    /// writer.
+    /// Waits until the words differ from `seen`, as far as that concerns a reader, or with `write`
+    /// a writer.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled meanwhile.

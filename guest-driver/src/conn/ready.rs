@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
 
-use super::{Conn, Rx, lock, reader_view};
+use super::{Conn, Rx, reader_view};
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
 use crate::reactor::wait::Waiter;
+use crate::sys::lock;
 
 /// The ends of a connection that its control words do not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,8 +78,8 @@ impl Conn {
         }
     }
 
-    /// Makes the readiness descriptor, if there is one, show the present readiness, and arms the line
-    /// for the next change.
+    /// Makes the readiness descriptor, if there is one, show the present readiness, and arms the
+    /// line for the next change.
     pub(super) fn sync_readiness(&self) {
         if self.readiness.get().is_some() {
             self.sync_readiness_locked(&mut self.rx());
@@ -93,7 +94,7 @@ impl Conn {
             if ready.writable {
                 self.write_blocked.store(false, Ordering::Relaxed);
             }
-            // Until a write has found no room, the descriptor stays writable: the write would fail.
+            // The descriptor shows "writable" until a write has found no room and said so.
             let blocked = self.write_blocked.load(Ordering::Relaxed);
             let shown = Ready { writable: ready.writable || !blocked, ..ready };
             readiness.show(shown);
@@ -131,7 +132,8 @@ impl Conn {
         *slot = poller;
     }
 
-    /// Arms the signal line for a poller. `false`: a signal came before, so the caller checks again.
+    /// Arms the signal line for a poller. `false`: a signal came before, so the caller checks
+    /// again.
     pub(crate) fn arm_for_poller(&self) -> bool {
         self.arm()
     }
@@ -153,8 +155,9 @@ impl Conn {
     }
 }
 
-/// Whether the ring has room enough to wake a writer: a quarter of it, so that a writer is not woken
-/// for every byte that is read. A single byte is enough if it makes the peer say what it has read.
+/// Whether the ring has room enough to wake a writer: a quarter of it, so that a writer is not
+/// woken for every byte that is read. A single byte is enough if it makes the peer say what it has
+/// read.
 fn has_room(sender: &Sender) -> bool {
     let enough = if sender.is_outdated() { 1 } else { sender.ring().len() / 4 };
     sender.space() >= enough

@@ -13,8 +13,8 @@ use crate::reactor::DelayedUpdate;
 const MAX_SLICES: usize = 1024;
 
 impl Conn {
-    /// Reads into the slices and returns the number of bytes; 0 is end of data. With `peek` the bytes
-    /// stay in the ring.
+    /// Reads into the slices and returns the number of bytes; 0 is end of data. With `peek` the
+    /// bytes stay in the ring.
     ///
     /// # Errors
     /// The connection has failed, there is nothing to read (`WouldBlock`), or the deadline is over.
@@ -188,7 +188,7 @@ impl Conn {
     /// Has the background thread send the consumer cursor, unless other words carry it soon. The
     /// application may not call again, and the peer may block until it knows.
     pub(super) fn schedule_update(&self) {
-        // A flag that is missed costs a second at most, until the next recheck.
+        // An update that is missed is sent at the next tick, after a second at most.
         if !self.update_scheduled.load(Ordering::Relaxed)
             && !self.update_scheduled.swap(true, Ordering::AcqRel)
         {

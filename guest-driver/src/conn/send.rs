@@ -11,13 +11,14 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, StateFlags};
 use super::{CHUNK, Conn, Deadline, Tx};
 use crate::ism::DeliverError;
 
-/// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces go
-/// with the next delivery.
+/// Most pieces of one delivery. A slice is one piece, or two at the end of the ring. Further pieces
+/// go with the next delivery.
 const PIECES_PER_DELIVERY: usize = 8;
 
 impl Conn {
-    /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes are in
-    /// the peer's ring, as TCP's does when they are in its send buffer, or with fewer if it ends early.
+    /// Writes the slices and returns the number of bytes. A blocking call returns when all bytes
+    /// are in the peer's ring, as TCP's does when they are in its send buffer, or with fewer if it
+    /// ends early.
     ///
     /// # Errors
     /// No byte was written: the connection has failed, this end writes no more, there is no room
@@ -115,7 +116,8 @@ impl Conn {
         }
         if let Err(violation) = tx.sender.on_peer_consumer(word.cursor) {
             if !self.carrier.has_memory() {
-                // These are not the peer's words: the device is gone, as the reactor is about to say.
+                // These are not the peer's words: the device is gone, as the reactor is about to
+                // say.
                 return;
             }
             tracing::warn!(peer = %self.carrier, %violation, "connection aborted");

@@ -32,7 +32,8 @@ const UPDATE_DELAY: Duration = Duration::from_millis(15);
 const LONGEST_UPDATE_DELAY: Duration = Duration::from_millis(120);
 /// After an update was scheduled, the thread checks for more without being woken for this long.
 const LINGER: Duration = Duration::from_millis(300);
-/// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the thread.
+/// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the
+/// thread.
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What the background thread knows of the callers of a source that must be polled.
@@ -238,7 +239,8 @@ impl<C: ConnectionHandler> Reactor<C> {
             callers.extend_takeover();
         }
         if lead == FREE && !active {
-            // Cleared before the lead is taken, because a caller that sees who leads asks after that.
+            // Cleared before the lead is taken, because a caller that sees who leads asks after
+            // that.
             self.lead_wanted.store(false, Ordering::SeqCst);
             if let Some(leadership) = self.try_lead(BACKGROUND) {
                 let wanted = self.lead_in_background(leadership, pause, true);
@@ -264,8 +266,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.notify_when_free.store(false, Ordering::SeqCst);
     }
 
-    /// Leads for `pause`, or until this thread has something else to do. With `yielding`, a caller's
-    /// request for the lead ends it, too, and then the result is `true`.
+    /// Leads for `pause`, or until this thread has something else to do. With `yielding`, a
+    /// caller's request for the lead ends it, too, and then the result is `true`.
     fn lead_in_background(
         &self,
         leadership: Leadership<'_, C>,

@@ -262,8 +262,8 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
     }
 
-    /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or never
-    /// wait use this, and hold no lock of a connection meanwhile.
+    /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or
+    /// never wait use this, and hold no lock of a connection meanwhile.
     pub(crate) fn poll(&self) {
         if !self.polled {
             return;
@@ -276,8 +276,9 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.dispatch();
     }
 
-    /// Polls a source that need not be polled, without sleeping, if nobody leads and no such poll was
-    /// made lately. Callers that never wait use this, and hold no lock of a connection meanwhile.
+    /// Polls a source that need not be polled, without sleeping, if nobody leads and no such poll
+    /// was made lately. Callers that never wait use this, and hold no lock of a connection
+    /// meanwhile.
     pub(crate) fn try_poll(&self) {
         let Some(now) = self.try_time() else { return };
         self.last_try_us.store(now, Ordering::Relaxed);

@@ -1,16 +1,19 @@
-//! Readiness as the kernel understands it: one end of a Unix socket pair.
+//! A descriptor that the kernel shows as ready when a connection is: one end of a Unix socket
+//! pair.
 //!
-//! A stream pair can show everything a TCP socket can: readable, writable, peer closed its half
-//! (RDHUP), hang-up. The application registers its end wherever it likes; level and edge
-//! triggering, nesting and sharing are the kernel's. The library holds the other end and writes a
-//! byte, fills or drains, shuts down or closes, whenever the state of the connection changes.
+//! A stream pair can show everything that a TCP socket can: readable, writable, end of data
+//! (RDHUP), hang-up. The application registers its end wherever it likes, and the kernel does level
+//! and edge triggering, nesting and sharing. When the readiness of the connection changes, the
+//! library writes a byte to its own end, fills or drains it, shuts it down or closes it.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-/// What a connection can do right now.
+use crate::sys::lock;
+
+/// The readiness of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready {
     /// A read would not block.
@@ -29,7 +32,7 @@ struct Shown {
     ready: Ready,
 }
 
-/// The pair and what it shows.
+/// The pair and the readiness that it shows.
 #[derive(Debug)]
 pub(crate) struct ReadinessFd {
     application: UnixStream,
@@ -56,12 +59,12 @@ impl ReadinessFd {
 
     /// Makes the pair show `ready`.
     pub(crate) fn show(&self, ready: Ready) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = lock(&self.shown);
         if shown.ready == ready {
             return;
         }
         let Some(ours) = &shown.ours else { return };
-        // A full or empty pair answers WouldBlock, which is the state wanted.
+        // WouldBlock means that the pair is full or empty already.
         if ready.hang_up {
             shown.ours = None;
             shown.ready = ready;

@@ -16,8 +16,8 @@ pub(crate) enum ReactorEvent {
     Arrived(u32),
     /// The connection with this key cannot go on.
     Lost(u32),
-    /// The peer uses its buffer for another connection, so the one with this key is over. Its unread
-    /// bytes count for nothing (RMB-23).
+    /// The peer uses its buffer for another connection, so the one with this key is over. Its
+    /// unread bytes count for nothing (RMB-23).
     Taken(u32),
     /// The connections with this [peer tag](Tags::peer) cannot go on.
     PeerLost(u128),
@@ -45,8 +45,8 @@ pub(crate) trait Source: Send + Sync {
     /// [`arm_interrupts`](Source::arm_interrupts) has returned `true`.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// [`event_fd`](Source::event_fd), if that is an epoll set. The reactor adds a descriptor of its
-    /// own under the name [`OTHER`] and then waits for the set itself.
+    /// [`event_fd`](Source::event_fd), if that is an epoll set. The reactor adds a descriptor of
+    /// its own under the name [`OTHER`] and then waits for the set itself.
     fn event_set(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -76,8 +76,8 @@ pub(crate) trait Source: Send + Sync {
     /// connections, which may send; so the caller holds no lock that sending takes.
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool;
 
-    /// As [`poll_events`](Source::poll_events), for a thread that was woken and wants to go on. It may
-    /// leave what brings no event by itself to the next call of `poll_events`.
+    /// As [`poll_events`](Source::poll_events), for a thread that was woken and wants to go on. It
+    /// may leave what brings no event by itself to the next call of `poll_events`.
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         self.poll_events(handle)
     }
@@ -91,8 +91,8 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
-    /// Whether there is a peer that may have to be answered. The reactor asks only sources that must
-    /// be polled. Their background thread leads while this is true and no caller does.
+    /// Whether there is a peer that may have to be answered. The reactor asks only sources that
+    /// must be polled. Their background thread leads while this is true and no caller does.
     fn has_peers(&self) -> bool {
         false
     }
@@ -107,7 +107,7 @@ pub(crate) trait Source: Send + Sync {
 
 /// Learns that a source that must be polled has a peer.
 pub(crate) trait PeerObserver {
-    /// The source has a peer from now on, which must be answered whatever the thread of the handshake
-    /// does.
+    /// The source has a peer from now on, which must be answered whatever the thread of the
+    /// handshake does.
     fn on_peer_added(&self);
 }

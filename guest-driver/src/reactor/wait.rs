@@ -137,8 +137,8 @@ impl Waiter {
         false
     }
 
-    /// Says that the thread is about to sleep in `poll`, or does so no more. Between the two it checks
-    /// [`Waiter::is_woken`].
+    /// Says that the thread is about to sleep in `poll`, or does so no more. Between the two it
+    /// checks [`Waiter::is_woken`].
     pub(crate) fn set_polling(&self, on: bool) {
         self.state.store(if on { POLLING } else { AWAKE }, Ordering::SeqCst);
     }
@@ -229,15 +229,15 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 
 /// Spinning before a sleep, for a time that adapts.
 ///
-/// A wait that ends while it spins restores the budget, and a wait that has to sleep halves it. So a
-/// connection with a slow peer stops burning processors, and so does a process with more to do than
-/// it has processors. Later connections begin with what earlier ones have learnt.
+/// A wait that ends while it spins restores the budget, and a wait that has to sleep halves it. So
+/// a connection with a slow peer stops burning processors, and so does a process with more to do
+/// than it has processors. Later connections begin with what earlier ones have learnt.
 ///
 /// If both ends spin for a moment only, each misses the other's answer, although both would answer
 /// at once if they stayed awake. So every now and then there is a *probe round*: the wait spins for
-/// longer than the last wait that slept, unless that is out of proportion. If the other end is merely
-/// asleep, its answer comes within that time, and both are in step again. This matters between
-/// virtual machines, where a wake-up takes longer than the usual budget.
+/// longer than the last wait that slept, unless that is out of proportion. If the other end is
+/// merely asleep, its answer comes within that time, and both are in step again. This matters
+/// between virtual machines, where a wake-up takes longer than the usual budget.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max_us: u32,
@@ -280,7 +280,8 @@ impl Spin {
         self.max_us != 0 && self.within(1, changed)
     }
 
-    /// As [`Spin::until_asked`], where a check finds only what a software adapter may have put there.
+    /// As [`Spin::until_asked`], where a check finds only what a software adapter may have put
+    /// there.
     ///
     /// On the only processor there is, that adapter must run instead. A thread that goes to sleep
     /// checks once more anyway. So after some first checks in vain, only probe rounds check first.
