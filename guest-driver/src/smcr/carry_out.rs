@@ -8,7 +8,8 @@ use smc_core::link_group::{
     Cause, Ending, LinkKey, Output, PeerRmbId, Prepared, RemoteEnd, RnicId,
 };
 
-use super::group::{Core, Group, Input, Status};
+use super::group::{Core, Group, Status};
+use super::inbox::Input;
 use super::link::Link;
 use super::shared::Retired;
 use crate::verbs::VerbsError;
@@ -97,7 +98,9 @@ impl Group {
         let port = self.shared().port(rnic).ok_or_else(gone)?;
         let v1 = self.version() == smc_core::wire::clc::Version::V1;
         let source = port.source_of(gid, v1).ok_or_else(gone)?;
-        let link = Link::new(key, self, &port, (source.index, source.gid), self.version())?;
+        let group = (self.number(), self.inputs());
+        let link = Link::new(key, group, &port, (source.index, source.gid), self.version())?;
+        self.shared().enter_link(&link)?;
         let mut regions = Vec::new();
         for rmb in core.buffers.all() {
             rmb.buffer().register(key, link.pd())?;
@@ -152,7 +155,8 @@ impl Group {
         };
         self.shared().retire(Retired { links, lost });
         self.set_status(Status::Over);
-        self.shared().forget(self);
+        // The next work removes the group from the list.
+        self.shared().signal().post();
     }
 
     fn destroy(&self, core: &mut Core, key: LinkKey) {

@@ -1,58 +1,19 @@
 //! An open RNIC: its completion queues, and the queue pairs that use them.
 
-use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use smc_core::time::Tick;
-
-use super::endpoint::Endpoint;
-use super::link::{Link, RECEIVES};
-use super::slots::{REQUESTS_PER_SLOT, SLOTS};
+use super::inbox::WorkSignal;
+use crate::sys::lock;
 use crate::verbs::{Channel, Completion, Context, Cq, DeviceInfo, VerbsError};
-use rustc_hash::FxHashMap;
 
-/// Completions taken at once.
-const BATCH: usize = 32;
+/// Completions that one poll takes at most.
+pub(super) const BATCH: usize = 32;
 /// Notices that are left in the channel before all of them are read.
 const UNREAD: u32 = 64;
 /// Entries of a completion queue, if the device has as many.
 const ENTRIES: u32 = 16 << 10;
-
-/// What one look at the receive queue found.
-pub(crate) trait Sink {
-    /// A CDC message was taken: the words of this connection may be new.
-    fn on_words(&mut self, endpoint: &Arc<Endpoint>);
-    /// The time. Asked once for the messages that are taken at once.
-    fn now(&self) -> Tick;
-}
-
-thread_local! {
-    static RECEIVING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is taking messages, and was called by a [`Sink`].
-pub(crate) fn is_receiving() -> bool {
-    RECEIVING.get()
-}
-
-/// As long as it lives, this thread is taking messages. Knows whether it was before: a sink may come
-/// to take those of another device.
-struct Receiving(bool);
-
-impl Receiving {
-    #[inline]
-    fn begin() -> Receiving {
-        Receiving(RECEIVING.replace(true))
-    }
-}
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        RECEIVING.set(self.0);
-    }
-}
 
 /// An RNIC.
 pub(crate) struct Device {
@@ -60,11 +21,14 @@ pub(crate) struct Device {
     channel: Arc<Channel>,
     recv_cq: Arc<Cq>,
     send_cq: Arc<Cq>,
-    links: RwLock<FxHashMap<u32, Arc<Link>>>,
-    /// Who takes completions; two at a time would only get in each other's way.
+    /// Its place among the RNICs of the process.
+    index: usize,
+    /// The thread that takes receive completions holds this, so that they are dispatched in order.
     receiving: Mutex<Box<[Completion; BATCH]>>,
-    /// Somebody found another one at the receives, who is to look once more.
+    /// A thread found `receiving` locked and has left. The thread that holds the lock polls once
+    /// more.
     overlooked: AtomicBool,
+    /// As `receiving`, for send completions.
     sending: Mutex<Box<[Completion; BATCH]>>,
     /// A notice is on order, or was not noted yet.
     recv_armed: AtomicBool,
@@ -73,8 +37,11 @@ pub(crate) struct Device {
     unread: AtomicU32,
     /// How many wait for send completions.
     send_awaited: AtomicUsize,
-    /// The device is of no use any more.
+    /// The device can no longer be used.
     dead: AtomicBool,
+    /// A completion queue failed, so all links over the device have to fail.
+    broken: AtomicBool,
+    signal: Arc<WorkSignal>,
     counters: Counters,
 }
 
@@ -94,7 +61,11 @@ impl Device {
     ///
     /// # Errors
     /// What verbs say.
-    pub(crate) fn open(info: &DeviceInfo) -> Result<Arc<Device>, VerbsError> {
+    pub(crate) fn open(
+        info: &DeviceInfo,
+        index: usize,
+        signal: &Arc<WorkSignal>,
+    ) -> Result<Arc<Device>, VerbsError> {
         let context = Context::open(info)?;
         let entries = context.limits()?.cq_entries.min(ENTRIES);
         let channel = Channel::new(&context)?;
@@ -106,7 +77,7 @@ impl Device {
             channel,
             recv_cq,
             send_cq,
-            links: RwLock::default(),
+            index,
             receiving: scratch(),
             overlooked: AtomicBool::new(false),
             sending: scratch(),
@@ -115,6 +86,8 @@ impl Device {
             unread: AtomicU32::new(0),
             send_awaited: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            signal: Arc::clone(signal),
             counters: Counters::default(),
         }))
     }
@@ -122,6 +95,11 @@ impl Device {
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         self.context.device().name()
+    }
+
+    /// Its place among the RNICs of the process, from 0.
+    pub(crate) fn index(&self) -> usize {
+        self.index
     }
 
     /// Its device file.
@@ -164,125 +142,35 @@ impl Device {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Enters a link. `false`: the completion queues have no room for another one.
-    #[must_use = "a link without room would let the queues overrun"]
-    pub(crate) fn enter(&self, link: &Arc<Link>) -> bool {
-        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
-        let count = links.len() as u32 + 1;
-        // Of a queue pair in error every request completes, those without completion included.
-        let sends = count.saturating_mul(SLOTS * REQUESTS_PER_SLOT);
-        let fits = count.saturating_mul(RECEIVES) <= self.recv_cq.entries()
-            && sends <= self.send_cq.entries();
-        if fits {
-            links.insert(link.qpn().get(), link.clone());
-        }
-        fits
-    }
-
-    /// Removes a link.
-    pub(crate) fn leave(&self, link: &Link) {
-        self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&link.qpn().get());
-    }
-
-    /// All links over this device.
-    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
-        self.links.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
+    /// Begins to take receive completions. `None`: another thread takes them, and will poll once
+    /// more ([`Device::was_overlooked`]), because a completion that came before the queue was armed
+    /// causes no notice.
     #[inline]
-    fn link(&self, qpn: u32) -> Option<Arc<Link>> {
-        self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
+    pub(crate) fn try_receives(&self) -> Option<Polling<'_>> {
+        let batch = try_lock(&self.receiving).or_else(|| {
+            // SeqCst, as in `was_overlooked`: the other thread sees this, or it has left.
+            self.overlooked.store(true, Ordering::SeqCst);
+            try_lock(&self.receiving)
+        })?;
+        Some(Polling { device: self, cq: &self.recv_cq, batch })
     }
 
-    /// Takes received messages, unless another thread is at it, which then looks once more: what
-    /// came before a notice was ordered must not wait for the next notice.
-    pub(crate) fn poll_receives(&self, sink: &mut impl Sink) {
-        loop {
-            let Some(mut scratch) = try_lock(&self.receiving).or_else(|| {
-                // SeqCst, as below: either the other one sees this, or it has left.
-                self.overlooked.store(true, Ordering::SeqCst);
-                try_lock(&self.receiving)
-            }) else {
-                return;
-            };
-            // A peer that sends without end only keeps its own messages coming; others get their
-            // turn.
-            self.receive(&mut scratch, 8, sink);
-            drop(scratch);
-            if !self.was_overlooked() {
-                return;
-            }
-        }
+    /// As [`Device::try_receives`], but waits for the other thread.
+    pub(crate) fn receives(&self) -> Polling<'_> {
+        Polling { device: self, cq: &self.recv_cq, batch: lock(&self.receiving) }
     }
 
-    /// Whether somebody came while this thread was at it, and has left it the rest.
+    /// Whether a thread found the receives taken and has left the rest to this thread, which has
+    /// just dropped its [`Polling`].
     #[inline]
-    fn was_overlooked(&self) -> bool {
+    pub(crate) fn was_overlooked(&self) -> bool {
         self.overlooked.load(Ordering::SeqCst) && self.overlooked.swap(false, Ordering::SeqCst)
     }
 
-    /// Takes all messages that have arrived by now, or waits until another thread has. Not to be
-    /// called from a sink (see [`is_receiving`]), nor with a lock that a sink may want.
-    pub(crate) fn take_receives(&self, sink: &mut impl Sink) {
-        // More than the queue holds has come since.
-        let rounds = self.recv_cq.entries() as usize / BATCH + 1;
-        loop {
-            let mut scratch = self.receiving.lock().unwrap_or_else(PoisonError::into_inner);
-            self.receive(&mut scratch, rounds, sink);
-            drop(scratch);
-            if !self.was_overlooked() {
-                return;
-            }
-        }
-    }
-
+    /// Begins to take send completions. `None`: another thread takes them.
     #[inline]
-    fn receive(&self, scratch: &mut [Completion; BATCH], rounds: usize, sink: &mut impl Sink) {
-        let _receiving = Receiving::begin();
-        for _ in 0..rounds {
-            let n = match self.recv_cq.poll(&mut scratch[..]) {
-                Ok(n) => n,
-                Err(error) => {
-                    self.fail(&error);
-                    return;
-                }
-            };
-            let now = if n == 0 { Tick(0) } else { sink.now() };
-            for completion in scratch.iter().take(n) {
-                // Those of a link that is gone mean nothing to anybody.
-                if let Some(link) = self.link(completion.qp_num().get()) {
-                    link.on_receive(completion, now, self, sink);
-                }
-            }
-            if n < BATCH {
-                break;
-            }
-        }
-    }
-
-    /// Takes send completions; how many. Frees slots, but does not use them:
-    /// [`Link::flush_waiting`] does.
-    pub(crate) fn poll_sends(&self) -> usize {
-        let Some(mut scratch) = try_lock(&self.sending) else { return 0 };
-        let mut total = 0;
-        loop {
-            let n = match self.send_cq.poll(&mut scratch[..]) {
-                Ok(n) => n,
-                Err(error) => {
-                    self.fail(&error);
-                    return total;
-                }
-            };
-            for completion in scratch.iter().take(n) {
-                if let Some(link) = self.link(completion.qp_num().get()) {
-                    link.on_sent(completion);
-                }
-            }
-            total += n;
-            if n < BATCH {
-                return total;
-            }
-        }
+    pub(crate) fn try_sends(&self) -> Option<Polling<'_>> {
+        Some(Polling { device: self, cq: &self.send_cq, batch: try_lock(&self.sending)? })
     }
 
     /// Whether anybody waits for send completions.
@@ -291,15 +179,9 @@ impl Device {
         self.send_awaited.load(Ordering::SeqCst) != 0
     }
 
-    /// Lets those send who waited for completions. Called without locks.
-    #[inline]
-    pub(crate) fn flush(&self) {
-        if self.has_waiting() {
-            for link in self.links() {
-                link.flush_waiting();
-                link.flush_llc();
-            }
-        }
+    /// Whether a completion queue failed: all links over the device have to fail.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::SeqCst)
     }
 
     #[cold]
@@ -307,7 +189,9 @@ impl Device {
         if !self.dead.swap(true, Ordering::AcqRel) {
             tracing::warn!(rnic = self.name(), %error, "RNIC failed");
         }
-        self.links().iter().for_each(|link| link.fail());
+        if !self.broken.swap(true, Ordering::SeqCst) {
+            self.signal.post();
+        }
     }
 
     /// Somebody waits for send completions from now on, which need a notice therefore.
@@ -365,6 +249,26 @@ impl Device {
         self.channel.drain(8 * UNREAD as usize, |_| {});
         // Some of them may not have been noted, and will not be now.
         self.order_anew();
+    }
+}
+
+/// The right to take completions of one queue, for as long as it lives.
+pub(crate) struct Polling<'a> {
+    device: &'a Device,
+    cq: &'a Cq,
+    batch: MutexGuard<'a, Box<[Completion; BATCH]>>,
+}
+
+impl Polling<'_> {
+    /// Takes up to [`BATCH`] completions, oldest first. Fewer than that: the queue is empty, or has
+    /// failed, which [`Device::is_broken`] then reports.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> &[Completion] {
+        let n = self.cq.poll(&mut self.batch[..]).unwrap_or_else(|error| {
+            self.device.fail(&error);
+            0
+        });
+        self.batch.get(..n).unwrap_or_default()
     }
 }
 

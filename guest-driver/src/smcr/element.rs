@@ -9,9 +9,9 @@ use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
 
 use super::buffers::Rmb;
-use super::endpoint::Endpoint;
-use super::endpoint::SmcrSendError;
+use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
+use super::groups::LinkGroups;
 use super::info;
 use super::spans::Shape;
 use crate::info::SmcrInfo;
@@ -22,6 +22,7 @@ use crate::sys::OutOfBounds;
 /// Dropped, the own RMB goes back to its pool if [`SmcrConn::allow_reuse`] was called, and else is
 /// removed from the link group.
 pub(crate) struct SmcrConn {
+    groups: Arc<LinkGroups>,
     group: Arc<Group>,
     endpoint: Arc<Endpoint>,
     rmb: Arc<Rmb>,
@@ -33,13 +34,14 @@ pub(crate) struct SmcrConn {
 
 impl SmcrConn {
     pub(crate) fn new(
+        groups: Arc<LinkGroups>,
         group: Arc<Group>,
         endpoint: Arc<Endpoint>,
         rmb: Arc<Rmb>,
         established: EstablishedR,
     ) -> SmcrConn {
         let eye_catcher = group.shared().options.eye_catcher;
-        SmcrConn { group, endpoint, rmb, established, eye_catcher, dirty: None }
+        SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: None }
     }
 
     /// Under which number [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
@@ -116,7 +118,10 @@ impl SmcrConn {
         words: [u64; 2],
         signal: bool,
     ) -> Result<(), SmcrSendError> {
-        self.endpoint.deliver(pieces, words, signal)
+        if let Some(crowded) = self.endpoint.deliver(pieces, words, signal)? {
+            self.group.shared().make_room(&self.endpoint, &crowded);
+        }
+        Ok(())
     }
 
     /// Whether the connection cannot go on.
@@ -139,7 +144,9 @@ impl SmcrConn {
 
     /// Called every second: asks a peer for what it may hold back since a failover.
     pub(crate) fn coax(&self) {
-        self.endpoint.coax();
+        if let Some(crowded) = self.endpoint.coax() {
+            self.group.shared().make_room(&self.endpoint, &crowded);
+        }
     }
 
     /// Deliveries fail from now on.
@@ -176,7 +183,7 @@ impl Drop for SmcrConn {
         // What the peer wrote on a link that it has left may be on its way still (LG-32).
         let dirty = self.dirty.filter(|_| !self.endpoint.has_moved());
         self.group.give_back(&self.rmb, dirty);
-        self.group.shared().part(self.group.clone(), self.endpoint.clone());
+        self.groups.part(self.group.clone(), self.endpoint.clone());
     }
 }
 

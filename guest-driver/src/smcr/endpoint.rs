@@ -3,13 +3,13 @@
 //! Rules kept here: LG-29, RMB-23, CDC-24.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use smc_core::link_group::{LinkKey, PeerRmbId};
+use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
 use super::buffers::Mirror;
-use super::group::Group;
 use super::link::{Link, NotPosted, Path};
 use super::outbound::Outbound;
 use super::spans::Shape;
@@ -31,6 +31,15 @@ pub(crate) enum SmcrSendError {
         /// Length of the element, bytes.
         element_len: u32,
     },
+}
+
+/// A link that has little room for messages, after a connection has posted on it.
+#[derive(Debug)]
+pub(crate) enum Crowded {
+    /// The messages were posted. It is time to poll send completions.
+    Short(Arc<Link>),
+    /// There was no room for a message.
+    Full(Arc<Link>),
 }
 
 /// The peer's element.
@@ -62,7 +71,8 @@ struct Out {
 pub(crate) struct Endpoint {
     /// The own alert token.
     token: u32,
-    group: Weak<Group>,
+    /// Number of its group.
+    group: u32,
     words: Words,
     out: Mutex<Option<Out>>,
     failed: AtomicBool,
@@ -73,11 +83,11 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// A connection that has no peer yet.
-    pub(crate) fn new(token: u32, group: &Arc<Group>) -> Arc<Endpoint> {
-        let start = group.shared().options.ring_start();
+    /// Cursors start at `start`.
+    pub(crate) fn new(token: u32, group: u32, start: Cursor) -> Arc<Endpoint> {
         Arc::new(Endpoint {
             token,
-            group: Arc::downgrade(group),
+            group,
             words: Words::starting_at(start),
             out: Mutex::new(None),
             failed: AtomicBool::new(false),
@@ -92,10 +102,10 @@ impl Endpoint {
         self.token
     }
 
-    /// Whether it is a connection of this group.
+    /// The number of its group in this process.
     #[inline]
-    pub(crate) fn is_of(&self, group: &Group) -> bool {
-        std::ptr::eq(self.group.as_ptr(), group)
+    pub(crate) fn group(&self) -> u32 {
+        self.group
     }
 
     /// What the peer says.
@@ -156,13 +166,15 @@ impl Endpoint {
 
     /// Copies the pieces into the send element and tells the words, now or as soon as there is
     /// room. Without `signal` the words wait for those that follow.
+    ///
+    /// The caller [makes room](super::shared::Shared::make_room) on a link that is returned.
     #[inline]
     pub(crate) fn deliver(
-        self: &Arc<Self>,
+        &self,
         pieces: &[(u32, &[u8])],
         words: [u64; 2],
         signal: bool,
-    ) -> Result<(), SmcrSendError> {
+    ) -> Result<Option<Crowded>, SmcrSendError> {
         let mut guard = self.out();
         let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else {
             return Err(SmcrSendError::Failed);
@@ -180,64 +192,44 @@ impl Endpoint {
             memory.copy_in(*offset as usize, bytes).map_err(|_| SmcrSendError::Failed)?;
         }
         out.outbound.tell(words);
-        if !signal {
-            return Ok(());
-        }
-        let crowded = self.post(out);
-        drop(guard);
-        if let Some(link) = crowded {
-            make_room(&link);
-        }
-        Ok(())
+        Ok(if signal { post(out) } else { None })
     }
 
     /// Called every second. After a failover the peer may hold bytes back until what it sent on the
     /// link that was lost completes, which takes a while, or for ever: AF_SMC does so with less than
     /// half of its send buffer, and soft-RoCE as it is used there never gives up. Asked for its cursor
     /// (R), it lets go of them.
-    pub(crate) fn coax(self: &Arc<Self>) {
+    /// The caller makes room on a link that is returned.
+    pub(crate) fn coax(&self) -> Option<Crowded> {
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
         let over = self.released.load(Ordering::Acquire) || !peer.state_flags.is_empty();
         if over || !self.has_moved() {
-            return;
+            return None;
         }
         let mut guard = self.out();
-        let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else { return };
+        let out = guard.as_mut().filter(|_| !self.has_failed())?;
         if !out.hush.is_time(self.words.last()) {
-            return;
+            return None;
         }
         out.outbound.ask();
-        let crowded = self.post(out);
-        drop(guard);
-        if let Some(link) = crowded {
-            make_room(&link);
-        }
+        post(out)
     }
 
-    /// Sends what is due. Called without locks.
-    pub(crate) fn flush(self: &Arc<Self>) {
+    /// Sends what is due. The link, if it has little room or none.
+    pub(crate) fn flush(&self) -> Option<Crowded> {
         let mut guard = self.out();
-        let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else { return };
-        // Whoever calls this has just looked for completions.
-        let _ = self.post(out);
+        post(guard.as_mut().filter(|_| !self.has_failed())?)
     }
 
-    /// Posts what is due. The link, if it is worth looking for send completions.
-    #[inline]
-    fn post(self: &Arc<Self>, out: &mut Out) -> Option<Arc<Link>> {
-        // Without a path, and on a dead link, it is due until the group has found another one.
-        let path = out.path.as_ref()?;
-        while let Some(plan) = out.outbound.plan() {
-            match path.link.post(path, out.target.token, &plan) {
-                Ok(()) => out.outbound.posted(&plan),
-                Err(NotPosted::Dead) => return None,
-                Err(NotPosted::NoRoom) => {
-                    path.link.wait(self);
-                    return Some(path.link.clone());
-                }
-            }
+    /// As [`Endpoint::flush`]. If there is no room, the link has the token of this connection from
+    /// now on and returns it when there may be some.
+    pub(crate) fn flush_or_wait(&self) -> Option<Crowded> {
+        let mut guard = self.out();
+        let crowded = post(guard.as_mut().filter(|_| !self.has_failed())?);
+        if let Some(Crowded::Full(link)) = &crowded {
+            link.wait(self.token);
         }
-        path.link.is_short().then(|| path.link.clone())
+        crowded
     }
 
     /// The link that it uses.
@@ -316,13 +308,13 @@ impl Endpoint {
     }
 
     /// Goes on over another link: a validation, then what the peer has not confirmed.
-    pub(crate) fn arrive(self: &Arc<Self>, mut path: Path) {
+    /// The caller [flushes](super::shared::Shared::flush) it.
+    pub(crate) fn arrive(&self, mut path: Path) {
         if let Some(out) = self.out().as_mut() {
             path.address = path.address.wrapping_add(out.target.offset);
             out.path = Some(path);
             self.failovers.fetch_add(1, Ordering::Relaxed);
         }
-        self.flush();
     }
 
     /// The send element is not needed any more.
@@ -354,11 +346,19 @@ impl Hush {
     const LONGEST: u32 = 64;
 }
 
-/// Looks for send completions, and lets those go on who waited for them.
-#[cold]
-fn make_room(link: &Arc<Link>) {
-    link.port().device().poll_sends();
-    link.flush_waiting();
+/// Posts what is due. The link, if it has little room or none.
+#[inline]
+fn post(out: &mut Out) -> Option<Crowded> {
+    // Without a path, and on a dead link, it is due until the group has found another one.
+    let path = out.path.as_ref()?;
+    while let Some(plan) = out.outbound.plan() {
+        match path.link.post(path, out.target.token, &plan) {
+            Ok(()) => out.outbound.posted(&plan),
+            Err(NotPosted::Dead) => return None,
+            Err(NotPosted::NoRoom) => return Some(Crowded::Full(path.link.clone())),
+        }
+    }
+    path.link.is_short().then(|| Crowded::Short(path.link.clone()))
 }
 
 #[cfg(test)]
@@ -386,7 +386,7 @@ mod tests {
         };
         Arc::new(Endpoint {
             token: 7,
-            group: Weak::new(),
+            group: 0,
             words: Words::default(),
             out: Mutex::new(Some(out)),
             failed: AtomicBool::new(false),

@@ -12,36 +12,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use smc_core::handshake::{PeerRnic, TermsR};
 use smc_core::link_group::{
-    Cause, Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Receipt,
-    Region, RemoteEnd, RmbId, Rnic, RnicId, Role, UseError,
+    Ending, FirstLink, LinkGroup, LinkKey, LinkState, Params, PeerRmbId, Reason, Region, RemoteEnd,
+    RmbId, Role, UseError,
 };
 use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
 use super::buffers::{Buffers, Rmb, mirror};
-use super::device::{self, Device};
+use super::device::Device;
 use super::endpoint::{Endpoint, Target};
+use super::inbox::{Inbox, Input};
 use super::link::{Link, Path};
 use super::shared::Shared;
-use crate::sys::lock;
+use crate::sys::{EventFd, lock};
 use crate::verbs::VerbsError;
-
-/// What a group is told.
-#[derive(Debug)]
-pub(crate) enum Input {
-    /// An LLC message.
-    Message(LinkKey, Vec<u8>),
-    /// A link does not work.
-    Failed(LinkKey, Cause),
-    /// An LLC message of which this was wanted has arrived.
-    Sent(Receipt),
-    /// A failover validation of this connection named a message that had not been seen.
-    Missing(Arc<Endpoint>, u16),
-    /// A port can be used (again).
-    PortUp(Rnic),
-    /// A port cannot be used any more.
-    PortDown(RnicId),
-}
 
 /// Where a group stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +48,13 @@ pub(crate) struct Group {
     /// A client knows this from the beginning, a server after Confirm.
     terms: OnceLock<TermsR>,
     shared: Arc<Shared>,
-    inbox: Mutex<Vec<Input>>,
+    inbox: Arc<Inbox>,
     /// Who deals with what the group was told, in order. Before the state.
     working: Mutex<()>,
     pub(super) core: Mutex<Core>,
     status: AtomicU8,
     over: OnceLock<(Reason, Ending)>,
-    bells: Mutex<Vec<Weak<super::bell::Bell>>>,
+    bells: Mutex<Vec<Weak<EventFd>>>,
     failovers: AtomicU64,
     connections: AtomicU32,
 }
@@ -114,7 +98,7 @@ impl Group {
             peer,
             terms: OnceLock::new(),
             shared: shared.clone(),
-            inbox: Mutex::default(),
+            inbox: Inbox::new(shared.signal()),
             working: Mutex::default(),
             core: Mutex::default(),
             status: AtomicU8::new(0),
@@ -216,41 +200,36 @@ impl Group {
     }
 
     /// Rings a bell at each change that a handshake may wait for.
-    pub(crate) fn watch(&self, bell: &Arc<super::bell::Bell>) {
+    pub(crate) fn watch(&self, bell: &Arc<EventFd>) {
         lock(&self.bells).push(Arc::downgrade(bell));
     }
 
     pub(super) fn ring(&self) {
         lock(&self.bells).retain(|bell| match bell.upgrade() {
             Some(bell) => {
-                bell.ring();
+                bell.signal();
                 true
             }
             None => false,
         });
     }
 
-    /// The connection of this group with an alert token.
-    #[inline]
-    pub(crate) fn endpoint(&self, token: u32) -> Option<Arc<Endpoint>> {
-        self.shared.tokens.get(token).filter(|endpoint| endpoint.is_of(self))
+    /// What it has to handle.
+    pub(crate) fn inputs(&self) -> &Arc<Inbox> {
+        &self.inbox
     }
 
-    /// Tells it something, which it learns soon.
-    pub(crate) fn put(self: &Arc<Self>, input: Input) {
-        lock(&self.inbox).push(input);
-        self.shared.have_work(self);
+    /// Adds an input, which it handles soon.
+    pub(crate) fn put(&self, input: Input) {
+        self.inbox.put(input);
     }
 
-    /// Deals with what it was told, after all messages of connections that arrived before.
+    /// Handles its inputs, after all messages of connections that arrived before. Called without
+    /// locks of connections.
     pub(crate) fn work(self: &Arc<Self>) {
-        if device::is_receiving() {
-            // A connection that is being told of a message has come here: later.
-            return self.shared.have_work(self);
-        }
         let _working = lock(&self.working);
         loop {
-            let inputs = std::mem::take(&mut *lock(&self.inbox));
+            let inputs = self.inbox.take();
             if inputs.is_empty() {
                 return;
             }
@@ -267,9 +246,6 @@ impl Group {
     /// the group may be seen before one of a connection that came earlier: the last words of a
     /// connection, say, after the end of its memory. Called without locks.
     fn settle(&self) {
-        if device::is_receiving() {
-            return;
-        }
         let mut devices: Vec<Arc<Device>> = Vec::new();
         for link in &self.core().links {
             let device = link.port().device();
@@ -277,7 +253,7 @@ impl Group {
                 devices.push(device.clone());
             }
         }
-        devices.iter().for_each(|device| device.take_receives(&mut &*self.shared));
+        devices.iter().for_each(|device| self.shared.take_receives(device));
     }
 
     fn take(self: &Arc<Self>, core: &mut Core, input: Input) {
@@ -293,9 +269,10 @@ impl Group {
             Input::Sent(receipt) => machine.handle_sent(receipt, now),
             Input::PortUp(rnic) => machine.handle_rnic_up(rnic, now),
             Input::PortDown(rnic) => machine.handle_rnic_down(rnic, now),
-            Input::Missing(endpoint, number) => {
+            Input::Missing(token, number) => {
+                let endpoint = self.shared.tokens.get(token);
                 // It may have come over another adapter, whose queue was looked at since.
-                if !endpoint.words().has_seen(number) {
+                if let Some(endpoint) = endpoint.filter(|known| !known.words().has_seen(number)) {
                     // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
                     self.lose(&endpoint);
                 }
@@ -341,7 +318,10 @@ impl Group {
         port: &Arc<super::port::Port>,
         source: super::port::Source,
     ) -> Result<Arc<Link>, VerbsError> {
-        let link = Link::new(LinkKey::FIRST, self, port, (source.index, source.gid), self.version)?;
+        let group = (self.number, &self.inbox);
+        let address = (source.index, source.gid);
+        let link = Link::new(LinkKey::FIRST, group, port, address, self.version)?;
+        self.shared.enter_link(&link)?;
         self.core().links.push(link.clone());
         Ok(link)
     }
@@ -523,13 +503,13 @@ impl Group {
             return;
         }
         for link in std::mem::take(&mut core.links) {
-            link.close();
+            self.shared.close_link(&link);
             link.keep(core.buffers.forget_link(link.key()));
         }
         core.buffers = Buffers::default();
         drop(core);
         self.set_status(Status::Over);
-        self.shared.forget(self);
+        self.shared.signal().post();
     }
 
     /// Runs `f` on the state machine, and does what follows from it.

@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use smc_core::link_group::RnicId;
-use smc_core::time::Tick;
 use smc_core::wire::llc::DeleteReason;
 
 use super::alternates::alternate;
-use super::device::{Device, Sink};
-use super::endpoint::Endpoint;
-use super::group::Input;
+use super::device::Device;
+use super::groups::LinkGroups;
+use super::inbox::{Input, WorkSignal};
 use super::port::Port;
 use super::shared::Shared;
 use super::{NoRdma, Rnics, SmcrOptions, info};
@@ -39,7 +38,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// The RNICs of a process, and its link groups.
 pub(crate) struct RdmaHost {
     shared: Arc<Shared>,
-    devices: Vec<Arc<Device>>,
+    groups: Arc<LinkGroups>,
     epoll: OwnedFd,
     /// The queues were armed and looked at since.
     settled: AtomicBool,
@@ -88,11 +87,12 @@ impl RdmaHost {
                 _ => NoRdma::NoDevice,
             },
         })?;
+        let signal = WorkSignal::new().map_err(|error| NoRdma::System(error.to_string()))?;
         let mut devices = Vec::new();
         let mut ports = Vec::new();
         for info in &infos {
             let Some(numbers) = wanted.ports_of(info.name()) else { continue };
-            match open(info, numbers, ports.len() as u32) {
+            match open(info, numbers, (devices.len(), ports.len() as u32), &signal) {
                 Ok((device, mut found)) => {
                     devices.push(device);
                     ports.append(&mut found);
@@ -119,11 +119,13 @@ impl RdmaHost {
             name: devices.first().map(|d| d.name().to_owned()).unwrap_or_default(),
             why: error.to_string(),
         };
-        let shared = Shared::new(ports, how.clone()).map_err(failed)?;
-        let epoll = listen(&shared, &devices).map_err(failed)?;
+        let epoll = listen(&signal, &devices).map_err(failed)?;
+        let system = |error: std::io::Error| NoRdma::System(error.to_string());
+        let shared = Shared::new(devices, ports, how.clone(), signal).map_err(system)?;
+        let groups = LinkGroups::new(&shared);
         Ok(Arc::new(RdmaHost {
             shared,
-            devices,
+            groups,
             epoll,
             settled: AtomicBool::new(false),
             unread: AtomicBool::new(false),
@@ -137,6 +139,11 @@ impl RdmaHost {
     /// What the groups share.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// The link groups.
+    pub(crate) fn link_groups(&self) -> &Arc<LinkGroups> {
+        &self.groups
     }
 
     pub(crate) fn subnets(&self) -> &super::route::Subnets {
@@ -171,16 +178,16 @@ impl RdmaHost {
 
     /// Link groups as they are now.
     pub(crate) fn groups(&self) -> Vec<LinkGroupInfo> {
-        self.shared.groups().iter().map(info::group).collect()
+        self.groups.groups().iter().map(info::group).collect()
     }
 
     /// Ends the link groups in order and answers nobody any more; the stack is dropped.
     pub(crate) fn shut_down(&self) {
         let end = Instant::now() + Duration::from_millis(200);
-        for group in self.shared.groups() {
+        for group in self.groups.groups() {
             group.with(|machine, now| machine.terminate(DeleteReason::OPERATOR, now));
         }
-        while self.shared.has_groups() && Instant::now() < end {
+        while self.groups.has_groups() && Instant::now() < end {
             self.poll_events(&mut |_| {});
             self.on_timer(Instant::now());
             std::thread::sleep(Duration::from_millis(1));
@@ -194,7 +201,7 @@ impl RdmaHost {
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
         for event in ready.iter() {
             match event.data.u64() {
-                KICK => self.shared.kick().hush(),
+                KICK => self.shared.signal().drain(),
                 OTHER => {}
                 name => {
                     let Some(device) = self.device(name) else { continue };
@@ -209,7 +216,7 @@ impl RdmaHost {
 
     /// The device of a name in the set.
     fn device(&self, name: u64) -> Option<&Arc<Device>> {
-        self.devices.get(((name - 1) / 2) as usize)
+        self.shared.devices().get(((name - 1) / 2) as usize)
     }
 
     fn on_async(&self, device: &Arc<Device>) {
@@ -224,7 +231,7 @@ impl RdmaHost {
                 AsyncEvent::QpFatal(qpn)
                 | AsyncEvent::QpRequest(qpn)
                 | AsyncEvent::QpAccess(qpn) => {
-                    let links = device.links();
+                    let links = self.shared.links_over(device);
                     links.iter().filter(|link| link.qpn() == qpn).for_each(|link| link.fail());
                     continue;
                 }
@@ -240,7 +247,7 @@ impl RdmaHost {
     /// whom it would concern.
     fn look_for_lost(&self, now: Instant) -> Option<Instant> {
         let mut round = crate::sys::lock(&self.round);
-        if !self.shared.has_groups() {
+        if !self.groups.has_groups() {
             *round = None;
             return None;
         }
@@ -251,7 +258,9 @@ impl RdmaHost {
         *round = Some(now + ROUND);
         drop(round);
         let listed = |device: &&Arc<Device>| is_listed(Path::new(RNICS), device.node());
-        for device in self.devices.iter().filter(|device| !device.is_dead() && !listed(device)) {
+        for device in
+            self.shared.devices().iter().filter(|device| !device.is_dead() && !listed(device))
+        {
             tracing::warn!(rnic = device.name(), "the RNIC was taken away");
             device.set_dead();
             let mine = |port: &&Arc<Port>| Arc::ptr_eq(port.device(), device);
@@ -264,7 +273,7 @@ impl RdmaHost {
     fn look_at(&self, port: &Arc<Port>) {
         let was = port.is_active();
         let is = port.refresh();
-        for group in self.shared.groups() {
+        for group in self.groups.groups() {
             match (is, group.pattern()) {
                 (false, _) if was || port.device().is_dead() => {
                     group.put(Input::PortDown(port.id()));
@@ -284,9 +293,10 @@ impl RdmaHost {
 fn open(
     info: &verbs::DeviceInfo,
     numbers: Option<Vec<u8>>,
-    first: u32,
+    (index, first): (usize, u32),
+    signal: &Arc<WorkSignal>,
 ) -> Result<(Arc<Device>, Vec<Arc<Port>>), String> {
-    let device = Device::open(info).map_err(|error| error.to_string())?;
+    let device = Device::open(info, index, signal).map_err(|error| error.to_string())?;
     let all = device.context().limits().map_err(|error| error.to_string())?.ports;
     let numbers = numbers.unwrap_or_else(|| (1..=all).collect());
     let mut ports = Vec::new();
@@ -303,13 +313,13 @@ fn is_listed(class: &Path, node: &Path) -> bool {
     !class.exists() || node.file_name().is_none_or(|name| class.join(name).exists())
 }
 
-fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
+fn listen(signal: &WorkSignal, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let add = |fd: BorrowedFd<'_>, name, how| {
         epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN | how)
     };
     let (level, edge) = (epoll::EventFlags::empty(), epoll::EventFlags::ET);
-    add(shared.kick().as_fd(), KICK, level)?;
+    add(signal.as_fd(), KICK, level)?;
     for (i, device) in devices.iter().enumerate() {
         let name = 1 + 2 * i as u64;
         // That there is a notice is all that it says, so it need not be read for each message.
@@ -317,20 +327,6 @@ fn listen(shared: &Shared, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> 
         add(device.context().as_fd(), name + 1, level)?;
     }
     Ok(set)
-}
-
-/// Passes keys of connections on.
-struct Tell<'a>(&'a mut dyn FnMut(ReactorEvent), &'a Shared);
-
-impl Sink for Tell<'_> {
-    #[inline]
-    fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        (self.0)(ReactorEvent::Arrived(endpoint.token()));
-    }
-
-    fn now(&self) -> Tick {
-        self.1.lately()
-    }
 }
 
 impl Source for RdmaHost {
@@ -349,7 +345,7 @@ impl Source for RdmaHost {
         if self.settled.swap(false, Ordering::AcqRel) {
             return true;
         }
-        let alive = self.devices.iter().filter(|device| !device.is_dead());
+        let alive = self.shared.devices().iter().filter(|device| !device.is_dead());
         // All of them, not only the first that was not armed.
         let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
         self.settled.store(fresh, Ordering::Release);
@@ -377,21 +373,22 @@ impl Source for RdmaHost {
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
         // Who needs room looks by itself.
         let seldom = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SELDOM);
-        for device in &self.devices {
-            if seldom || self.shared.has_leaving() || device.has_waiting() {
-                device.poll_sends();
-                device.flush();
+        for device in self.shared.devices() {
+            if seldom || self.groups.has_leaving() || device.has_waiting() {
+                self.shared.poll_sends(device);
+                self.shared.flush_device(device);
             }
         }
         self.poll_arrivals(handle)
     }
 
     fn poll_arrivals(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        for device in &self.devices {
-            device.poll_receives(&mut Tell(handle, &self.shared));
+        for device in self.shared.devices() {
+            let handle = |token| handle(ReactorEvent::Arrived(token));
+            self.shared.poll_receives(device, || self.shared.lately(), handle);
         }
-        self.shared.work();
-        self.shared.let_go();
+        self.groups.work();
+        self.groups.let_go();
         for news in self.shared.take_news() {
             handle(news);
         }
@@ -409,17 +406,17 @@ impl Source for RdmaHost {
     }
 
     fn has_peers(&self) -> bool {
-        self.shared.has_groups()
+        self.groups.has_groups()
     }
 
     fn on_timer(&self, now: Instant) -> Option<Instant> {
         let round = self.look_for_lost(now);
         let tick = self.shared.tick(now);
-        let due = self.shared.groups().iter().filter_map(|group| group.on_timer(tick)).min();
+        let due = self.groups.groups().iter().filter_map(|group| group.on_timer(tick)).min();
         let due = due.map(|due| self.shared.instant(due)).into_iter().chain(round).min();
         // A timer may end a group, and with it connections.
-        self.shared.work();
-        match self.shared.let_go() {
+        self.groups.work();
+        match self.groups.let_go() {
             true => Some(due.map_or(now + SOON, |due| due.min(now + SOON))),
             false => due,
         }
@@ -428,7 +425,7 @@ impl Source for RdmaHost {
 
 impl std::fmt::Debug for RdmaHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RdmaHost").field("devices", &self.devices).finish_non_exhaustive()
+        f.debug_struct("RdmaHost").field("devices", &self.shared.devices()).finish_non_exhaustive()
     }
 }
 

@@ -147,7 +147,7 @@ pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicInfo {
         netdev,
         mtu: view.mtu.bytes().unwrap_or(0),
         gids: view.gids.iter().map(|entry| entry.gid.0).collect(),
-        links: port.device().links().iter().filter(mine).count(),
+        links: shared.links_over(port.device()).iter().filter(mine).count(),
         name,
     }
 }

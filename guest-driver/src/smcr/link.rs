@@ -4,7 +4,7 @@
 //! RMB-29, CDC-1, CDC-2, CDC-3, CDC-4, ERR-13, SEC-6, SEC-16.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
 use smc_core::time::Tick;
@@ -13,25 +13,19 @@ use smc_core::wire::clc::Version;
 use smc_core::wire::ids::{Gid, Psn, Qpn, Rkey};
 use smc_core::wire::llc::{LLC_LEN, LLC_MAX_LEN};
 
-use super::device::{Device, Sink};
-use super::endpoint::Endpoint;
-use super::group::{Group, Input};
+use super::inbox::{Inbox, Input};
 use super::llc::LlcQueue;
 use super::outbound::Plan;
 use super::port::Port;
-use super::slots::{CDC_SLOTS, LLC_SLOTS, REQUESTS_PER_SLOT, SLOTS, Slots};
+use super::slots::{CDC_SLOTS, LLC_SLOTS, RECEIVES, REQUESTS_PER_SLOT, SLOTS, Slots};
 use super::spans::Stretch;
 use super::tokens::random_psn;
-use super::words::Received;
 use crate::sys::lock;
 use crate::verbs::{
     self, Access, Completed, Completion, Hops, Init, Memory, Mr, Payload, Pd, Qp, QpCaps,
     ReadyToSend, Recv, VerbsError, WcStatus, Work,
 };
 
-/// Receives that are posted: what a peer may have on its way (Linux: 48), and as many again as it
-/// may send before this side has looked.
-pub(crate) const RECEIVES: u32 = 96;
 /// Receives that are posted again at once.
 const POSTED_AT_ONCE: usize = 8;
 /// Distance of small messages in memory, bytes.
@@ -64,7 +58,10 @@ pub(crate) enum NotPosted {
 /// A link.
 pub(crate) struct Link {
     key: LinkKey,
-    group: Weak<Group>,
+    /// Number of its group.
+    group: u32,
+    /// Inputs of its group.
+    inputs: Arc<Inbox>,
     port: Arc<Port>,
     gid_index: u8,
     gid: Gid,
@@ -87,8 +84,8 @@ pub(crate) struct Link {
     /// What is in a slot of a connection: alert token of the peer, sequence number.
     sent: [AtomicU64; SLOTS as usize],
     llc: Mutex<LlcQueue>,
-    /// Connections with something to send for which there was no room.
-    waiting: Mutex<Vec<Arc<Endpoint>>>,
+    /// Tokens of connections that have something to send and found no room.
+    waiting: Mutex<Vec<u32>>,
     waits: AtomicBool,
     dead: AtomicBool,
     /// Messages of connections wait, until those that are under way have arrived.
@@ -107,7 +104,7 @@ impl Link {
     /// What verbs say.
     pub(crate) fn new(
         key: LinkKey,
-        group: &Arc<Group>,
+        (group, inputs): (u32, &Arc<Inbox>),
         port: &Arc<Port>,
         (gid_index, gid): (u8, Gid),
         version: Version,
@@ -128,7 +125,8 @@ impl Link {
         let psn = random_psn().map_err(|source| VerbsError::Call { call: "getrandom", source })?;
         let link = Arc::new(Link {
             key,
-            group: Arc::downgrade(group),
+            group,
+            inputs: Arc::clone(inputs),
             port: port.clone(),
             gid_index,
             gid,
@@ -155,10 +153,6 @@ impl Link {
             connections: AtomicU32::new(0),
         });
         link.post_receives()?;
-        if !device.enter(&link) {
-            let source = std::io::ErrorKind::QuotaExceeded.into();
-            return Err(VerbsError::Call { call: "completion queue", source });
-        }
         Ok(link)
     }
 
@@ -207,9 +201,15 @@ impl Link {
         self.key
     }
 
-    /// Its group.
-    pub(crate) fn group(&self) -> Option<Arc<Group>> {
-        self.group.upgrade()
+    /// The number of its group in this process.
+    #[inline]
+    pub(crate) fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// The inputs of its group.
+    pub(crate) fn inputs(&self) -> &Inbox {
+        &self.inputs
     }
 
     /// The port it runs over.
@@ -269,10 +269,8 @@ impl Link {
     /// It does not work: tells the group, once.
     #[cold]
     pub(crate) fn fail(&self) {
-        if !self.dead.swap(true, Ordering::AcqRel)
-            && let Some(group) = self.group()
-        {
-            group.put(Input::Failed(self.key, Cause::QueuePair));
+        if !self.dead.swap(true, Ordering::AcqRel) {
+            self.inputs.put(Input::Failed(self.key, Cause::QueuePair));
         }
     }
 
@@ -289,7 +287,6 @@ impl Link {
     pub(crate) fn close(&self) {
         // Outstanding requests name memory that is about to go.
         self.stop();
-        self.port.device().leave(self);
         lock(&self.waiting).clear();
         self.stop_waiting();
         if lock(&self.llc).close() {
@@ -333,13 +330,7 @@ impl Link {
         if self.held.load(Ordering::Acquire) {
             return Err(NotPosted::NoRoom);
         }
-        let slot = match self.slots.take_cdc() {
-            Some(slot) => slot,
-            None => {
-                self.port.device().poll_sends();
-                self.slots.take_cdc().ok_or(NotPosted::NoRoom)?
-            }
-        };
+        let slot = self.slots.take_cdc().ok_or(NotPosted::NoRoom)?;
         if let Some(sent) = self.sent.get(slot as usize) {
             sent.store(u64::from(token) << 16 | u64::from(plan.sequence), Ordering::Relaxed);
         }
@@ -440,8 +431,8 @@ impl Link {
         let Ok(slot) = u32::try_from(completion.id()) else { return };
         if slot >= CDC_SLOTS {
             let (receipt, over) = lock(&self.llc).sent(slot);
-            if let (Some(receipt), Some(group)) = (receipt, self.group()) {
-                group.put(Input::Sent(receipt));
+            if let Some(receipt) = receipt {
+                self.inputs.put(Input::Sent(receipt));
             }
             if over {
                 self.port.device().sends_came();
@@ -467,9 +458,10 @@ impl Link {
             .max_by_key(|sequence| last.wrapping_sub(*sequence))
     }
 
-    /// A connection waits for room. Whoever frees some calls [`Link::flush_waiting`].
-    pub(crate) fn wait(&self, endpoint: &Arc<Endpoint>) {
-        lock(&self.waiting).push(endpoint.clone());
+    /// The connection with this token waits for room. [`Link::take_waiting`] returns it once
+    /// completions were polled.
+    pub(crate) fn wait(&self, token: u32) {
+        lock(&self.waiting).push(token);
         if !self.waits.swap(true, Ordering::SeqCst) {
             self.port.device().await_sends();
         }
@@ -481,21 +473,15 @@ impl Link {
         }
     }
 
-    /// Lets those send for whom there was no room. Called without locks.
+    /// Takes the tokens of the connections that wait for room. The caller has them send.
     #[inline]
-    pub(crate) fn flush_waiting(&self) {
-        if self.waits.load(Ordering::SeqCst) {
-            self.flush_all();
+    pub(crate) fn take_waiting(&self) -> Vec<u32> {
+        if !self.waits.load(Ordering::SeqCst) {
+            return Vec::new();
         }
-    }
-
-    #[cold]
-    fn flush_all(&self) {
         let waiting = std::mem::take(&mut *lock(&self.waiting));
         self.stop_waiting();
-        for endpoint in waiting {
-            endpoint.flush();
-        }
+        waiting
     }
 
     /// Sends LLC messages for which there was no room.
@@ -505,41 +491,42 @@ impl Link {
         }
     }
 
-    /// A message arrived, or a receive failed.
+    /// Takes a received message at `now`, or notes that a receive failed. An LLC message goes to the
+    /// inputs of the group. A CDC message is returned: its connection is not known here.
     #[inline]
-    pub(crate) fn on_receive(
-        &self,
-        completion: &Completion,
-        now: Tick,
-        device: &Device,
-        sink: &mut impl Sink,
-    ) {
+    pub(crate) fn on_receive(&self, completion: &Completion, now: Tick) -> Option<Cdc> {
         let len = match completion.result() {
             Ok(Completed::Receive { len }) => len,
-            Ok(_) => return,
+            Ok(_) => return None,
             Err(status) => {
                 self.note("receive", status);
-                return self.fail();
+                self.fail();
+                return None;
             }
         };
-        let Ok(slot) = u32::try_from(completion.id()) else { return };
+        let slot = u32::try_from(completion.id()).ok()?;
         let at = slot as usize * self.stride;
         let mut short = [0u8; CDC_LEN];
         let short = short.get_mut(..len.min(CDC_LEN)).unwrap_or_default();
-        if self.inbox.memory().copy_out(at, short).is_err() {
-            return;
-        }
-        if short.first() == Some(&CDC_TYPE) {
+        self.inbox.memory().copy_out(at, short).ok()?;
+        let cdc = if short.first() == Some(&CDC_TYPE) {
             self.heard.store(now.0, Ordering::Relaxed);
-            if len == CDC_LEN {
-                self.on_cdc(short, device, sink);
-            } else {
-                device.counters().malformed.fetch_add(1, Ordering::Relaxed);
+            let cdc = Cdc::parse(short).ok().filter(|_| len == CDC_LEN);
+            if cdc.is_none() {
+                self.count_malformed();
             }
+            cdc
         } else {
             self.on_llc(at, len);
-        }
+            None
+        };
         self.post_again(slot);
+        cdc
+    }
+
+    #[cold]
+    fn count_malformed(&self) {
+        self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Posts receive buffers again, several at once: there are more than a peer needs.
@@ -556,40 +543,13 @@ impl Link {
         }
     }
 
-    #[inline]
-    fn on_cdc(&self, bytes: &[u8], device: &Device, sink: &mut impl Sink) {
-        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        let Ok(cdc) = Cdc::parse(bytes) else {
-            count(&device.counters().malformed);
-            return;
-        };
-        let Some(group) = self.group() else { return };
-        let Some(endpoint) = group.endpoint(cdc.token) else {
-            count(&device.counters().unknown_token);
-            return;
-        };
-        match endpoint.words().take(&cdc) {
-            Received::Stored | Received::Validated => sink.on_words(&endpoint),
-            Received::Overtaken => {
-                count(&device.counters().overtaken);
-            }
-            Received::Missing(number) => {
-                sink.on_words(&endpoint);
-                group.put(Input::Missing(endpoint, number));
-            }
-        }
-    }
-
     #[cold]
     fn on_llc(&self, at: usize, len: usize) {
         let mut bytes = vec![0u8; len.min(self.stride)];
         if len < LLC_LEN || self.inbox.memory().copy_out(at, &mut bytes).is_err() {
-            self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
-            return;
+            return self.count_malformed();
         }
-        if let Some(group) = self.group() {
-            group.put(Input::Message(self.key, bytes));
-        }
+        self.inputs.put(Input::Message(self.key, bytes));
     }
 }
 

@@ -14,17 +14,19 @@
 //! at a time per RNIC, and who finds another one at it goes on.
 
 pub(crate) mod alternates;
-pub(crate) mod bell;
 pub(crate) mod buffers;
 mod carry_out;
 mod device;
 pub(crate) mod element;
 pub(crate) mod endpoint;
 pub(crate) mod group;
+pub(crate) mod groups;
 pub(crate) mod host;
+mod inbox;
 mod info;
 mod interfaces;
 pub(crate) mod link;
+mod link_table;
 mod llc;
 mod moving;
 mod options;

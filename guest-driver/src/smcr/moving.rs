@@ -42,14 +42,14 @@ impl Group {
         dead: bool,
     ) {
         let old = find(core, from).cloned();
-        let in_order = old.as_ref().is_some_and(|old| !dead && drain(core, old, from));
+        let in_order = old.as_ref().is_some_and(|old| !dead && self.drain(core, old, from));
         if let Some(old) = &old {
             if !in_order {
                 // Nothing that is still under way there may arrive after what is written anew.
                 old.stop();
             }
             // What was acknowledged before counts.
-            old.port().device().poll_sends();
+            self.shared().poll_sends(old.port().device());
         }
         let Some(new) = find(core, to).cloned() else {
             old.iter().for_each(|old| old.hold(false));
@@ -110,7 +110,7 @@ impl Group {
 
     /// `false`: not yet. One that cannot go on is lost.
     fn arrives(&self, core: &Core, endpoint: &Arc<Endpoint>, on: LinkKey) -> bool {
-        match arrive(core, endpoint, on) {
+        match self.arrive(core, endpoint, on) {
             Arrival::Done => true,
             Arrival::NoKey => false,
             Arrival::Impossible => {
@@ -119,35 +119,36 @@ impl Group {
             }
         }
     }
-}
 
-/// Holds a link and waits until everything that is under way on it has arrived (LG-32): whether that
-/// was within [`LAST_WRITES`].
-fn drain(core: &Core, link: &Link, key: LinkKey) -> bool {
-    link.hold(true);
-    for (endpoint, _) in core.connections.values().filter(|(_, on)| *on == key) {
-        endpoint.settle();
-    }
-    let end = Instant::now() + LAST_WRITES;
-    loop {
-        link.port().device().poll_sends();
-        if !link.has_unacknowledged() {
-            return true;
+    /// Holds a link and waits until everything that is under way on it has arrived (LG-32): whether that
+    /// was within [`LAST_WRITES`].
+    fn drain(&self, core: &Core, link: &Link, key: LinkKey) -> bool {
+        link.hold(true);
+        for (endpoint, _) in core.connections.values().filter(|(_, on)| *on == key) {
+            endpoint.settle();
         }
-        if Instant::now() >= end {
-            return false;
+        let end = Instant::now() + LAST_WRITES;
+        loop {
+            self.shared().poll_sends(link.port().device());
+            if !link.has_unacknowledged() {
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
+            // To yield would not do: a software adapter may need this processor.
+            std::thread::sleep(LOOK_AGAIN);
         }
-        // To yield would not do: a software adapter may need this processor.
-        std::thread::sleep(LOOK_AGAIN);
     }
-}
 
-fn arrive(core: &Core, endpoint: &Arc<Endpoint>, on: LinkKey) -> Arrival {
-    let Some((rmb, mirror)) = endpoint.between_links() else { return Arrival::Done };
-    let region = core.machine.as_ref().and_then(|machine| machine.peer_region(rmb, on));
-    let (Some(link), Some(region)) = (find(core, on), region) else { return Arrival::NoKey };
-    let Ok(mirror) = mirror.register(on, link.pd()) else { return Arrival::Impossible };
-    let link = link.clone();
-    endpoint.arrive(Path { link, mirror, address: region.address, rkey: region.rkey });
-    Arrival::Done
+    fn arrive(&self, core: &Core, endpoint: &Arc<Endpoint>, on: LinkKey) -> Arrival {
+        let Some((rmb, mirror)) = endpoint.between_links() else { return Arrival::Done };
+        let region = core.machine.as_ref().and_then(|machine| machine.peer_region(rmb, on));
+        let (Some(link), Some(region)) = (find(core, on), region) else { return Arrival::NoKey };
+        let Ok(mirror) = mirror.register(on, link.pd()) else { return Arrival::Impossible };
+        let link = link.clone();
+        endpoint.arrive(Path { link, mirror, address: region.address, rkey: region.rkey });
+        self.shared().flush(endpoint);
+        Arrival::Done
+    }
 }

@@ -1,52 +1,60 @@
-//! What the link groups of a process share.
+//! What the link groups of a process share: ports, links, connections by token, and the dispatch of
+//! completions.
 //!
-//! Rules kept here: LG-3, LG-4, LG-47, LG-48, LG-60, LG-61.
+//! Completions are data here. [`Polling::poll`](super::device::Polling::poll) takes a batch of them
+//! from an RNIC, which knows no link. [`Shared`] finds the link of each completion, and the
+//! connection of each CDC message, stores the message's words, and only then, without any lock, has
+//! the caller handle the tokens of the connections.
+//!
+//! Rules kept here: RMB-19, RMB-20, ERR-13.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use smc_core::handshake::{LinkEnd, PeerLink, PeerRnic};
-use smc_core::link_group::{LinkKey, RnicId, Role};
+use smc_core::handshake::LinkEnd;
+use smc_core::link_group::RnicId;
 use smc_core::time::Tick;
+use smc_core::wire::cdc::Cdc;
 
 use super::SmcrOptions;
-use super::bell::Bell;
-use super::device::{Sink, is_receiving};
-use super::endpoint::Endpoint;
-use super::group::{Group, Status};
+use super::device::{BATCH, Counters, Device, Polling};
+use super::endpoint::{Crowded, Endpoint};
+use super::inbox::{Input, WorkSignal};
 use super::link::Link;
+use super::link_table::LinkTable;
 use super::port::Port;
 use super::tokens::Tokens;
+use super::words::Received;
 use crate::reactor::source::ReactorEvent;
 use crate::sys::lock;
+use crate::verbs::VerbsError;
 
-/// Groups, connections, ports, and what is to be told of them.
+/// Batches that one call takes from a queue. A peer that sends without end gets no more, so that
+/// others get their turn.
+const BATCHES: usize = 8;
+
+/// What all link groups of a process use.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// All connections by alert token.
     pub(crate) tokens: Tokens<Endpoint>,
-    /// How SMC-R is done here.
+    /// The program's options for SMC-R.
     pub(crate) options: SmcrOptions,
+    devices: Vec<Arc<Device>>,
+    /// The links over each device, in the order of `devices`.
+    links: Vec<LinkTable>,
     ports: Vec<Arc<Port>>,
     epoch: Instant,
-    /// The same, as the kernel counts.
+    /// `epoch` on the kernel's clock.
     start: Timespec,
-    groups: Mutex<Vec<Arc<Group>>>,
-    /// Groups that have something to deal with.
-    due: Mutex<Vec<Arc<Group>>>,
-    has_due: AtomicBool,
-    /// Connections that are over here while their last words are under way.
-    leaving: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
-    has_leaving: AtomicBool,
-    /// What is left of links and groups that are over.
+    /// Links and connections that end with the next work.
     retired: Mutex<Vec<Retired>>,
     news: Mutex<VecDeque<ReactorEvent>>,
     has_news: AtomicBool,
-    /// Wakes who listens for a reason of this process's own.
-    kick: Bell,
+    signal: Arc<WorkSignal>,
     numbers: AtomicU32,
 }
 
@@ -58,35 +66,30 @@ pub(super) struct Retired {
     pub(super) lost: Vec<Arc<Endpoint>>,
 }
 
-impl Sink for &Shared {
-    fn on_words(&mut self, endpoint: &Arc<Endpoint>) {
-        self.tell(ReactorEvent::Arrived(endpoint.token()));
-    }
-
-    fn now(&self) -> Tick {
-        Shared::now(self)
-    }
-}
-
 impl Shared {
-    pub(super) fn new(ports: Vec<Arc<Port>>, options: SmcrOptions) -> std::io::Result<Arc<Shared>> {
+    pub(super) fn new(
+        devices: Vec<Arc<Device>>,
+        ports: Vec<Arc<Port>>,
+        options: SmcrOptions,
+        signal: Arc<WorkSignal>,
+    ) -> std::io::Result<Arc<Shared>> {
         // Groups are numbered from anywhere, so that a restart does not begin with the same ones.
         let first = u32::from_ne_bytes(super::tokens::random()?);
+        let table = |device: &Arc<Device>| {
+            LinkTable::new(device.recv_cq().entries(), device.send_cq().entries())
+        };
         Ok(Arc::new(Shared {
             tokens: Tokens::default(),
             options,
+            links: devices.iter().map(table).collect(),
+            devices,
             ports,
             epoch: Instant::now(),
             start: clock_gettime(ClockId::Monotonic),
-            groups: Mutex::default(),
-            due: Mutex::default(),
-            has_due: AtomicBool::new(false),
-            leaving: Mutex::default(),
-            has_leaving: AtomicBool::new(false),
             retired: Mutex::default(),
             news: Mutex::default(),
             has_news: AtomicBool::new(false),
-            kick: Bell::new()?,
+            signal,
             numbers: AtomicU32::new(first),
         }))
     }
@@ -128,64 +131,249 @@ impl Shared {
         self.ports.iter().find(|port| port.id() == id).cloned()
     }
 
-    /// Who listens is to look.
-    pub(crate) fn kick(&self) -> &Bell {
-        &self.kick
+    /// The open RNICs.
+    pub(crate) fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
     }
 
-    /// A group has something to deal with.
-    pub(crate) fn have_work(&self, group: &Arc<Group>) {
-        let mut due = lock(&self.due);
-        if !due.iter().any(|other| Arc::ptr_eq(other, group)) {
-            due.push(group.clone());
-        }
-        drop(due);
-        self.rouse();
+    /// Wakes the thread that listens to the RNICs.
+    pub(crate) fn signal(&self) -> &Arc<WorkSignal> {
+        &self.signal
     }
 
-    fn rouse(&self) {
-        if !self.has_due.swap(true, Ordering::SeqCst) {
-            self.kick.ring();
+    fn table(&self, device: &Device) -> Option<&LinkTable> {
+        self.links.get(device.index())
+    }
+
+    /// All links over this device.
+    pub(crate) fn links_over(&self, device: &Device) -> Vec<Arc<Link>> {
+        self.table(device).map(LinkTable::all).unwrap_or_default()
+    }
+
+    /// Enters a link: from now on its completions are dispatched to it.
+    ///
+    /// # Errors
+    /// The completion queues have no room for another link.
+    pub(crate) fn enter_link(&self, link: &Arc<Link>) -> Result<(), VerbsError> {
+        let table = self.table(link.port().device());
+        if table.is_some_and(|table| table.insert(link.qpn(), link)) {
+            return Ok(());
+        }
+        let source = std::io::ErrorKind::QuotaExceeded.into();
+        Err(VerbsError::Call { call: "completion queue", source })
+    }
+
+    /// Closes a link: nobody hears of what still happens on it.
+    pub(crate) fn close_link(&self, link: &Link) {
+        // Outstanding requests name memory that is about to go.
+        link.stop();
+        if let Some(table) = self.table(link.port().device()) {
+            table.remove(link.qpn());
+        }
+        link.close();
+    }
+
+    /// Fails all links over RNICs whose completion queues failed.
+    pub(super) fn fail_links_of_broken_devices(&self) {
+        for device in self.devices.iter().filter(|device| device.is_broken()) {
+            self.links_over(device).iter().for_each(|link| link.fail());
         }
     }
 
-    /// Has the groups do what they have to.
-    pub(super) fn work(&self) {
-        // Called for a connection that is being told of a message: whoever tells it will come here.
-        if is_receiving() {
-            return;
+    /// Takes received messages, unless another thread does, and calls `handle` with the token of
+    /// each connection that got words. `handle` is called without locks.
+    #[inline]
+    pub(crate) fn poll_receives(
+        &self,
+        device: &Device,
+        now: impl Fn() -> Tick,
+        mut handle: impl FnMut(u32),
+    ) {
+        let mut batches = BATCHES;
+        loop {
+            let Some(polling) = device.try_receives() else { return };
+            let full = self.receive_batch(device, polling, &now, &mut handle);
+            batches -= 1;
+            if full && batches > 0 {
+                continue;
+            }
+            if !device.was_overlooked() {
+                return;
+            }
+            batches = BATCHES;
         }
-        if !self.has_due.load(Ordering::SeqCst) || !self.has_due.swap(false, Ordering::SeqCst) {
-            return;
+    }
+
+    /// Takes all messages that have arrived by now, waiting for another thread that takes them. The
+    /// connections' events go to the next [`take_news`](Shared::take_news). Called without locks of
+    /// groups' states or connections.
+    pub(super) fn take_receives(&self, device: &Device) {
+        // More than the queue holds has come since.
+        let rounds = device.recv_cq().entries() as usize / BATCH + 1;
+        loop {
+            for _ in 0..rounds {
+                let tell = &mut |token| self.tell(ReactorEvent::Arrived(token));
+                if !self.receive_batch(device, device.receives(), &|| self.now(), tell) {
+                    break;
+                }
+            }
+            if !device.was_overlooked() {
+                return;
+            }
         }
-        let due = std::mem::take(&mut *lock(&self.due));
-        due.iter().for_each(|group| group.work());
-        let retired = std::mem::take(&mut *lock(&self.retired));
-        retired.iter().for_each(|retired| self.bury(retired));
+    }
+
+    /// Takes one batch of messages and stores their words, and then, without the lock of the
+    /// receives, handles the connections' tokens. `true`: the batch was full, so there may be more.
+    #[inline]
+    fn receive_batch(
+        &self,
+        device: &Device,
+        mut polling: Polling<'_>,
+        now: &impl Fn() -> Tick,
+        handle: &mut impl FnMut(u32),
+    ) -> bool {
+        let batch = polling.poll();
+        let (full, Some(table)) = (batch.len() == BATCH, self.table(device)) else { return false };
+        if batch.is_empty() {
+            return false;
+        }
+        // One time serves for all messages of a batch.
+        let now = now();
+        let mut fresh = FreshTokens::new();
+        for completion in batch {
+            // A completion of a link that was removed concerns nobody.
+            let Some(link) = table.get(completion.qp_num()) else { continue };
+            if let Some(cdc) = link.on_receive(completion, now)
+                && self.store_words(&link, &cdc)
+            {
+                fresh.push(cdc.token);
+            }
+        }
+        drop(polling);
+        fresh.as_slice().iter().for_each(|token| handle(*token));
+        full
+    }
+
+    /// Stores the words of a CDC message. `true`: its connection has an event.
+    #[inline]
+    fn store_words(&self, link: &Link, cdc: &Cdc) -> bool {
+        let count = |counter: fn(&Counters) -> &AtomicU64| {
+            counter(link.port().device().counters()).fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        let found = self.tokens.get(cdc.token);
+        let Some(endpoint) = found.filter(|endpoint| endpoint.group() == link.group()) else {
+            return count(|counters| &counters.unknown_token);
+        };
+        match endpoint.words().take(cdc) {
+            Received::Stored | Received::Validated => true,
+            Received::Overtaken => count(|counters| &counters.overtaken),
+            Received::Missing(number) => {
+                link.inputs().put(Input::Missing(cdc.token, number));
+                true
+            }
+        }
+    }
+
+    /// Takes send completions, unless another thread does. It frees slots and does not use them:
+    /// [`Shared::flush_waiting`] does.
+    pub(crate) fn poll_sends(&self, device: &Device) {
+        let Some(mut polling) = device.try_sends() else { return };
+        let Some(table) = self.table(device) else { return };
+        loop {
+            let batch = polling.poll();
+            for completion in batch {
+                if let Some(link) = table.get(completion.qp_num()) {
+                    link.on_sent(completion);
+                }
+            }
+            if batch.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Has the connections and link groups send that found no room on links over this device. Called
+    /// without locks.
+    #[inline]
+    pub(crate) fn flush_device(&self, device: &Device) {
+        if device.has_waiting() {
+            for link in self.links_over(device) {
+                self.flush_waiting(&link);
+                link.flush_llc();
+            }
+        }
+    }
+
+    /// Has the connections send that found no room on a link. Called without locks.
+    fn flush_waiting(&self, link: &Link) {
+        for token in link.take_waiting() {
+            if let Some(endpoint) = self.tokens.get(token) {
+                self.flush(&endpoint);
+            }
+        }
+    }
+
+    /// Sends what is due on a connection. If there is no room even after a look at the send
+    /// completions, the connection waits for some.
+    pub(crate) fn flush(&self, endpoint: &Endpoint) {
+        if let Some(Crowded::Full(link)) = endpoint.flush() {
+            self.poll_sends(link.port().device());
+            endpoint.flush_or_wait();
+        }
+    }
+
+    /// Polls the send completions of a link that has few slots left or none, and has connections go
+    /// on that waited for one, the given one first. Called without locks.
+    #[cold]
+    pub(crate) fn make_room(&self, endpoint: &Endpoint, crowded: &Crowded) {
+        let link = match crowded {
+            Crowded::Short(link) => link,
+            Crowded::Full(link) => {
+                self.poll_sends(link.port().device());
+                match endpoint.flush_or_wait() {
+                    // The queue was armed: a completion that came before causes no notice.
+                    Some(_) => link,
+                    None => return,
+                }
+            }
+        };
+        self.poll_sends(link.port().device());
+        self.flush_waiting(link);
     }
 
     /// Ends what was [retired](Retired) once its last messages were taken.
     pub(super) fn retire(&self, retired: Retired) {
         retired.links.iter().for_each(|link| link.stop());
         lock(&self.retired).push(retired);
-        self.rouse();
+        self.signal.post();
     }
 
-    fn bury(&self, Retired { links, lost }: &Retired) {
-        for link in links {
-            link.port().device().take_receives(&mut &*self);
-            link.close();
-        }
-        for endpoint in lost {
-            endpoint.fail();
-            self.tell_lost(endpoint.token());
+    /// Whether links or connections wait for their end.
+    pub(super) fn has_retired(&self) -> bool {
+        !lock(&self.retired).is_empty()
+    }
+
+    /// Ends what was [retired](Retired) until now. Called without locks.
+    pub(super) fn bury_all(&self) {
+        let retired = std::mem::take(&mut *lock(&self.retired));
+        for Retired { links, lost } in retired {
+            for link in links {
+                self.take_receives(link.port().device());
+                self.close_link(&link);
+            }
+            for endpoint in lost {
+                endpoint.fail();
+                self.tell_lost(endpoint.token());
+            }
         }
     }
 
     fn tell(&self, news: ReactorEvent) {
         lock(&self.news).push_back(news);
         if !self.has_news.swap(true, Ordering::SeqCst) {
-            self.kick.ring();
+            self.signal.wake();
         }
     }
 
@@ -213,94 +401,31 @@ impl Shared {
         }
         std::mem::take(&mut *lock(&self.news))
     }
+}
 
-    /// All groups that are not over.
-    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
-        lock(&self.groups).clone()
+/// Tokens of connections that got words from one batch.
+struct FreshTokens {
+    tokens: [u32; BATCH],
+    len: usize,
+}
+
+impl FreshTokens {
+    #[inline]
+    fn new() -> FreshTokens {
+        FreshTokens { tokens: [0; BATCH], len: 0 }
     }
 
-    /// Whether there are groups, or something is left of them.
-    pub(crate) fn has_groups(&self) -> bool {
-        !lock(&self.groups).is_empty() || !lock(&self.retired).is_empty()
-    }
-
-    /// A new group.
-    pub(crate) fn enter(&self, group: Arc<Group>) {
-        lock(&self.groups).push(group);
-    }
-
-    /// A group is over.
-    pub(crate) fn forget(&self, group: &Group) {
-        lock(&self.groups).retain(|other| !std::ptr::eq(Arc::as_ptr(other), group));
-    }
-
-    /// What a server has for this peer (CLC-19): a group with room, or one whose first contact is
-    /// under way and worth waiting for.
-    pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
-        let groups = self.groups();
-        let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
-        let mine: Vec<_> = groups.iter().filter(mine).collect();
-        let usable = |group: &&&Arc<Group>| {
-            group.status() == Status::Usable
-                && group.with(|machine, _| machine.has_room()) == Some(true)
-        };
-        let forming = |group: &&&Arc<Group>| group.status() == Status::Forming;
-        let found = mine.iter().find(usable).or_else(|| mine.iter().find(forming));
-        found.map(|group| Arc::clone(group))
-    }
-
-    /// The group and the link that a server named to this client (CLC-33); without the link if
-    /// there is a group with this server, but not that link.
-    pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
-        let mut known = None;
-        for group in self.groups() {
-            // The address is that of the link, which need not be that of the first one.
-            if group.role() != Role::Client || !group.is_with_stack(&peer.rnic) {
-                continue;
-            }
-            let (qpn, gid) = (peer.qpn, peer.rnic.gid());
-            if let Some(Some(link)) = group.with(|machine, _| machine.link_to(qpn, gid)) {
-                return Some((group, Some(link)));
-            }
-            known = known.or(Some((group, None)));
+    #[inline]
+    fn push(&mut self, token: u32) {
+        if let Some(place) = self.tokens.get_mut(self.len) {
+            *place = token;
+            self.len += 1;
         }
-        known
     }
 
-    /// A connection is over here; its last words may still be under way.
-    pub(crate) fn part(&self, group: Arc<Group>, endpoint: Arc<Endpoint>) {
-        if endpoint.is_quiet() {
-            return self.parted(&group, &endpoint);
-        }
-        lock(&self.leaving).push((group, endpoint));
-        self.has_leaving.store(true, Ordering::SeqCst);
-    }
-
-    fn parted(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
-        self.tokens.remove(endpoint.token());
-        group.leave(endpoint);
-    }
-
-    /// Whether there are connections whose last words may still be under way.
-    pub(super) fn has_leaving(&self) -> bool {
-        self.has_leaving.load(Ordering::SeqCst)
-    }
-
-    /// Lets go of connections whose last words have arrived. `true`: there are others.
-    pub(super) fn let_go(&self) -> bool {
-        if !self.has_leaving() {
-            return false;
-        }
-        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.leaving))
-            .into_iter()
-            .partition(|(group, endpoint)| group.status() == Status::Over || endpoint.is_quiet());
-        let mut leaving = lock(&self.leaving);
-        leaving.extend(left);
-        let more = !leaving.is_empty();
-        self.has_leaving.store(more, Ordering::SeqCst);
-        drop(leaving);
-        gone.iter().for_each(|(group, endpoint)| self.parted(group, endpoint));
-        more
+    #[inline]
+    fn as_slice(&self) -> &[u32] {
+        self.tokens.get(..self.len).unwrap_or_default()
     }
 }
 
@@ -319,35 +444,5 @@ pub(crate) fn link_end(link: &super::link::Link, direct: bool) -> LinkEnd {
         token: 0,
         size: SizeCode::MIN,
         direct,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use smc_core::wire::clc::Version;
-    use smc_core::wire::ids::{Gid, Mac, PeerId, Qpn};
-
-    use super::*;
-
-    // Shows: LG-3.
-    #[test]
-    fn a_group_serves_one_direction_only() {
-        let shared = Shared::new(Vec::new(), SmcrOptions::default()).unwrap();
-        let gid = Gid::from_ipv4([10, 0, 0, 2]);
-        let peer = PeerRnic::new(Version::V2, PeerId([7; 8]), gid, Mac::NONE);
-        let enter = |role| {
-            let group = Group::new(shared.next_number(), role, peer, &shared);
-            shared.enter(group.clone());
-            group
-        };
-        // To the peer as a server: nothing for the peer as a client, and the other way round.
-        let out = enter(Role::Client);
-        assert!(shared.for_client(&peer).is_none());
-        let into = enter(Role::Server);
-        assert!(shared.for_client(&peer).is_some_and(|group| Arc::ptr_eq(&group, &into)));
-        let named = PeerLink { rnic: peer, qpn: Qpn::new(1) };
-        let (group, link) = shared.to_server(&named).unwrap();
-        assert!(Arc::ptr_eq(&group, &out));
-        assert_eq!(link, None);
     }
 }

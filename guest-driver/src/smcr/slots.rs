@@ -19,6 +19,10 @@ pub(crate) const SLOTS: u32 = CDC_SLOTS + LLC_SLOTS;
 /// Work requests that one slot takes at most: two WRITEs, as the ring may wrap, and the SEND.
 pub(crate) const REQUESTS_PER_SLOT: u32 = 3;
 
+/// Receives that a link posts: as many as a peer may have under way (Linux: 48), and as many again
+/// as it may send before this side has polled.
+pub(crate) const RECEIVES: u32 = 96;
+
 const CDC_MASK: u64 = (1 << CDC_SLOTS) - 1;
 const LLC_MASK: u64 = ((1 << LLC_SLOTS) - 1) << CDC_SLOTS;
 

@@ -18,9 +18,9 @@ use super::super::{Broken, EstablishedConn, Outcome};
 use super::contact::{Draft, reason_of, remote_of};
 use super::first::{FirstContact, Step};
 use crate::smcr::alternates::alternate_gids;
-use crate::smcr::bell::Bell;
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
+use crate::sys::EventFd;
 use crate::verbs::VerbsError;
 
 /// How long the LLC side of a handshake may take; the link group has its own times, which are
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Connecting {
     host: Arc<RdmaHost>,
     config: Arc<Config>,
-    bell: Arc<Bell>,
+    bell: Arc<EventFd>,
     deadline: Instant,
     buffer: u32,
     stage: Stage,
@@ -49,7 +49,7 @@ enum Stage {
 impl RdmaHost {
     /// What there is of the link that a server names at a subsequent contact.
     pub(crate) fn known_link(&self, peer: &PeerLink) -> KnownLink {
-        match self.shared().to_server(peer) {
+        match self.link_groups().to_server(peer) {
             None => KnownLink::NoGroup,
             Some((_, None)) => KnownLink::NoLink,
             Some((group, Some(_))) => group.terms().map_or(KnownLink::NoLink, KnownLink::Link),
@@ -69,16 +69,16 @@ impl Connecting {
         accepted: AcceptedR,
         buffer: u32,
     ) -> Result<Connecting, SendDecline> {
-        let Ok(bell) = Bell::new() else {
+        let Ok(bell) = EventFd::new() else {
             return Err(accepted.decline(DeclineReason::NoMemory));
         };
         // Whatever can be done at once is done by the first call of `advance`.
-        bell.ring();
+        bell.signal();
         let bell = Arc::new(bell);
         let stage = if accepted.first_contact() {
             Stage::First(Box::new(FirstContact::offered(accepted)))
         } else {
-            let Some((group, _)) = host.shared().to_server(&accepted.peer_link()) else {
+            let Some((group, _)) = host.link_groups().to_server(&accepted.peer_link()) else {
                 return Err(accepted.decline(DeclineReason::NoActiveLink));
             };
             group.watch(&bell);
@@ -107,7 +107,7 @@ impl Connecting {
     /// # Errors
     /// The connection is broken.
     pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
-        self.bell.hush();
+        self.bell.clear();
         if Instant::now() >= self.deadline {
             // The link group ought to have given up by itself.
             return Err(Broken::Late(DeclineReason::LinkNotReady));
@@ -155,7 +155,7 @@ impl Connecting {
 
     fn take(&self, accepted: &AcceptedR, group: &Arc<Group>) -> Result<Draft, DeclineReason> {
         let peer = accepted.peer_link();
-        let named = self.host.shared().to_server(&peer);
+        let named = self.host.link_groups().to_server(&peer);
         let Some((found, Some(key))) = named else {
             return Err(DeclineReason::UnknownLink(peer.qpn));
         };
@@ -163,7 +163,8 @@ impl Connecting {
         if !Arc::ptr_eq(&found, group) {
             found.watch(&self.bell);
         }
-        Draft::new(&found, &link, self.buffer).map_err(|error| reason_of(&error))
+        Draft::new(self.host.link_groups(), &found, &link, self.buffer)
+            .map_err(|error| reason_of(&error))
     }
 
     /// A subsequent contact: the connection is ready before the server knows.
@@ -225,7 +226,8 @@ impl Connecting {
         let link = group.begin(port, source).map_err(not_ready)?;
         group.watch(&self.bell);
         let made = || {
-            let draft = Draft::new(&group, &link, self.buffer).map_err(|e| reason_of(&e))?;
+            let draft = Draft::new(self.host.link_groups(), &group, &link, self.buffer)
+                .map_err(|e| reason_of(&e))?;
             let own = port.view().mtu;
             let remote = accepted.peer();
             let mtu = if own.code() < remote.mtu.code() { own } else { remote.mtu };
@@ -234,7 +236,7 @@ impl Connecting {
         };
         match made() {
             Ok(draft) => {
-                shared.enter(group.clone());
+                self.host.link_groups().enter(group.clone());
                 Ok((draft, direct))
             }
             Err(reason) => {

@@ -17,6 +17,7 @@ use crate::smcr::buffers::Rmb;
 use crate::smcr::element::SmcrConn;
 use crate::smcr::endpoint::{Endpoint, Target};
 use crate::smcr::group::{Group, NoPlace};
+use crate::smcr::groups::LinkGroups;
 use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
 use crate::smcr::spans::Shape;
@@ -30,6 +31,7 @@ const ELEMENT: u32 = 2;
 
 /// A connection that is being made: taken back when dropped, unless it becomes an [`SmcrConn`].
 pub(super) struct Draft {
+    groups: Arc<LinkGroups>,
     pub(super) group: Arc<Group>,
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) link: Arc<Link>,
@@ -40,13 +42,19 @@ pub(super) struct Draft {
 
 impl Draft {
     /// An RMB for a receive buffer of so many bytes, and a token.
-    pub(super) fn new(group: &Arc<Group>, link: &Arc<Link>, buffer: u32) -> Result<Draft, NoPlace> {
+    pub(super) fn new(
+        groups: &Arc<LinkGroups>,
+        group: &Arc<Group>,
+        link: &Arc<Link>,
+        buffer: u32,
+    ) -> Result<Draft, NoPlace> {
         let rmb = group.take_rmb(buffer.saturating_mul(ELEMENT), link.key())?;
-        let made = group.shared().tokens.insert(|token| Endpoint::new(token, group));
+        let (number, start) = (group.number(), group.shared().options.ring_start());
+        let made = group.shared().tokens.insert(|token| Endpoint::new(token, number, start));
         let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
         let key = link.key();
-        let (group, link) = (group.clone(), link.clone());
-        let draft = Draft { group, endpoint, link, rmb: Some(rmb), told: false };
+        let (groups, group, link) = (groups.clone(), group.clone(), link.clone());
+        let draft = Draft { groups, group, endpoint, link, rmb: Some(rmb), told: false };
         // What was taken is given back with the draft.
         draft.group.reserve(&draft.endpoint, key)?;
         Ok(draft)
@@ -104,7 +112,13 @@ impl Draft {
     /// It is a connection.
     pub(super) fn finish(mut self, established: EstablishedR) -> Option<SmcrConn> {
         let rmb = self.rmb.take()?;
-        Some(SmcrConn::new(self.group.clone(), self.endpoint.clone(), rmb, established))
+        Some(SmcrConn::new(
+            self.groups.clone(),
+            self.group.clone(),
+            self.endpoint.clone(),
+            rmb,
+            established,
+        ))
     }
 }
 

@@ -22,10 +22,10 @@ use super::super::{Broken, Outcome};
 use super::client::finish;
 use super::contact::{Draft, reason_of, remote_of};
 use super::first::Rising;
-use crate::smcr::bell::Bell;
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
 use crate::smcr::port::{Port, Source};
+use crate::sys::EventFd;
 
 /// How long a handshake waits for the first contact of another one with the same peer, and for the
 /// peer to confirm an RMB. Less than a client waits for Accept.
@@ -38,7 +38,7 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Accepting {
     host: Arc<RdmaHost>,
     config: Arc<Config>,
-    bell: Arc<Bell>,
+    bell: Arc<EventFd>,
     peer: PeerRnic,
     port: Arc<Port>,
     source: Source,
@@ -96,10 +96,10 @@ impl Accepting {
         let Some((port, source)) = found else {
             return Err((selection, DeclineReason::NoRnic));
         };
-        let Ok(bell) = Bell::new() else {
+        let Ok(bell) = EventFd::new() else {
             return Err((selection, DeclineReason::NoMemory));
         };
-        bell.ring();
+        bell.signal();
         let direct = match source.gid.to_ipv4() {
             Some(v4) => host.subnets().is_direct(v4.into(), peer.gid()),
             None => host.subnets().is_direct(source.gid.0.into(), peer.gid()),
@@ -134,7 +134,7 @@ impl Accepting {
     /// # Errors
     /// The connection is broken.
     pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
-        self.bell.hush();
+        self.bell.clear();
         let late = Instant::now() >= self.deadline;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -197,8 +197,7 @@ impl Accepting {
     /// A link of a group that is there, or of one that begins. `None`: the group is about to be
     /// there.
     fn find(&self, late: bool) -> Option<Result<Draft, DeclineReason>> {
-        let shared = self.host.shared();
-        if let Some(group) = shared.for_client(&self.peer) {
+        if let Some(group) = self.host.link_groups().for_client(&self.peer) {
             if group.status() == Status::Usable {
                 return Some(self.join(&group));
             }
@@ -218,7 +217,8 @@ impl Accepting {
         let key = group.with(|machine, _| machine.pick_link()).flatten();
         let link = key.and_then(|key| group.link(key)).ok_or(DeclineReason::NoActiveLink)?;
         group.watch(&self.bell);
-        Draft::new(group, &link, self.buffer).map_err(|error| reason_of(&error))
+        Draft::new(self.host.link_groups(), group, &link, self.buffer)
+            .map_err(|error| reason_of(&error))
     }
 
     fn begin(&self) -> Result<Draft, DeclineReason> {
@@ -229,8 +229,8 @@ impl Accepting {
             DeclineReason::LinkNotReady
         })?;
         group.watch(&self.bell);
-        shared.enter(group.clone());
-        Draft::new(&group, &link, self.buffer).map_err(|error| {
+        self.host.link_groups().enter(group.clone());
+        Draft::new(self.host.link_groups(), &group, &link, self.buffer).map_err(|error| {
             group.abandon();
             reason_of(&error)
         })

@@ -1,0 +1,188 @@
+//! The link groups of a process: how handshakes find them, and the thread that does their work.
+//!
+//! Rules kept here: LG-3, LG-4, LG-47, LG-48, LG-60, LG-61.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use smc_core::handshake::{PeerLink, PeerRnic};
+use smc_core::link_group::{LinkKey, Role};
+
+use super::endpoint::Endpoint;
+use super::group::{Group, Status};
+use super::shared::Shared;
+use crate::sys::lock;
+
+/// The link groups of a process, and the connections that are being closed.
+#[derive(Debug)]
+pub(crate) struct LinkGroups {
+    shared: Arc<Shared>,
+    /// Those that are over are removed by the next [`work`](LinkGroups::work).
+    groups: Mutex<Vec<Arc<Group>>>,
+    /// Connections that are over here while their last words are under way.
+    leaving: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
+    has_leaving: AtomicBool,
+}
+
+impl LinkGroups {
+    /// No groups yet.
+    pub(crate) fn new(shared: &Arc<Shared>) -> Arc<LinkGroups> {
+        Arc::new(LinkGroups {
+            shared: Arc::clone(shared),
+            groups: Mutex::default(),
+            leaving: Mutex::default(),
+            has_leaving: AtomicBool::new(false),
+        })
+    }
+
+    /// Has the groups handle their inputs. Called without locks.
+    pub(super) fn work(&self) {
+        if !self.shared.signal().take() {
+            return;
+        }
+        self.shared.fail_links_of_broken_devices();
+        let groups = self.all();
+        groups.iter().filter(|group| group.inputs().is_due()).for_each(|group| group.work());
+        self.shared.bury_all();
+        let mut groups = lock(&self.groups);
+        let (ended, alive) = std::mem::take(&mut *groups)
+            .into_iter()
+            .partition::<Vec<_>, _>(|group| group.status() == Status::Over);
+        *groups = alive;
+        drop(groups);
+        // What they hold is dropped without the lock.
+        drop(ended);
+    }
+
+    /// All groups, also those that have just ended.
+    fn all(&self) -> Vec<Arc<Group>> {
+        lock(&self.groups).clone()
+    }
+
+    /// All groups that are not over.
+    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
+        let mut groups = self.all();
+        groups.retain(|group| group.status() != Status::Over);
+        groups
+    }
+
+    /// Whether there are groups, or something is left of them.
+    pub(crate) fn has_groups(&self) -> bool {
+        let alive = |group: &Arc<Group>| group.status() != Status::Over;
+        lock(&self.groups).iter().any(alive) || self.shared.has_retired()
+    }
+
+    /// Adds a new group.
+    pub(crate) fn enter(&self, group: Arc<Group>) {
+        let due = group.inputs().is_due();
+        lock(&self.groups).push(group);
+        if due {
+            // A thread may have looked for work before the group could be found.
+            self.shared.signal().post();
+        }
+    }
+
+    /// What a server has for this peer (CLC-19): a group with room, or one whose first contact is
+    /// under way and worth waiting for.
+    pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
+        let groups = self.groups();
+        let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
+        let mine: Vec<_> = groups.iter().filter(mine).collect();
+        let usable = |group: &&&Arc<Group>| {
+            group.status() == Status::Usable
+                && group.with(|machine, _| machine.has_room()) == Some(true)
+        };
+        let forming = |group: &&&Arc<Group>| group.status() == Status::Forming;
+        let found = mine.iter().find(usable).or_else(|| mine.iter().find(forming));
+        found.map(|group| Arc::clone(group))
+    }
+
+    /// The group and the link that a server named to this client (CLC-33); without the link if
+    /// there is a group with this server, but not that link.
+    pub(crate) fn to_server(&self, peer: &PeerLink) -> Option<(Arc<Group>, Option<LinkKey>)> {
+        let mut known = None;
+        for group in self.groups() {
+            // The address is that of the link, which need not be that of the first one.
+            if group.role() != Role::Client || !group.is_with_stack(&peer.rnic) {
+                continue;
+            }
+            let (qpn, gid) = (peer.qpn, peer.rnic.gid());
+            if let Some(Some(link)) = group.with(|machine, _| machine.link_to(qpn, gid)) {
+                return Some((group, Some(link)));
+            }
+            known = known.or(Some((group, None)));
+        }
+        known
+    }
+
+    /// A connection is over here; its last words may still be under way.
+    pub(crate) fn part(&self, group: Arc<Group>, endpoint: Arc<Endpoint>) {
+        if endpoint.is_quiet() {
+            return self.parted(&group, &endpoint);
+        }
+        lock(&self.leaving).push((group, endpoint));
+        self.has_leaving.store(true, Ordering::SeqCst);
+    }
+
+    fn parted(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
+        self.shared.tokens.remove(endpoint.token());
+        group.leave(endpoint);
+    }
+
+    /// Whether there are connections whose last words may still be under way.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.has_leaving.load(Ordering::SeqCst)
+    }
+
+    /// Lets go of connections whose last words have arrived. `true`: there are others.
+    pub(super) fn let_go(&self) -> bool {
+        if !self.has_leaving() {
+            return false;
+        }
+        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.leaving))
+            .into_iter()
+            .partition(|(group, endpoint)| group.status() == Status::Over || endpoint.is_quiet());
+        let mut leaving = lock(&self.leaving);
+        leaving.extend(left);
+        let more = !leaving.is_empty();
+        self.has_leaving.store(more, Ordering::SeqCst);
+        drop(leaving);
+        gone.iter().for_each(|(group, endpoint)| self.parted(group, endpoint));
+        more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_core::wire::clc::Version;
+    use smc_core::wire::ids::{Gid, Mac, PeerId, Qpn};
+
+    use super::*;
+    use crate::smcr::SmcrOptions;
+    use crate::smcr::inbox::WorkSignal;
+
+    // Shows: LG-3.
+    #[test]
+    fn a_group_serves_one_direction_only() {
+        let signal = WorkSignal::new().unwrap();
+        let options = SmcrOptions::default();
+        let shared = Shared::new(Vec::new(), Vec::new(), options, signal).unwrap();
+        let groups = LinkGroups::new(&shared);
+        let gid = Gid::from_ipv4([10, 0, 0, 2]);
+        let peer = PeerRnic::new(Version::V2, PeerId([7; 8]), gid, Mac::NONE);
+        let enter = |role| {
+            let group = Group::new(shared.next_number(), role, peer, &shared);
+            groups.enter(group.clone());
+            group
+        };
+        // To the peer as a server: nothing for the peer as a client, and the other way round.
+        let out = enter(Role::Client);
+        assert!(groups.for_client(&peer).is_none());
+        let into = enter(Role::Server);
+        assert!(groups.for_client(&peer).is_some_and(|group| Arc::ptr_eq(&group, &into)));
+        let named = PeerLink { rnic: peer, qpn: Qpn::new(1) };
+        let (group, link) = groups.to_server(&named).unwrap();
+        assert!(Arc::ptr_eq(&group, &out));
+        assert_eq!(link, None);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a link group has to deal with, and the flag that makes a thread deal with it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use smc_core::link_group::{Cause, LinkKey, Receipt, Rnic, RnicId};
+
+use crate::sys::{EventFd, lock};
+
+/// An input of a link group.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// An LLC message arrived on this link.
+    Message(LinkKey, Vec<u8>),
+    /// The link failed.
+    Failed(LinkKey, Cause),
+    /// The peer's adapter has acknowledged the LLC message with this receipt.
+    Sent(Receipt),
+    /// A failover validation of the connection with this token named a message, by its sequence
+    /// number, that had not arrived.
+    Missing(u32, u16),
+    /// A port can be used (again).
+    PortUp(Rnic),
+    /// A port can no longer be used.
+    PortDown(RnicId),
+}
+
+/// Wakes the thread that listens to the RNICs, for work that this process made itself.
+#[derive(Debug)]
+pub(crate) struct WorkSignal {
+    due: AtomicBool,
+    wake: EventFd,
+}
+
+impl WorkSignal {
+    /// A signal without work.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub(crate) fn new() -> std::io::Result<Arc<WorkSignal>> {
+        Ok(Arc::new(WorkSignal { due: AtomicBool::new(false), wake: EventFd::new()? }))
+    }
+
+    /// Some group, link or RNIC has work. The caller has stored the work before.
+    pub(crate) fn post(&self) {
+        if !self.due.swap(true, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+    }
+
+    /// Whether work was posted since the last call. The caller then looks for the work.
+    pub(crate) fn take(&self) -> bool {
+        self.due.load(Ordering::SeqCst) && self.due.swap(false, Ordering::SeqCst)
+    }
+
+    /// Wakes the listening thread without work for a group.
+    pub(crate) fn wake(&self) {
+        self.wake.signal();
+    }
+
+    /// Makes the descriptor unreadable.
+    pub(crate) fn drain(&self) {
+        self.wake.clear();
+    }
+}
+
+impl AsFd for WorkSignal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// Inputs of one link group, in the order in which they came. The links of the group hold it, and
+/// need not know the group.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    inputs: Mutex<Vec<Input>>,
+    /// `inputs` may hold something.
+    due: AtomicBool,
+    signal: Arc<WorkSignal>,
+}
+
+impl Inbox {
+    /// An empty inbox. Each input is announced by `signal`.
+    pub(crate) fn new(signal: &Arc<WorkSignal>) -> Arc<Inbox> {
+        let signal = Arc::clone(signal);
+        Arc::new(Inbox { inputs: Mutex::default(), due: AtomicBool::new(false), signal })
+    }
+
+    /// Adds an input, which the group handles soon. It takes no lock but its own, so completions
+    /// may be dispatched under any lock.
+    pub(crate) fn put(&self, input: Input) {
+        lock(&self.inputs).push(input);
+        self.due.store(true, Ordering::SeqCst);
+        self.signal.post();
+    }
+
+    /// Whether there may be inputs.
+    pub(crate) fn is_due(&self) -> bool {
+        self.due.load(Ordering::SeqCst)
+    }
+
+    /// Takes all inputs.
+    pub(crate) fn take(&self) -> Vec<Input> {
+        // Before the inputs are taken: an input that comes later sets the flag once more.
+        self.due.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *lock(&self.inputs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_keep_their_order_and_are_announced_once() {
+        let signal = WorkSignal::new().unwrap();
+        let inbox = Inbox::new(&signal);
+        assert!(!inbox.is_due() && !signal.take());
+        inbox.put(Input::Failed(LinkKey::FIRST, Cause::QueuePair));
+        inbox.put(Input::Missing(7, 3));
+        assert!(inbox.is_due() && signal.take() && !signal.take());
+        let inputs = inbox.take();
+        assert!(matches!(inputs[..], [Input::Failed(..), Input::Missing(7, 3)]));
+        assert!(!inbox.is_due() && inbox.take().is_empty());
+    }
+
+    #[test]
+    fn an_input_that_comes_after_the_others_were_taken_is_due_again() {
+        let signal = WorkSignal::new().unwrap();
+        let inbox = Inbox::new(&signal);
+        inbox.put(Input::Missing(1, 1));
+        assert!(signal.take());
+        assert_eq!(inbox.take().len(), 1);
+        inbox.put(Input::Missing(1, 2));
+        assert!(inbox.is_due() && signal.take());
+    }
+}
