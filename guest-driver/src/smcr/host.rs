@@ -21,6 +21,7 @@ use super::groups::LinkGroups;
 use super::inbox::{Input, WorkSignal};
 use super::port::Port;
 use super::shared::Shared;
+use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
 use crate::info::{LinkGroupInfo, RnicInfo};
 use crate::reactor::source::{OTHER, ReactorEvent, Source};
@@ -49,7 +50,7 @@ pub(crate) struct RdmaHost {
     asked: std::sync::Mutex<Option<Instant>>,
     /// When it is to be looked whether RNICs are still there.
     round: std::sync::Mutex<Option<Instant>>,
-    subnets: super::route::Subnets,
+    subnets: Subnets,
 }
 
 /// Where the kernel lists RNICs that processes can use; not there before there is one.
@@ -132,7 +133,7 @@ impl RdmaHost {
             looks: AtomicU32::new(0),
             asked: std::sync::Mutex::new(None),
             round: std::sync::Mutex::new(None),
-            subnets: super::route::Subnets::default(),
+            subnets: Subnets::default(),
         }))
     }
 
@@ -146,7 +147,7 @@ impl RdmaHost {
         &self.groups
     }
 
-    pub(crate) fn subnets(&self) -> &super::route::Subnets {
+    pub(crate) fn subnets(&self) -> &Subnets {
         &self.subnets
     }
 

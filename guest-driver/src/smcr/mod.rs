@@ -1,17 +1,59 @@
 //! SMC-R over the RNICs of a process: executes `smc_core::link_group` over verbs.
 //!
-//! From the ground up: [`device`] and [`port`] are the RNICs, [`link`] is one queue pair,
-//! [`buffers`] are RMBs and send elements, [`endpoint`] is one connection as links see it, [`group`]
-//! a link group with all of them, [`shared`] what groups share. [`host`] makes one source of
-//! wake-ups of it, [`client`] and [`server`] are the handshakes, [`element`] is what a connection
-//! gets of all this.
+//! From the ground up; each file uses only files before it:
+//!
+//! - [`inbox`]: the inputs of a link group, and the signal that makes a thread handle them.
+//! - [`slots`], [`words`], [`spans`], [`outbound`], [`llc`], [`tokens`], [`buffers`]: room in a send
+//!   queue, the peer's control words, offsets in a ring, what has to be sent, tables and memory.
+//! - [`device`], [`port`], [`pnet`]: the RNICs, their ports and addresses.
+//! - [`link`]: one queue pair. [`link_table`]: the links over one RNIC.
+//! - [`endpoint`]: one connection as links see it.
+//! - [`shared`]: what all link groups use, and the dispatch of completions.
+//! - [`group`]: one link group with its links, buffers and connections.
+//! - [`groups`]: all link groups of the process.
+//! - [`element`]: one connection as the sockets see it.
+//! - [`host`]: all RNICs as one event source of a reactor.
+//!
+//! # How a completion travels
+//!
+//! Completions are data. No layer calls a layer above it.
+//!
+//! 1. [`host`] calls `Shared::poll_receives`. `Device::try_receives` locks the receives of one RNIC,
+//!    and `Polling::poll` copies up to 32 completions out of the queue.
+//! 2. Under that lock, `Shared` finds the link of each completion in its table. `Link::on_receive`
+//!    returns a CDC message, or puts an LLC message into the inbox of its group. `Shared` finds the
+//!    connection of a CDC message by its token and stores the words.
+//! 3. `Shared` releases the lock and returns the tokens of the batch's connections, one call of the
+//!    handler each. The handler runs without any lock of this module, so it may poll, send, or drop
+//!    a connection.
+//! 4. `LinkGroups::work` has each group handle its inbox. A group first takes all messages that have
+//!    arrived over its RNICs, because two RNICs have two queues, and the last words of a connection
+//!    must count before the message that ends its link group.
+//! 5. `LinkGroups` closes connections whose last words have arrived. `host` then hands over the
+//!    events that 2 to 5 caused.
+//!
+//! A link may vanish between two completions of a batch: its later completions find no entry in the
+//! table and are dropped. A connection may vanish likewise.
+//!
+//! Send completions free slots. A connection that finds no slot returns its link (`Crowded`) to its
+//! caller, which has no lock: the caller polls the send completions, tries again, and then has the
+//! link keep the connection's token. The link returns the tokens when completions have come.
 //!
 //! # Locks
 //!
-//! In this order: the state of a group, a connection's sending side, the queues of a link. None of
-//! them is held while the layer above is called. The sending of a message takes the connection's
-//! lock only; its receipt the two of the connection's words. Completions are taken by one thread
-//! at a time per RNIC, and who finds another one at it goes on.
+//! In this order:
+//!
+//! 1. the work of a group (one thread at a time handles an inbox)
+//! 2. the receives of an RNIC
+//! 3. the state of a group
+//! 4. the sending side of a connection
+//! 5. the sends of an RNIC (only tried)
+//! 6. LLC queue of a link
+//! 7. leaves: words, slots of receives, waiting tokens, inboxes, tables
+//!
+//! The receives are never locked by a thread that holds a group's state, a sending side, or the
+//! receives of another RNIC. To send a message takes the sending side only; to receive one takes
+//! the receives once per batch, and the lock of the connection's words.
 
 pub(crate) mod alternates;
 pub(crate) mod buffers;
@@ -37,6 +79,7 @@ mod route;
 pub(crate) mod shared;
 mod slots;
 pub(crate) mod spans;
+mod subnets;
 mod tokens;
 mod words;
 

@@ -6,46 +6,12 @@
 //!
 //! Rules kept here: CLC-22, CLCV2-35, SEC-1.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
-use super::host::RdmaHost;
-use super::port::{Port, Source};
-
-/// A port for a connection, and its addresses there.
-pub(super) struct Place {
-    pub(super) port: Arc<Port>,
-    pub(super) v2: Option<Source>,
-    pub(super) v1: Option<Source>,
-}
+use super::port::Port;
 
 /// The network that something with one of these names is on.
-fn network<'a>(map: &'a [(String, String)], names: &[&str]) -> Option<&'a str> {
+pub(super) fn network<'a>(map: &'a [(String, String)], names: &[&str]) -> Option<&'a str> {
     let listed = map.iter().find(|(name, _)| names.contains(&name.as_str()));
     listed.map(|(_, id)| id.as_str())
-}
-
-impl RdmaHost {
-    /// The port for a connection with this local address.
-    pub(super) fn place_of(&self, local: IpAddr) -> Option<Place> {
-        let map = &self.shared().options.pnet;
-        let interface = match map.is_empty() {
-            true => None,
-            false => self.subnets().interface_of(local),
-        };
-        let Some(wanted) = interface.and_then(|name| network(map, &[&name])) else {
-            let port = self.port_of(local)?;
-            let (v2, v1) = (port.source_v2(local), port.source_v1(local));
-            return Some(Place { port, v2, v1 });
-        };
-        let ports = self.shared().ports().iter().filter(|port| port.is_active());
-        let fits = ports.filter(|port| network_of(map, port) == Some(wanted));
-        // The interface's own RNIC is as good as any and nearer.
-        let port = fits.max_by_key(|port| port.source_v2(local).is_some())?;
-        let v2 = port.source_like(local, false);
-        let v1 = port.source_like(local, true);
-        Some(Place { port: port.clone(), v2, v1 })
-    }
 }
 
 /// The network that a port is on, if the map has the port, its RNIC or its interface.
