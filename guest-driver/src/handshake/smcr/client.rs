@@ -14,9 +14,9 @@ use smc_core::link_group::Role;
 
 use super::super::decline::send_decline;
 use super::super::tcp::send;
-use super::super::{Broken, EstablishedConn, Outcome};
-use super::contact::{Draft, reason_of, remote_of};
-use super::first::{FirstContact, Step};
+use super::super::{Broken, Outcome};
+use super::contact::{Draft, finish, reason_of, remote_of};
+use super::first::Rising;
 use crate::smcr::alternates::alternate_gids;
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
@@ -42,7 +42,10 @@ enum Stage {
     Group(Box<AcceptedR>, Arc<Group>),
     /// The peer has to confirm the own RMB.
     Rmb(Box<AcceptedR>, Draft),
-    First(Box<FirstContact>),
+    /// The server offers a first contact.
+    Offered(Box<AcceptedR>),
+    /// A first contact: LLC confirms the link.
+    Llc(Box<Rising>),
     Over,
 }
 
@@ -76,7 +79,7 @@ impl Connecting {
         bell.signal();
         let bell = Arc::new(bell);
         let stage = if accepted.first_contact() {
-            Stage::First(Box::new(FirstContact::offered(accepted)))
+            Stage::Offered(Box::new(accepted))
         } else {
             let Some((group, _)) = host.link_groups().to_server(&accepted.peer_link()) else {
                 return Err(accepted.decline(DeclineReason::NoActiveLink));
@@ -86,10 +89,6 @@ impl Connecting {
         };
         let (host, config, deadline) = (host.clone(), config.clone(), Instant::now() + PATIENCE);
         Ok(Connecting { host, config, bell, deadline, buffer, stage })
-    }
-
-    pub(super) fn config(&self) -> &Arc<Config> {
-        &self.config
     }
 
     /// Readable when [`Connecting::advance`] has something to do; so is it when TCP is.
@@ -141,13 +140,22 @@ impl Connecting {
                         return send_decline(tcp, decline).map(Some);
                     }
                 },
-                Stage::First(mut first) => match first.advance(self, tcp)? {
-                    Step::Wait => {
-                        self.stage = Stage::First(first);
-                        return Ok(None);
+                Stage::Offered(accepted) => match self.begin(*accepted) {
+                    Ok((mut draft, established, confirm)) => {
+                        draft.tell();
+                        send(tcp, &confirm)?;
+                        let rising = Rising::new(draft, established, self.config.clone());
+                        self.stage = Stage::Llc(Box::new(rising));
                     }
-                    Step::Done(outcome) => return Ok(Some(outcome)),
+                    Err(decline) => return send_decline(tcp, decline).map(Some),
                 },
+                Stage::Llc(mut rising) => {
+                    let outcome = rising.advance(tcp)?;
+                    if outcome.is_none() {
+                        self.stage = Stage::Llc(rising);
+                    }
+                    return Ok(outcome);
+                }
                 Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
             }
         }
@@ -187,10 +195,7 @@ impl Connecting {
     }
 
     /// A first contact: the queue pair can receive before the server knows of it.
-    pub(super) fn begin(
-        &self,
-        accepted: AcceptedR,
-    ) -> Result<(Draft, EstablishedR, Vec<u8>), SendDecline> {
+    fn begin(&self, accepted: AcceptedR) -> Result<(Draft, EstablishedR, Vec<u8>), SendDecline> {
         let made = self.make(&accepted);
         let (draft, direct) = match made {
             Ok(made) => made,
@@ -244,13 +249,5 @@ impl Connecting {
                 Err(reason)
             }
         }
-    }
-}
-
-/// The connection is SMC-R.
-pub(super) fn finish(draft: Draft, established: EstablishedR) -> Result<Outcome, Broken> {
-    match draft.finish(established) {
-        Some(element) => Ok(Outcome::Smc(EstablishedConn::R(Box::new(element)))),
-        None => Err(Broken::Late(DeclineReason::Internal)),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use smc_core::handshake::{DeclineReason, EstablishedR, TermsR};
+use smc_core::handshake::{DeclineReason, EstablishedR, LinkEnd, TermsR};
 use smc_core::link_group::{
     EyeCatcher, FirstLink, Generation, LinkKey, Params, PeerProfile, Reason, Region, RemoteEnd,
     Rnic, Role, Timers,
@@ -12,6 +12,7 @@ use smc_core::link_group::{
 use smc_core::wire::clc::{SmcrLink, Version};
 use smc_core::wire::ids::{Mac, Mtu, SizeCode};
 
+use super::super::{Broken, EstablishedConn, Outcome};
 use crate::smcr::alternates::alternates;
 use crate::smcr::buffers::Rmb;
 use crate::smcr::element::SmcrConn;
@@ -22,7 +23,6 @@ use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
 use crate::smcr::spans::Shape;
 use crate::verbs::VerbsError;
-use smc_core::handshake::LinkEnd;
 
 /// Elements are so many times as long as the receive buffer that was asked for. There is no send
 /// buffer beside them: what other stacks have on the way in both has to lie in the one. Half of it
@@ -197,5 +197,13 @@ pub(super) fn reason_of_end(reason: Reason) -> DeclineReason {
         Reason::NoAddLink | Reason::NoAddLinkReply => DeclineReason::AddLinkTimeout,
         Reason::EyeCatcher => DeclineReason::RmbEyeCatcher,
         _ => DeclineReason::LinkNotReady,
+    }
+}
+
+/// The connection is SMC-R.
+pub(super) fn finish(draft: Draft, established: EstablishedR) -> Result<Outcome, Broken> {
+    match draft.finish(established) {
+        Some(element) => Ok(Outcome::Smc(EstablishedConn::R(Box::new(element)))),
+        None => Err(Broken::Late(DeclineReason::Internal)),
     }
 }

@@ -6,74 +6,18 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use smc_core::handshake::{
-    AcceptedR, Config, DeclineReason, EstablishedR, FallbackReason, PeerDecline, late_decline,
+    Config, DeclineReason, EstablishedR, FallbackReason, PeerDecline, late_decline,
 };
 use smc_core::link_group::{Ending, Reason};
 
 use super::super::decline::send_decline;
-use super::super::tcp::{peek, send};
+use super::super::tcp::peek;
 use super::super::{Broken, Outcome};
-use super::client::{Connecting, finish};
-use super::contact::{Draft, reason_of, reason_of_end};
+use super::contact::{Draft, finish, reason_of, reason_of_end};
 use crate::smcr::group::Status;
 
 /// Bytes of the longest Decline.
 const DECLINE: usize = 44;
-
-/// Where a step leads.
-pub(super) enum Step {
-    /// The peer has to answer.
-    Wait,
-    /// The handshake is over.
-    Done(Outcome),
-}
-
-/// The client's side.
-pub(super) struct FirstContact(Stage);
-
-enum Stage {
-    Offered(AcceptedR),
-    Llc(Rising),
-    Over,
-}
-
-impl FirstContact {
-    /// The server offers a first contact.
-    pub(super) fn offered(accepted: AcceptedR) -> FirstContact {
-        FirstContact(Stage::Offered(accepted))
-    }
-
-    /// Goes on as far as it can.
-    pub(super) fn advance(
-        &mut self,
-        connecting: &Connecting,
-        tcp: &TcpStream,
-    ) -> Result<Step, Broken> {
-        loop {
-            match std::mem::replace(&mut self.0, Stage::Over) {
-                Stage::Offered(accepted) => {
-                    let config = connecting.config().clone();
-                    match connecting.begin(accepted) {
-                        Ok((mut draft, established, confirm)) => {
-                            draft.tell();
-                            send(tcp, &confirm)?;
-                            self.0 = Stage::Llc(Rising::new(draft, established, config));
-                        }
-                        Err(decline) => return send_decline(tcp, decline).map(Step::Done),
-                    }
-                }
-                Stage::Llc(mut rising) => match rising.advance(tcp)? {
-                    Some(outcome) => return Ok(Step::Done(outcome)),
-                    None => {
-                        self.0 = Stage::Llc(rising);
-                        return Ok(Step::Wait);
-                    }
-                },
-                Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
-            }
-        }
-    }
-}
 
 /// Either side: CLC is through, and LLC confirms the link.
 pub(super) struct Rising {
