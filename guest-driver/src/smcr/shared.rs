@@ -6,7 +6,7 @@
 //! connection of each CDC message, stores the message's words, and only then, without any lock, has
 //! the caller handle the tokens of the connections.
 //!
-//! Rules kept here: RMB-19, RMB-20, ERR-13.
+//! Rules kept here: CDC-4.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
