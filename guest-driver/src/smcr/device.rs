@@ -146,22 +146,22 @@ impl Device {
     /// more ([`Device::was_overlooked`]), because a completion that came before the queue was armed
     /// causes no notice.
     #[inline]
-    pub(crate) fn try_receives(&self) -> Option<Polling<'_>> {
+    pub(crate) fn try_receives(&self) -> Option<PollGuard<'_>> {
         let batch = try_lock(&self.receiving).or_else(|| {
             // SeqCst, as in `was_overlooked`: the other thread sees this, or it has left.
             self.overlooked.store(true, Ordering::SeqCst);
             try_lock(&self.receiving)
         })?;
-        Some(Polling { device: self, cq: &self.recv_cq, batch })
+        Some(PollGuard { device: self, cq: &self.recv_cq, batch })
     }
 
     /// As [`Device::try_receives`], but waits for the other thread.
-    pub(crate) fn receives(&self) -> Polling<'_> {
-        Polling { device: self, cq: &self.recv_cq, batch: lock(&self.receiving) }
+    pub(crate) fn receives(&self) -> PollGuard<'_> {
+        PollGuard { device: self, cq: &self.recv_cq, batch: lock(&self.receiving) }
     }
 
     /// Whether a thread found the receives taken and has left the rest to this thread, which has
-    /// just dropped its [`Polling`].
+    /// just dropped its [`PollGuard`].
     #[inline]
     pub(crate) fn was_overlooked(&self) -> bool {
         self.overlooked.load(Ordering::SeqCst) && self.overlooked.swap(false, Ordering::SeqCst)
@@ -169,8 +169,8 @@ impl Device {
 
     /// Begins to take send completions. `None`: another thread takes them.
     #[inline]
-    pub(crate) fn try_sends(&self) -> Option<Polling<'_>> {
-        Some(Polling { device: self, cq: &self.send_cq, batch: try_lock(&self.sending)? })
+    pub(crate) fn try_sends(&self) -> Option<PollGuard<'_>> {
+        Some(PollGuard { device: self, cq: &self.send_cq, batch: try_lock(&self.sending)? })
     }
 
     /// Whether anybody waits for send completions.
@@ -253,13 +253,13 @@ impl Device {
 }
 
 /// The right to take completions of one queue, for as long as it lives.
-pub(crate) struct Polling<'a> {
+pub(crate) struct PollGuard<'a> {
     device: &'a Device,
     cq: &'a Cq,
     batch: MutexGuard<'a, Box<[Completion; BATCH]>>,
 }
 
-impl Polling<'_> {
+impl PollGuard<'_> {
     /// Takes up to [`BATCH`] completions, oldest first. Fewer than that: the queue is empty, or has
     /// failed, which [`Device::is_broken`] then reports.
     #[inline]

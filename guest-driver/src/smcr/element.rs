@@ -118,8 +118,8 @@ impl SmcrConn {
         words: [u64; 2],
         signal: bool,
     ) -> Result<(), SmcrSendError> {
-        if let Some(crowded) = self.endpoint.deliver(pieces, words, signal)? {
-            self.group.shared().make_room(&self.endpoint, &crowded);
+        if let Some(congestion) = self.endpoint.deliver(pieces, words, signal)? {
+            self.group.shared().make_room(&self.endpoint, &congestion);
         }
         Ok(())
     }
@@ -144,8 +144,8 @@ impl SmcrConn {
 
     /// Called every second: asks a peer for what it may hold back since a failover.
     pub(crate) fn coax(&self) {
-        if let Some(crowded) = self.endpoint.coax() {
-            self.group.shared().make_room(&self.endpoint, &crowded);
+        if let Some(congestion) = self.endpoint.coax() {
+            self.group.shared().make_room(&self.endpoint, &congestion);
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) enum SmcrSendError {
 
 /// A link that has little room for messages, after a connection has posted on it.
 #[derive(Debug)]
-pub(crate) enum Crowded {
+pub(crate) enum Congestion {
     /// The messages were posted. It is time to poll send completions.
     Short(Arc<Link>),
     /// There was no room for a message.
@@ -174,7 +174,7 @@ impl Endpoint {
         pieces: &[(u32, &[u8])],
         words: [u64; 2],
         signal: bool,
-    ) -> Result<Option<Crowded>, SmcrSendError> {
+    ) -> Result<Option<Congestion>, SmcrSendError> {
         let mut guard = self.out();
         let Some(out) = guard.as_mut().filter(|_| !self.has_failed()) else {
             return Err(SmcrSendError::Failed);
@@ -200,7 +200,7 @@ impl Endpoint {
     /// half of its send buffer, and soft-RoCE as it is used there never gives up. Asked for its cursor
     /// (R), it lets go of them.
     /// The caller makes room on a link that is returned.
-    pub(crate) fn coax(&self) -> Option<Crowded> {
+    pub(crate) fn coax(&self) -> Option<Congestion> {
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
         let over = self.released.load(Ordering::Acquire) || !peer.state_flags.is_empty();
         if over || !self.has_moved() {
@@ -216,20 +216,20 @@ impl Endpoint {
     }
 
     /// Sends what is due. The link, if it has little room or none.
-    pub(crate) fn flush(&self) -> Option<Crowded> {
+    pub(crate) fn flush(&self) -> Option<Congestion> {
         let mut guard = self.out();
         post(guard.as_mut().filter(|_| !self.has_failed())?)
     }
 
     /// As [`Endpoint::flush`]. If there is no room, the link has the token of this connection from
     /// now on and returns it when there may be some.
-    pub(crate) fn flush_or_wait(&self) -> Option<Crowded> {
+    pub(crate) fn flush_or_wait(&self) -> Option<Congestion> {
         let mut guard = self.out();
-        let crowded = post(guard.as_mut().filter(|_| !self.has_failed())?);
-        if let Some(Crowded::Full(link)) = &crowded {
+        let congestion = post(guard.as_mut().filter(|_| !self.has_failed())?);
+        if let Some(Congestion::Full(link)) = &congestion {
             link.wait(self.token);
         }
-        crowded
+        congestion
     }
 
     /// The link that it uses.
@@ -348,17 +348,17 @@ impl Hush {
 
 /// Posts what is due. The link, if it has little room or none.
 #[inline]
-fn post(out: &mut Out) -> Option<Crowded> {
+fn post(out: &mut Out) -> Option<Congestion> {
     // Without a path, and on a dead link, it is due until the group has found another one.
     let path = out.path.as_ref()?;
     while let Some(plan) = out.outbound.plan() {
         match path.link.post(path, out.target.token, &plan) {
             Ok(()) => out.outbound.posted(&plan),
             Err(NotPosted::Dead) => return None,
-            Err(NotPosted::NoRoom) => return Some(Crowded::Full(path.link.clone())),
+            Err(NotPosted::NoRoom) => return Some(Congestion::Full(path.link.clone())),
         }
     }
-    path.link.is_short().then(|| Crowded::Short(path.link.clone()))
+    path.link.is_short().then(|| Congestion::Short(path.link.clone()))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@
 //! Completions are data. No layer calls a layer above it.
 //!
 //! 1. [`host`] calls `Shared::poll_receives`. `Device::try_receives` locks the receives of one RNIC,
-//!    and `Polling::poll` copies up to 32 completions out of the queue.
+//!    and `PollGuard::poll` copies up to 32 completions out of the queue.
 //! 2. Under that lock, `Shared` finds the link of each completion in its table. `Link::on_receive`
 //!    returns a CDC message, or puts an LLC message into the inbox of its group. `Shared` finds the
 //!    connection of a CDC message by its token and stores the words.
@@ -35,7 +35,7 @@
 //! A link may vanish between two completions of a batch: its later completions find no entry in the
 //! table and are dropped. A connection may vanish likewise.
 //!
-//! Send completions free slots. A connection that finds no slot returns its link (`Crowded`) to its
+//! Send completions free slots. A connection that finds no slot returns its link (`Congestion`) to its
 //! caller, which has no lock: the caller polls the send completions, tries again, and then has the
 //! link keep the connection's token. The link returns the tokens when completions have come.
 //!

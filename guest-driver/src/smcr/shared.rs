@@ -1,7 +1,7 @@
 //! What the link groups of a process share: ports, links, connections by token, and the dispatch of
 //! completions.
 //!
-//! Completions are data here. [`Polling::poll`](super::device::Polling::poll) takes a batch of them
+//! Completions are data here. [`PollGuard::poll`](super::device::PollGuard::poll) takes a batch of them
 //! from an RNIC, which knows no link. [`Shared`] finds the link of each completion, and the
 //! connection of each CDC message, stores the message's words, and only then, without any lock, has
 //! the caller handle the tokens of the connections.
@@ -20,8 +20,8 @@ use smc_core::time::Tick;
 use smc_core::wire::cdc::Cdc;
 
 use super::SmcrOptions;
-use super::device::{BATCH, Counters, Device, Polling};
-use super::endpoint::{Crowded, Endpoint};
+use super::device::{BATCH, Counters, Device, PollGuard};
+use super::endpoint::{Congestion, Endpoint};
 use super::inbox::{Input, WorkSignal};
 use super::link::Link;
 use super::link_table::LinkTable;
@@ -191,8 +191,8 @@ impl Shared {
     ) {
         let mut batches = BATCHES;
         loop {
-            let Some(polling) = device.try_receives() else { return };
-            let full = self.receive_batch(device, polling, &now, &mut handle);
+            let Some(guard) = device.try_receives() else { return };
+            let full = self.receive_batch(device, guard, &now, &mut handle);
             batches -= 1;
             if full && batches > 0 {
                 continue;
@@ -229,11 +229,11 @@ impl Shared {
     fn receive_batch(
         &self,
         device: &Device,
-        mut polling: Polling<'_>,
+        mut guard: PollGuard<'_>,
         now: &impl Fn() -> Tick,
         handle: &mut impl FnMut(u32),
     ) -> bool {
-        let batch = polling.poll();
+        let batch = guard.poll();
         let (full, Some(table)) = (batch.len() == BATCH, self.table(device)) else { return false };
         if batch.is_empty() {
             return false;
@@ -250,7 +250,7 @@ impl Shared {
                 fresh.push(cdc.token);
             }
         }
-        drop(polling);
+        drop(guard);
         fresh.as_slice().iter().for_each(|token| handle(*token));
         full
     }
@@ -279,10 +279,10 @@ impl Shared {
     /// Takes send completions, unless another thread does. It frees slots and does not use them:
     /// [`Shared::flush_waiting`] does.
     pub(crate) fn poll_sends(&self, device: &Device) {
-        let Some(mut polling) = device.try_sends() else { return };
+        let Some(mut guard) = device.try_sends() else { return };
         let Some(table) = self.table(device) else { return };
         loop {
-            let batch = polling.poll();
+            let batch = guard.poll();
             for completion in batch {
                 if let Some(link) = table.get(completion.qp_num()) {
                     link.on_sent(completion);
@@ -318,7 +318,7 @@ impl Shared {
     /// Sends what is due on a connection. If there is no room even after a look at the send
     /// completions, the connection waits for some.
     pub(crate) fn flush(&self, endpoint: &Endpoint) {
-        if let Some(Crowded::Full(link)) = endpoint.flush() {
+        if let Some(Congestion::Full(link)) = endpoint.flush() {
             self.poll_sends(link.port().device());
             endpoint.flush_or_wait();
         }
@@ -327,10 +327,10 @@ impl Shared {
     /// Polls the send completions of a link that has few slots left or none, and has connections go
     /// on that waited for one, the given one first. Called without locks.
     #[cold]
-    pub(crate) fn make_room(&self, endpoint: &Endpoint, crowded: &Crowded) {
-        let link = match crowded {
-            Crowded::Short(link) => link,
-            Crowded::Full(link) => {
+    pub(crate) fn make_room(&self, endpoint: &Endpoint, congestion: &Congestion) {
+        let link = match congestion {
+            Congestion::Short(link) => link,
+            Congestion::Full(link) => {
                 self.poll_sends(link.port().device());
                 match endpoint.flush_or_wait() {
                     // The queue was armed: a completion that came before causes no notice.
