@@ -25,13 +25,14 @@ pub mod args;
 pub mod config;
 mod daemon;
 pub mod device;
+mod error;
+mod guests;
 mod logging;
 pub mod management;
 mod metrics;
 pub mod sandbox;
 pub mod shm;
 mod signals;
-mod timers;
 pub mod vhost;
 
 use std::ffi::OsString;
@@ -42,7 +43,8 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use config::Config;
-pub use daemon::{Daemon, DaemonError};
+pub use daemon::Daemon;
+pub use error::DaemonError;
 pub use vhost::device_socket::GuestStatus;
 
 use args::{Args, SandboxMode};

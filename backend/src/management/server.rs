@@ -1,5 +1,6 @@
-//! One thread that serves the management socket. No client can hold it up: everything is
-//! non-blocking, lines and numbers are bounded, and the server reads nothing from a client that does not read.
+//! One thread serves the management socket. No client can hold it up: all calls are non-blocking,
+//! the length of lines and the number of clients are bounded, and the server reads nothing from a
+//! client that does not read its answers.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -13,16 +14,17 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
 use super::wire::{Answer, Guest, Request};
-use crate::daemon::{Core, DaemonError};
+use crate::error::DaemonError;
+use crate::guests::Guests;
 use crate::metrics;
 use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::unix_socket::{BoundSocket, SocketError, bind_listener};
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
-/// Clients at a time. One more evicts the one that has been silent for longest.
+/// Clients at a time. One more evicts the client that was idle for longest.
 const MAX_CLIENTS: usize = 16;
-/// How long the end may take.
+/// How long the thread may take to stop.
 const STOP: Duration = Duration::from_secs(3);
 
 /// The running server.
@@ -33,7 +35,7 @@ pub(crate) struct Server {
 }
 
 struct Inner {
-    core: Arc<Core>,
+    guests: Arc<Guests>,
     stopping: AtomicBool,
     stop: OwnedFd,
 }
@@ -44,18 +46,22 @@ struct Client {
     output: Vec<u8>,
     /// Close once the output is written.
     last: bool,
-    /// Turn in which it was last heard of.
-    heard: u64,
+    /// Turn in which it last sent or read something.
+    active: u64,
 }
 
 impl Server {
-    pub(crate) fn start(path: &Path, mode: u32, core: Arc<Core>) -> Result<Server, DaemonError> {
+    pub(crate) fn start(
+        path: &Path,
+        mode: u32,
+        guests: Arc<Guests>,
+    ) -> Result<Server, DaemonError> {
         let (listener, socket) = bind_listener(path, mode)?;
         let failed = |source| SocketError::Io { action: "listen on", path: path.into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed(error.into()))?;
-        let inner = Arc::new(Inner { core, stopping: AtomicBool::new(false), stop });
+        let inner = Arc::new(Inner { guests, stopping: AtomicBool::new(false), stop });
         let thread = CountedThreads::default();
         let runner = inner.clone();
         thread.spawn("management", move || runner.run(&listener)).map_err(DaemonError::Thread)?;
@@ -93,7 +99,7 @@ impl Inner {
             let mut flags = ready.iter().skip(2);
             clients.retain_mut(|client| match flags.next() {
                 Some(true) => {
-                    client.heard = turn;
+                    client.active = turn;
                     self.serve(client).is_ok()
                 }
                 _ => true,
@@ -160,7 +166,7 @@ impl Inner {
         }
         let known = ends && input.starts_with(b"GET /metrics ");
         let (status, body) = match known {
-            true => ("200 OK", metrics::render(&self.core.list())),
+            true => ("200 OK", metrics::render(&self.guests.list())),
             false => ("404 Not Found", String::new()),
         };
         client.output = format!(
@@ -184,21 +190,21 @@ impl Inner {
         };
         match request {
             Request::List => {
-                let guests = self.core.list().iter().map(Guest::from).collect();
+                let guests = self.guests.list().iter().map(Guest::from).collect();
                 Answer { ok: true, guests: Some(guests), ..Answer::default() }
             }
             Request::Metrics => {
-                let text = metrics::render(&self.core.list());
+                let text = metrics::render(&self.guests.list());
                 Answer { ok: true, text: Some(text), ..Answer::default() }
             }
             Request::Add(guest) => done(
                 guest
-                    .into_spec(self.core.default_chid())
+                    .into_spec(self.guests.config().default_chid())
                     .map_err(DaemonError::from)
-                    .and_then(|spec| self.core.add_guest(spec)),
+                    .and_then(|spec| self.guests.add(spec)),
             ),
             // Does not wait: a front end that hangs must not hold up other clients.
-            Request::Remove { name } => done(self.core.take_guest(&name).map(drop)),
+            Request::Remove { name } => done(self.guests.remove(&name).map(drop)),
         }
     }
 }
@@ -209,8 +215,8 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, turn: u64) {
         return;
     }
     if clients.len() == MAX_CLIENTS {
-        let silent = clients.iter().enumerate().min_by_key(|(_, client)| client.heard);
-        if let Some((index, _)) = silent {
+        let oldest = clients.iter().enumerate().min_by_key(|(_, client)| client.active);
+        if let Some((index, _)) = oldest {
             clients.swap_remove(index);
         }
     }
@@ -219,7 +225,7 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, turn: u64) {
         input: Vec::new(),
         output: Vec::new(),
         last: false,
-        heard: turn,
+        active: turn,
     });
 }
 

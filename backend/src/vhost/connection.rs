@@ -27,17 +27,17 @@ use super::chain::{MAX_DESCRIPTORS, PendingReply, Scratch};
 use super::counted_threads::CountedThreads;
 use super::faults::{Fault, Faults};
 use super::guest_memory;
-use super::mapper::{self, Answer, Job, Mapper, Overdue};
+use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
 use super::ring::{self, Memory, Ring, RingObserver};
+use super::timers::Timers;
 use crate::device::sync::lock;
 use crate::device::{CloseReason, Device, Reply};
-use crate::timers::{Timed, Timers};
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
 
-/// What a connection needs to know of its port and daemon.
+/// Options of a connection, from its guest and the daemon.
 #[derive(Clone)]
 pub(super) struct Options {
     pub(super) name: String,
@@ -59,7 +59,7 @@ pub(super) struct Connection {
     /// Memory that passed the check. The framework's own handle may show a table that did not.
     pub(super) memory: Memory,
     pub(super) notifiers: [Arc<Notifier>; WORKERS],
-    /// Queues a worker has to look at again without a kick, a bit each.
+    /// Queues that a worker has to serve again without a kick, a bit each.
     pub(super) rescheduled: [AtomicU64; WORKERS],
     pub(super) scratch: [Mutex<Scratch>; WORKERS],
     pub(super) mapper: Arc<Mapper>,
@@ -99,7 +99,7 @@ struct StoppedRings {
 }
 
 impl Connection {
-    /// A connection for `device`, whose doorbell is `notifier`, and the framework's object that drives it.
+    /// A connection for `device`, which `notifier` wakes, and the framework's object that drives it.
     pub(super) fn new(
         options: Options,
         device: Arc<Device>,
@@ -215,7 +215,7 @@ impl Connection {
         *lock(&self.link) = None;
     }
 
-    /// Makes a worker look at a queue again, after everybody else had a turn.
+    /// Makes a worker serve a queue again, after its other queues had a turn.
     pub(super) fn reschedule(&self, worker: usize, queue: u16) {
         if let (Some(rescheduled), Some(notifier)) =
             (self.rescheduled.get(worker), self.notifiers.get(worker))
@@ -225,16 +225,17 @@ impl Connection {
         }
     }
 
-    /// Gives the map thread something to do.
+    /// Gives a job to the map thread.
     pub(super) fn ask_front_end(&self, job: Job) {
-        let client: Weak<dyn mapper::Client> = self.this.clone();
-        if let Err(error) = self.mapper.push(job, client, &self.threads) {
+        let observer: Weak<dyn MapObserver> = self.this.clone();
+        if let Err(error) = self.mapper.push(job, observer, &self.threads) {
             tracing::error!(guest = self.options.name, %error, "cannot start the map thread");
             self.close();
         }
     }
 
-    /// Takes another look at the event queue when a wake replies back by its rate is due.
+    /// Makes worker 0 serve the event queue again after `delay`, when a wake that its rate limit
+    /// held back is due.
     pub(super) fn wake_later(&self, delay: Duration) {
         let timer = match self.wake_timer.get() {
             Some(timer) => timer,
@@ -324,7 +325,20 @@ impl Connection {
             }
             stopped.armed = Some(at);
         }
-        self.timers.at(at, self.this.clone());
+        let connection = self.this.clone();
+        self.timers.call_at(at, move || {
+            if let Some(connection) = connection.upgrade() {
+                connection.on_deadline();
+            }
+        });
+    }
+
+    /// Does what is due, and sets the next deadline.
+    fn on_deadline(&self) {
+        lock(&self.stopped).armed = None;
+        if let Some(next) = self.check_deadlines() {
+            self.arm(next);
+        }
     }
 
     fn on_queue(&self, worker: usize, queue: u16) {
@@ -525,16 +539,16 @@ impl RingObserver for Connection {
     }
 }
 
-impl mapper::Client for Connection {
+impl MapObserver for Connection {
     fn generation(&self) -> u32 {
         self.ring(CONTROL_QUEUE).map_or(0, Ring::generation)
     }
 
-    fn asking(&self) {
+    fn request_sent(&self) {
         self.arm(Instant::now() + self.options.ack_timeout);
     }
 
-    fn done(&self, job: Job, answer: Answer) {
+    fn job_done(&self, job: Job, answer: Answer) {
         let ok = match &answer {
             Answer::Done => true,
             // The rule after a reset: the front end has emptied the window itself.
@@ -571,14 +585,5 @@ impl mapper::Client for Connection {
         }
         // The job may have left something mapped of which no driver knows.
         self.unmap_stale();
-    }
-}
-
-impl Timed for Connection {
-    fn expired(&self) {
-        lock(&self.stopped).armed = None;
-        if let Some(next) = self.check_deadlines() {
-            self.arm(next);
-        }
     }
 }

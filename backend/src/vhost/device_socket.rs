@@ -17,11 +17,11 @@ use super::counted_threads::CountedThreads;
 use super::faults::{FAULTS, Fault, Faults};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
+use super::timers::Timers;
 use super::unix_socket::{BoundSocket, SocketError, bind_listener};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
-use crate::timers::Timers;
 
 /// Threads of earlier connections that may hang before new connections are refused.
 const MAX_HANGING: usize = 4;
@@ -33,7 +33,7 @@ pub(crate) const STOP: Duration = Duration::from_secs(3);
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// A running port. Dropping it stopped it.
+/// The running socket of one guest. Dropping it stops it.
 pub(crate) struct DeviceSocket {
     inner: Arc<Inner>,
     /// The socket's own thread, counted.
@@ -138,7 +138,7 @@ impl DeviceSocket {
         }
     }
 
-    /// StoppedRings listening and cuts the connection; the rest happens on the socket's own thread.
+    /// Stops listening and cuts the connection; the rest happens on the socket's own thread.
     pub(crate) fn request_stop(&self) {
         *lock(&self.socket) = None;
         self.inner.stopping.store(true, Ordering::SeqCst);

@@ -18,14 +18,14 @@ use super::counted_threads::CountedThreads;
 use crate::device::sync::lock;
 use crate::device::{MapJob, StaleMap, UnmapJob};
 
-/// What waits for the front end.
+/// A request that waits for the front end.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Map a slab, then answer.
     Map(MapJob, PendingReply),
     /// Unmap a slab, then answer.
     Unmap(UnmapJob, PendingReply),
-    /// Unmap what a past generation left.
+    /// Unmap a range that a past session left mapped.
     Stale(StaleMap),
 }
 
@@ -38,27 +38,28 @@ impl Job {
     }
 }
 
-/// What became of a request.
+/// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Done.
     Done,
-    /// The front end says no.
+    /// The front end refused it.
     Refused,
-    /// It was not asked, for this reason.
+    /// The request was not sent, for this reason.
     NotAsked(&'static str),
-    /// It was asked, and what it did is unknown.
+    /// The request was sent, and the front end's answer is unknown.
     Unknown(String),
 }
 
-/// Takes the results.
-pub(super) trait Client: Send + Sync {
+/// The owner of the jobs: it gives the ring's state to the map thread, and takes the results.
+pub(super) trait MapObserver: Send + Sync {
     /// The control ring's generation now.
     fn generation(&self) -> u32;
-    /// The front end was asked, or could not be.
-    fn done(&self, job: Job, answer: Answer);
-    /// A request goes out; ask [`Mapper::overdue`] when its time is over.
-    fn asking(&self);
+    /// A request goes to the front end now. The observer calls [`Mapper::overdue`] when the front
+    /// end's time is over.
+    fn request_sent(&self);
+    /// The job has ended with this answer.
+    fn job_done(&self, job: Job, answer: Answer);
 }
 
 /// Jobs of one front end, in order.
@@ -99,7 +100,7 @@ impl Mapper {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // What jobs hold must not stay with a thread that hangs.
+        // A thread that hangs must not keep what the jobs own.
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         self.changed.notify_one();
@@ -110,14 +111,14 @@ impl Mapper {
     pub(super) fn push(
         self: &Arc<Self>,
         job: Job,
-        client: Weak<dyn Client>,
+        observer: Weak<dyn MapObserver>,
         threads: &CountedThreads,
     ) -> std::io::Result<()> {
         let mut state = self.lock();
         state.jobs.push_back(job);
         if !state.started {
             let mapper = self.clone();
-            threads.spawn("map", move || mapper.run(&client))?;
+            threads.spawn("map", move || mapper.run(&observer))?;
             state.started = true;
         }
         drop(state);
@@ -125,8 +126,7 @@ impl Mapper {
         Ok(())
     }
 
-    /// When the request that is out now was sent, if that is at least `limit` ago; else the time
-    /// at which it would be.
+    /// Whether the front end has kept a request waiting for `limit` or longer.
     pub(super) fn overdue(&self, limit: Duration) -> Overdue {
         match self.lock().asked_at {
             None => Overdue::No,
@@ -135,22 +135,22 @@ impl Mapper {
         }
     }
 
-    fn run(&self, client: &Weak<dyn Client>) {
+    fn run(&self, observer: &Weak<dyn MapObserver>) {
         while let Some((job, channel)) = self.next() {
-            let stale = match client.upgrade() {
-                Some(client) => {
-                    job.generation().is_some_and(|generation| generation != client.generation())
+            let stale = match observer.upgrade() {
+                Some(observer) => {
+                    job.generation().is_some_and(|generation| generation != observer.generation())
                 }
                 None => return,
             };
             let answer = match (stale, channel) {
                 (true, _) => Answer::NotAsked("the ring was started anew"),
                 (false, None) => Answer::NotAsked("there is no channel for requests"),
-                (false, Some(channel)) => self.ask(&job, &channel, client),
+                (false, Some(channel)) => self.ask(&job, &channel, observer),
             };
-            // Not replies over the request: what a hanging front end holds should be little.
-            let Some(client) = client.upgrade() else { return };
-            client.done(job, answer);
+            // Upgraded again only now: a thread that a front end makes hang must own little.
+            let Some(observer) = observer.upgrade() else { return };
+            observer.job_done(job, answer);
         }
     }
 
@@ -169,7 +169,7 @@ impl Mapper {
         }
     }
 
-    fn ask(&self, job: &Job, channel: &Backend, client: &Weak<dyn Client>) -> Answer {
+    fn ask(&self, job: &Job, channel: &Backend, observer: &Weak<dyn MapObserver>) -> Answer {
         let map = |fd_offset, shm_offset, len, flags: VhostUserMMapFlags| VhostUserMMap {
             shmid: WINDOW_SHMID,
             padding: [0; 7],
@@ -184,7 +184,7 @@ impl Mapper {
                 let Some(r) = job.request() else { return Answer::Done };
                 let request =
                     map(r.fd_offset, r.window_offset, r.len, VhostUserMMapFlags::WRITABLE);
-                return self.send(client, || channel.shmem_map(&request, &r.fd));
+                return self.send(observer, || channel.shmem_map(&request, &r.fd));
             }
             Job::Unmap(job, _) => {
                 map(0, job.window_offset(), job.len(), VhostUserMMapFlags::empty())
@@ -193,17 +193,17 @@ impl Mapper {
                 map(0, stale.window_offset(), stale.len(), VhostUserMMapFlags::empty())
             }
         };
-        self.send(client, || channel.shmem_unmap(&request))
+        self.send(observer, || channel.shmem_unmap(&request))
     }
 
     fn send(
         &self,
-        client: &Weak<dyn Client>,
+        observer: &Weak<dyn MapObserver>,
         request: impl FnOnce() -> std::io::Result<u64>,
     ) -> Answer {
         self.lock().asked_at = Some(Instant::now());
-        if let Some(client) = client.upgrade() {
-            client.asking();
+        if let Some(observer) = observer.upgrade() {
+            observer.request_sent();
         }
         let result = request();
         self.lock().asked_at = None;
@@ -219,10 +219,10 @@ impl Mapper {
 /// See [`Mapper::overdue`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// Nothing is out.
+    /// No request waits for an answer.
     No,
-    /// Something is out, and will be overdue then.
+    /// A request waits for its answer, and is overdue from then on.
     At(Instant),
-    /// Something is out for too long.
+    /// A request has waited for too long.
     Yes,
 }

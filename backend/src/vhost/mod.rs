@@ -10,7 +10,7 @@
 //! request thread   vhost-user messages, one after the other (made by the framework)
 //! worker 0         control queue, event queue, notifications
 //! worker 1         all move queues
-//! map thread       SHMEM_MAP and SHMEM_UNMAP; made at the first need
+//! map thread       SHMEM_MAP and SHMEM_UNMAP; started by the first job
 //! ```
 //!
 //! A kick for another device takes one hop (`inline_delivery`). Worker 1 carries out the MOVE and
@@ -41,6 +41,7 @@ mod mapper;
 pub(crate) mod notifier;
 mod queues;
 mod ring;
+pub(crate) mod timers;
 pub(crate) mod unix_socket;
 
 pub use faults::{FAULTS, Fault};

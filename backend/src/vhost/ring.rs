@@ -109,7 +109,7 @@ impl Ring {
         self.with_queue(|_| ()).is_some()
     }
 
-    /// StoppedRings using the ring until it is started anew.
+    /// Stops using the ring until it is started anew.
     pub(super) fn set_broken(&self) {
         self.side.broken.store(true, Ordering::Relaxed);
     }

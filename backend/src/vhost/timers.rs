@@ -1,18 +1,15 @@
-//! Deadlines: one thread that sleeps until the nearest, made when the first is set.
+//! Deadlines: one thread sleeps until the nearest. The first deadline starts it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use crate::device::sync::lock;
 
-/// Something that wants to be called at a time.
-pub(crate) trait Timed: Send + Sync {
-    /// The time has come, or had come before and is over: look what is due. Must not block.
-    fn expired(&self);
-}
+/// What a timer calls when its deadline has passed. It must not block.
+type OnExpiry = Box<dyn FnOnce() + Send>;
 
 /// The deadlines of a daemon.
 #[derive(Clone, Default)]
@@ -35,7 +32,7 @@ struct State {
 
 struct Entry {
     at: Instant,
-    target: Weak<dyn Timed>,
+    on_expiry: OnExpiry,
 }
 
 impl PartialEq for Entry {
@@ -56,15 +53,15 @@ impl Ord for Entry {
 }
 
 impl Timers {
-    /// Calls `target` at `at`, if it still exists then. Callers keep the number of their deadlines
-    /// small themselves.
-    pub(crate) fn at(&self, at: Instant, target: Weak<dyn Timed>) {
+    /// Calls `on_expiry` once `at` has passed. It must not block, since it runs in the thread of all
+    /// timers. A deadline cannot be cancelled, so the caller keeps the number of its deadlines small.
+    pub(crate) fn call_at(&self, at: Instant, on_expiry: impl FnOnce() + Send + 'static) {
         let mut state = self.inner.lock();
         if state.closed {
             return;
         }
         let nearest = state.entries.peek().is_none_or(|Reverse(entry)| at < entry.at);
-        state.entries.push(Reverse(Entry { at, target }));
+        state.entries.push(Reverse(Entry { at, on_expiry: Box::new(on_expiry) }));
         if !state.running {
             let inner = self.inner.clone();
             let thread = thread::Builder::new().name("timers".into()).stack_size(256 << 10);
@@ -97,8 +94,8 @@ impl Inner {
                 Some(wait) if wait.is_zero() => {
                     let due = state.entries.pop();
                     drop(state);
-                    if let Some(target) = due.and_then(|Reverse(entry)| entry.target.upgrade()) {
-                        target.expired();
+                    if let Some(Reverse(entry)) = due {
+                        (entry.on_expiry)();
                     }
                     self.lock()
                 }
@@ -118,29 +115,27 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    struct Note(u8, mpsc::Sender<u8>);
-    impl Timed for Note {
-        fn expired(&self) {
-            self.1.send(self.0).unwrap();
+    #[test]
+    fn calls_in_the_order_of_the_deadlines() {
+        let (sender, receiver) = mpsc::channel();
+        let timers = Timers::default();
+        let now = Instant::now();
+        for (number, delay) in [(0, 60), (1, 5), (2, 20)] {
+            let sender = sender.clone();
+            let send = move || sender.send(number).unwrap();
+            timers.call_at(now + Duration::from_millis(delay), send);
         }
+        let order: Vec<u8> = (0..3).map(|_| receiver.recv().unwrap()).collect();
+        assert_eq!(order, [1, 2, 0]);
+        timers.close();
     }
 
     #[test]
-    fn calls_in_the_order_of_time_and_forgets_what_is_gone() {
+    fn closing_drops_the_deadlines_that_are_left() {
         let (sender, receiver) = mpsc::channel();
         let timers = Timers::default();
-        let notes: Vec<Arc<dyn Timed>> =
-            (0..3).map(|i| Arc::new(Note(i, sender.clone())) as Arc<dyn Timed>).collect();
-        let now = Instant::now();
-        for (i, delay) in [(0, 60), (1, 5), (2, 20)] {
-            timers.at(now + Duration::from_millis(delay), Arc::downgrade(&notes[i]));
-        }
-        let gone: Arc<dyn Timed> = Arc::new(Note(9, sender));
-        timers.at(now, Arc::downgrade(&gone));
-        drop(gone);
-        let order: Vec<u8> = (0..3).map(|_| receiver.recv().unwrap()).collect();
-        assert_eq!(order.iter().filter(|n| **n != 9).count(), 3);
-        assert_eq!(order, [1, 2, 0]);
+        timers.call_at(Instant::now() + Duration::from_secs(60), move || sender.send(()).unwrap());
         timers.close();
+        assert!(receiver.recv().is_err());
     }
 }

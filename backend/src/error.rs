@@ -1,0 +1,41 @@
+//! The error of a daemon's calls.
+
+use thiserror::Error;
+use virtio_ism_abi::Chid;
+
+use crate::config::ConfigError;
+use crate::device::FabricError;
+use crate::vhost::unix_socket::SocketError;
+
+/// Why a daemon does not start, or a guest cannot be added or removed.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A fabric cannot be made.
+    #[error("fabric {chid}: {source}")]
+    Fabric {
+        /// Its CHID.
+        chid: Chid,
+        /// Why.
+        source: FabricError,
+    },
+    /// A guest's socket cannot be made.
+    #[error("guest {name:?}: {source}")]
+    Guest {
+        /// The guest.
+        name: String,
+        /// Why.
+        source: SocketError,
+    },
+    /// The management socket cannot be made.
+    #[error("management: {0}")]
+    Management(#[from] SocketError),
+    /// No guest has that name.
+    #[error("there is no guest {0:?}")]
+    NoSuchGuest(String),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
