@@ -8,6 +8,7 @@ use virtio_ism_abi::mv::{MoveHeader, Segment};
 use virtio_ism_abi::{CONTROL_QUEUE, EVENT_QUEUE, Status};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+use zerocopy::FromBytes;
 
 use super::chain::{Chain, ChainError, Scratch};
 use super::connection::Connection;
@@ -18,13 +19,13 @@ use super::ring::Ring;
 use crate::device::sync::lock;
 use crate::device::{Delivery, Moved, Outcome};
 
-/// Commands per kick; then others have a turn.
+/// Commands per kick; then the worker serves its other queues.
 const COMMANDS: usize = 64;
-/// Commands between two looks at the event queue.
+/// Commands between two checks of the event queue.
 const COMMANDS_AT_ONCE: usize = 8;
 /// Commands that may wait for the front end. Beyond, the control queue is not read.
 const BACKLOG: usize = 256;
-/// Moves per kick of a queue; then others have a turn.
+/// Moves per kick of a queue; then the worker serves its other queues.
 const MOVES: usize = 64;
 /// Payload bytes per kick of a move queue.
 const MOVE_BYTES: u64 = 4 << 20;
@@ -37,26 +38,26 @@ const STALE: usize = 4096;
 /// Status of a move on the ring.
 const MOVE_STATUS_LEN: usize = 4;
 
-/// What became of one look at a queue.
+/// Result of one step on a queue.
 enum Step {
     /// A chain was used.
     Used,
-    /// A chain was used, and that is enough for this turn.
+    /// A chain was used, and the turn's budget is used up.
     UsedUp,
     /// A chain was taken and will be used later.
     Taken,
-    /// Nothing is there.
+    /// The queue has no chain.
     Empty,
-    /// There may be a chain, and another call follows.
+    /// The queue may have a chain; another call serves it.
     Later,
 }
 
-/// What became of a turn.
+/// How a turn ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Nothing is left.
+    /// The queue is empty, or another call serves the rest.
     Done,
-    /// The turn was over before the work.
+    /// The budget was used up before the queue was empty.
     Over,
 }
 
@@ -82,7 +83,7 @@ fn take_turn(
     finish_turn(connection, ring, turn)
 }
 
-/// A turn that went wrong ends the ring.
+/// An error of a turn breaks the ring.
 fn finish_turn(
     connection: &Connection,
     ring: &Ring,
@@ -120,7 +121,7 @@ fn steps(
             }
             Step::Taken => {}
             Step::Later => return Ok(Turn::Done),
-            // The index had moved on, yet there is nothing to be had.
+            // The driver's index had moved on, but there is no chain.
             Step::Empty if announced => return Err(ChainError::Avail),
             Step::Empty => {
                 if !queue.enable_notification(memory)? {
@@ -136,7 +137,8 @@ fn steps(
 }
 
 impl Connection {
-    /// Control queue: commands, a bounded number, with looks at the event queue in between.
+    /// Serves the control queue: a bounded number of commands, with checks of the event queue in
+    /// between.
     pub(super) fn serve_control(&self, scratch: &mut Scratch) {
         let Some(ring) = self.ring(CONTROL_QUEUE) else { return };
         for _ in 0..COMMANDS / COMMANDS_AT_ONCE {
@@ -194,8 +196,8 @@ impl Connection {
         self.ask_front_end(job);
     }
 
-    /// After HELLO and after each job: what an earlier generation, or a command that failed, left mapped is
-    /// asked back.
+    /// After HELLO and after each job: asks the front end to unmap what an earlier session, or a
+    /// command that failed, left mapped.
     pub(super) fn unmap_stale(&self) {
         for _ in 0..STALE {
             let Some(stale) = self.device.stale_map() else { return };
@@ -203,8 +205,8 @@ impl Connection {
         }
     }
 
-    /// Publishes the answers that came from the front end. A stopped ring keeps them; a ring of
-    /// another generation drops them, for its driver did not ask.
+    /// Publishes the replies whose mapping jobs have ended. A stopped ring keeps them. A ring of
+    /// another generation drops them, since its driver did not send those commands.
     pub(super) fn publish_replies(&self) {
         if !self.has_replies.swap(false, Ordering::Acquire) {
             return;
@@ -232,11 +234,11 @@ impl Connection {
         }
     }
 
-    /// Event queue: records for buffers, as long as there are both. A record is taken from the
-    /// device only when a good buffer is in hand.
+    /// Serves the event queue: writes records into buffers, as long as there are both. It takes a
+    /// record from the device only when it has a good buffer.
     pub(super) fn serve_events(&self, scratch: &mut Scratch) {
         let Some(ring) = self.ring(EVENT_QUEUE) else { return };
-        // Asked first: what is delayed now and falls due before the next line is served by it.
+        // Read first: a record that is delayed now, and due by the next line, is served there.
         let delay = self.device.next_event_in();
         if self.device.has_events() {
             let turn = take_turn(self, ring, EVENTS, |queue, memory| {
@@ -251,8 +253,8 @@ impl Connection {
         }
     }
 
-    /// Delivers records from a thread of another device, without ever waiting. `false`: that was not
-    /// possible, and the device's own worker has to.
+    /// Delivers records from a thread of another device, without ever waiting. `false` if that is not
+    /// possible; then the device's own worker has to.
     pub(super) fn deliver_inline(&self) -> bool {
         with_context(|context| self.deliver_events(context))
     }
@@ -298,8 +300,8 @@ impl Connection {
                 self.wake_later(delay);
                 return Ok(Step::Later);
             }
-            // A wake that its rate delayed at the first check may be due by the second. No other
-            // thread would ask for it any more.
+            // A wake that its rate limit delayed at the first check may be due by now. No other
+            // thread would deliver it.
             if !self.device.has_events() {
                 return Ok(Step::Later);
             }
@@ -312,7 +314,7 @@ impl Connection {
             return Err(ChainError::Unreachable { head: chain.head() });
         }
         let Some(record) = self.device.next_event() else {
-            // Another thread took it, or its rate delays it after all.
+            // Another thread took the record, or its rate limit delays it.
             queue.go_to_previous_position();
             self.reschedule(0, EVENT_QUEUE);
             return Ok(Step::Later);
@@ -322,7 +324,7 @@ impl Connection {
         Ok(Step::Used)
     }
 
-    /// A move queue: moves, a bounded number.
+    /// Serves a move queue: a bounded number of moves.
     pub(super) fn serve_moves(&self, queue: u16, scratch: &mut Scratch) {
         let Some(ring) = self.ring(queue) else { return };
         let mut bytes = 0;
@@ -356,13 +358,13 @@ impl Connection {
         let (header, segments) = scratch.bytes.split_at_mut(size_of::<MoveHeader>());
         let mut len = reader.read(header)?;
         if len == header.len() {
-            let count = usize::from(u16::from_le_bytes([header[8], header[9]]));
-            let want = count.min(scratch.max_segs) * size_of::<Segment>();
+            let nseg = MoveHeader::ref_from_bytes(header).map_or(0, |header| header.nseg.get());
+            let want = usize::from(nseg).min(scratch.max_segs) * size_of::<Segment>();
             len += reader.read(segments.get_mut(..want).unwrap_or_default())?;
         }
         let head = scratch.bytes.get(..len).unwrap_or_default();
         let payload_len = chain.readable_len() - len as u64;
-        // All or nothing: what the device reads must be there.
+        // All or nothing: the whole payload must be in guest memory.
         let moved = if reader.rest_is_reachable() {
             self.device.transfer(head, &mut reader, payload_len)
         } else {
@@ -372,8 +374,8 @@ impl Connection {
         let published = chain
             .write(memory, &status)
             .and_then(|len| Ok(queue.add_used(memory, chain.head(), len)?));
-        // Only now: a driver that sees its kick outstanding skips the next one. This thread holds no
-        // lock of a device.
+        // Only after the status is published: a driver whose kick is outstanding skips the next one.
+        // Inline, because this thread holds no lock of a device.
         if let Some(wake) = moved.wake {
             wake.deliver(Delivery::Inline);
         }
