@@ -7,25 +7,27 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
-use crate::{check, decode, demo, devices, doctor, fabric, manual, perf, pipe, rig, run, stat};
+use crate::{
+    check, decode, demo, devices, doctor, fabric, manual, perf, pipe, run, stat, temporary_fabric,
+};
 
 const LONG_ABOUT: &str = "\
 Sockets over shared memory (SMC-D over virtio-ism) between the processes, containers and virtual
 machines of one host.
 
 A connection starts as TCP. If both ends speak SMC and have a device on the same fabric, they
-exchange three messages, and from then on bytes travel through buffers (DMBs) that the peer may
-write. Start with \"smc demo\", which needs nothing else.";
+exchange three messages. From then on each end writes into a buffer (DMB) of its peer.
+Start with \"smc demo\", which needs nothing else.";
 
 const AFTER: &str = "\
-Five commands to see bytes cross, in three terminals:
+An example in three terminals:
   smc fabric                                  a daemon with two devices
   smc listen -v 5000 > copy                   a server
   smc connect -v localhost 5000 < /bin/ls     a client
-  smc stat                                    what the daemon saw, and who has SMC
+  smc stat                                    counters of the daemon, and SMC connections
   cmp copy /bin/ls
 
-RUST_LOG=debug shows what the library does. \"smc COMMAND --help\" tells more.";
+RUST_LOG=debug prints the log of the library. \"smc COMMAND --help\" describes a command.";
 
 #[derive(Debug, Parser)]
 #[command(name = "smc", version, about = "Sockets over shared memory: SMC-D over virtio-ism",
@@ -38,7 +40,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// See it work: a fabric, a server, a client, a handshake, data both ways, SMC next to TCP.
+    /// Demonstrate SMC-D: a fabric, a handshake, data both ways, and the speed next to TCP.
     #[command(long_about = demo::LONG_ABOUT)]
     Demo(demo::DemoArgs),
     /// Listen, and connect standard input and output with the client.
@@ -47,7 +49,7 @@ enum Command {
     /// Connect to a server, and connect standard input and output with it.
     #[command(long_about = pipe::CONNECT, after_long_help = pipe::CONNECT_AFTER)]
     Connect(pipe::ConnectArgs),
-    /// Measure SMC next to TCP, Unix sockets and bare shared memory.
+    /// Measure SMC next to TCP, Unix sockets and raw shared memory.
     #[command(long_about = perf::LONG_ABOUT, after_long_help = perf::AFTER)]
     Perf(perf::PerfArgs),
     /// Run a program with its TCP connections on SMC.
@@ -57,13 +59,13 @@ enum Command {
     /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
     #[command(long_about = stat::LONG_ABOUT, after_long_help = stat::AFTER)]
     Stat(stat::StatArgs),
-    /// Try whether a connection to a server would be SMC, and say what stops it.
+    /// Find out whether a connection to a server would be SMC, and why not.
     #[command(long_about = check::LONG_ABOUT, after_long_help = check::AFTER)]
     Check(check::CheckArgs),
     /// List the virtio-ism PCI devices and RNICs of this machine, or hand devices to programs.
     #[command(long_about = devices::LONG_ABOUT)]
     Devices(devices::DevicesArgs),
-    /// Say what this machine can do for SMC, and the commands that grant what is missing.
+    /// List what SMC can use on this machine, and the commands that set up the rest.
     #[command(long_about = doctor::LONG_ABOUT)]
     Doctor(doctor::DoctorArgs),
     /// Print completions for a shell: `source <(smc completions bash)`.
@@ -74,12 +76,12 @@ enum Command {
     #[command(about = "Run the daemon that emulates virtio-ism devices",
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
     Fabric(Box<fabric::FabricArgs>),
-    #[command(name = "__proof", hide = true)]
-    Proof {
+    #[command(name = "__load_check", hide = true)]
+    LoadCheck {
         task: String,
     },
-    #[command(name = "__keeper", hide = true)]
-    Keeper {
+    #[command(name = "__supervisor", hide = true)]
+    Supervisor {
         task: String,
     },
     #[command(name = "__daemon", hide = true, disable_help_flag = true)]
@@ -122,7 +124,7 @@ pub(crate) fn main() -> ExitCode {
             decode::run(args).map(|()| ExitCode::SUCCESS).map_err(CliError::from)
         }
         Command::Run(args) => run::run(&args),
-        Command::Proof { task } => return run::watch(&task),
+        Command::LoadCheck { task } => return run::check_loaded(&task),
         Command::Stat(args) => stat::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
@@ -132,15 +134,15 @@ pub(crate) fn main() -> ExitCode {
         }
         Command::Man(args) => manual::man(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
         Command::Fabric(args) => fabric::run(&args),
-        Command::Keeper { task } => return rig::keep(&task),
-        Command::Daemon { args } => return rig::daemon(args),
+        Command::Supervisor { task } => return temporary_fabric::supervise(&task),
+        Command::Daemon { args } => return temporary_fabric::daemon(args),
         Command::Serve { task } => return perf::serve(&task),
         Command::Drive { task } => return perf::drive(&task),
         Command::DemoPeer { task } => return demo::peer(&task),
         Command::Idle { task } => return perf::idle(&task),
     };
     result.unwrap_or_else(|error| {
-        // Who pipes the output into "head" has seen enough.
+        // The reader of the pipe ("head", say) has closed it, which is no failure.
         if error.is_closed_output() {
             return ExitCode::SUCCESS;
         }

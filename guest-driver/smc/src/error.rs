@@ -1,4 +1,4 @@
-//! What the command says when something does not work, and what to do next.
+//! Errors of the command, and a hint for the user about each.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ pub(crate) enum CliError {
     Device {
         /// Its socket.
         device: PathBuf,
-        /// What the library said.
+        /// The error of the library.
         source: io::Error,
     },
-    /// The management socket of a daemon could not be asked.
+    /// The daemon did not answer on its management socket.
     #[error("cannot ask the daemon at {socket}: {source}")]
     Management {
         /// The socket.
@@ -25,7 +25,7 @@ pub(crate) enum CliError {
         /// Why.
         source: vhost_device_ism::management::ClientError,
     },
-    /// There is nothing that could be asked.
+    /// There is neither a daemon nor a process to ask.
     #[error("no daemon listens at {socket}, and no process of yours has SMC")]
     NothingRuns {
         /// The management socket.
@@ -94,7 +94,7 @@ pub(crate) enum CliError {
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Output(io::Error),
-    /// A process that this one started did not do its part.
+    /// A process that this one started has failed.
     #[error("the {name} process {problem}")]
     Helper {
         /// What the process is for.
@@ -134,17 +134,17 @@ impl CliError {
         move |source| CliError::Io { what, source }
     }
 
-    /// Whether nobody reads standard output any more.
+    /// Whether the reader of standard output has closed it.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// What to do about it, if there is something to be said.
+    /// What the user can do about it, if anything.
     pub(crate) fn hint(&self) -> Option<String> {
         let hint = match self {
             CliError::Device { device, .. } if is_pci(device) => "\"smc devices\" lists the PCI \
-                devices of this machine and what is wrong with each, \"smc devices --bind\" hands \
-                them to programs."
+                devices of this machine and what is wrong with each. \"smc devices --bind\" makes \
+                them usable by programs."
                 .into(),
             CliError::Device { device, .. } if !device.exists() => format!(
                 "No daemon listens there. Start one with \"smc fabric\" (it prints its sockets), or \
@@ -154,7 +154,7 @@ impl CliError {
             ),
             CliError::Device { .. } => "Either no daemon listens there any more (start one with \
                 \"smc fabric\"), or another process uses the device: it serves one at a time \
-                (\"smc stat\" tells; take another one with --device or SMC_DEVICE)."
+                (\"smc stat\" shows which; name another device with --device or SMC_DEVICE)."
                 .into(),
             CliError::Management { socket, .. } if !socket.exists() => format!(
                 "No daemon listens there. Start one with \"smc fabric\", or with \"smc fabric \

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 
 /// Help of `smc fabric`.
 pub(crate) const LONG_ABOUT: &str = "\
@@ -14,14 +14,15 @@ Runs vhost-device-ism, the daemon that emulates virtio-ism devices: one Unix soc
 all devices on one fabric can let each other write into their buffers.
 
 Without options it makes two devices, a.sock for servers and b.sock for clients, and a management
-socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. That is where \"smc listen\", \"smc connect\" and
-\"smc stat\" look, so this works in three terminals:
+socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. \"smc listen\", \"smc connect\" and \"smc stat\"
+use these sockets by default, so this works in three terminals:
 
     smc fabric
     smc listen 5000
     smc connect localhost 5000
 
-With options it is vhost-device-ism: they are listed below, and no default sockets are made.";
+With --socket-path, --fd, --config or --management it makes only the sockets that the options name.
+The options are those of vhost-device-ism.";
 
 /// Options of `smc fabric`.
 #[derive(Args, Debug)]
@@ -43,14 +44,14 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
         && daemon.management.is_none()
         && !daemon.print_capabilities;
     if bare {
-        let dir = places::make_directory()?;
-        for name in [places::SERVER, places::CLIENT] {
+        let dir = paths::make_directory()?;
+        for name in [paths::SERVER, paths::CLIENT] {
             command.push("--socket-path".into());
             command.push(dir.join(name).into());
         }
         command.push("--management".into());
-        command.push(dir.join(places::MANAGEMENT).into());
-        eprintln!("devices: {0}/{1} {0}/{2}", dir.display(), places::SERVER, places::CLIENT);
+        command.push(dir.join(paths::MANAGEMENT).into());
+        eprintln!("devices: {0}/{1} {0}/{2}", dir.display(), paths::SERVER, paths::CLIENT);
         eprintln!("statistics: smc stat    end: Ctrl-C");
     }
     Ok(vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(command)))

@@ -1,8 +1,8 @@
-//! Processes that this command starts of itself, and how it talks to them.
+//! Helpers: processes that this command starts from its own program, and their messages.
 //!
 //! A helper gets its task as one argument and reports on its standard output, a JSON object per
-//! line. Its standard input is a pipe that says nothing: it ends when the starting process does,
-//! however that ends, and then the helper ends too. Helpers have a process group of their own, so
+//! line. Its standard input is a pipe without data, which the kernel closes when the starting
+//! process ends for any reason. Then the helper ends too. Helpers have a process group of their own, so
 //! Ctrl-C on the terminal reaches them only that way.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CliError;
 
-/// How long a helper may take to end once it is told to.
+/// How long a helper may take to end after its standard input is closed.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One line of a helper.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line<T> {
-    /// What it has to say.
-    Say(T),
-    /// Why it cannot go on.
+    /// A message of its task.
+    Message(T),
+    /// Its task has failed.
     Error(String),
 }
 
@@ -73,22 +73,22 @@ impl Helper {
         self.child.id()
     }
 
-    /// The next thing it says.
+    /// Its next message.
     ///
     /// # Errors
-    /// It says nothing for `patience`, reports an error, or has ended.
-    pub(crate) fn hear<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, CliError> {
-        self.hear_within(patience)?.ok_or_else(|| CliError::Helper {
+    /// It sends nothing for `timeout`, reports an error, or has ended.
+    pub(crate) fn receive<T: DeserializeOwned>(&self, timeout: Duration) -> Result<T, CliError> {
+        self.try_receive(timeout)?.ok_or_else(|| CliError::Helper {
             name: self.name.clone(),
-            problem: format!("said nothing for {patience:?}"),
+            problem: format!("sent nothing for {timeout:?}"),
         })
     }
 
-    /// As [`Helper::hear`]; `None` if it says nothing in that time.
+    /// As [`Helper::receive`]; `None` if it sends nothing in that time.
     ///
     /// # Errors
     /// It reports an error, or has ended.
-    pub(crate) fn hear_within<T: DeserializeOwned>(
+    pub(crate) fn try_receive<T: DeserializeOwned>(
         &self,
         time: Duration,
     ) -> Result<Option<T>, CliError> {
@@ -101,9 +101,9 @@ impl Helper {
             }
         };
         match serde_json::from_str(&line) {
-            Ok(Line::Say(said)) => Ok(Some(said)),
+            Ok(Line::Message(message)) => Ok(Some(message)),
             Ok(Line::Error(error)) => Err(failed(format!("failed: {error}"))),
-            Err(error) => Err(failed(format!("said {line:?}: {error}"))),
+            Err(error) => Err(failed(format!("sent {line:?}: {error}"))),
         }
     }
 }
@@ -118,7 +118,7 @@ impl Drop for Helper {
     }
 }
 
-/// Waits for a child to end. `false`: it has not, in that time.
+/// Waits for a child to end; `false` if it has not ended within `limit`.
 pub(crate) fn wait_for(child: &mut Child, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_micros(100);
@@ -132,12 +132,12 @@ pub(crate) fn wait_for(child: &mut Child, limit: Duration) -> bool {
     }
 }
 
-/// Reports to the process that started this one.
+/// Sends a message to the process that started this one.
 ///
 /// # Errors
-/// Nobody listens any more.
-pub(crate) fn say(what: &impl Serialize) -> std::io::Result<()> {
-    write_line(&Line::Say(what))
+/// That process has ended.
+pub(crate) fn send(what: &impl Serialize) -> std::io::Result<()> {
+    write_line(&Line::Message(what))
 }
 
 fn write_line<T: Serialize>(line: &Line<T>) -> std::io::Result<()> {
@@ -148,7 +148,7 @@ fn write_line<T: Serialize>(line: &Line<T>) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Runs a helper's task: its standard input is watched meanwhile, and its error is reported.
+/// Runs a helper's task and reports its error. The process exits when its starter has ended.
 pub(crate) fn run<T: DeserializeOwned>(
     task: &str,
     body: impl FnOnce(T) -> Result<(), CliError>,
@@ -176,7 +176,7 @@ pub(crate) fn run_unwatched<T: DeserializeOwned>(
     }
 }
 
-/// Returns when the process that started this one has ended, or wants this one to end.
+/// Returns when the process that started this one has ended or closed the pipe.
 pub(crate) fn wait_for_parent_end() {
     let mut sink = [0u8; 64];
     while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}

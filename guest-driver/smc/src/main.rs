@@ -12,13 +12,13 @@ mod fabric;
 mod helper;
 mod manual;
 mod output;
+mod paths;
 mod perf;
 mod pipe;
-mod places;
-mod rig;
 mod run;
 mod stack;
 mod stat;
+mod temporary_fabric;
 mod transport;
 
 use std::process::ExitCode;

@@ -12,7 +12,7 @@ use crate::output;
 /// Options of `smc completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsArgs {
-    /// For which shell.
+    /// The shell.
     shell: Shell,
 }
 

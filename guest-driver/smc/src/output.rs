@@ -1,4 +1,4 @@
-//! Standard output that may go away.
+//! Standard output, which its reader may close.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use crate::error::CliError;
 /// Prints text; the end of a pipe (`smc stat | head`) is an error like any other, not a panic.
 ///
 /// # Errors
-/// Nobody reads any more.
+/// Standard output cannot be written.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Output)

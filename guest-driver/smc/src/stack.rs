@@ -12,7 +12,7 @@ use guest_driver::{Config, DataPath, Rnics, Stack, statistics, verbs};
 use smc_core::wire::ids::Eid;
 
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 
 /// Which device to use, and how.
 #[derive(Args, Clone, Debug)]
@@ -32,14 +32,14 @@ pub(crate) struct StackArgs {
     #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
     pub(crate) eids: Vec<String>,
 
-    /// RNIC for SMC-R, as rxe0 or mlx5_0/1 (port 1 of it); repeat it for more; "none" for no SMC-R
-    /// [default: all that there are]. SMC-R is used where the two ends have no fabric in common.
+    /// RNIC for SMC-R, such as rxe0 or mlx5_0/1 (its port 1); repeat it for more; "none" for no SMC-R
+    /// [default: all RNICs]. SMC-R is used if the two ends have no fabric in common.
     #[arg(long = "rnic", value_name = "NAME", env = "SMC_RNIC", value_delimiter = ',')]
     pub(crate) rnics: Vec<String>,
 
-    /// Physical network of a network interface or an RNIC, as eth0=NET1 or mlx5_0/1=NET1; repeat it. A
-    /// connection over an interface that is listed uses an RNIC of the same network; others one
-    /// whose own interface is that of the connection.
+    /// Physical network of a network interface or RNIC, such as eth0=NET1 or mlx5_0/1=NET1; repeat it
+    /// for more. A connection over a listed interface uses an RNIC of the same network. Any other
+    /// connection uses an RNIC whose network interface is that of the connection.
     #[arg(long, value_name = "NAME=ID", value_delimiter = ',', value_parser = parse_pnet)]
     pub(crate) pnet: Vec<(String, String)>,
 
@@ -47,8 +47,8 @@ pub(crate) struct StackArgs {
     #[arg(long, value_enum, value_name = "VERSIONS", default_value_t = Versions::Both)]
     pub(crate) smcr: Versions,
 
-    /// How peers are found that speak SMC. By TCP option 254 it takes CAP_BPF and CAP_NET_ADMIN ("smc
-    /// doctor" tells).
+    /// How to find out whether a peer speaks SMC. TCP option 254 needs CAP_BPF and CAP_NET_ADMIN
+    /// (see "smc doctor").
     #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS",
           default_value_t = RendezvousArg::Off)]
     pub(crate) rendezvous: RendezvousArg,
@@ -57,12 +57,12 @@ pub(crate) struct StackArgs {
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub(crate) buffer: usize,
 
-    /// How long a waiting call looks at the shared memory before it sleeps, microseconds; 0: it
-    /// sleeps at once.
+    /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
+    /// at once.
     #[arg(long, value_name = "US", default_value_t = 50)]
     pub(crate) spin_us: u64,
 
-    /// How bytes travel.
+    /// How bytes travel between the buffers of SMC-D.
     #[arg(long, value_enum, value_name = "PATH", default_value_t = PathArg::Auto)]
     pub(crate) path: PathArg,
 }
@@ -78,17 +78,17 @@ pub(crate) enum Versions {
     Both,
 }
 
-/// When it is said that a device lets us wait.
+/// After how long a message says that the device is in use.
 const NOTICE: Duration = Duration::from_secs(2);
 
 /// How bytes travel, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PathArg {
-    /// Stores into the peer's buffer where both ends can map it, else moves.
+    /// Stores into the peer's buffer if both ends can map it, else copies by the device.
     Auto,
-    /// Stores into the peer's buffer, or no SMC.
+    /// Stores into the peer's buffer; the connection is TCP if that is not possible.
     Window,
-    /// The device copies.
+    /// The device copies (moves).
     Move,
 }
 
@@ -102,14 +102,15 @@ impl From<PathArg> for DataPath {
     }
 }
 
-/// How peers are found, as an option.
+/// How to find out whether a peer speaks SMC, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RendezvousArg {
-    /// Servers are taken to speak SMC; clients are known by their first bytes.
+    /// Not negotiated: every server is taken to speak SMC; SMC clients are recognised by their first
+    /// bytes.
     Off,
-    /// By TCP option 254 where that can be had, else as "off".
+    /// By TCP option 254 if this process may use it, else as "off".
     Auto,
-    /// By TCP option 254; without it connections are TCP.
+    /// By TCP option 254; if this process may not use it, all connections are TCP.
     Required,
 }
 
@@ -133,7 +134,7 @@ impl StackArgs {
         open(config, &device)
     }
 
-    /// What the options say, and the device, by default the one called `name`.
+    /// The configuration of the options, and the device, by default the one called `name`.
     ///
     /// # Errors
     /// A wrong EID.
@@ -162,7 +163,7 @@ pub(crate) fn of_device(device: &Path) -> Config {
     if is_none(device) { Config::default() } else { Config::new(device) }
 }
 
-/// Whether it says that no device is to be used.
+/// Whether this is "none": no device is to be used.
 pub(crate) fn is_none(device: &Path) -> bool {
     device.to_str() == Some("none")
 }
@@ -176,10 +177,10 @@ fn rnics(names: &[String]) -> Rnics {
     }
 }
 
-/// The device if nobody says otherwise: the socket called `name` of "smc fabric", or in a virtual
-/// machine any PCI device, or none where there is an RNIC.
+/// The default device: the socket called `name` of "smc fabric", or in a virtual machine any PCI
+/// device, or none where there is an RNIC.
 pub(crate) fn default_device(name: &str) -> PathBuf {
-    let socket = places::socket(name);
+    let socket = paths::socket(name);
     if socket.exists() {
         return socket;
     }
@@ -190,13 +191,13 @@ pub(crate) fn default_device(name: &str) -> PathBuf {
     if has_rnic { "none".into() } else { socket }
 }
 
-/// Where this process tells what it has, if there is a place that belongs to its user alone.
+/// The statistics socket of this process, if the default directory belongs to its user alone.
 pub(crate) fn statistics_socket() -> Option<PathBuf> {
-    Some(statistics::path_in(&places::make_directory().ok()?))
+    Some(statistics::path_in(&paths::make_directory().ok()?))
 }
 
-/// Opens a stack on one device, which "smc stat" can look at. A device that is in use lets us wait,
-/// which is said.
+/// Opens a stack on one device, and makes it visible to "smc stat". If another process uses the
+/// device, this waits and prints a message.
 ///
 /// # Errors
 /// [`CliError::Device`].
@@ -208,7 +209,7 @@ pub(crate) fn open(mut config: Config, device: &Path) -> Result<Arc<Stack>, CliE
         if waiting.recv_timeout(NOTICE) == Err(RecvTimeoutError::Timeout) {
             eprintln!(
                 "smc: waiting for the device {name}: another process seems to use it (see \"smc \
-                 stat\"; --device takes another one)"
+                 stat\"; --device names another one)"
             );
         }
     });

@@ -1,7 +1,7 @@
 //! `smc check`: would a connection be SMC?
 
+mod report;
 mod steps;
-mod tell;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use clap::{Args, ValueEnum};
 use crate::error::CliError;
 use crate::output;
 use crate::stack::StackArgs;
-use tell::{Outcome, Tell};
+use report::{Outcome, StepReport};
 
 /// Help of `smc check`.
 pub(crate) const LONG_ABOUT: &str = "\
-Connects to a server as an SMC client does, says what happens at each step and what stopped it, and
-closes the connection again.
+Connects to a server as an SMC client does, prints the result of each step, and closes the connection
+again.
 
   name        what the name resolves to
-  device      virtio-ism devices that this end can offer, and why not
-  rnic        RNICs that this end can offer for SMC-R, and why there are none
+  device      virtio-ism devices that this end can offer, or why it has none
+  rnic        RNICs that this end can offer for SMC-R, or why it has none
   tcp         the TCP connection
-  option      whether the server answered TCP option 254, by which both ends tell that they speak SMC.
-              Where this process lacks the rights to see it, that is said, and how to grant them
+  option      whether the server answered TCP option 254, by which both ends announce SMC; or, if this
+              process may not use the option, how to grant it the rights
   handshake   what both ends agreed on, or who declined and why
   result      SMC or TCP
 
-Without the option nobody knows whether a server speaks SMC unless the handshake is tried; a server
-that does not takes it for some 200 bytes of data. See --propose.
+Without the option only the handshake shows whether a server speaks SMC. A server that does not takes
+the handshake for some 200 bytes of data. See --propose.
 
 Exit status: 0 it would be SMC, 1 it would be TCP, 2 there was no connection.";
 
@@ -36,8 +36,8 @@ Exit status: 0 it would be SMC, 1 it would be TCP, 2 there was no connection.";
 pub(crate) const AFTER: &str = "\
 Examples:
   smc check db.example 5432
-  smc check --propose always localhost 5000      a server that was told to expect SMC
-  smc check --propose answered www.example 443   never disturb a server that may be any
+  smc check --propose always localhost 5000      a server that is known to speak SMC
+  smc check --propose answered www.example 443   never send SMC to a TCP server
   smc check --device none db.example 5432        SMC-R only";
 
 /// Options of `smc check`.
@@ -67,7 +67,7 @@ pub(crate) struct CheckArgs {
 }
 
 impl CheckArgs {
-    fn patience(&self) -> Duration {
+    fn step_timeout(&self) -> Duration {
         Duration::from_secs(self.timeout.into())
     }
 }
@@ -75,35 +75,35 @@ impl CheckArgs {
 /// When the handshake is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Propose {
-    /// If the server answered the option, or that cannot be known.
+    /// If the server answered the option, or if that is not known.
     Auto,
-    /// Whatever is known of the option: the server was told by its configuration.
+    /// Always, whether the server answered the option or not.
     Always,
     /// Only if the server answered the option.
     Answered,
 }
 
 impl Propose {
-    /// Whether to try. `seen`: whether the server answered the option, if that is known.
-    fn tries(self, seen: Option<bool>) -> bool {
+    /// Whether to try the handshake. `answered`: whether the server answered the option, if known.
+    fn tries(self, answered: Option<bool>) -> bool {
         match self {
-            Propose::Auto => seen != Some(false),
+            Propose::Auto => answered != Some(false),
             Propose::Always => true,
-            Propose::Answered => seen == Some(true),
+            Propose::Answered => answered == Some(true),
         }
     }
 }
 
-/// Tries it. The exit status tells the outcome.
+/// Checks the server. The exit status is the outcome.
 ///
 /// # Errors
-/// Standard output is gone.
+/// Standard output cannot be written.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
-    let mut tell = Tell::new(args.json);
-    let outcome = match steps::all(args, &mut tell) {
+    let mut report = StepReport::new(args.json);
+    let outcome = match steps::all(args, &mut report) {
         Ok(outcome) => outcome,
         Err(error @ CliError::Output(_)) => return Err(error),
-        // No other status than "no connection" may stand for it.
+        // An error has the exit status of "no connection".
         Err(error) => {
             eprintln!("smc: {error}");
             if let Some(hint) = error.hint() {
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         }
     };
     if args.json {
-        output::print(&tell.json(&args.host, args.port, outcome)?)?;
+        output::print(&report.json(&args.host, args.port, outcome)?)?;
     }
     Ok(ExitCode::from(outcome.status()))
 }
@@ -123,10 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_handshake_is_tried_unless_it_is_known_or_feared_to_be_of_no_use() {
-        let seen = [Some(true), Some(false), None];
-        assert_eq!(seen.map(|seen| Propose::Auto.tries(seen)), [true, false, true]);
-        assert_eq!(seen.map(|seen| Propose::Always.tries(seen)), [true; 3]);
-        assert_eq!(seen.map(|seen| Propose::Answered.tries(seen)), [true, false, false]);
+    fn propose_says_when_the_handshake_is_tried() {
+        let answered = [Some(true), Some(false), None];
+        assert_eq!(answered.map(|answered| Propose::Auto.tries(answered)), [true, false, true]);
+        assert_eq!(answered.map(|answered| Propose::Always.tries(answered)), [true; 3]);
+        assert_eq!(
+            answered.map(|answered| Propose::Answered.tries(answered)),
+            [true, false, false]
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The steps, one after the other.
+//! The steps of a check.
 
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
@@ -15,63 +15,63 @@ use smc_core::handshake::FallbackReason;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::CheckArgs;
-use super::tell::{Mark, Outcome, Tell};
+use super::report::{Outcome, StepReport, StepStatus};
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 
 /// How long the server may take to close its end.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes that a server may still send.
-const MAX_FAREWELL: usize = 1 << 20;
+const MAX_TRAILING: usize = 1 << 20;
 
-/// Goes through them.
+/// Runs all steps.
 ///
 /// # Errors
-/// An option that makes no sense; standard output is gone.
-pub(super) fn all(args: &CheckArgs, tell: &mut Tell) -> Result<Outcome, CliError> {
-    let (config, device) = args.stack.config(places::CLIENT)?;
+/// An option has a wrong value, or standard output cannot be written.
+pub(super) fn all(args: &CheckArgs, report: &mut StepReport) -> Result<Outcome, CliError> {
+    let (config, device) = args.stack.config(paths::CLIENT)?;
     let addresses = match (args.host.as_str(), args.port).to_socket_addrs() {
         Ok(addresses) => addresses.collect::<Vec<_>>(),
         Err(error) => {
-            tell.step("name", Mark::No, format!("{} is not known: {error}", args.host))?;
+            report.step("name", StepStatus::No, format!("{} is not known: {error}", args.host))?;
             return Ok(Outcome::None);
         }
     };
     let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
-    tell.step("name", Mark::Ok, format!("{} is {}", args.host, list.join(", ")))?;
-    let stack = offer(config, &device, args.patience(), tell)?;
-    let outcome = match connect(&stack, &addresses, args, tell)? {
+    report.step("name", StepStatus::Ok, format!("{} is {}", args.host, list.join(", ")))?;
+    let stack = offer(config, &device, args.step_timeout(), report)?;
+    let outcome = match connect(&stack, &addresses, args, report)? {
         None => Outcome::None,
-        Some((tcp, seen)) => shake_hands(&stack, tcp, seen, args, tell)?,
+        Some((tcp, answered)) => shake_hands(&stack, tcp, answered, args, report)?,
     };
     let says = match outcome {
         Outcome::Smc => "a connection would be SMC",
         Outcome::Tcp => "a connection would be TCP",
         Outcome::None => "there is no connection",
     };
-    let mark = if outcome == Outcome::Smc { Mark::Ok } else { Mark::No };
-    tell.step("result", mark, says)?;
+    let status = if outcome == Outcome::Smc { StepStatus::Ok } else { StepStatus::No };
+    report.step("result", status, says)?;
     Ok(outcome)
 }
 
-/// What this end has.
+/// Opens what this end can offer: devices and RNICs.
 fn offer(
     mut config: Config,
     device: &Path,
-    patience: Duration,
-    tell: &mut Tell,
+    timeout: Duration,
+    report: &mut StepReport,
 ) -> Result<Arc<Stack>, CliError> {
     config.rendezvous = Mode::Auto;
-    config.clc_timeout = patience;
-    let stack = match open(config.clone(), patience) {
+    config.clc_timeout = timeout;
+    let stack = match open(config.clone(), timeout) {
         Ok(stack) => stack,
         Err(why) => {
             let says = format!("{}: {why}", device.display());
-            tell.step("device", Mark::No, says)?;
-            // As a program that goes on without: it has RNICs, or nothing.
+            report.step("device", StepStatus::No, says)?;
+            // Like a program without the device: it has RNICs, or nothing.
             let without = Config { devices: Vec::new(), ..config };
             let nothing = Config { rnics: Rnics::None, ..without.clone() };
-            let opened = open(without, patience).or_else(|_| open(nothing, patience));
+            let opened = open(without, timeout).or_else(|_| open(nothing, timeout));
             opened.map_err(|why| CliError::Usage(format!("no SMC at all: {why}")))?
         }
     };
@@ -80,11 +80,11 @@ fn offer(
         match (&device.chid, &device.gid, &device.problem) {
             (Some(chid), Some(gid), _) => {
                 let says = format!("{}: fabric {chid}, GID {gid}", device.path);
-                tell.step("device", Mark::Ok, says)?;
+                report.step("device", StepStatus::Ok, says)?;
             }
             (.., problem) => {
                 let why = problem.as_deref().unwrap_or("not open");
-                tell.step("device", Mark::No, format!("{}: {why}", device.path))?;
+                report.step("device", StepStatus::No, format!("{}: {why}", device.path))?;
             }
         }
     }
@@ -93,19 +93,19 @@ fn offer(
         let state = if rnic.active { "active" } else { "down" };
         let gids: Vec<_> = rnic.gids.iter().map(|gid| show_gid(*gid)).collect();
         let says = format!("{} on {netdev}, {state}, GIDs {}", rnic.full_name(), gids.join(" "));
-        tell.step("rnic", if rnic.active { Mark::Ok } else { Mark::No }, says)?;
+        report.step("rnic", if rnic.active { StepStatus::Ok } else { StepStatus::No }, says)?;
     }
     if let Some(why) = &process.no_rdma {
-        tell.step("rnic", Mark::No, format!("no SMC-R: {why}"))?;
+        report.step("rnic", StepStatus::No, format!("no SMC-R: {why}"))?;
     }
     Ok(stack)
 }
 
-/// Opens a stack. A device that another process has lets us wait for ever.
-fn open(config: Config, patience: Duration) -> Result<Arc<Stack>, String> {
+/// Opens a stack. Opening a device that another process has would wait without a limit.
+fn open(config: Config, timeout: Duration) -> Result<Arc<Stack>, String> {
     let (done, opened) = channel();
     std::thread::spawn(move || done.send(Stack::open(config)));
-    match opened.recv_timeout(patience) {
+    match opened.recv_timeout(timeout) {
         Ok(Ok(stack)) => Ok(stack),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err("another process seems to use it: name a free one with --device".into()),
@@ -117,20 +117,20 @@ fn connect(
     stack: &Arc<Stack>,
     addresses: &[SocketAddr],
     args: &CheckArgs,
-    tell: &mut Tell,
+    report: &mut StepReport,
 ) -> Result<Option<(TcpStream, Option<bool>)>, CliError> {
     for address in addresses {
-        let (tcp, asked) = match dial(stack, address, args.patience()) {
+        let (tcp, asked) = match dial(stack, address, args.step_timeout()) {
             Ok(connected) => connected,
             Err(error) => {
-                tell.step("tcp", Mark::No, format!("{address}: {error}"))?;
+                report.step("tcp", StepStatus::No, format!("{address}: {error}"))?;
                 continue;
             }
         };
         let from = tcp.local_addr().map_or_else(|_| "?".into(), |local| local.to_string());
-        tell.step("tcp", Mark::Ok, format!("{from} -> {address}"))?;
-        let seen = option(stack, asked, tell)?;
-        return Ok(Some((tcp, seen)));
+        report.step("tcp", StepStatus::Ok, format!("{from} -> {address}"))?;
+        let answered = option(stack, asked, report)?;
+        return Ok(Some((tcp, answered)));
     }
     Ok(None)
 }
@@ -138,11 +138,11 @@ fn connect(
 fn dial(
     stack: &Arc<Stack>,
     address: &SocketAddr,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<(TcpStream, ClientAction)> {
     let socket = Socket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))?;
     let asked = stack.peer_discovery().before_connect(&socket, address);
-    socket.connect_timeout(&(*address).into(), patience)?;
+    socket.connect_timeout(&(*address).into(), timeout)?;
     let answer = stack.peer_discovery().connected(&socket, asked);
     Ok((socket.into(), answer))
 }
@@ -150,75 +150,84 @@ fn dial(
 fn option(
     stack: &Arc<Stack>,
     answer: ClientAction,
-    tell: &mut Tell,
+    report: &mut StepReport,
 ) -> Result<Option<bool>, CliError> {
-    let (mark, seen, says) = match answer {
-        ClientAction::Propose { awaited: true } => {
-            (Mark::Ok, Some(true), "the server answered TCP option 254: it speaks SMC".to_owned())
-        }
+    let (status, answered, says) = match answer {
+        ClientAction::Propose { awaited: true } => (
+            StepStatus::Ok,
+            Some(true),
+            "the server answered TCP option 254: it speaks SMC".to_owned(),
+        ),
         ClientAction::UseTcp(TcpReason::NotAnswered) => {
-            let says = "the server did not answer TCP option 254: clients that ask stay on TCP";
-            (Mark::No, Some(false), says.to_owned())
+            let says =
+                "the server did not answer TCP option 254: clients that use the option stay on TCP";
+            (StepStatus::No, Some(false), says.to_owned())
         }
-        ClientAction::UseTcp(TcpReason::Policy) => {
-            (Mark::No, None, "the policy says TCP, so it was not asked for".to_owned())
-        }
+        ClientAction::UseTcp(TcpReason::Policy) => (
+            StepStatus::No,
+            None,
+            "the policy selects TCP, so this end did not send the option".to_owned(),
+        ),
         ClientAction::UseTcp(TcpReason::Unavailable) | ClientAction::Propose { awaited: false } => {
             let why = stack.peer_discovery().unavailable().map(ToString::to_string);
             let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
-            (Mark::Unknown, None, format!("not known: {why}"))
+            (StepStatus::Unknown, None, format!("not known: {why}"))
         }
     };
-    tell.step("option", mark, says)?;
-    Ok(seen)
+    report.step("option", status, says)?;
+    Ok(answered)
 }
 
 fn shake_hands(
     stack: &Arc<Stack>,
     tcp: TcpStream,
-    seen: Option<bool>,
+    answered: Option<bool>,
     args: &CheckArgs,
-    tell: &mut Tell,
+    report: &mut StepReport,
 ) -> Result<Outcome, CliError> {
-    if !args.propose.tries(seen) {
-        let why = match seen {
+    if !args.propose.tries(answered) {
+        let why = match answered {
             Some(false) => Fallback::from(FallbackReason::PeerNotSmc),
             _ => Fallback::NoRendezvous("whether the server speaks SMC is not known".into()),
         };
         let says = format!("not tried: {why} (--propose always tries)");
-        tell.step("handshake", Mark::Unknown, says)?;
-        tell.reason = Some(Reason::of(&why));
+        report.step("handshake", StepStatus::Unknown, says)?;
+        report.reason = Some(Reason::of(&why));
         let _ = tcp.shutdown(Shutdown::Both);
         return Ok(Outcome::Tcp);
     }
-    let stream = match SmcStream::upgrade(stack, tcp, Some(Instant::now() + args.patience())) {
+    let stream = match SmcStream::upgrade(stack, tcp, Some(Instant::now() + args.step_timeout())) {
         Ok(stream) => stream,
         Err(error) => {
             let says = match error.kind() {
                 io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                    "the server does not answer the Proposal: it is an ordinary TCP server, for which \
-                     clients must not be told to use SMC"
+                    "the server does not answer the Proposal: it is an ordinary TCP server. Do not \
+                     configure clients to use SMC with it"
                         .into()
                 }
                 _ => format!("it broke the connection: {error}"),
             };
-            tell.step("handshake", Mark::No, says)?;
+            report.step("handshake", StepStatus::No, says)?;
             return Ok(Outcome::None);
         }
     };
-    let outcome = describe(stack, &stream, tell)?;
-    part(stack, stream);
+    let outcome = describe(stack, &stream, report)?;
+    close(stack, stream);
     Ok(outcome)
 }
 
-/// What was agreed on.
-fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcome, CliError> {
+/// Reports what both ends agreed on.
+fn describe(
+    stack: &Stack,
+    stream: &SmcStream,
+    report: &mut StepReport,
+) -> Result<Outcome, CliError> {
     let info = stream.info();
     if let ConnectionInfo::Tcp(why) = &info {
         let reason = Reason::of(why);
         let Reason { code, name, advice, .. } = &reason;
         let says = match why {
-            // The server's code is all that it says.
+            // A Decline contains only the code.
             Fallback::Handshake(FallbackReason::DeclinedByPeer(code)) => {
                 format!("the server declined: {code}")
             }
@@ -228,8 +237,8 @@ fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcom
             Fallback::Handshake(why) => why.to_string(),
             _ => format!("nothing was offered: {why} (0x{code:08x} {name}: {advice})"),
         };
-        tell.step("handshake", Mark::No, says)?;
-        tell.reason = Some(reason);
+        report.step("handshake", StepStatus::No, says)?;
+        report.reason = Some(reason);
         return Ok(Outcome::Tcp);
     }
     let (contact, buffers, host) = match &info {
@@ -241,23 +250,23 @@ fn describe(stack: &Stack, stream: &SmcStream, tell: &mut Tell) -> Result<Outcom
     let host = host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default();
     let (here, there) = buffers;
     let says = format!("{info}, {contact}, buffers of {here} and {there} bytes{host}");
-    tell.step("handshake", Mark::Ok, says)?;
+    report.step("handshake", StepStatus::Ok, says)?;
     let mine = (stream.local_addr().ok(), stream.peer_addr().ok());
     let connections = stack.report().connections;
-    tell.connection = connections.into_iter().find(|found| (found.local, found.peer) == mine);
+    report.connection = connections.into_iter().find(|found| (found.local, found.peer) == mine);
     Ok(Outcome::Smc)
 }
 
-/// Closes, and gives the server a moment to do so, too.
-fn part(stack: &Stack, stream: SmcStream) {
-    let end = Instant::now() + GOODBYE;
-    let _ = stream.set_linger(Some(GOODBYE));
+/// Closes the connection, and waits a moment until the server has closed its end.
+fn close(stack: &Stack, stream: SmcStream) {
+    let end = Instant::now() + CLOSE_TIMEOUT;
+    let _ = stream.set_linger(Some(CLOSE_TIMEOUT));
     let _ = stream.shutdown(Shutdown::Write);
     let mut sink = [0u8; 4096];
     let mut total = 0;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || total > MAX_FAREWELL {
+        if left.is_zero() || total > MAX_TRAILING {
             break;
         }
         let _ = stream.set_read_timeout(Some(left));

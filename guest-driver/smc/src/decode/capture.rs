@@ -137,7 +137,7 @@ impl<R: Read> Capture<R> {
     /// Reads the file header.
     ///
     /// # Errors
-    /// [`CaptureError`] when it is none; callers look with [`is_capture`] first.
+    /// [`CaptureError`] if it is no capture; callers check with [`is_capture`] first.
     pub(super) fn new(mut reader: R) -> Result<Self, CaptureError> {
         let wrap = |source| CaptureError::Read { frame: 0, source };
         let magic: [u8; 4] = array(&mut reader).map_err(wrap)?;

@@ -30,7 +30,7 @@ fn parse_line(line: &str, number: usize, bytes: &mut Vec<u8>) -> Result<(), Deco
     if let Some(data) = after_colon_offset(line) {
         // xxd and tcpdump: the characters stand behind two spaces.
         let data = data.split("  ").next().unwrap_or("");
-        return parse_plain(data, number, bytes);
+        return parse_digits(data, number, bytes);
     }
     if is_end_offset(line, bytes.len()) {
         return Ok(());
@@ -40,11 +40,11 @@ fn parse_line(line: &str, number: usize, bytes: &mut Vec<u8>) -> Result<(), Deco
         let data = data.split('|').next().unwrap_or("");
         let data = data.split("   ").next().unwrap_or("");
         for token in data.split_whitespace().take(16) {
-            parse_plain(token, number, bytes)?;
+            parse_digits(token, number, bytes)?;
         }
         return Ok(());
     }
-    parse_plain(line, number, bytes)
+    parse_digits(line, number, bytes)
 }
 
 /// `0x0010:  data` or `00000010: data`.
@@ -69,7 +69,7 @@ fn is_end_offset(line: &str, so_far: usize) -> bool {
     so_far > 0 && line.len() >= 7 && usize::from_str_radix(line, 16) == Ok(so_far)
 }
 
-fn parse_plain(data: &str, line: usize, bytes: &mut Vec<u8>) -> Result<(), DecodeError> {
+fn parse_digits(data: &str, line: usize, bytes: &mut Vec<u8>) -> Result<(), DecodeError> {
     let is_separator = |c: char| {
         c.is_whitespace() || matches!(c, ':' | ',' | ';' | '-' | '[' | ']' | '{' | '}' | '"' | '\'')
     };

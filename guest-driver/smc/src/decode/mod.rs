@@ -1,4 +1,4 @@
-//! `smc decode`: what CLC, LLC and CDC bytes say, and what is wrong with them.
+//! `smc decode`: shows the fields of CLC, LLC and CDC messages, and what is wrong with them.
 //!
 //! Input is hex in many forms, a file of raw bytes, or a capture. In a capture, TCP streams are
 //! followed for CLC messages and the SMC option of their SYNs, RoCEv2 packets for LLC and CDC. SMC-D
@@ -35,7 +35,7 @@ use stream::{End, Found, Streams};
 /// Most bytes of hex text or raw bytes that are read, several times what [`hex::MAX_BYTES`] needs.
 const MAX_INPUT: u64 = 8 << 20;
 
-/// Put CLC, LLC and CDC messages into words
+/// Show the fields of CLC, LLC and CDC messages
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DecodeArgs {
     /// Hex digits of one or more messages, or a file with hex, raw bytes or a capture (pcap,
@@ -45,7 +45,7 @@ pub(crate) struct DecodeArgs {
     /// understood.
     #[arg(value_name = "HEX|FILE")]
     input: Vec<String>,
-    /// What the bytes are, if they do not tell themselves (not for captures)
+    /// The kind of message, if the first bytes do not show it (not for captures)
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     kind: Kind,
     /// Print a JSON object per line
@@ -69,7 +69,7 @@ enum Kind {
     ControlBlock,
 }
 
-/// Why `smc decode` gave up.
+/// Why `smc decode` failed.
 #[derive(Debug, Error)]
 pub(crate) enum DecodeError {
     /// A file cannot be opened.
@@ -119,17 +119,17 @@ pub(crate) enum DecodeError {
 /// Decodes what `args` name onto standard output.
 ///
 /// # Errors
-/// [`DecodeError`]. A message that is wrong is none: saying so is the purpose.
+/// [`DecodeError`]. A wrong message is no error: the report says what is wrong with it.
 pub(crate) fn run(args: DecodeArgs) -> Result<(), DecodeError> {
     let out = BufWriter::new(io::stdout().lock());
     match run_to(args, io::stdin().lock(), out) {
-        // Somebody piped us into `head`.
+        // The reader of the pipe (`head`, say) has closed it.
         Err(DecodeError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }
 }
 
-/// As [`run`], with other ends.
+/// As [`run`], with other input and output.
 pub(crate) fn run_to(
     args: DecodeArgs,
     stdin: impl Read,
@@ -156,7 +156,7 @@ pub(crate) fn run_to(
     result.and(finished.map(|_| ()))
 }
 
-/// A capture, hex text, or raw bytes: the first bytes tell.
+/// Decodes a capture, hex text, or raw bytes, by their first bytes.
 fn stream_of(
     mut reader: impl Read,
     kind: Kind,
@@ -204,7 +204,7 @@ fn explain(message: &[u8], kind: Kind) -> View {
     }
 }
 
-/// The kind, if it can be told.
+/// The kind of message by its first bytes, if they show it.
 fn guess(bytes: &[u8], kind: Kind) -> Kind {
     match (kind, bytes) {
         (Kind::Auto, [0xe2, 0xd4, 0xc3, ..]) => Kind::Clc,
@@ -216,7 +216,7 @@ fn guess(bytes: &[u8], kind: Kind) -> Kind {
     }
 }
 
-/// Where the first message ends; everything, if that cannot be told.
+/// Length of the first message; that of all bytes, if its header does not show it.
 fn first_length(bytes: &[u8], kind: Kind) -> usize {
     let all = bytes.len();
     match (guess(bytes, kind), bytes) {
@@ -274,7 +274,7 @@ fn frames_of(
             Some(Packet::Tcp(segment)) => {
                 let place = place_of(frame.number, (segment.from, segment.to));
                 for found in streams.segment(frame.number, &segment) {
-                    tell(&place, found, report).map_err(DecodeError::Write)?;
+                    write_found(&place, found, report).map_err(DecodeError::Write)?;
                 }
             }
             Some(Packet::Roce { from, to, data }) => {
@@ -309,7 +309,7 @@ fn place_of(frame: u64, (from, to): (End, End)) -> Place {
     }
 }
 
-fn tell(place: &Place, found: Found, report: &mut Report<impl Write>) -> io::Result<()> {
+fn write_found(place: &Place, found: Found, report: &mut Report<impl Write>) -> io::Result<()> {
     match found {
         Found::Announced { reply, extra } => {
             let who = if reply { "the server" } else { "the client" };

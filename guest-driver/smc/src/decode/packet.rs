@@ -76,7 +76,8 @@ impl<'a> Bytes<'a> {
 pub(super) fn dissect(link: u32, frame: &[u8]) -> Option<Packet<'_>> {
     let mut bytes = Bytes(frame);
     match link {
-        // NULL and LOOP: an address family in somebody's byte order; the IP version tells as well.
+        // NULL and LOOP: an address family in the byte order of the capturing machine. The IP
+        // version shows the family as well.
         0 | 108 => {
             bytes.take(4)?;
             ip(bytes)

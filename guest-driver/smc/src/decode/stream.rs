@@ -139,7 +139,7 @@ impl Streams {
         }
         self.held = self.held + direction.held() - before;
         if self.held > MAX_HELD {
-            // What this one holds is the price; others go on.
+            // Drops the bytes of this direction only.
             self.held -= direction.held();
             direction.finish();
             self.dropped.directions += 1;
@@ -167,8 +167,8 @@ impl Streams {
         }
     }
 
-    /// Makes room for one more direction: finished ones go first. If that is not enough all go,
-    /// since looking for a victim each time would make a flood of SYNs slow.
+    /// Makes room for one more direction: drops finished ones, and if that is not enough, all. A search
+    /// for one to drop, at each SYN, would make a flood of SYNs slow.
     fn make_room(&mut self) {
         if self.directions.len() < MAX_DIRECTIONS {
             return;
@@ -205,7 +205,7 @@ impl Direction {
             return !full;
         }
         if !self.append(seq, payload) {
-            // Far ahead, or all of it known already.
+            // RemoteServer ahead, or all of it known already.
             return ahead >= 1 << 31;
         }
         self.last_frame = frame;
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn announced_by_both_and_then_something_else_is_told() {
+    fn announced_by_both_and_then_something_else_is_reported() {
         let mut streams = Streams::default();
         streams.segment(1, &syn(0));
         let reply = Segment { from: SERVER, to: CLIENT, ack: true, ..syn(0) };
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_at_the_end_is_told() {
+    fn what_is_missing_at_the_end_is_reported() {
         let mut streams = Streams::default();
         assert!(streams.segment(7, &data(5, &decline()[..20])).is_empty());
         let unfinished: Vec<_> = streams.unfinished().collect();

@@ -55,7 +55,7 @@ fn a_wrong_message_says_what_and_where() {
 }
 
 #[test]
-fn messages_one_behind_the_other_are_told_apart() {
+fn messages_one_behind_the_other_are_separated() {
     let text = text(&format!("{DECLINE} {CDC} {TEST_LINK} {}", "fe".to_owned() + &"00".repeat(31)));
     for (at, title) in
         [(0, "CLC Decline"), (44, "SMC-R CDC"), (88, "LLC Test Link"), (132, "SMC-D")]
@@ -137,7 +137,7 @@ fn a_capture_gives_announcements_messages_and_what_is_missing() {
         let text = line.get("message").or(line.get("note")).and_then(|t| t.as_str());
         (line["frame"].as_u64().unwrap_or(0), text.unwrap_or("").to_owned())
     };
-    let told: Vec<_> = lines.iter().map(what).collect();
+    let found: Vec<_> = lines.iter().map(what).collect();
     let expected = [
         (1, "TCP option 254: the client announces SMC"),
         (2, "TCP option 254: the server announces SMC"),
@@ -147,10 +147,10 @@ fn a_capture_gives_announcements_messages_and_what_is_missing() {
         (9, "CLC Proposal, version 2"),
         (0, ""),
     ];
-    assert_eq!(told.len(), expected.len(), "{told:?}");
-    for ((frame, text), (expected_frame, start)) in told.iter().zip(expected) {
-        assert_eq!(*frame, expected_frame, "{told:?}");
-        assert!(text.starts_with(start), "{told:?}");
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for ((frame, text), (expected_frame, start)) in found.iter().zip(expected) {
+        assert_eq!(*frame, expected_frame, "{found:?}");
+        assert!(text.starts_with(start), "{found:?}");
     }
     assert_eq!(lines[2]["from"], "10.9.0.2:5000");
     assert_eq!(lines[3]["qpn"], 0x11);

@@ -1,9 +1,9 @@
-//! `smc demo`: the whole thing once, with a story.
+//! `smc demo`: one run of everything, with an explanation of each step.
 
 mod exchange;
 mod peer;
-mod story;
 mod tap;
+mod text;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,52 +17,54 @@ pub(crate) use peer::run as peer;
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::output;
-use crate::rig::Rig;
 use crate::stack::parse_size;
-use peer::{Said, Source, Task};
+use crate::temporary_fabric::TemporaryFabric;
+use peer::{DemoMessage, Source, Task};
 use tap::Tap;
 
 /// Help of `smc demo`.
 pub(crate) const LONG_ABOUT: &str = "\
-Shows SMC-D at work, without anything else running: starts a daemon with two devices, a server
-process and a client process, tells how they come to share memory, sends a file (or made-up data)
-there and back over SMC-D and over TCP, block by block in turns, and compares hashes and times.
+Demonstrates SMC-D, without anything else running. It starts a daemon with two devices, a server
+process and a client process, and shows how they come to share memory. Then it sends a file (or
+generated data) there and back over SMC-D and over TCP, block by block in turns, and compares hashes
+and times.
 
-Everything it starts ends with it, and its sockets are removed.";
+At its end it stops everything that it started, and removes the sockets.";
 
 /// Options of `smc demo`.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// What to send; without one, made-up data.
+    /// The file to send [default: generated data].
     file: Option<PathBuf>,
 
-    /// How much to make up.
+    /// Bytes of generated data.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size,
           conflicts_with = "file")]
     size: usize,
 }
 
-/// How long a process may take for one thing.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a process may take for a step.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the demo.
 ///
 /// # Errors
-/// Something did not work, or what came back is not what was sent.
+/// A process failed, or the data that came back differs from what was sent.
 pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
     let (source, length, name) = source(args)?;
-    let rig = Rig::start(&["server", "client"])?;
+    let fabric = TemporaryFabric::start(&["server", "client"])?;
     output::print(&format!(
         "1. A fabric\n   vhost-device-ism, process {}, emulates two virtio-ism devices on fabric \
          ff00:\n   {}\n   {}\n\n",
-        rig.daemon_pid(),
-        rig.device("server").display(),
-        rig.device("client").display(),
+        fabric.daemon_pid(),
+        fabric.device("server").display(),
+        fabric.device("client").display(),
     ))?;
 
-    let server = Helper::start("server", "__demo", &Task::Server { device: rig.device("server") })?;
-    let Said::Listening { gid, smc, tcp } = server.hear(PATIENCE)? else {
-        return Err(confused("server"));
+    let server =
+        Helper::start("server", "__demo", &Task::Server { device: fabric.device("server") })?;
+    let DemoMessage::Listening { gid, smc, tcp } = server.receive(TIMEOUT)? else {
+        return Err(unexpected_report("server"));
     };
     output::print(&format!(
         "2. Two programs\n   server, process {}, opened its device and listens on {smc}\n   \
@@ -70,13 +72,17 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
         server.pid(),
         "",
     ))?;
-    let address: SocketAddr = smc.parse().map_err(|_| confused("server"))?;
+    let address: SocketAddr = smc.parse().map_err(|_| unexpected_report("server"))?;
     let tap = Tap::start(address).map_err(CliError::io("relay"))?;
-    let task =
-        Task::Client { device: rig.device("client"), smc: tap.address().to_string(), tcp, source };
+    let task = Task::Client {
+        device: fabric.device("client"),
+        smc: tap.address().to_string(),
+        tcp,
+        source,
+    };
     let client = Helper::start("client", "__demo", &task)?;
-    let hear = || client.hear(PATIENCE).map_err(|error| cause(&server, error));
-    let Said::Opened { gid } = hear()? else { return Err(confused("client")) };
+    let receive = || client.receive(TIMEOUT).map_err(|error| cause(&server, error));
+    let DemoMessage::Opened { gid } = receive()? else { return Err(unexpected_report("client")) };
     output::print(&format!(
         "   client, process {}, opened its device and connects by TCP\n   {:13}its device is GID \
          {gid}\n\n",
@@ -84,23 +90,25 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
         "",
     ))?;
 
-    let Said::Connected { window, micros } = hear()? else { return Err(confused("client")) };
+    let DemoMessage::Connected { window, micros } = receive()? else {
+        return Err(unexpected_report("client"));
+    };
     let path = match window {
         true => "from here on each end stores into the peer's DMB (the window)",
         false => "from here on the device copies into the peer's DMB (moves)",
     };
     output::print(&format!(
-        "3. The handshake, as a relay on the TCP connection saw it\n{}   {micros:>5} us  connected \
+        "3. The handshake, as a relay on the TCP connection recorded it\n{}   {micros:>5} us  connected \
          by SMC-D: {path}\n\n",
-        story::handshake(&tap.handshake()),
+        text::handshake(&tap.handshake()),
     ))?;
 
     let progress = progress_bar(length);
     let (bytes, sent, smc, tcp) = loop {
-        match hear()? {
-            Said::Progress(bytes) => progress.set_position(bytes),
-            Said::Done { bytes, sent, smc, tcp } => break (bytes, sent, smc, tcp),
-            _ => return Err(confused("client")),
+        match receive()? {
+            DemoMessage::Progress(bytes) => progress.set_position(bytes),
+            DemoMessage::Done { bytes, sent, smc, tcp } => break (bytes, sent, smc, tcp),
+            _ => return Err(unexpected_report("client")),
         }
     };
     progress.finish_and_clear();
@@ -117,18 +125,22 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), CliError> {
     output::print(&format!(
         "4. The bytes\n   {bytes} bytes of {name} went there and back\n   SHA-256 sent: {sent}\n   \
          SHA-256 at the server: the same\n   SHA-256 of what came back: the same\n{}\n",
-        counters(&rig, &tap)?,
+        counters(&fabric, &tap)?,
     ))?;
     output::print(&format!(
         "5. The same over TCP, block by block in turns\n{}\n\
          Measured properly: smc perf.    By hand: smc fabric, smc listen, smc connect.\n",
-        story::table(bytes, &smc, &tcp),
+        text::table(bytes, &smc, &tcp),
     ))
 }
 
 fn source(args: &DemoArgs) -> Result<(Source, u64, String), CliError> {
     let Some(path) = &args.file else {
-        return Ok((Source::Generated(args.size as u64), args.size as u64, "made-up data".into()));
+        return Ok((
+            Source::Generated(args.size as u64),
+            args.size as u64,
+            "generated data".into(),
+        ));
     };
     let what = format!("cannot open {}", path.display());
     // Here, so that the error comes before anything is started.
@@ -140,32 +152,32 @@ fn source(args: &DemoArgs) -> Result<(Source, u64, String), CliError> {
     Ok((Source::File(path.clone()), metadata.len(), path.display().to_string()))
 }
 
-/// Where the bytes went, by those who would have seen them elsewhere.
-fn counters(rig: &Rig, tap: &Tap) -> Result<String, CliError> {
-    let asked = rig.management()?.list();
+/// Counters of the relay and the daemon: they show that the bytes went through neither.
+fn counters(fabric: &TemporaryFabric, tap: &Tap) -> Result<String, CliError> {
+    let asked = fabric.management()?.list();
     let guests = asked
-        .map_err(|source| CliError::Management { socket: rig.device("management"), source })?;
+        .map_err(|source| CliError::Management { socket: fabric.device("management"), source })?;
     let sum = |pick: fn(&vhost_device_ism::management::Guest) -> u64| -> u64 {
         guests.iter().map(pick).sum()
     };
     Ok(format!(
         "   The TCP connection below SMC carried {} bytes: the handshake, and nothing since.\n   The \
-         daemon copied {} bytes, and was asked {} times to wake a peer that slept.\n",
+         daemon copied {} bytes, and was asked {} times to wake a sleeping peer.\n",
         tap.total(),
         sum(|guest| guest.move_bytes),
         sum(|guest| guest.signals.saturating_sub(guest.kicks_saved)),
     ))
 }
 
-/// The server's own words say more than the client's "connection reset".
+/// The server's error, which says more than the client's "connection reset"; else the client's.
 fn cause(server: &Helper, error: CliError) -> CliError {
-    match server.hear::<Said>(Duration::from_millis(300)) {
+    match server.receive::<DemoMessage>(Duration::from_millis(300)) {
         Err(cause @ CliError::Helper { .. }) if cause.to_string().contains("failed") => cause,
         _ => error,
     }
 }
 
-fn confused(name: &str) -> CliError {
+fn unexpected_report(name: &str) -> CliError {
     CliError::Helper { name: name.into(), problem: "did not report what was expected".into() }
 }
 

@@ -1,5 +1,5 @@
-//! A relay on the TCP connection of a handshake: it hands everything on and keeps a copy of the
-//! beginning, so that what the two ends said can be told, and that it was all they said.
+//! A relay on the TCP connection of a handshake. It keeps a copy of the first bytes, to show the
+//! messages of the handshake, and counts all bytes, to show that there were no others.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,9 +11,9 @@ use smc_core::wire::clc::{Kind, Message, Peek, peek_header};
 /// Bytes that are kept of each direction; a handshake has less than a thousand.
 const KEPT: usize = 16 << 10;
 
-/// Which way bytes went.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// From the client to the server.
     ToServer,
     /// From the server to the client.
@@ -23,11 +23,11 @@ pub(super) enum Way {
 /// One message of the handshake.
 #[derive(Debug)]
 pub(super) struct CapturedMessage {
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     /// When its last byte came, after the client connected.
     pub(super) after: Duration,
     pub(super) len: usize,
-    /// What it says; none if it makes no sense.
+    /// The message; `None` if it cannot be parsed.
     pub(super) message: Option<Message>,
 }
 
@@ -42,11 +42,11 @@ pub(super) struct Tap {
 struct Record {
     total: u64,
     /// (direction, time, bytes up to here in that direction)
-    arrivals: Vec<(Way, Duration, usize)>,
+    arrivals: Vec<(Direction, Duration, usize)>,
     kept: [Vec<u8>; 2],
 }
 
-impl Way {
+impl Direction {
     fn index(self) -> usize {
         self as usize
     }
@@ -90,7 +90,7 @@ impl Tap {
         let deadline = Instant::now() + Duration::from_secs(2);
         loop {
             let messages = self.messages();
-            let last = messages.last().and_then(|seen| seen.message.as_ref());
+            let last = messages.last().and_then(|captured| captured.message.as_ref());
             let over = last.is_some_and(|last| last.kind() == Kind::Confirm);
             if over || Instant::now() > deadline {
                 return messages;
@@ -103,22 +103,23 @@ impl Tap {
     fn messages(&self) -> Vec<CapturedMessage> {
         let record = lock(&self.record);
         let mut all = Vec::new();
-        for way in [Way::ToServer, Way::ToClient] {
+        for direction in [Direction::ToServer, Direction::ToClient] {
             let mut at = 0;
-            while let Some(bytes) = record.kept[way.index()].get(at..) {
+            while let Some(bytes) = record.kept[direction.index()].get(at..) {
                 let Peek::Message { length, .. } = peek_header(bytes) else { break };
                 let Some(bytes) = bytes.get(..length) else { break };
                 at += length;
-                let arrival = record.arrivals.iter().find(|(w, _, end)| *w == way && *end >= at);
+                let arrival =
+                    record.arrivals.iter().find(|(w, _, end)| *w == direction && *end >= at);
                 all.push(CapturedMessage {
-                    way,
+                    direction,
                     after: arrival.map(|(_, time, _)| *time).unwrap_or_default(),
                     len: length,
                     message: Message::parse(bytes).ok(),
                 });
             }
         }
-        all.sort_by_key(|seen| seen.after);
+        all.sort_by_key(|captured| captured.after);
         all
     }
 }
@@ -131,8 +132,8 @@ fn relay(listener: &TcpListener, server: SocketAddr, record: &Mutex<Record>) -> 
         side.set_nodelay(true)?;
     }
     std::thread::scope(|scope| {
-        scope.spawn(|| copy(&client, &server, Way::ToServer, start, record));
-        copy(&server, &client, Way::ToClient, start, record);
+        scope.spawn(|| copy(&client, &server, Direction::ToServer, start, record));
+        copy(&server, &client, Direction::ToClient, start, record);
     });
     Ok(())
 }
@@ -140,7 +141,7 @@ fn relay(listener: &TcpListener, server: SocketAddr, record: &Mutex<Record>) -> 
 fn copy(
     mut from: &TcpStream,
     mut to: &TcpStream,
-    way: Way,
+    direction: Direction,
     start: Instant,
     record: &Mutex<Record>,
 ) {
@@ -149,12 +150,12 @@ fn copy(
         let bytes = buf.get(..n).unwrap_or_default();
         let mut kept = lock(record);
         kept.total += n as u64;
-        let copy = &mut kept.kept[way.index()];
+        let copy = &mut kept.kept[direction.index()];
         let room = KEPT.saturating_sub(copy.len()).min(n);
         copy.extend_from_slice(bytes.get(..room).unwrap_or_default());
         let end = copy.len();
         if room > 0 {
-            kept.arrivals.push((way, start.elapsed(), end));
+            kept.arrivals.push((direction, start.elapsed(), end));
         }
         drop(kept);
         if to.write_all(bytes).is_err() {
@@ -192,8 +193,8 @@ mod tests {
         server.read_to_end(&mut got).unwrap();
         assert_eq!(got.len(), decline.len() + 11);
         assert_eq!(tap.total(), got.len() as u64);
-        let [seen] = &tap.messages()[..] else { panic!("{:?}", tap.messages()) };
-        assert_eq!((seen.way, seen.len), (Way::ToServer, decline.len()));
-        assert!(matches!(seen.message, Some(Message::Decline(_))));
+        let [captured] = &tap.messages()[..] else { panic!("{:?}", tap.messages()) };
+        assert_eq!((captured.direction, captured.len), (Direction::ToServer, decline.len()));
+        assert!(matches!(captured.message, Some(Message::Decline(_))));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use guest_driver::PciAddress;
 use guest_driver::transport::pci::{self, Function};
 
-use super::look::driver;
+use super::ism::driver;
 use crate::error::CliError;
 use crate::output;
 
@@ -20,7 +20,7 @@ const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// Huge pages of 2 MiB for each device: 64 MiB, the memory that a stack asks for.
 const PAGES_PER_DEVICE: u64 = 32;
 /// How long a driver may take to show up, and the files of a device in `/dev`.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A driver of the kernel that gives a device to programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +156,7 @@ fn wait_for(device: &Path, to: Driver) -> Result<(), CliError> {
         if driver().is_ok_and(|link| link.ends_with(to.name())) {
             return Ok(());
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return Err(CliError::Usage(format!(
                 "{} did not take {}; the kernel's log may say why",
                 to.name(),

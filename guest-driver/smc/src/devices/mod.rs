@@ -6,18 +6,18 @@ use guest_driver::PciAddress;
 use crate::error::CliError;
 
 mod bind;
-mod look;
+mod ism;
 mod rnics;
 mod show;
 
 /// Help of `smc devices`.
 pub(crate) const LONG_ABOUT: &str = "\
-Lists the virtio-ism PCI devices of this machine: where each is, who has it, its fabric (CHID), GID
-and features, whether bytes travel through its window or by moves and why, and how fast the window
-was just now. Then its RNICs: network interface, state, MTU, GIDs, and whether SMC-R can use them.
+Lists the virtio-ism PCI devices of this machine: PCI address, driver, fabric (CHID), GID and
+features, whether bytes travel through its window or by moves and why, and the measured speed of the
+window. Then the RNICs: network interface, state, MTU, GIDs, and whether SMC-R can use them.
 
 A free device is set up for a moment to be measured, which gives it a new GID. A device that is in
-use is only looked at.
+use is listed without a measurement.
 
 Programs drive a device from user space. \"smc devices --bind\" makes that possible; it needs root,
 once after boot. It
@@ -69,9 +69,9 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), CliError> {
         return bind::unbind(which);
     }
     match (args.json, args.rdma) {
-        (true, false) => show::json(&look::all()?),
-        (true, true) => show::json_of_both(&look::all()?, &rnics::all()),
-        (false, false) => show::text(Some(&look::all()?), &rnics::all()),
+        (true, false) => show::json(&ism::all()?),
+        (true, true) => show::json_of_both(&ism::all()?, &rnics::all()),
+        (false, false) => show::text(Some(&ism::all()?), &rnics::all()),
         (false, true) => show::text(None, &rnics::all()),
     }
 }

@@ -4,9 +4,9 @@ use guest_driver::socket::show_gid;
 use guest_driver::verbs::{self, Context, DeviceInfo, GidEntry, GidKind};
 use serde::Serialize;
 
-/// A port of an RNIC as `--json --rdma` shows it. What cannot be known is null.
+/// A port of an RNIC as `--json --rdma` shows it. Unknown values are null.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Rnic {
+pub(super) struct RnicReport {
     /// Name of the RNIC.
     pub(super) name: String,
     /// Port, from 1.
@@ -17,7 +17,7 @@ pub(super) struct Rnic {
     pub(super) state: Option<&'static str>,
     /// Largest payload of a packet, bytes.
     pub(super) mtu: Option<u32>,
-    pub(super) gids: Vec<Gid>,
+    pub(super) gids: Vec<GidReport>,
     /// Whether SMC-R version 1 can use it now.
     pub(super) smcr_v1: bool,
     /// Whether SMC-R version 2 can use it now.
@@ -28,7 +28,7 @@ pub(super) struct Rnic {
 
 /// An entry of a port's GID table.
 #[derive(Debug, Serialize)]
-pub(super) struct Gid {
+pub(super) struct GidReport {
     pub(super) index: u8,
     /// The address that it stands for.
     pub(super) gid: String,
@@ -37,45 +37,46 @@ pub(super) struct Gid {
     pub(super) netdev: Option<String>,
 }
 
-/// Looks at every port of every RNIC; or says why there are none.
-pub(super) fn all() -> Result<Vec<Rnic>, String> {
+/// Every port of every RNIC; or why there are none.
+pub(super) fn all() -> Result<Vec<RnicReport>, String> {
     let devices = verbs::devices().map_err(|why| why.to_string())?;
     Ok(devices.iter().flat_map(device).collect())
 }
 
-fn device(info: &DeviceInfo) -> Vec<Rnic> {
-    let failed = |error: verbs::VerbsError| Rnic {
+fn device(info: &DeviceInfo) -> Vec<RnicReport> {
+    let failed = |error: verbs::VerbsError| RnicReport {
         name: info.name().into(),
         port: 1,
         problem: Some(error.to_string()),
-        ..Rnic::default()
+        ..RnicReport::default()
     };
     let opened = Context::open(info).and_then(|context| Ok((context.limits()?.ports, context)));
     let (ports, context) = match opened {
         Ok(opened) => opened,
         Err(error) => return vec![failed(error)],
     };
-    let look = |number| {
-        port(&context, info.name(), number).unwrap_or_else(|e| Rnic { port: number, ..failed(e) })
+    let describe = |number| {
+        port(&context, info.name(), number)
+            .unwrap_or_else(|e| RnicReport { port: number, ..failed(e) })
     };
-    (1..=ports).map(look).collect()
+    (1..=ports).map(describe).collect()
 }
 
-fn port(context: &Context, name: &str, number: u8) -> Result<Rnic, verbs::VerbsError> {
+fn port(context: &Context, name: &str, number: u8) -> Result<RnicReport, verbs::VerbsError> {
     let info = context.port(number)?;
     let gids = context.gids(number)?;
-    let rnic = Rnic {
+    let rnic = RnicReport {
         name: name.into(),
         port: number,
         state: Some(if info.is_active() { "active" } else { "down" }),
         mtu: info.active_mtu.bytes().ok(),
-        ..Rnic::default()
+        ..RnicReport::default()
     };
     Ok(judge(rnic, info.is_active(), info.ethernet, &gids))
 }
 
 /// What its state and its GIDs mean for SMC-R.
-fn judge(rnic: Rnic, active: bool, ethernet: bool, gids: &[GidEntry]) -> Rnic {
+fn judge(rnic: RnicReport, active: bool, ethernet: bool, gids: &[GidEntry]) -> RnicReport {
     let here = || gids.iter().filter(|entry| entry.net_device.is_some() && !entry.gid.is_none());
     let has = |kind| here().any(|entry| entry.kind == kind);
     let problem = if !ethernet {
@@ -88,7 +89,7 @@ fn judge(rnic: Rnic, active: bool, ethernet: bool, gids: &[GidEntry]) -> Rnic {
         None
     };
     let usable = problem.is_none();
-    let entry = |entry: &GidEntry| Gid {
+    let entry = |entry: &GidEntry| GidReport {
         index: entry.index,
         gid: show_gid(entry.gid.0),
         roce: match entry.kind {
@@ -97,7 +98,7 @@ fn judge(rnic: Rnic, active: bool, ethernet: bool, gids: &[GidEntry]) -> Rnic {
         },
         netdev: entry.net_device.as_ref().map(|device| device.name.clone()),
     };
-    Rnic {
+    RnicReport {
         netdev: here().find_map(|entry| Some(entry.net_device.as_ref()?.name.clone())),
         gids: gids.iter().map(entry).collect(),
         // Version 1 goes with a GID of either kind.
@@ -122,11 +123,11 @@ mod tests {
     #[test]
     fn an_active_ethernet_port_with_an_address_is_good_for_what_its_gids_are() {
         let both = [entry(GidKind::RoceV1, Some("eth0")), entry(GidKind::RoceV2, Some("eth0"))];
-        let rnic = judge(Rnic::default(), true, true, &both);
+        let rnic = judge(RnicReport::default(), true, true, &both);
         assert!(rnic.smcr_v1 && rnic.smcr_v2 && rnic.problem.is_none());
         assert_eq!((rnic.netdev.as_deref(), rnic.gids.len()), (Some("eth0"), 2));
         assert_eq!((rnic.gids[1].gid.as_str(), rnic.gids[1].roce), ("192.0.2.7", "v2"));
-        let rnic = judge(Rnic::default(), true, true, &both[..1]);
+        let rnic = judge(RnicReport::default(), true, true, &both[..1]);
         assert!(rnic.smcr_v1 && !rnic.smcr_v2);
     }
 
@@ -139,7 +140,7 @@ mod tests {
             (true, false, &gids, "Ethernet"),
             (true, true, &foreign, "no GID"),
         ] {
-            let rnic = judge(Rnic::default(), active, ethernet, gids);
+            let rnic = judge(RnicReport::default(), active, ethernet, gids);
             assert!(!rnic.smcr_v1 && !rnic.smcr_v2);
             assert!(rnic.problem.unwrap().contains(why), "{why}");
         }

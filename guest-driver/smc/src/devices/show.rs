@@ -4,44 +4,44 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::look::Device;
-use super::rnics::Rnic;
+use super::ism::DeviceReport;
+use super::rnics::RnicReport;
 use crate::error::CliError;
 use crate::output;
 
 /// Prints the list of devices as JSON.
-pub(super) fn json(devices: &[Device]) -> Result<(), CliError> {
+pub(super) fn json(devices: &[DeviceReport]) -> Result<(), CliError> {
     output::print(&as_json(&devices)?)
 }
 
 /// Prints devices and RNICs as one JSON object.
 pub(super) fn json_of_both(
-    devices: &[Device],
-    rnics: &Result<Vec<Rnic>, String>,
+    devices: &[DeviceReport],
+    rnics: &Result<Vec<RnicReport>, String>,
 ) -> Result<(), CliError> {
-    let both = Both {
+    let lists = DeviceLists {
         ism: devices,
         rnics: rnics.as_deref().unwrap_or_default(),
         no_rdma: rnics.as_ref().err(),
     };
-    output::print(&as_json(&both)?)
+    output::print(&as_json(&lists)?)
 }
 
 /// Prints everything for people.
 pub(super) fn text(
-    devices: Option<&[Device]>,
-    rnics: &Result<Vec<Rnic>, String>,
+    devices: Option<&[DeviceReport]>,
+    rnics: &Result<Vec<RnicReport>, String>,
 ) -> Result<(), CliError> {
     let mut text = devices.map(as_text).unwrap_or_default();
     text += &rnics_as_text(rnics);
     output::print(&text)
 }
 
-/// Both lists.
+/// DeviceLists lists.
 #[derive(Serialize)]
-struct Both<'a> {
-    ism: &'a [Device],
-    rnics: &'a [Rnic],
+struct DeviceLists<'a> {
+    ism: &'a [DeviceReport],
+    rnics: &'a [RnicReport],
     /// Why there are no RNICs.
     no_rdma: Option<&'a String>,
 }
@@ -52,7 +52,7 @@ fn as_json(value: &impl Serialize) -> Result<String, CliError> {
     Ok(text + "\n")
 }
 
-fn as_text(devices: &[Device]) -> String {
+fn as_text(devices: &[DeviceReport]) -> String {
     if devices.is_empty() {
         return "This machine has no virtio-ism PCI device (1af4:106c).\n".into();
     }
@@ -63,7 +63,7 @@ fn as_text(devices: &[Device]) -> String {
     text
 }
 
-fn rnics_as_text(rnics: &Result<Vec<Rnic>, String>) -> String {
+fn rnics_as_text(rnics: &Result<Vec<RnicReport>, String>) -> String {
     let rnics = match rnics {
         Ok(rnics) => rnics,
         Err(why) => return format!("This machine has no RNIC that can be used: {why}.\n"),
@@ -98,7 +98,7 @@ fn rnics_as_text(rnics: &Result<Vec<Rnic>, String>) -> String {
     text
 }
 
-fn paragraph(text: &mut String, device: &Device) {
+fn paragraph(text: &mut String, device: &DeviceReport) {
     let driver = device.driver.as_deref().unwrap_or("no driver");
     let state = match &device.problem {
         None => "free".into(),
@@ -137,18 +137,18 @@ fn paragraph(text: &mut String, device: &Device) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rnics::Gid;
+    use super::super::rnics::GidReport;
     use super::*;
 
     #[test]
     fn a_machine_without_devices_says_so_and_lists_nothing() {
         assert!(as_text(&[]).contains("no virtio-ism PCI device"));
-        assert_eq!(as_json(&Vec::<Device>::new()).unwrap(), "[]\n");
+        assert_eq!(as_json(&Vec::<DeviceReport>::new()).unwrap(), "[]\n");
     }
 
     #[test]
     fn a_measured_device_shows_its_speed_and_why_its_path_was_chosen() {
-        let device = Device {
+        let device = DeviceReport {
             address: "0000:00:04.0".into(),
             driver: Some("vfio-pci".into()),
             window: Some(64 << 30),
@@ -156,7 +156,7 @@ mod tests {
             why: Some("faster than 500 MiB/s".into()),
             store_rate: Some(2_500_000_000),
             load_rate: Some(2_400_000_000),
-            ..Device::default()
+            ..DeviceReport::default()
         };
         let text = as_text(&[device]);
         for part in ["vfio-pci, free", "64 GiB", "stores 2.50 GB/s", "window: faster"] {
@@ -166,14 +166,16 @@ mod tests {
 
     #[test]
     fn a_device_that_cannot_be_used_says_why() {
-        let busy = Device { in_use: true, problem: Some("x".into()), ..Device::default() };
-        let unbound = Device { problem: Some("it is bound to".into()), ..Device::default() };
+        let busy =
+            DeviceReport { in_use: true, problem: Some("x".into()), ..DeviceReport::default() };
+        let unbound =
+            DeviceReport { problem: Some("it is bound to".into()), ..DeviceReport::default() };
         let text = as_text(&[busy, unbound]);
         assert!(
             text.contains("in use\n") && text.contains("cannot be used: it is bound"),
             "{text}"
         );
-        let json = as_json(&[Device { in_use: true, ..Device::default() }]).unwrap();
+        let json = as_json(&[DeviceReport { in_use: true, ..DeviceReport::default() }]).unwrap();
         assert!(json.contains("\"in_use\":true"), "{json}");
     }
 
@@ -181,15 +183,19 @@ mod tests {
     fn rnics_are_listed_with_their_gids_or_the_reason_why_there_are_none() {
         let text = rnics_as_text(&Err("no libibverbs".into()));
         assert!(text.contains("no RNIC that can be used: no libibverbs."), "{text}");
-        let gid =
-            Gid { index: 1, gid: "192.0.2.7".into(), roce: "v2", netdev: Some("eth0".into()) };
-        let rnic = Rnic {
+        let gid = GidReport {
+            index: 1,
+            gid: "192.0.2.7".into(),
+            roce: "v2",
+            netdev: Some("eth0".into()),
+        };
+        let rnic = RnicReport {
             name: "rxe0".into(),
             port: 1,
             gids: vec![gid],
             smcr_v1: true,
             smcr_v2: true,
-            ..Rnic::default()
+            ..RnicReport::default()
         };
         let text = rnics_as_text(&Ok(vec![rnic]));
         assert!(text.starts_with("rxe0/1  can be used\n"), "{text}");

@@ -1,4 +1,4 @@
-//! Each thing that is looked at.
+//! The checks.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use guest_driver::transport::pci::{self, Binding};
 use guest_driver::verbs;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{Finding, Verdict, limits};
-use crate::places;
+use super::{Finding, Status, limits};
+use crate::paths;
 
 /// Address family of the kernel's own SMC sockets.
 const AF_SMC: u16 = 43;
@@ -31,38 +31,38 @@ fn kernel() -> Finding {
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
     let says =
         format!("{} {} on {}", text(uname.sysname()), text(uname.release()), text(uname.machine()));
-    Finding::new("kernel", Verdict::Ok, says)
+    Finding::new("kernel", Status::Ok, says)
 }
 
 /// Devices of a daemon on this host, reached through its sockets.
 fn sockets() -> Vec<Finding> {
     const NAME: &str = "fabric";
     let named = std::env::var_os("SMC_DEVICE").map(PathBuf::from);
-    // An address of a PCI function is looked at with the others.
+    // PCI addresses are checked by `functions`.
     let named = named.filter(|path| path.components().count() > 1);
-    let places = match named {
+    let candidates = match named {
         Some(path) => vec![path],
-        None => [places::SERVER, places::CLIENT].map(places::socket).into(),
+        None => [paths::SERVER, paths::CLIENT].map(paths::socket).into(),
     };
-    let found: Vec<_> = places.iter().filter(|path| path.exists()).collect();
+    let found: Vec<_> = candidates.iter().filter(|path| path.exists()).collect();
     if found.is_empty() {
-        let dir = places.first().and_then(|path| path.parent()).map(|dir| dir.display());
+        let dir = candidates.first().and_then(|path| path.parent()).map(|dir| dir.display());
         let says = match dir {
             Some(dir) => format!("no daemon's sockets in {dir}"),
             None => "no daemon's sockets".into(),
         };
-        return vec![Finding::new(NAME, Verdict::No, says).grant("smc fabric")];
+        return vec![Finding::new(NAME, Status::No, says).grant("smc fabric")];
     }
-    // A connection is answered by the daemon at once, or waits while another process has the device;
-    // in both cases the device is there. It is closed before anything is said.
-    let look = |path: &&PathBuf| match UnixStream::connect(path) {
-        Ok(_) => Finding::new(NAME, Verdict::Ok, path.display().to_string()).carrier(),
+    // The daemon accepts at once, or the connection waits while another process has the device. In
+    // both cases the device is there. The connection is closed before a byte is sent.
+    let check = |path: &&PathBuf| match UnixStream::connect(path) {
+        Ok(_) => Finding::new(NAME, Status::Ok, path.display().to_string()).carries_bytes(),
         Err(error) => {
             let says = format!("{}: {error}", path.display());
-            Finding::new(NAME, Verdict::Broken, says).grant("smc fabric")
+            Finding::new(NAME, Status::Broken, says).grant("smc fabric")
         }
     };
-    found.iter().map(look).collect()
+    found.iter().map(check).collect()
 }
 
 /// Devices of this virtual machine.
@@ -70,7 +70,7 @@ fn functions() -> Finding {
     const NAME: &str = "virtio-ism";
     let functions = match pci::functions() {
         Ok(functions) => functions,
-        Err(error) => return Finding::new(NAME, Verdict::Broken, format!("PCI: {error}")),
+        Err(error) => return Finding::new(NAME, Status::Broken, format!("PCI: {error}")),
     };
     let handed_out = |binding: &Binding| {
         matches!(binding, Binding::Vfio(_) | Binding::VfioIommu(_) | Binding::Uio(_))
@@ -78,15 +78,15 @@ fn functions() -> Finding {
     let count = functions.len();
     let usable = functions.iter().filter(|function| handed_out(&function.binding)).count();
     match (count, usable) {
-        (0, _) => Finding::new(NAME, Verdict::No, "no PCI device 1af4:106c in this machine")
+        (0, _) => Finding::new(NAME, Status::No, "no PCI device 1af4:106c in this machine")
             .grant("QEMU: -device vhost-user-ism-pci,chardev=... (qemu/README.md)"),
         (_, 0) => {
-            Finding::new(NAME, Verdict::Broken, format!("{count} PCI, none given to programs"))
+            Finding::new(NAME, Status::Broken, format!("{count} PCI, none given to programs"))
                 .grant("smc devices --bind     # as root, once after boot")
         }
         _ => {
             let says = format!("{usable} of {count} PCI devices given to programs");
-            Finding::new(NAME, Verdict::Ok, says).carrier()
+            Finding::new(NAME, Status::Ok, says).carries_bytes()
         }
     }
 }
@@ -97,7 +97,7 @@ fn rdma() -> Finding {
     let devices = match verbs::devices() {
         Ok(devices) => devices,
         Err(reason) => {
-            let finding = Finding::new(NAME, Verdict::No, reason.to_string());
+            let finding = Finding::new(NAME, Status::No, reason.to_string());
             return match reason {
                 verbs::VerbsUnavailable::Library(_) => {
                     finding.grant("apt-get install libibverbs1 ibverbs-providers")
@@ -108,7 +108,7 @@ fn rdma() -> Finding {
                 verbs::VerbsUnavailable::Permission(node) => {
                     let node = node.display();
                     let who = rustix::process::getuid().as_raw();
-                    Finding { verdict: Verdict::Broken, ..finding }
+                    Finding { status: Status::Broken, ..finding }
                         .grant(format!("setfacl -m u:{who}:rw {node}"))
                 }
             };
@@ -123,8 +123,8 @@ fn rdma() -> Finding {
         }
     }
     match active.is_empty() {
-        false => Finding::new(NAME, Verdict::Ok, active.join("; ")).carrier(),
-        true => Finding::new(NAME, Verdict::Broken, other.join("; "))
+        false => Finding::new(NAME, Status::Ok, active.join("; ")).carries_bytes(),
+        true => Finding::new(NAME, Status::Broken, other.join("; "))
             .grant("ip link set DEV up; ip addr add ADDR/LEN dev DEV     # its net device"),
     }
 }
@@ -148,12 +148,14 @@ fn option() -> Finding {
     match Rendezvous::attach(rendezvous::Options::default()) {
         Ok(rendezvous) => {
             let cgroup = rendezvous.cgroup().display().to_string();
-            Finding::new(NAME, Verdict::Ok, format!("eBPF on {cgroup}: peers are found by TCP"))
+            Finding::new(NAME, Status::Ok, format!("eBPF on {cgroup}: peers are found by TCP"))
         }
         // The text says what grants it.
         Err(missing) => {
-            let says = format!("peers have to be told by configuration: {missing}");
-            Finding::new(NAME, Verdict::No, says)
+            let says = format!(
+                "cannot be used, so servers that speak SMC must be named by --peer: {missing}"
+            );
+            Finding::new(NAME, Status::No, says)
         }
     }
 }
@@ -163,7 +165,7 @@ fn kernel_smc() -> Finding {
     const NAME: &str = "af_smc";
     let family = AddressFamily::from_raw(AF_SMC);
     match rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
-        Ok(_) => Finding::new(NAME, Verdict::Ok, "the kernel has SMC of its own (not needed)"),
-        Err(_) => Finding::new(NAME, Verdict::No, "the kernel has no SMC of its own (not needed)"),
+        Ok(_) => Finding::new(NAME, Status::Ok, "the kernel has SMC of its own (not needed)"),
+        Err(_) => Finding::new(NAME, Status::No, "the kernel has no SMC of its own (not needed)"),
     }
 }

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Finding, Verdict};
+use super::{Finding, Status};
 
 /// Descriptors of fewer connections are used up soon: a polled connection has three.
 const FEW_DESCRIPTORS: u64 = 4096;
@@ -23,13 +23,13 @@ pub(super) fn all() -> Vec<Finding> {
 fn descriptors(limit: Option<u64>) -> Finding {
     const NAME: &str = "descriptors";
     match limit {
-        None => Finding::new(NAME, Verdict::Ok, "unlimited"),
+        None => Finding::new(NAME, Status::Ok, "unlimited"),
         Some(limit) if limit >= FEW_DESCRIPTORS => {
-            Finding::new(NAME, Verdict::Ok, format!("{limit} for each process"))
+            Finding::new(NAME, Status::Ok, format!("{limit} for each process"))
         }
         Some(limit) => {
             let says = format!("{limit} for each process; a polled connection takes three");
-            Finding::new(NAME, Verdict::No, says).grant("ulimit -n 65536")
+            Finding::new(NAME, Status::No, says).grant("ulimit -n 65536")
         }
     }
 }
@@ -37,14 +37,14 @@ fn descriptors(limit: Option<u64>) -> Finding {
 fn pinned(limit: Option<u64>) -> Finding {
     const NAME: &str = "pinned-memory";
     match limit {
-        None => Finding::new(NAME, Verdict::Ok, "unlimited"),
+        None => Finding::new(NAME, Status::Ok, "unlimited"),
         Some(limit) if limit >= PINNED => {
-            Finding::new(NAME, Verdict::Ok, format!("{} MiB for each process", limit >> 20))
+            Finding::new(NAME, Status::Ok, format!("{} MiB for each process", limit >> 20))
         }
         Some(limit) => {
             let says =
                 format!("{} KiB for each process; RDMA wants {} MiB", limit >> 10, PINNED >> 20);
-            Finding::new(NAME, Verdict::No, says).grant("ulimit -l unlimited")
+            Finding::new(NAME, Status::No, says).grant("ulimit -l unlimited")
         }
     }
 }
@@ -53,9 +53,9 @@ fn spinning(processors: usize) -> Finding {
     const NAME: &str = "processors";
     match processors {
         1 => {
-            Finding::new(NAME, Verdict::No, "one: waiting calls have to sleep, which costs latency")
+            Finding::new(NAME, Status::No, "one: waiting calls have to sleep, which costs latency")
         }
-        n => Finding::new(NAME, Verdict::Ok, format!("{n}")),
+        n => Finding::new(NAME, Status::Ok, format!("{n}")),
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(descriptors(Some(1024)).grant.as_deref(), Some("ulimit -n 65536"));
         assert_eq!(pinned(Some(8 << 20)).grant.as_deref(), Some("ulimit -l unlimited"));
         for fine in [descriptors(None), descriptors(Some(4096)), pinned(None)] {
-            assert_eq!(fine.verdict, Verdict::Ok);
+            assert_eq!(fine.status, Status::Ok);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `smc doctor`: what this machine can do for SMC, and what would have to be granted.
+//! `smc doctor`: what SMC can use on this machine, and the commands that set up the rest.
 
 use clap::Args;
 use serde::Serialize;
@@ -11,14 +11,14 @@ mod limits;
 
 /// Help of `smc doctor`.
 pub(crate) const LONG_ABOUT: &str = "\
-Looks at what SMC can use on this machine and says, for each thing that is missing, the command that
-grants it. Nothing is changed, and no device is taken from a program that has it.
+Checks what SMC can use on this machine and prints, for each thing that is missing, the command that
+provides it. It changes nothing, and takes no device from a program that has it.
 
   ok       works
-  no       is not here; the command below it would bring it, if you want it
-  broken   is here and cannot be used until something is repaired
+  no       is not here; the command below it would provide it
+  broken   is here but cannot be used; the command below it would repair it
 
-Nobody needs all of it: one way to carry bytes (a virtio-ism device, or an RDMA adapter) is enough.
+Not all of it is needed: one way to carry bytes (a virtio-ism device, or an RDMA adapter) is enough.
 The exit status is 0 if there is at least one, and 1 if every connection would be TCP.";
 
 /// Options of `smc doctor`.
@@ -29,34 +29,34 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// How a thing is.
+/// Whether a resource can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum Status {
     Ok,
     No,
     Broken,
 }
 
-impl Verdict {
+impl Status {
     fn word(self) -> &'static str {
         match self {
-            Verdict::Ok => "ok",
-            Verdict::No => "no",
-            Verdict::Broken => "broken",
+            Status::Ok => "ok",
+            Status::No => "no",
+            Status::Broken => "broken",
         }
     }
 }
 
-/// What was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
     /// Short, without blanks.
     name: &'static str,
-    verdict: Verdict,
+    status: Status,
     /// What is here, or what is missing.
     says: String,
-    /// A command or two that would change the verdict.
+    /// A command or two that would change the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     grant: Option<String>,
     /// Whether it can carry the bytes of a connection.
@@ -64,8 +64,8 @@ struct Finding {
 }
 
 impl Finding {
-    fn new(name: &'static str, verdict: Verdict, says: impl Into<String>) -> Finding {
-        Finding { name, verdict, says: says.into(), grant: None, carries: false }
+    fn new(name: &'static str, status: Status, says: impl Into<String>) -> Finding {
+        Finding { name, status, says: says.into(), grant: None, carries: false }
     }
 
     fn grant(self, grant: impl Into<String>) -> Finding {
@@ -73,15 +73,15 @@ impl Finding {
     }
 
     /// A way to carry bytes, if it is `Ok`.
-    fn carrier(self) -> Finding {
-        Finding { carries: self.verdict == Verdict::Ok, ..self }
+    fn carries_bytes(self) -> Finding {
+        Finding { carries: self.status == Status::Ok, ..self }
     }
 }
 
-/// Looks at everything and prints it. `true`: some way to carry bytes works.
+/// Runs all checks and prints them; `true` if at least one way to carry bytes works.
 ///
 /// # Errors
-/// Standard output is gone.
+/// Standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool, CliError> {
     let findings = checks::all();
     let able = findings.iter().any(|finding| finding.carries);
@@ -98,15 +98,13 @@ fn as_text(findings: &[Finding], able: bool) -> String {
     let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     for finding in findings {
         let Finding { name, says, .. } = finding;
-        text += &format!("{:<6}  {name:<width$}  {says}\n", finding.verdict.word());
+        text += &format!("{:<6}  {name:<width$}  {says}\n", finding.status.word());
         for line in finding.grant.iter().flat_map(|grant| grant.lines()) {
             text += &format!("{:8}{:width$}  > {line}\n", "", "");
         }
     }
     text += match able {
-        true => {
-            "\nSMC works here. \"smc check HOST PORT\" tells whether a server is reached by it.\n"
-        }
+        true => "\nSMC works here. \"smc check HOST PORT\" shows whether a server does.\n",
         false => "\nNothing here can carry SMC: every connection would be TCP.\n",
     };
     text
@@ -119,8 +117,8 @@ mod tests {
     #[test]
     fn what_is_missing_is_followed_by_the_command_that_grants_it() {
         let findings = [
-            Finding::new("rdma", Verdict::No, "no RDMA device").grant("rdma link add"),
-            Finding::new("descriptors", Verdict::Ok, "1024"),
+            Finding::new("rdma", Status::No, "no RDMA device").grant("rdma link add"),
+            Finding::new("descriptors", Status::Ok, "1024"),
         ];
         let text = as_text(&findings, false);
         let lines: Vec<_> = text.lines().collect();
@@ -132,8 +130,8 @@ mod tests {
 
     #[test]
     fn only_a_carrier_that_works_makes_a_machine_able() {
-        assert!(!Finding::new("rdma", Verdict::Broken, "x").carrier().carries);
-        assert!(Finding::new("rdma", Verdict::Ok, "x").carrier().carries);
-        assert!(!Finding::new("option", Verdict::Ok, "x").carries);
+        assert!(!Finding::new("rdma", Status::Broken, "x").carries_bytes().carries);
+        assert!(Finding::new("rdma", Status::Ok, "x").carries_bytes().carries);
+        assert!(!Finding::new("option", Status::Ok, "x").carries);
     }
 }

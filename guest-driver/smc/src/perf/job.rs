@@ -1,4 +1,4 @@
-//! What one run of a measurement is, as it goes to the two processes that do it.
+//! The description of one run, which both of its processes get, and what they report.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::transport::{Carried, Counters};
+use crate::transport::{Counters, SmcPath};
 
 /// What server and client do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,10 +22,10 @@ pub(super) enum Program {
     Short,
 }
 
-/// What carries the bytes.
+/// The transport of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Carrier {
+pub(super) enum TransportKind {
     /// SMC-D as the devices have it: the window, or else moves.
     Smc,
     /// SMC-D, stores into the peer's DMB.
@@ -42,38 +42,43 @@ pub(super) enum Carrier {
     Ring,
 }
 
-impl Carrier {
-    /// All, in the order of tables.
-    pub(super) const ALL: [Carrier; 7] = [
-        Carrier::Smc,
-        Carrier::Window,
-        Carrier::Move,
-        Carrier::Tcp,
-        Carrier::Vsock,
-        Carrier::Unix,
-        Carrier::Ring,
+impl TransportKind {
+    /// All transports, in the order of tables.
+    pub(super) const ALL: [TransportKind; 7] = [
+        TransportKind::Smc,
+        TransportKind::Window,
+        TransportKind::Move,
+        TransportKind::Tcp,
+        TransportKind::Vsock,
+        TransportKind::Unix,
+        TransportKind::Ring,
     ];
 
     /// Those between processes of one machine.
-    pub(super) const LOCAL: [Carrier; 5] =
-        [Carrier::Window, Carrier::Move, Carrier::Tcp, Carrier::Unix, Carrier::Ring];
+    pub(super) const LOCAL: [TransportKind; 5] = [
+        TransportKind::Window,
+        TransportKind::Move,
+        TransportKind::Tcp,
+        TransportKind::Unix,
+        TransportKind::Ring,
+    ];
 
-    /// What people read.
+    /// Its name in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
-            Carrier::Smc => "SMC-D",
-            Carrier::Window => "SMC-D window",
-            Carrier::Move => "SMC-D move",
-            Carrier::Tcp => "TCP",
-            Carrier::Vsock => "vsock",
-            Carrier::Unix => "Unix socket",
-            Carrier::Ring => "raw shared memory",
+            TransportKind::Smc => "SMC-D",
+            TransportKind::Window => "SMC-D window",
+            TransportKind::Move => "SMC-D move",
+            TransportKind::Tcp => "TCP",
+            TransportKind::Vsock => "vsock",
+            TransportKind::Unix => "Unix socket",
+            TransportKind::Ring => "raw shared memory",
         }
     }
 
-    /// Whether it is what this project makes.
+    /// Whether it is SMC.
     pub(super) fn is_smc(self) -> bool {
-        matches!(self, Carrier::Smc | Carrier::Window | Carrier::Move)
+        matches!(self, TransportKind::Smc | TransportKind::Window | TransportKind::Move)
     }
 }
 
@@ -81,7 +86,7 @@ impl Carrier {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) program: Program,
-    pub(super) carrier: Carrier,
+    pub(super) transport: TransportKind,
     /// Bytes of a write or message.
     pub(super) size: usize,
     /// Length of the measurement; the same again divided by five comes before it, unmeasured.
@@ -98,8 +103,8 @@ pub(super) struct Job {
     pub(super) device: Option<PathBuf>,
     /// User EIDs of SMC; none: the default.
     pub(super) eids: Vec<String>,
-    /// The other end is another machine, perhaps a slow one: SMC waits longer.
-    pub(super) far: bool,
+    /// The other end is another machine, perhaps a slow one: SMC has longer timeouts.
+    pub(super) remote: bool,
     /// Where TCP and SMC servers listen.
     pub(super) bind: SocketAddr,
     /// Where Unix sockets are made.
@@ -116,42 +121,42 @@ impl Job {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// What comes before it.
+    /// Time of unmeasured work before it.
     pub(super) fn warm_up(&self) -> Duration {
         self.length() / 5
     }
 }
 
-/// What a process says.
+/// A message of a process of a run.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Report {
+pub(super) enum RunMessage {
     /// The server listens there.
     Listening(String),
-    /// It is done.
-    Done(Told),
+    /// The process has done its part.
+    Done(EndReport),
 }
 
-/// What one side has to tell when it is done.
+/// The report of one end of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct EndReport {
     /// The result: one side of each program has it.
     pub(super) outcome: Option<Outcome>,
     /// Bytes that a stream's receiver got, those of the warm-up too.
     pub(super) bytes: u64,
-    /// What SMC made of the connection.
-    pub(super) smc: Option<Carried>,
-    /// What the device counted while a stream went on.
+    /// How the SMC connection travelled.
+    pub(super) smc: Option<SmcPath>,
+    /// What the device counted during a stream.
     pub(super) device: Option<Counters>,
 }
 
-impl From<Outcome> for Told {
-    fn from(outcome: Outcome) -> Told {
-        Told { outcome: Some(outcome), ..Told::default() }
+impl From<Outcome> for EndReport {
+    fn from(outcome: Outcome) -> EndReport {
+        EndReport { outcome: Some(outcome), ..EndReport::default() }
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outcome {

@@ -1,8 +1,8 @@
 //! The measures by name, and what each is made of.
 
-use super::job::{Carrier, Program};
+use super::job::{Program, TransportKind};
 
-/// In what a measure counts.
+/// The unit of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// 2^20 bytes per second.
@@ -18,7 +18,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    /// What people and programs read.
+    /// Its name in tables and JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Unit::MebibytesPerSecond => "MiB/s",
@@ -34,7 +34,7 @@ impl Unit {
         self == Unit::Microseconds
     }
 
-    /// From what a program counts per second.
+    /// Converts what a program counts per second into this unit.
     pub(super) fn scale(self, per_second: f64, size: usize) -> f64 {
         match self {
             Unit::MebibytesPerSecond => per_second / f64::from(1 << 20),
@@ -44,10 +44,10 @@ impl Unit {
     }
 }
 
-/// A program with its parameters, run over several carriers in turn.
+/// A program with its parameters, run over several transports in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Experiment {
-    /// What people read.
+    /// Its name in tables.
     pub(super) title: String,
     pub(super) program: Program,
     pub(super) unit: Unit,
@@ -61,10 +61,10 @@ pub(super) struct Experiment {
     pub(super) connections: usize,
     /// Client threads of short connections.
     pub(super) threads: usize,
-    /// What it is run over.
-    pub(super) carriers: Vec<Carrier>,
+    /// The transports that it is run over.
+    pub(super) transports: Vec<TransportKind>,
     /// The measures it gives: name, and which SMC-D is meant.
-    pub(super) rows: Vec<(String, Carrier)>,
+    pub(super) rows: Vec<(String, TransportKind)>,
 }
 
 /// Parameters that options can change.
@@ -77,13 +77,13 @@ pub(super) struct Overrides {
     pub(super) threads: Option<usize>,
 }
 
-/// How long SMC spins unless a measure says otherwise, microseconds: the library's default.
+/// How long SMC spins by default, microseconds: the library's default.
 const SPIN_US: u64 = 50;
 
 fn experiment(title: &str, program: Program, unit: Unit, size: usize) -> Experiment {
     let ring = matches!(program, Program::Stream | Program::RoundTrip);
-    let mut carriers = vec![Carrier::Window, Carrier::Tcp, Carrier::Unix];
-    carriers.extend(ring.then_some(Carrier::Ring));
+    let mut transports = vec![TransportKind::Window, TransportKind::Tcp, TransportKind::Unix];
+    transports.extend(ring.then_some(TransportKind::Ring));
     Experiment {
         title: title.into(),
         program,
@@ -93,25 +93,25 @@ fn experiment(title: &str, program: Program, unit: Unit, size: usize) -> Experim
         spin_us: SPIN_US,
         connections: 200,
         threads: 4,
-        carriers,
+        transports,
         rows: Vec::new(),
     }
 }
 
 impl Experiment {
-    fn row(mut self, name: &str, carrier: Carrier) -> Self {
-        if !self.carriers.contains(&carrier) {
-            self.carriers.push(carrier);
-            self.carriers.sort_unstable();
+    fn row(mut self, name: &str, transport: TransportKind) -> Self {
+        if !self.transports.contains(&transport) {
+            self.transports.push(transport);
+            self.transports.sort_unstable();
         }
-        self.rows.push((name.into(), carrier));
+        self.rows.push((name.into(), transport));
         self
     }
 
-    /// The window only where no measure asks for it is left out.
+    /// Removes the transports of SMC that no row needs.
     fn only_what_rows_need(mut self) -> Self {
         let rows = &self.rows;
-        self.carriers.retain(|c| !c.is_smc() || rows.iter().any(|(_, needed)| needed == c));
+        self.transports.retain(|c| !c.is_smc() || rows.iter().any(|(_, needed)| needed == c));
         self
     }
 
@@ -139,7 +139,7 @@ impl Experiment {
     }
 }
 
-/// A number of bytes for people.
+/// A number of bytes with a unit.
 pub(super) fn bytes(n: usize) -> String {
     match n {
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
@@ -167,7 +167,8 @@ pub(super) const NAMES: [(&str, &str); 13] = [
 
 /// The seven measures of `--suite`.
 pub(super) fn suite(overrides: &Overrides) -> Vec<Experiment> {
-    let both = bulk().row("bulk_window", Carrier::Window).row("bulk_move", Carrier::Move);
+    let both =
+        bulk().row("bulk_window", TransportKind::Window).row("bulk_move", TransportKind::Move);
     let mut all = vec![both.only_what_rows_need().with(overrides)];
     for name in ["rtt_spin", "rtt_sleep", "rate_100b", "echo_200", "short_conn"] {
         all.extend(by_name(name, overrides));
@@ -192,28 +193,28 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
     let echo = || experiment("", Program::Echo, Unit::EchoesPerSecond, 4096);
     let conn = || experiment("", Program::Short, Unit::ConnectionsPerSecond, 1024);
     let both = |base: Experiment| {
-        base.row(&format!("{name}_window"), Carrier::Window)
-            .row(&format!("{name}_move"), Carrier::Move)
+        base.row(&format!("{name}_window"), TransportKind::Window)
+            .row(&format!("{name}_move"), TransportKind::Move)
     };
     let made = match name {
         "bulk" => both(bulk()),
-        "bulk_window" => bulk().row(name, Carrier::Window),
-        "bulk_move" => bulk().row(name, Carrier::Move),
+        "bulk_window" => bulk().row(name, TransportKind::Window),
+        "bulk_move" => bulk().row(name, TransportKind::Move),
         "rtt" => both(rtt()),
-        "rtt_spin" => rtt().row(name, Carrier::Window),
+        "rtt_spin" => rtt().row(name, TransportKind::Window),
         "rtt_sleep" => {
             let mut sleep = rtt();
             sleep.spin_us = 0;
-            // The bare ring spins, or it does not work.
-            sleep.carriers.retain(|carrier| *carrier != Carrier::Ring);
-            sleep.row(name, Carrier::Window)
+            // The raw ring works only by spinning.
+            sleep.transports.retain(|transport| *transport != TransportKind::Ring);
+            sleep.row(name, TransportKind::Window)
         }
         "rate" => both(rate()),
-        "rate_100b" => rate().row(name, Carrier::Window),
+        "rate_100b" => rate().row(name, TransportKind::Window),
         "echo" => both(echo()),
-        "echo_200" => echo().row(name, Carrier::Window),
+        "echo_200" => echo().row(name, TransportKind::Window),
         "conn" => both(conn()),
-        "short_conn" => conn().row(name, Carrier::Window),
+        "short_conn" => conn().row(name, TransportKind::Window),
         _ => return None,
     };
     Some(made.only_what_rows_need().with(overrides))
@@ -222,12 +223,12 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
 /// The measures of `--suite` between machines.
 pub(super) const BETWEEN: [&str; 5] = ["bulk", "rtt_spin", "rtt_sleep", "rate_100b", "short_conn"];
 
-/// The experiment of a name between machines, over these carriers, SMC first; none if there is no
+/// The experiment of a name between machines, over these transports, SMC first; none if there is no
 /// such measure.
 pub(super) fn between(
     name: &str,
     overrides: &Overrides,
-    carriers: &[Carrier],
+    transports: &[TransportKind],
 ) -> Option<Experiment> {
     // The path is an option there, and not part of the name.
     let base = match name {
@@ -240,8 +241,8 @@ pub(super) fn between(
         _ => return None,
     };
     let mut experiment = by_name(base, overrides)?;
-    experiment.carriers = carriers.to_vec();
-    experiment.rows = carriers.first().map(|smc| (name.into(), *smc)).into_iter().collect();
+    experiment.transports = transports.to_vec();
+    experiment.rows = transports.first().map(|smc| (name.into(), *smc)).into_iter().collect();
     Some(experiment)
 }
 
@@ -251,16 +252,16 @@ mod tests {
 
     #[test]
     fn between_machines_a_measure_runs_over_what_reaches_them() {
-        let carriers = [Carrier::Smc, Carrier::Tcp];
+        let transports = [TransportKind::Smc, TransportKind::Tcp];
         for name in BETWEEN.into_iter().chain(["rtt", "rate", "echo", "conn", "echo_200"]) {
-            let experiment = between(name, &Overrides::default(), &carriers).unwrap();
-            assert_eq!(experiment.carriers, carriers, "{name}");
-            assert_eq!(experiment.rows, [(name.to_owned(), Carrier::Smc)]);
+            let experiment = between(name, &Overrides::default(), &transports).unwrap();
+            assert_eq!(experiment.transports, transports, "{name}");
+            assert_eq!(experiment.rows, [(name.to_owned(), TransportKind::Smc)]);
         }
-        let sleep = between("rtt_sleep", &Overrides::default(), &carriers).unwrap();
+        let sleep = between("rtt_sleep", &Overrides::default(), &transports).unwrap();
         assert_eq!(sleep.spin_us, 0);
         for name in ["bulk_window", "bulk_move", "memory"] {
-            assert!(between(name, &Overrides::default(), &carriers).is_none(), "{name}");
+            assert!(between(name, &Overrides::default(), &transports).is_none(), "{name}");
         }
     }
 
@@ -269,10 +270,10 @@ mod tests {
         for (name, _) in NAMES.iter().filter(|(name, _)| *name != "memory") {
             let experiment = by_name(name, &Overrides::default()).unwrap();
             assert!(!experiment.rows.is_empty() && !experiment.title.is_empty(), "{name}");
-            for (_, carrier) in &experiment.rows {
-                assert!(experiment.carriers.contains(carrier), "{name}");
+            for (_, transport) in &experiment.rows {
+                assert!(experiment.transports.contains(transport), "{name}");
             }
-            assert!(experiment.carriers.contains(&Carrier::Tcp), "{name}");
+            assert!(experiment.transports.contains(&TransportKind::Tcp), "{name}");
         }
         assert!(by_name("paint", &Overrides::default()).is_none());
     }
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn a_measure_of_moves_does_not_run_the_window() {
         let experiment = by_name("bulk_move", &Overrides::default()).unwrap();
-        assert!(!experiment.carriers.contains(&Carrier::Window));
+        assert!(!experiment.transports.contains(&TransportKind::Window));
     }
 
     #[test]

@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 use super::run::{CLIENT, SERVER};
 use crate::error::CliError;
 use crate::helper::{self, Helper};
-use crate::rig::Rig;
 use crate::stack;
+use crate::temporary_fabric::TemporaryFabric;
 use crate::transport::{self, Smc, Transport};
 
 /// Idle devices.
 const DEVICES: usize = 100;
-/// Idle connections, if not said otherwise.
+/// Idle connections by default.
 const CONNECTIONS: usize = 500;
 /// How long a process may take to set things up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What was found.
+/// The result of the measure.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     daemon_idle: u64,
@@ -48,22 +48,22 @@ impl Memory {
     }
 }
 
-/// What an idle process holds.
+/// The task of an idle process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Task {
-    /// Devices that nobody talks through.
+    /// Opens devices and leaves them idle.
     Devices(Vec<PathBuf>),
-    /// A device that is opened and let go.
+    /// Opens a device and closes it.
     Probe(PathBuf),
-    /// The server's ends of connections.
+    /// Accepts connections and leaves them idle.
     Accept { device: PathBuf, connections: usize },
-    /// The clients' ends.
+    /// Makes connections and leaves them idle.
     Connect { device: PathBuf, connections: usize, address: String },
 }
 
-/// What it says.
+/// A message of an idle process.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum IdleMessage {
     Listening(String),
     /// A device cannot be opened.
     Closed(String),
@@ -83,65 +83,69 @@ pub(super) fn measure(connections: Option<usize>) -> Result<Memory, CliError> {
     Ok(Memory { daemon_idle, daemon_devices, per_connection })
 }
 
-/// Finds out whether a device can be opened. A process of its own does: when it is over, so is its
-/// hold of the device.
+/// Finds out whether a device can be opened. A process of its own opens it, so that the device is
+/// free again when that process has ended.
 ///
 /// # Errors
 /// [`CliError::Device`], or the process failed.
-pub(super) fn probe(device: &Path, patience: Duration) -> Result<(), CliError> {
+pub(super) fn probe(device: &Path, timeout: Duration) -> Result<(), CliError> {
     let probe = Helper::start("device", "__idle", &Task::Probe(device.into()))?;
-    match probe.hear(patience)? {
-        Said::Ready { .. } => Ok(()),
-        Said::Closed(why) => {
+    match probe.receive(timeout)? {
+        IdleMessage::Ready { .. } => Ok(()),
+        IdleMessage::Closed(why) => {
             Err(CliError::Device { device: device.into(), source: std::io::Error::other(why) })
         }
-        Said::Listening(_) => Err(confused()),
+        IdleMessage::Listening(_) => Err(unexpected_report()),
     }
 }
 
 fn devices() -> Result<(u64, u64), CliError> {
     let names: Vec<String> = (0..DEVICES).map(|i| format!("d{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let rig = Rig::start(&names)?;
-    let before = memory_of(rig.daemon_pid(), "VmRSS:")?;
-    let sockets = names.iter().map(|name| rig.device(name)).collect();
+    let fabric = TemporaryFabric::start(&names)?;
+    let before = memory_of(fabric.daemon_pid(), "VmRSS:")?;
+    let sockets = names.iter().map(|name| fabric.device(name)).collect();
     let holder = Helper::start("idle devices", "__idle", &Task::Devices(sockets))?;
-    let Said::Ready { .. } = holder.hear(PATIENCE)? else { return Err(confused()) };
-    let connected = rig.management()?.list().map_err(refused)?;
+    let IdleMessage::Ready { .. } = holder.receive(TIMEOUT)? else {
+        return Err(unexpected_report());
+    };
+    let connected = fabric.management()?.list().map_err(refused)?;
     let connected = connected.iter().filter(|guest| guest.gid.is_some()).count();
     if connected != DEVICES {
         return Err(CliError::Usage(format!("only {connected} of {DEVICES} devices are up")));
     }
-    Ok((before, memory_of(rig.daemon_pid(), "VmRSS:")?))
+    Ok((before, memory_of(fabric.daemon_pid(), "VmRSS:")?))
 }
 
 fn per_connection(connections: usize) -> Result<[f64; 3], CliError> {
-    let rig = Rig::start(&[SERVER, CLIENT])?;
-    let device = rig.device(SERVER);
+    let fabric = TemporaryFabric::start(&[SERVER, CLIENT])?;
+    let device = fabric.device(SERVER);
     let server = Helper::start("server", "__idle", &Task::Accept { device, connections })?;
-    let Said::Listening(address) = server.hear(PATIENCE)? else { return Err(confused()) };
-    let device = rig.device(CLIENT);
-    let daemon_before = memory_of(rig.daemon_pid(), "RssAnon:")?;
+    let IdleMessage::Listening(address) = server.receive(TIMEOUT)? else {
+        return Err(unexpected_report());
+    };
+    let device = fabric.device(CLIENT);
+    let daemon_before = memory_of(fabric.daemon_pid(), "RssAnon:")?;
     let task = Task::Connect { device, connections, address };
     let client = Helper::start("client", "__idle", &task)?;
-    let Said::Ready { before: client_before } = client.hear(PATIENCE)? else {
-        return Err(confused());
+    let IdleMessage::Ready { before: client_before } = client.receive(TIMEOUT)? else {
+        return Err(unexpected_report());
     };
-    let Said::Ready { before: server_before } = server.hear(PATIENCE)? else {
-        return Err(confused());
+    let IdleMessage::Ready { before: server_before } = server.receive(TIMEOUT)? else {
+        return Err(unexpected_report());
     };
     let grown = |pid: u32, before: u64| -> Result<f64, CliError> {
         let now = memory_of(pid, "RssAnon:")?;
         Ok(now.saturating_sub(before) as f64 / connections as f64)
     };
     Ok([
-        grown(rig.daemon_pid(), daemon_before)?,
+        grown(fabric.daemon_pid(), daemon_before)?,
         grown(server.pid(), server_before)?,
         grown(client.pid(), client_before)?,
     ])
 }
 
-fn confused() -> CliError {
+fn unexpected_report() -> CliError {
     CliError::Helper { name: "idle".into(), problem: "did not report what was expected".into() }
 }
 
@@ -166,31 +170,31 @@ fn parse_status(text: &str, key: &str) -> Option<u64> {
 pub(crate) fn idle(task: &str) -> ExitCode {
     helper::run_unwatched(task, |task: Task| {
         helper::raise_descriptor_limit();
-        let say = |said| helper::say(&said).map_err(CliError::io("report"));
+        let send = |message| helper::send(&message).map_err(CliError::io("report"));
         match task {
             Task::Devices(sockets) => {
                 let stacks: Result<Vec<_>, _> = sockets.iter().map(open).collect();
                 let _held = stacks?;
-                say(Said::Ready { before: 0 })?;
+                send(IdleMessage::Ready { before: 0 })?;
                 helper::wait_for_parent_end();
             }
-            Task::Probe(device) => say(match open(&device) {
-                Ok(_) => Said::Ready { before: 0 },
-                Err(CliError::Device { source, .. }) => Said::Closed(source.to_string()),
-                Err(other) => Said::Closed(other.to_string()),
+            Task::Probe(device) => send(match open(&device) {
+                Ok(_) => IdleMessage::Ready { before: 0 },
+                Err(CliError::Device { source, .. }) => IdleMessage::Closed(source.to_string()),
+                Err(other) => IdleMessage::Closed(other.to_string()),
             })?,
             Task::Accept { device, connections } => {
                 let smc = Smc::new(open(&device)?, transport::Path::Window);
                 let (listener, address) = smc.listen().map_err(CliError::io("listen"))?;
-                say(Said::Listening(address))?;
+                send(IdleMessage::Listening(address))?;
                 let held = accept(&smc, &listener, connections).map_err(CliError::io("accept"))?;
-                say(Said::Ready { before: held.before })?;
+                send(IdleMessage::Ready { before: held.before })?;
                 helper::wait_for_parent_end();
             }
             Task::Connect { device, connections, address } => {
                 let smc = Smc::new(open(&device)?, transport::Path::Window);
                 let held = connect(&smc, &address, connections).map_err(CliError::io("connect"))?;
-                say(Said::Ready { before: held.before })?;
+                send(IdleMessage::Ready { before: held.before })?;
                 helper::wait_for_parent_end();
             }
         }
@@ -204,7 +208,7 @@ struct Held {
     _streams: Vec<SmcStream>,
 }
 
-/// One byte to and fro: the connection is up on both sides, and its first use is paid for. The
+/// Accepts connections, and moves one byte to and fro on each, so that both sides have set it up. The
 /// first connection, which makes the link, is not counted.
 fn accept(smc: &Smc, listener: &SmcListener, n: usize) -> std::io::Result<Held> {
     let mut streams = Vec::with_capacity(n + 1);

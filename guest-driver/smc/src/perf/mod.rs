@@ -1,12 +1,12 @@
-//! `smc perf`: what SMC costs and gains, next to the alternatives, on this machine.
+//! `smc perf`: measures SMC next to the alternatives.
 
-mod far;
 mod job;
 mod measure;
 mod memory;
 mod peer;
 mod plot;
 mod programs;
+mod remote;
 mod report;
 mod run;
 
@@ -21,10 +21,10 @@ pub(crate) use memory::idle;
 pub(crate) use peer::{drive, serve};
 
 use crate::error::CliError;
-use crate::places;
-use crate::rig::Rig;
+use crate::paths;
 use crate::stack::{PathArg, parse_size};
-use job::Carrier;
+use crate::temporary_fabric::TemporaryFabric;
+use job::TransportKind;
 use measure::{Experiment, Overrides};
 
 /// Help of `smc perf`.
@@ -48,19 +48,19 @@ A fifth of a run's time comes before the measurement. If SMC falls back to TCP t
   conn   4 client threads connect, send 1 KiB, read 1 KiB, close; the server is one thread that
          takes a connection, answers and closes. TCP_NODELAY.
   raw    two rings of 1 MiB in a memory file, positions in atomic words, both sides spin, each on a
-         processor of its own; no handshake, no wake-up, nothing checked. What two processors can do
-         through memory, by plain copies. It has no event loop and no connections.
+         processor of its own; no handshake, no wake-up, no checks. This is the limit of what two
+         processors can do through memory. It has no event loop and no connections.
   memory resident memory of the daemon with 100 devices whose processes are idle, and private
          memory of daemon, server and client per idle connection (DMBs are shared memory and are
          not part of it).
 
-Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" stays on one,
-\"smc perf --to HOST:PORT\" on the other asks it for one run after the other. Each end has a device of
+Between two machines (two VMs of one host, say): \"smc perf --serve PORT\" runs on one machine.
+\"smc perf --to HOST:PORT\" on the other one requests the runs from it, one after the other. Each end has a device of
 its own. The measures are bulk, rtt_spin, rtt_sleep, rate_100b, short_conn (these are the suite) and
 echo_200, over SMC-D, TCP on the network between the two, and virtio sockets if --vsock names the
 server's CID (in writes of 3.5 KiB at most, since what carries them between guests loses longer
-packets). With bulk come kicks and wakes: how often, per MiB, the drivers of both ends called
-their devices (in a guest, exits), and the devices woke them (interrupts). The table tells how the
+packets). With bulk come kicks and wakes: how often, per MiB, the drivers of both ends kicked
+their devices (in a guest, exits), and the devices woke the drivers (interrupts). The table shows how the
 bytes of SMC travelled. Servers of runs listen on ports that the system chooses.";
 
 /// End of the help of `smc perf`.
@@ -71,7 +71,7 @@ Examples:
   smc perf rtt --size 1K --runs 9   one measure, other parameters
   smc perf bulk rtt --plot perf.svg a picture
   smc perf --serve 7000             between two machines: on one of them
-  smc perf --to 10.0.0.2:7000       on the other, all of it
+  smc perf --to 10.0.0.2:7000       on the other: the suite
 
 JSON lines have the keys measure, unit, runs, smc, tcp, unix, limit, ratio: medians, null where one
 does not apply. The ratio is smc over tcp, for times tcp over smc: more is better. With --to the
@@ -97,9 +97,9 @@ pub(crate) struct PerfArgs {
                                       "connections", "threads"])]
     suite: bool,
 
-    /// Stay, and measure with any "smc perf --to" that asks (see above); Ctrl-C ends it.
+    /// Serve runs for "smc perf --to" of other machines (see above) until Ctrl-C.
     ///
-    /// Whoever reaches the port can keep this machine busy.
+    /// Anyone who can reach the port can keep this machine busy.
     #[arg(long, value_name = "[ADDR:]PORT", help_heading = BETWEEN, group = "between",
           conflicts_with_all = ["measures", "more", "suite", "runs", "seconds", "size", "buffer",
                                 "spin_us", "connections", "threads", "pin", "json", "plot", "vsock",
@@ -116,11 +116,11 @@ pub(crate) struct PerfArgs {
           value_parser = clap::value_parser!(u32).range(1..0xffff_ffff))]
     vsock: Option<u32>,
 
-    /// How the bytes of SMC have to travel, or the measure fails [default: auto].
+    /// How the bytes of SMC must travel; a measure fails if they do not [default: auto].
     #[arg(long, value_enum, value_name = "PATH", help_heading = BETWEEN, requires = "to")]
     path: Option<PathArg>,
 
-    /// The own device: a socket, or "pci", or a PCI address [default: $SMC_DEVICE; else that of
+    /// Device of this machine: a socket, or "pci", or a PCI address [default: $SMC_DEVICE; else that of
     /// "smc fabric", a.sock to serve, b.sock otherwise].
     #[arg(long, value_name = "DEVICE", help_heading = BETWEEN, requires = "between")]
     device: Option<PathBuf>,
@@ -161,8 +161,8 @@ pub(crate) struct PerfArgs {
 
     /// Keep the server on one processor and the client on another.
     ///
-    /// Programs are usually not bound like that, but on a machine that does other things too, the
-    /// scheduler's choices then no longer are part of the result.
+    /// Programs are usually not bound like that. But on a busy machine it keeps the scheduler's
+    /// choices out of the result.
     #[arg(long)]
     pin: bool,
 
@@ -209,9 +209,9 @@ fn parse_plot(text: &str) -> Result<PathBuf, String> {
 /// What keeps a measure from being taken.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     if let Some(address) = &args.serve {
-        return far::serve(
+        return remote::serve(
             address,
-            &far::Own::of(args.device.as_ref(), &args.eids, places::SERVER)?,
+            &remote::Own::of(args.device.as_ref(), &args.eids, paths::SERVER)?,
         );
     }
     let names: Vec<&str> = args.measures.iter().chain(&args.more).map(String::as_str).collect();
@@ -230,19 +230,19 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
         false => names.iter().filter_map(|name| measure::by_name(name, &overrides)).collect(),
     };
     let runs = args.runs as usize;
-    let mut rig = Rig::start(&[run::SERVER, run::CLIENT])?;
+    let mut fabric = TemporaryFabric::start(&[run::SERVER, run::CLIENT])?;
     let progress = progress_bar(&experiments, runs);
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     let mut all = Vec::new();
     for experiment in &experiments {
-        let results = run::run(&mut rig, experiment, &plan, &progress)?;
+        let results = run::run(&mut fabric, experiment, &plan, &progress)?;
         if args.json {
             progress.suspend(|| report::print_json(&results))?;
         }
         all.push(results);
     }
     progress.finish_and_clear();
-    drop(rig);
+    drop(fabric);
     let memory = names.contains(&"memory").then(|| memory::measure(args.connections));
     let memory = memory.transpose()?;
     match args.json {
@@ -263,28 +263,28 @@ fn between(
     overrides: &Overrides,
 ) -> Result<(), CliError> {
     let smc = match args.path {
-        None | Some(PathArg::Auto) => Carrier::Smc,
-        Some(PathArg::Window) => Carrier::Window,
-        Some(PathArg::Move) => Carrier::Move,
+        None | Some(PathArg::Auto) => TransportKind::Smc,
+        Some(PathArg::Window) => TransportKind::Window,
+        Some(PathArg::Move) => TransportKind::Move,
     };
-    let mut carriers = vec![smc, Carrier::Tcp];
-    carriers.extend(args.vsock.map(|_| Carrier::Vsock));
+    let mut transports = vec![smc, TransportKind::Tcp];
+    transports.extend(args.vsock.map(|_| TransportKind::Vsock));
     let names = if names.is_empty() { &measure::BETWEEN[..] } else { names };
     let none = |name| {
         CliError::Usage(format!(
-            "{name} is not measured between machines (--path tells how SMC has to travel)"
+            "{name} is not measured between machines (--path says how SMC must travel)"
         ))
     };
     let experiments: Vec<Experiment> = names
         .iter()
-        .map(|name| measure::between(name, overrides, &carriers).ok_or_else(|| none(*name)))
+        .map(|name| measure::between(name, overrides, &transports).ok_or_else(|| none(*name)))
         .collect::<Result<_, _>>()?;
     let runs = args.runs as usize;
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: false };
-    let own = far::Own::of(args.device.as_ref(), &args.eids, places::CLIENT)?;
-    let target = far::Target { server, vsock: args.vsock };
+    let own = remote::Own::of(args.device.as_ref(), &args.eids, paths::CLIENT)?;
+    let target = remote::Target { server, vsock: args.vsock };
     let progress = progress_bar(&experiments, runs);
-    let all = far::measure(&target, own, &experiments, &plan, args.json, &progress)?;
+    let all = remote::measure(&target, own, &experiments, &plan, args.json, &progress)?;
     match &args.plot {
         Some(path) => plot::draw(&all, path),
         None => Ok(()),
@@ -293,7 +293,7 @@ fn between(
 
 /// A bar on a terminal, nothing elsewhere.
 fn progress_bar(experiments: &[Experiment], runs: usize) -> ProgressBar {
-    let total: usize = experiments.iter().map(|e| e.carriers.len() * runs).sum();
+    let total: usize = experiments.iter().map(|e| e.transports.len() * runs).sum();
     let bar = ProgressBar::new(total as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (ends in {eta})") {
         bar.set_style(style);

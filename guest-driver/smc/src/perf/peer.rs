@@ -7,7 +7,7 @@ use std::time::Duration;
 use guest_driver::{DataPath, Rnics};
 use smc_core::wire::ids::Eid;
 
-use super::job::{Carrier, Job, Report, Told};
+use super::job::{EndReport, Job, RunMessage, TransportKind};
 use super::programs;
 use crate::error::CliError;
 use crate::helper;
@@ -35,21 +35,21 @@ fn run(task: &str, side: Side) -> ExitCode {
         helper::raise_descriptor_limit();
         // Two spinning processes on one processor would measure the scheduler, or the cache of that
         // processor, and not what two processors can do through memory.
-        if job.pin || job.carrier == Carrier::Ring {
+        if job.pin || job.transport == TransportKind::Ring {
             pin(side)?;
         }
-        let done = match job.carrier {
-            Carrier::Smc => over(&smc(&job, DataPath::Auto, Path::Any)?, &job, side),
-            Carrier::Window => over(&smc(&job, DataPath::Window, Path::Window)?, &job, side),
-            Carrier::Move => over(&smc(&job, DataPath::Move, Path::Move)?, &job, side),
-            Carrier::Tcp => over(&Tcp(job.bind), &job, side),
-            // Whoever asks for a measure knows the CID.
-            Carrier::Vsock => over(&Vsock { cid: ANY_CID }, &job, side),
-            Carrier::Unix => over(&Unix { dir: job.dir.clone() }, &job, side),
-            Carrier::Ring => over(&Ring, &job, side),
+        let done = match job.transport {
+            TransportKind::Smc => over(&smc(&job, DataPath::Auto, Path::Any)?, &job, side),
+            TransportKind::Window => over(&smc(&job, DataPath::Window, Path::Window)?, &job, side),
+            TransportKind::Move => over(&smc(&job, DataPath::Move, Path::Move)?, &job, side),
+            TransportKind::Tcp => over(&Tcp(job.bind), &job, side),
+            // The server listens on any CID; the client knows the server's from its option.
+            TransportKind::Vsock => over(&Vsock { cid: ANY_CID }, &job, side),
+            TransportKind::Unix => over(&Unix { dir: job.dir.clone() }, &job, side),
+            TransportKind::Ring => over(&Ring, &job, side),
         };
-        let told = done.map_err(CliError::io(job.carrier.title()))?;
-        helper::say(&Report::Done(told)).map_err(CliError::io("report"))
+        let report = done.map_err(CliError::io(job.transport.title()))?;
+        helper::send(&RunMessage::Done(report)).map_err(CliError::io("report"))
     })
 }
 
@@ -68,19 +68,19 @@ fn pin(side: Side) -> Result<(), CliError> {
     sched_setaffinity(None, &own).map_err(failed)
 }
 
-fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<Told> {
+fn over<T: Transport>(transport: &T, job: &Job, side: Side) -> io::Result<EndReport> {
     match side {
         Side::Server => programs::serve(transport, job, |address| {
-            helper::say(&Report::Listening(address.into()))
+            helper::send(&RunMessage::Listening(address.into()))
         }),
         Side::Client => programs::drive(transport, job),
     }
 }
 
 /// How long a slow machine may take for a message of the handshake.
-const FAR_CLC: Duration = Duration::from_secs(30);
-/// How long a server waits for the first of them: no ordinary TCP client is expected.
-const FAR_DETECT: Duration = Duration::from_secs(10);
+const REMOTE_CLC_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a server waits for the first of them. It expects no ordinary TCP client.
+const REMOTE_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {
     let device = job.device.clone().unwrap_or_default();
@@ -94,9 +94,9 @@ fn smc(job: &Job, path: DataPath, expected: Path) -> Result<Smc, CliError> {
     for name in &job.eids {
         config = config.eid(eid(name)?);
     }
-    if job.far {
-        config.clc_timeout = FAR_CLC;
-        config.detect_timeout = FAR_DETECT;
+    if job.remote {
+        config.clc_timeout = REMOTE_CLC_TIMEOUT;
+        config.detect_timeout = REMOTE_DETECT_TIMEOUT;
     }
     Ok(Smc::bound(stack::open(config, &device)?, expected, job.bind))
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::job::{Carrier, Percentiles};
+use super::job::{Percentiles, TransportKind};
 use super::memory::Memory;
 use super::run::{Plan, Results};
 use crate::error::CliError;
@@ -24,7 +24,7 @@ pub(super) struct Row {
     ratio: Option<f64>,
 }
 
-/// The middle value; of an even number, the mean of the two in the middle.
+/// The median; of an even number of values, the mean of the two in the middle.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -33,12 +33,12 @@ pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// Five significant digits: more would be noise.
-pub(super) fn tidy(value: f64) -> f64 {
+/// Rounds to five significant digits; the measurement has no more.
+pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
 
-/// A number for people: three significant digits, thousands apart.
+/// A number for tables: three significant digits, with spaces between the thousands.
 pub(super) fn human(value: f64) -> String {
     if value < 100.0 {
         let decimals = if value < 10.0 { 2 } else { 1 };
@@ -56,39 +56,39 @@ pub(super) fn human(value: f64) -> String {
 }
 
 impl Results {
-    pub(super) fn of(&self, carrier: Carrier) -> &[f64] {
-        let found = self.values.iter().find(|(c, _)| *c == carrier);
+    pub(super) fn of(&self, transport: TransportKind) -> &[f64] {
+        let found = self.values.iter().find(|(c, _)| *c == transport);
         found.map(|(_, values)| values.as_slice()).unwrap_or_default()
     }
 
     /// The median over the rounds.
-    pub(super) fn median(&self, carrier: Carrier) -> Option<f64> {
-        median(self.of(carrier).iter().copied())
+    pub(super) fn median(&self, transport: TransportKind) -> Option<f64> {
+        median(self.of(transport).iter().copied())
     }
 
-    /// Median of the ratios within the rounds; more than 1: `carrier` is better than `other`.
-    pub(super) fn ratio(&self, carrier: Carrier, other: Carrier) -> Option<f64> {
-        let pairs = self.of(carrier).iter().zip(self.of(other));
+    /// Median of the ratios within the rounds; more than 1: `transport` is better than `other`.
+    pub(super) fn ratio(&self, transport: TransportKind, other: TransportKind) -> Option<f64> {
+        let pairs = self.of(transport).iter().zip(self.of(other));
         let time = self.experiment.unit.is_time();
         median(pairs.map(|(own, other)| if time { other / own } else { own / other }))
     }
 
     fn rows(&self) -> impl Iterator<Item = Row> + '_ {
-        self.experiment.rows.iter().map(|(name, carrier)| Row {
+        self.experiment.rows.iter().map(|(name, transport)| Row {
             measure: name.clone(),
             unit: self.experiment.unit.name(),
-            runs: self.of(*carrier).len(),
-            smc: self.median(*carrier).map(tidy),
-            tcp: self.median(Carrier::Tcp).map(tidy),
-            unix: self.median(Carrier::Unix).map(tidy),
-            limit: self.median(Carrier::Ring).map(tidy),
-            ratio: self.ratio(*carrier, Carrier::Tcp).map(tidy),
+            runs: self.of(*transport).len(),
+            smc: self.median(*transport).map(rounded),
+            tcp: self.median(TransportKind::Tcp).map(rounded),
+            unix: self.median(TransportKind::Unix).map(rounded),
+            limit: self.median(TransportKind::Ring).map(rounded),
+            ratio: self.ratio(*transport, TransportKind::Tcp).map(rounded),
         })
     }
 
-    /// Percentiles of a carrier, each the median over the rounds; the longest is the longest.
-    fn percentiles(&self, carrier: Carrier) -> Option<Percentiles> {
-        let (_, rounds) = self.times.iter().find(|(c, _)| *c == carrier)?;
+    /// Percentiles of a transport, each the median over the rounds; the longest is the longest.
+    fn percentiles(&self, transport: TransportKind) -> Option<Percentiles> {
+        let (_, rounds) = self.times.iter().find(|(c, _)| *c == transport)?;
         let of = |pick: fn(&Percentiles) -> f64| median(rounds.iter().map(pick));
         Some(Percentiles {
             p50: of(|t| t.p50)?,
@@ -109,7 +109,7 @@ pub(super) fn to_line(row: &impl Serialize) -> Result<String, CliError> {
 /// Prints a JSON object for each measure of an experiment.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output cannot be written.
 pub(super) fn print_json(results: &Results) -> Result<(), CliError> {
     for row in results.rows() {
         output::print(&to_line(&row)?)?;
@@ -120,14 +120,14 @@ pub(super) fn print_json(results: &Results) -> Result<(), CliError> {
 /// Prints memory as JSON objects.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output cannot be written.
 pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError> {
     for (measure, unit, value) in memory.into_iter().flat_map(Memory::lines) {
         let row = Row {
             measure: measure.into(),
             unit,
             runs: 1,
-            smc: Some(tidy(value)),
+            smc: Some(rounded(value)),
             tcp: None,
             unix: None,
             limit: None,
@@ -154,10 +154,10 @@ pub(super) fn times(value: Option<f64>) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-/// Prints everything for people.
+/// Prints tables of all results.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output cannot be written.
 pub(super) fn print_tables(
     all: &[Results],
     memory: Option<&Memory>,
@@ -199,9 +199,9 @@ fn render(all: &[Results]) -> String {
     for results in all {
         let mut row =
             vec![Cell::new(&results.experiment.title), Cell::new(results.experiment.unit.name())];
-        row.extend(Carrier::LOCAL.map(|carrier| number(results.median(carrier))));
-        row.push(times(results.ratio(Carrier::Window, Carrier::Tcp)));
-        row.push(times(results.ratio(Carrier::Move, Carrier::Tcp)));
+        row.extend(TransportKind::LOCAL.map(|transport| number(results.median(transport))));
+        row.push(times(results.ratio(TransportKind::Window, TransportKind::Tcp)));
+        row.push(times(results.ratio(TransportKind::Move, TransportKind::Tcp)));
         table.add_row(row);
     }
     format!("{table}\n")
@@ -210,9 +210,9 @@ fn render(all: &[Results]) -> String {
 pub(super) fn render_times(results: &Results) -> String {
     let title = format!("{}, us", results.experiment.title);
     let mut table = table(&[&title, "p50", "p90", "p99", "p99.9", "max"]);
-    for carrier in Carrier::ALL {
-        if let Some(p) = results.percentiles(carrier) {
-            let mut row = vec![Cell::new(carrier.title())];
+    for transport in TransportKind::ALL {
+        if let Some(p) = results.percentiles(transport) {
+            let mut row = vec![Cell::new(transport.title())];
             row.extend([p.p50, p.p90, p.p99, p.p999, p.max].map(|us| number(Some(us))));
             table.add_row(row);
         }
@@ -227,8 +227,9 @@ mod tests {
 
     fn results(name: &str, smc: &[f64], tcp: &[f64]) -> Results {
         let experiment = by_name(name, &Overrides::default()).unwrap();
-        let values = vec![(Carrier::Window, smc.to_vec()), (Carrier::Tcp, tcp.to_vec())];
-        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), carried: Vec::new() }
+        let values =
+            vec![(TransportKind::Window, smc.to_vec()), (TransportKind::Tcp, tcp.to_vec())];
+        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), smc_paths: Vec::new() }
     }
 
     #[test]
@@ -242,9 +243,9 @@ mod tests {
     fn a_ratio_is_taken_within_rounds_and_more_is_better() {
         // The rounds differ by a factor; medians of the columns would give 10 / 4.
         let rates = results("rate_100b", &[10.0, 100.0, 8.0], &[5.0, 20.0, 4.0]);
-        assert_eq!(rates.ratio(Carrier::Window, Carrier::Tcp), Some(2.0));
+        assert_eq!(rates.ratio(TransportKind::Window, TransportKind::Tcp), Some(2.0));
         let times = results("rtt_spin", &[1.0], &[20.0]);
-        assert_eq!(times.ratio(Carrier::Window, Carrier::Tcp), Some(20.0));
+        assert_eq!(times.ratio(TransportKind::Window, TransportKind::Tcp), Some(20.0));
     }
 
     #[test]

@@ -1,58 +1,58 @@
-//! Runs experiments: two processes per run, the carriers in turn within each round.
+//! Runs experiments: two processes per run, the transports in turn within each round.
 
 use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-use super::job::{Carrier, Job, Outcome, Percentiles, Report, Told};
+use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, TransportKind};
 use super::measure::Experiment;
 use crate::error::CliError;
 use crate::helper::Helper;
-use crate::rig::Rig;
-use crate::transport::{Carried, Tcp};
+use crate::temporary_fabric::TemporaryFabric;
+use crate::transport::{SmcPath, Tcp};
 
 /// The device of servers.
 pub(super) const SERVER: &str = "server";
 /// The device of clients.
 pub(super) const CLIENT: &str = "client";
 /// How long a run may take besides its measurement.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What an experiment gave.
+/// The results of an experiment.
 #[derive(Clone, Debug)]
 pub(super) struct Results {
     pub(super) experiment: Experiment,
-    /// Per carrier of the experiment, a value per round, in the experiment's unit.
-    pub(super) values: Vec<(Carrier, Vec<f64>)>,
-    /// Per carrier, percentiles of each round, for round trips.
-    pub(super) times: Vec<(Carrier, Vec<Percentiles>)>,
+    /// Per transport of the experiment, a value per round, in the experiment's unit.
+    pub(super) values: Vec<(TransportKind, Vec<f64>)>,
+    /// Per transport, percentiles of each round, for round trips.
+    pub(super) times: Vec<(TransportKind, Vec<Percentiles>)>,
     /// Of streams over SMC, a value per round.
     pub(super) kicks: Vec<Kicks>,
-    /// What SMC made of the connections of each round.
-    pub(super) carried: Vec<Both>,
+    /// How the SMC connections of each round travelled.
+    pub(super) smc_paths: Vec<SmcPaths>,
 }
 
-/// How often the devices of both ends were needed, per 2^20 bytes that streamed.
+/// Kicks and wakes of both ends, per 2^20 bytes that streamed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Kicks {
-    /// Drivers to devices.
+    /// Times that a driver kicked its device.
     pub(super) kicks: f64,
-    /// Devices to drivers.
+    /// Times that a device woke its driver.
     pub(super) wakes: f64,
 }
 
-/// What SMC made of a connection, at its two ends.
+/// How an SMC connection travelled, as its two ends report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Both {
-    pub(super) client: Carried,
-    pub(super) server: Carried,
+pub(super) struct SmcPaths {
+    pub(super) client: SmcPath,
+    pub(super) server: SmcPath,
 }
 
-/// What both ends of a run told.
+/// The reports of both ends of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Ends {
-    pub(super) client: Told,
-    pub(super) server: Told,
+    pub(super) client: EndReport,
+    pub(super) server: EndReport,
 }
 
 impl Ends {
@@ -65,21 +65,21 @@ impl Ends {
         })
     }
 
-    fn carried(&self) -> Option<Both> {
-        Some(Both { client: self.client.smc.clone()?, server: self.server.smc.clone()? })
+    fn smc_paths(&self) -> Option<SmcPaths> {
+        Some(SmcPaths { client: self.client.smc.clone()?, server: self.server.smc.clone()? })
     }
 }
 
-/// Where runs happen.
+/// Runs the processes of a run.
 pub(super) trait Runner {
-    /// Runs a program once over a carrier.
+    /// Runs a program once over a transport.
     ///
     /// # Errors
     /// A process failed; a connection fell back to TCP.
     fn once(
         &mut self,
         experiment: &Experiment,
-        carrier: Carrier,
+        transport: TransportKind,
         plan: &Plan,
     ) -> Result<Ends, CliError>;
 }
@@ -87,7 +87,7 @@ pub(super) trait Runner {
 /// How often and how long.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// Runs of each carrier.
+    /// Runs of each transport.
     pub(super) rounds: usize,
     /// Length of a run.
     pub(super) seconds: f64,
@@ -105,25 +105,25 @@ pub(super) fn run(
     plan: &Plan,
     progress: &ProgressBar,
 ) -> Result<Results, CliError> {
-    let carriers = &experiment.carriers;
+    let transports = &experiment.transports;
     let mut results = Results {
         experiment: experiment.clone(),
-        values: carriers.iter().map(|c| (*c, Vec::new())).collect(),
-        times: carriers.iter().map(|c| (*c, Vec::new())).collect(),
+        values: transports.iter().map(|c| (*c, Vec::new())).collect(),
+        times: transports.iter().map(|c| (*c, Vec::new())).collect(),
         kicks: Vec::new(),
-        carried: Vec::new(),
+        smc_paths: Vec::new(),
     };
     for round in 0..plan.rounds {
-        for step in 0..carriers.len() {
-            // Each carrier is first in some round.
-            let index = (round + step) % carriers.len();
-            let Some(carrier) = carriers.get(index) else { continue };
-            progress.set_message(format!("{}: {}", experiment.title, carrier.title()));
-            let ends = runner.once(experiment, *carrier, plan)?;
+        for step in 0..transports.len() {
+            // Each transport is first in some round.
+            let index = (round + step) % transports.len();
+            let Some(transport) = transports.get(index) else { continue };
+            progress.set_message(format!("{}: {}", experiment.title, transport.title()));
+            let ends = runner.once(experiment, *transport, plan)?;
             results.kicks.extend(ends.kicks());
-            results.carried.extend(ends.carried());
+            results.smc_paths.extend(ends.smc_paths());
             let outcome = ends.client.outcome.or(ends.server.outcome);
-            let value = match outcome.ok_or_else(|| confused("client"))? {
+            let value = match outcome.ok_or_else(|| unexpected_report("client"))? {
                 Outcome::PerSecond(rate) => experiment.unit.scale(rate, experiment.size),
                 Outcome::Times(times) => {
                     if let Some((_, list)) = results.times.get_mut(index) {
@@ -141,18 +141,18 @@ pub(super) fn run(
     Ok(results)
 }
 
-/// Two processes of this machine, on the devices of a rig.
-impl Runner for Rig {
+/// Two processes of this machine, on the devices of a temporary fabric.
+impl Runner for TemporaryFabric {
     fn once(
         &mut self,
         experiment: &Experiment,
-        carrier: Carrier,
+        transport: TransportKind,
         plan: &Plan,
     ) -> Result<Ends, CliError> {
-        let device = |name| carrier.is_smc().then(|| self.device(name));
+        let device = |name| transport.is_smc().then(|| self.device(name));
         let mut job = Job {
             program: experiment.program,
-            carrier,
+            transport,
             size: experiment.size,
             seconds: plan.seconds,
             buffer: experiment.buffer,
@@ -161,41 +161,41 @@ impl Runner for Rig {
             threads: experiment.threads,
             device: device(SERVER),
             eids: Vec::new(),
-            far: false,
+            remote: false,
             bind: Tcp::LOOPBACK.0,
             dir: self.dir().to_path_buf(),
             address: String::new(),
             pin: plan.pin,
         };
-        let patience = PATIENCE + Duration::from_secs_f64(plan.seconds * 2.0);
+        let timeout = TIMEOUT + Duration::from_secs_f64(plan.seconds * 2.0);
         let server = Helper::start("server", "__serve", &job)?;
-        let Report::Listening(address) = server.hear(PATIENCE)? else {
-            return Err(confused("server"));
+        let RunMessage::Listening(address) = server.receive(TIMEOUT)? else {
+            return Err(unexpected_report("server"));
         };
         job.address = address;
         job.device = device(CLIENT);
         let client = Helper::start("client", "__drive", &job)?;
-        let told_by_client = match client.hear(patience) {
-            Ok(Report::Done(told)) => told,
-            Ok(Report::Listening(_)) => return Err(confused("client")),
-            // The server's own words say more than the client's "connection reset".
+        let client_report = match client.receive(timeout) {
+            Ok(RunMessage::Done(report)) => report,
+            Ok(RunMessage::Listening(_)) => return Err(unexpected_report("client")),
+            // The server's error says more than the client's "connection reset".
             Err(error) => {
-                let cause = server.hear::<Report>(Duration::from_millis(300)).err();
-                return Err(cause.filter(is_told).unwrap_or(error));
+                let cause = server.receive::<RunMessage>(Duration::from_millis(300)).err();
+                return Err(cause.filter(is_reported_failure).unwrap_or(error));
             }
         };
-        let Report::Done(told_by_server) = server.hear(patience)? else {
-            return Err(confused("server"));
+        let RunMessage::Done(server_report) = server.receive(timeout)? else {
+            return Err(unexpected_report("server"));
         };
-        Ok(Ends { client: told_by_client, server: told_by_server })
+        Ok(Ends { client: client_report, server: server_report })
     }
 }
 
-fn is_told(error: &CliError) -> bool {
+fn is_reported_failure(error: &CliError) -> bool {
     matches!(error, CliError::Helper { problem, .. } if problem.starts_with("failed"))
 }
 
-/// A process said something else than it had to.
-pub(super) fn confused(name: &str) -> CliError {
+/// A process sent another message than the expected one.
+pub(super) fn unexpected_report(name: &str) -> CliError {
     CliError::Helper { name: name.into(), problem: "did not report what was expected".into() }
 }

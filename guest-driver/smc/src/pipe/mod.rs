@@ -9,25 +9,25 @@ use clap::Args;
 use guest_driver::{ConnectionInfo, SmcListener, SmcStream};
 
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 use crate::stack::StackArgs;
 
 /// Help of `smc listen`.
 pub(crate) const LISTEN: &str = "\
 Waits for a connection over SMC-D; then standard input goes to the peer and what the peer sends goes
-to standard output. At the end of the input the own half is closed; the command ends when both
-directions have ended.
+to standard output. At the end of the input it closes its direction of the connection. It ends when
+both directions are closed.
 
-A client that speaks plain TCP, or with which SMC does not work out, is refused unless --tcp-ok is
-given.";
+A connection that stays on TCP, because the client does not speak SMC or the handshake fails, is
+closed unless --tcp-ok is given.";
 
 /// Help of `smc connect`.
 pub(crate) const CONNECT: &str = "\
 Connects over SMC-D to a server that speaks it (\"smc listen\", or any program with an SmcListener);
 then standard input goes to the peer and what the peer sends goes to standard output. At the end of
-the input the own half is closed; the command ends when both directions have ended.
+the input it closes its direction of the connection. It ends when both directions are closed.
 
-An ordinary TCP server is no good: it would take the SMC handshake for data.";
+Do not connect to an ordinary TCP server: it would take the SMC handshake for data.";
 
 /// End of the help of `smc listen`.
 pub(crate) const LISTEN_AFTER: &str = "\
@@ -35,7 +35,7 @@ Examples:
   smc listen 5000 > copy                    take a file
   smc listen -v 127.0.0.1:5000 < file       give one
   smc listen --keep --tcp-ok 5000           serve clients one after the other, SMC or not
-  tar c dir | smc listen 5000               whatever makes a stream";
+  tar c dir | smc listen 5000               give the output of a program";
 
 /// End of the help of `smc connect`.
 pub(crate) const CONNECT_AFTER: &str = "\
@@ -49,7 +49,7 @@ const LINGER: Duration = Duration::from_secs(60);
 /// Options of `smc listen`.
 #[derive(Args, Debug)]
 pub(crate) struct ListenArgs {
-    /// Where to listen: ADDR:PORT, or a port on all addresses; port 0 is any (-v tells which).
+    /// Where to listen: ADDR:PORT, or a port on all addresses; port 0 is any free port (-v prints it).
     #[arg(value_name = "ADDR:PORT")]
     address: String,
 
@@ -76,11 +76,11 @@ pub(crate) struct ConnectArgs {
 
 #[derive(Args, Debug)]
 struct Common {
-    /// Go on as TCP where SMC does not work out.
+    /// Accept a connection that stays on TCP.
     #[arg(long)]
     tcp_ok: bool,
 
-    /// Tell on standard error what was negotiated, and how much went through.
+    /// Print on standard error what was negotiated, and how many bytes were sent and received.
     #[arg(long, short)]
     verbose: bool,
 
@@ -102,10 +102,10 @@ pub(crate) fn parse_address(text: &str) -> Result<Vec<SocketAddr>, CliError> {
 /// Serves one client, or many one after the other.
 ///
 /// # Errors
-/// No device, no address, or a connection that failed (with `--keep` those are only told).
+/// No device, no address, or a connection that failed (with `--keep` they are only printed).
 pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
     let addresses = parse_address(&args.address)?;
-    let stack = args.common.stack.open(places::SERVER)?;
+    let stack = args.common.stack.open(paths::SERVER)?;
     let failed = |source| CliError::Listen { address: args.address.clone(), source };
     let listener = SmcListener::bind(&stack, &addresses[..]).map_err(failed)?;
     if args.common.verbose {
@@ -128,7 +128,7 @@ pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
 /// # Errors
 /// No device, no server, or a connection that failed.
 pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
-    let stack = args.common.stack.open(places::CLIENT)?;
+    let stack = args.common.stack.open(paths::CLIENT)?;
     let peer = match args.host.contains(':') {
         true => format!("[{}]:{}", args.host, args.port),
         false => format!("{}:{}", args.host, args.port),

@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Bytes that are moved at a time, and asked of pipes as their capacity.
 const CHUNK: usize = 256 << 10;
-/// How often the connection's state is looked at while the input is silent.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often to check the connection while no input arrives.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What went through, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) struct Moved {
 pub(super) fn both_ways(stream: &SmcStream) -> io::Result<Moved> {
     widen(io::stdin().as_fd());
     widen(io::stdout().as_fd());
-    // Rung when the connection is over: nobody needs the rest of the input then.
+    // Signalled when the connection has ended: the rest of the input is not needed then.
     let over = EventFd::new()?;
     let input = io::stdin();
     std::thread::scope(|scope| {
@@ -92,7 +92,10 @@ fn send(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result
 
 /// `false`: the connection is over, whatever the input has.
 fn wait_for_input(input: BorrowedFd<'_>, stream: &SmcStream, over: &EventFd) -> io::Result<bool> {
-    let pause = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: LOOK.subsec_nanos().into() };
+    let pause = Timespec {
+        tv_sec: CHECK_INTERVAL.as_secs() as i64,
+        tv_nsec: CHECK_INTERVAL.subsec_nanos().into(),
+    };
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(input, PollFlags::IN),

@@ -1,4 +1,4 @@
-//! Whether a program can be put on SMC: what its file says.
+//! Whether the library can be loaded into a program, by the headers of its file.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -49,8 +49,9 @@ pub(super) fn find(name: &OsStr) -> Option<PathBuf> {
 /// Scripts that lead to scripts, at most.
 const DEPTH: usize = 4;
 
-/// What stands in the way. What cannot be read stands in nobody's way: the watcher will tell.
-pub(super) fn look(program: &Path) -> Option<Obstacle> {
+/// Why the library cannot be loaded into a program. A file that cannot be read is no obstacle: the
+/// watcher reports whether the library was loaded.
+pub(super) fn obstacle(program: &Path) -> Option<Obstacle> {
     let mut program = program.to_owned();
     for _ in 0..DEPTH {
         let mut file = File::open(&program).ok()?;
@@ -161,8 +162,8 @@ mod tests {
 
     #[test]
     fn an_ordinary_program_has_no_obstacle() {
-        assert_eq!(look(&std::env::current_exe().unwrap()), None);
-        assert_eq!(look(&find(OsStr::new("sh")).unwrap()), None);
+        assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
+        assert_eq!(obstacle(&find(OsStr::new("sh")).unwrap()), None);
     }
 
     #[test]
@@ -171,7 +172,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let script = dir.join("script");
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
-        assert_eq!(look(&script), None);
+        assert_eq!(obstacle(&script), None);
         let linked = dir.join("static");
         // A header without program headers: nothing that names a dynamic linker.
         let mut header = vec![0u8; 64];
@@ -179,13 +180,13 @@ mod tests {
         header[18..20].copy_from_slice(&MACHINE.to_le_bytes());
         std::fs::write(&linked, &header).unwrap();
         std::fs::write(&script, format!("#!{}\n", linked.display())).unwrap();
-        assert_eq!(look(&script), Some(Obstacle::Static));
+        assert_eq!(obstacle(&script), Some(Obstacle::Static));
         header[18] ^= 1;
         std::fs::write(&linked, &header).unwrap();
-        assert_eq!(look(&linked), Some(Obstacle::OtherMachine));
+        assert_eq!(obstacle(&linked), Some(Obstacle::OtherMachine));
         header.truncate(30);
         std::fs::write(&linked, &header).unwrap();
-        assert_eq!(look(&linked), None);
+        assert_eq!(obstacle(&linked), None);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! Where the library is.
+//! Finds the library.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ pub(super) fn find() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("SMC_PRELOAD").filter(|named| !named.is_empty()) {
         return Some(PathBuf::from(named)).filter(|named| named.is_file());
     }
-    let mut places = Vec::new();
+    let mut directories = Vec::new();
     if let Ok(program) = std::env::current_exe()
         && let Some(dir) = program.parent()
     {
-        places.push(dir.to_owned());
-        places.push(dir.join("deps"));
-        places.push(dir.join("../lib"));
-        places.push(dir.join("../lib/smc"));
+        directories.push(dir.to_owned());
+        directories.push(dir.join("deps"));
+        directories.push(dir.join("../lib"));
+        directories.push(dir.join("../lib/smc"));
     }
     let machine = std::env::consts::ARCH;
-    places.push(PathBuf::from(format!("/usr/lib/{machine}-linux-gnu")));
-    places.extend(["/usr/local/lib", "/usr/lib64", "/usr/lib"].map(PathBuf::from));
-    places.into_iter().map(|place| place.join(NAME)).find(|path| path.is_file())
+    directories.push(PathBuf::from(format!("/usr/lib/{machine}-linux-gnu")));
+    directories.extend(["/usr/local/lib", "/usr/lib64", "/usr/lib"].map(PathBuf::from));
+    directories.into_iter().map(|directory| directory.join(NAME)).find(|path| path.is_file())
 }

@@ -1,9 +1,9 @@
-//! `smc run`: a program whose TCP sockets are to be on SMC.
+//! `smc run`: runs a program with its TCP sockets on SMC.
 
 mod inspect;
 mod library;
+mod load_check;
 mod option;
-mod proof;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -14,30 +14,30 @@ use clap::Args;
 use guest_driver::transport::pci;
 
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 use crate::stack::RendezvousArg;
 use inspect::Obstacle;
 
-pub(crate) use proof::watch;
+pub(crate) use load_check::check as check_loaded;
 
 /// Help of `smc run`.
 pub(crate) const LONG_ABOUT: &str = "\
-Runs a program whose TCP connections are SMC where the other end speaks SMC, too. The program is not
-changed and does not notice: a library is loaded into it that stands in for the functions of libc that
-work on sockets. Connections to and from others are TCP as ever.
+Runs a program with SMC instead of TCP on each connection whose other end speaks SMC too. The program
+is not changed: \"smc run\" loads a library into it, which replaces the functions of libc that work on
+sockets. All other connections stay TCP.
 
-Who speaks SMC is found by TCP option 254 (RFC 7609), which takes cgroup v2 and the capabilities
-CAP_BPF and CAP_NET_ADMIN when it is started; the program itself needs none. Nobody else sees a byte of
-SMC. Without it a server recognises an SMC client by its first bytes, and a client must be told which
-servers speak SMC (--peer), for others would take the first message of SMC for data. See
-`smc doctor` for what is missing.
+Both ends announce SMC by TCP option 254 (RFC 7609). \"smc run\" needs cgroup v2, CAP_BPF and
+CAP_NET_ADMIN for that; the program itself needs no capability. A peer that does not announce SMC gets
+no byte of it. Without the option a server recognises an SMC client by its first bytes. A client then
+uses SMC only with the servers that --peer names, since others would take the first message for data.
+`smc doctor` shows what is missing.
 
 Each process that has SMC connections needs a virtio-ism device of its own: the free ones of a
-directory of sockets, or of a virtual machine, are used in turn (`smc devices` tells which are). A process
-that finds none says so and stays on TCP; it looks again about every second.
+directory of sockets, or of a virtual machine, are used in turn (`smc devices` lists them). A process
+that finds none prints a message and stays on TCP; it tries again about every second.
 
-Where a network takes the option off SYN-ACKs only, a server that is to speak first waits four seconds on
-each connection; a policy rule that leaves its ports on TCP avoids that.";
+If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
+waits four seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
 
 /// Help of `smc run`, examples.
 pub(crate) const AFTER: &str = "\
@@ -64,12 +64,12 @@ pub(crate) struct RunArgs {
     #[arg(long = "eid", value_name = "EID", env = "SMC_EID", value_delimiter = ',')]
     eids: Vec<String>,
 
-    /// How it is found out who speaks SMC.
+    /// How to find out whether a peer speaks SMC.
     #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS",
           default_value_t = RendezvousArg::Auto)]
     rendezvous: RendezvousArg,
 
-    /// Which connections may be SMC at all: a file of rules about peers, ports and programs.
+    /// File of rules about peers, ports and programs that decide which connections may be SMC.
     #[arg(long, value_name = "FILE", env = "SMC_POLICY")]
     policy: Option<PathBuf>,
 
@@ -79,11 +79,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     peer: Vec<String>,
 
-    /// Clients that may be on SMC, and own ports, in the same form [default: all].
+    /// Clients that may use SMC, and ports of the program, in the same form [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     accept: Vec<String>,
 
-    /// Own ports whose clients may be on SMC; short for --accept '*:PORT'.
+    /// Ports of the program whose clients may use SMC; short for --accept '*:PORT'.
     #[arg(long, value_name = "PORT[-PORT]", value_delimiter = ',')]
     port: Vec<String>,
 
@@ -91,12 +91,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_size)]
     buffer: usize,
 
-    /// How long a waiting call looks at the shared memory before it sleeps, microseconds; 0: it
-    /// sleeps at once.
+    /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
+    /// at once.
     #[arg(long, value_name = "US", default_value_t = 50)]
     spin_us: u64,
 
-    /// Write a file per process into this directory that tells what became of each connection.
+    /// Write a file per process into this directory, with a line for each connection and why it is SMC
+    /// or TCP.
     #[arg(long, value_name = "DIRECTORY")]
     status: Option<PathBuf>,
 
@@ -114,7 +115,7 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Replaces this process by the program.
 ///
 /// # Errors
 /// There is no such program, or it cannot be started; with `--strict`, it would stay on TCP.
@@ -128,7 +129,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     })?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
-    let prepared = match inspect::look(&program) {
+    let prepared = match inspect::obstacle(&program) {
         Some(obstacle) => Err(obstacle.to_string()),
         None => library::find().ok_or_else(|| Obstacle::NoLibrary.to_string()),
     };
@@ -145,14 +146,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     Err(CliError::Run { program: name.to_string_lossy().into(), why: error.to_string() })
 }
 
-/// Where programs look for a free device if nobody says otherwise: in the directory of "smc fabric", or
-/// in a virtual machine among its PCI devices.
+/// Where programs search for a free device by default: in the directory of "smc fabric", or in a
+/// virtual machine among its PCI devices.
 fn default_devices() -> PathBuf {
-    let directory = places::directory();
+    let directory = paths::directory();
     let sockets = std::fs::read_dir(&directory).into_iter().flatten().flatten();
     let has_fabric = sockets.map(|entry| entry.file_name()).any(|name| {
         let name = name.to_string_lossy();
-        name.ends_with(".sock") && !name.starts_with("process-") && name != places::MANAGEMENT
+        name.ends_with(".sock") && !name.starts_with("process-") && name != paths::MANAGEMENT
     });
     if !has_fabric && pci::functions().is_ok_and(|found| !found.is_empty()) {
         return "pci".into();
@@ -196,7 +197,7 @@ fn prepare(
         .env("SMC_RUN_ACCEPT", accept.join(","))
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string());
-    if let Ok(directory) = places::make_directory() {
+    if let Ok(directory) = paths::make_directory() {
         command.env("SMC_RUN_STATISTICS", directory);
     }
     if let Some(status) = &args.status {
@@ -206,5 +207,5 @@ fn prepare(
         command.env("SMC_RUN_STATUS", status);
     }
     option::pass_on(command, args, name)?;
-    proof::ask(command, &name.to_string_lossy(), args.strict)
+    load_check::request(command, &name.to_string_lossy(), args.strict)
 }

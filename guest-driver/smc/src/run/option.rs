@@ -9,11 +9,11 @@ use super::RunArgs;
 use crate::error::CliError;
 use crate::stack::RendezvousArg;
 
-/// Attaches the rendezvous to the cgroup that the program starts in, and passes it on: the program needs
-/// no rights of its own, and whatever it starts inherits it.
+/// Attaches the rendezvous to the cgroup that the program starts in, and passes it on to the program
+/// and to the processes that the program starts. They need no capabilities of their own.
 ///
 /// # Errors
-/// The policy file makes no sense.
+/// The policy file cannot be read or parsed.
 pub(super) fn pass_on(
     command: &mut Command,
     args: &RunArgs,

@@ -1,4 +1,4 @@
-//! What the daemon counts.
+//! The daemon's counters as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -70,7 +70,7 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
             ],
         );
         let counters = counters(guest);
-        let shown = match rates.and_then(|(time, old)| Some((time, same_life(old, guest)?))) {
+        let shown = match rates.and_then(|(time, old)| Some((time, same_session(old, guest)?))) {
             Some((time, old)) => per_second(counters, self::counters(old), time),
             None => counters.map(|n| n as f64),
         };
@@ -103,8 +103,8 @@ fn counters(guest: &Guest) -> [u64; 7] {
     ]
 }
 
-/// The guest as it was, unless its device is another one since.
-fn same_life<'a>(old: &'a [Guest], guest: &Guest) -> Option<&'a Guest> {
+/// The earlier counters of a guest, unless its device has begun another session since.
+fn same_session<'a>(old: &'a [Guest], guest: &Guest) -> Option<&'a Guest> {
     old.iter().find(|old| old.name == guest.name && old.gid == guest.gid)
 }
 
@@ -135,12 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_one_life_of_a_device() {
+    fn rates_are_of_one_session_of_a_device() {
         let old = Guest { gid: Some("1".into()), moves: 10, ..guest("a", "ff00") };
         let now = Guest { moves: 30, ..old.clone() };
         let rates = per_second(counters(&now), counters(&old), Duration::from_secs(2));
         assert_eq!(rates[1], 10.0);
-        let reborn = Guest { gid: Some("2".into()), ..now };
-        assert!(same_life(&[old], &reborn).is_none());
+        let later = Guest { gid: Some("2".into()), ..now };
+        assert!(same_session(&[old], &later).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! `smc stat`: what a daemon and the processes with SMC have.
+//! `smc stat`: shows a daemon's counters, and the SMC connections of processes.
 
 mod daemon;
 mod processes;
@@ -13,13 +13,13 @@ use serde::Serialize;
 use vhost_device_ism::management::{Client, Guest};
 
 use crate::error::CliError;
-use crate::{output, places};
+use crate::{output, paths};
 use processes::Processes;
 
 /// Help of `smc stat`.
 pub(crate) const LONG_ABOUT: &str = "\
-Shows which connections really use SMC, and why the others do not: what a daemon counts, by its
-management socket, and what the processes of this user have, by their statistics sockets (in
+Shows which connections use SMC, and why the others do not. It reads the counters of a daemon from
+its management socket, and the connections of this user's processes from their statistics sockets (in
 $XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
 
   overview      the daemon's guests, and a line per process
@@ -28,20 +28,20 @@ $XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
                 GIDs, tokens and keys
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
-  totals        what became of handshakes, with the reasons of TCP counted by code
+  totals        results of handshakes, with the reasons of TCP counted by code
 
 Of a daemon:
   DMBs        registered buffers and their bytes; attached: buffers of peers it may write
   slabs       shared memory that holds the buffers of one pair of guests
-  moves       copies by the device; stores through the window are not the daemon's to see
-  signals     how often somebody was to be woken; saved: was awake, so nothing had to be done;
+  moves       copies by the device; the daemon does not see stores through the window
+  signals     requests to wake the owner of a buffer; saved: it was awake, so nothing was done;
               wakes: records that were posted
   refused     commands and moves that were refused, by reason
-  faults      what a front end or driver did wrong
+  faults      violations of the protocol by a front end or driver
 Counters of a guest start anew with each connection of its front end.
 
-Of a connection: unread are bytes that wait here / that the peer has not read; buffer is the own one /
-the peer's. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
+Of a connection: unread are bytes that this end / the peer has not read; buffer is the receive buffer
+of this end / of the peer. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
 
 /// End of the help of `smc stat`.
 pub(crate) const AFTER: &str = "\
@@ -66,11 +66,11 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     json: bool,
 
-    /// More of each connection.
+    /// Print more about each connection.
     #[arg(long, short)]
     details: bool,
 
-    /// Repeat, every so many seconds.
+    /// Repeat every SECONDS seconds.
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=86400))]
     watch: Option<u32>,
@@ -88,23 +88,23 @@ enum What {
 }
 
 impl What {
-    /// Whether the daemon has to do with it.
+    /// Whether it shows data of the daemon.
     fn asks_daemon(self) -> bool {
         matches!(self, What::Overview | What::Fabric)
     }
 }
 
-/// What there is at some moment.
+/// All that is known at one moment.
 #[derive(Debug)]
-struct Sight {
+struct Snapshot {
     at: Instant,
-    /// Guests of the daemon, or why it is not asked.
+    /// Guests of the daemon, or why there is no answer.
     guests: Result<Vec<Guest>, CliError>,
     processes: Processes,
 }
 
 #[derive(Serialize)]
-struct Whole<'a> {
+struct JsonSnapshot<'a> {
     fabrics: Option<Vec<daemon::Fabric<'a>>>,
     #[serde(flatten)]
     processes: &'a Processes,
@@ -116,34 +116,34 @@ struct Whole<'a> {
 /// There is neither a daemon nor a process to be asked, or the daemon that was named does not answer.
 pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     let mut client = None;
-    let mut before: Option<Sight> = None;
+    let mut before: Option<Snapshot> = None;
     loop {
-        let mut sight = Sight {
+        let mut snapshot = Snapshot {
             at: Instant::now(),
             guests: guests(args, &mut client),
             processes: processes::all(),
         };
-        // Who watches may have begun before anything runs.
+        // With --watch, an empty snapshot is an error only at the start.
         if before.is_none() {
-            sight = sight.check(args)?;
+            snapshot = snapshot.check(args)?;
         }
         let text = match args.json {
-            true => sight.json()?,
+            true => snapshot.json()?,
             false => {
                 let clear = if args.watch.is_some() { "\x1b[H\x1b[J" } else { "" };
-                format!("{clear}{}", sight.text(args, before.as_ref()))
+                format!("{clear}{}", snapshot.text(args, before.as_ref()))
             }
         };
         output::print(&text)?;
         let Some(seconds) = args.watch else { return Ok(()) };
-        before = Some(sight);
+        before = Some(snapshot);
         std::thread::sleep(Duration::from_secs(seconds.into()));
     }
 }
 
-/// Asks the daemon, by the connection of last time if there is one.
+/// Asks the daemon, over the connection of the last call if there is one.
 fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
-    let socket = args.management.clone().unwrap_or_else(|| places::socket(places::MANAGEMENT));
+    let socket = args.management.clone().unwrap_or_else(|| paths::socket(paths::MANAGEMENT));
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,
@@ -154,9 +154,9 @@ fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, Cl
     Ok(guests)
 }
 
-impl Sight {
-    /// Refuses what has nothing to show.
-    fn check(self, args: &StatArgs) -> Result<Sight, CliError> {
+impl Snapshot {
+    /// Fails if there is nothing to show.
+    fn check(self, args: &StatArgs) -> Result<Snapshot, CliError> {
         let named = args.management.is_some() || args.what == What::Fabric;
         match self.guests {
             Err(error) if named && args.what.asks_daemon() => Err(error),
@@ -172,13 +172,13 @@ impl Sight {
 
     fn json(&self) -> Result<String, CliError> {
         let fabrics = self.guests.as_ref().ok().map(|guests| daemon::by_fabric(guests));
-        let whole = Whole { fabrics, processes: &self.processes };
+        let whole = JsonSnapshot { fabrics, processes: &self.processes };
         let text = serde_json::to_string(&whole)
             .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
         Ok(text + "\n")
     }
 
-    fn text(&self, args: &StatArgs, before: Option<&Sight>) -> String {
+    fn text(&self, args: &StatArgs, before: Option<&Snapshot>) -> String {
         let since = before.map(|before| self.at - before.at);
         let old = before.map(|before| &before.processes).zip(since);
         let processes = &self.processes;
@@ -194,7 +194,7 @@ impl Sight {
         }
     }
 
-    fn fabric(&self, before: Option<&Sight>) -> String {
+    fn fabric(&self, before: Option<&Snapshot>) -> String {
         match &self.guests {
             Ok(guests) => {
                 let old = before.and_then(|before| Some((before, before.guests.as_ref().ok()?)));

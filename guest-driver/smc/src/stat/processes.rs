@@ -1,16 +1,16 @@
-//! The processes that can be asked.
+//! The processes that have a statistics socket.
 
 use std::path::PathBuf;
 
 use guest_driver::statistics::{self, Process};
 use serde::Serialize;
 
-use crate::places;
+use crate::paths;
 
-/// Processes that are asked at a time: one that is stopped answers never.
+/// Processes that are asked at a time. A process that is stopped does not answer.
 const AT_A_TIME: usize = 32;
 
-/// What the processes of this user say.
+/// The answers of this user's processes.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Processes {
     #[serde(rename = "processes")]
@@ -27,20 +27,20 @@ pub(super) struct Silent {
 }
 
 impl Processes {
-    /// Whether there is nobody to show.
+    /// Whether there is no process.
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty() && self.silent.is_empty()
     }
 }
 
-/// Asks them all.
+/// Asks all processes.
 pub(super) fn all() -> Processes {
     let mut processes = Processes::default();
-    // What lies in a directory that others may write is nothing to go by.
-    if !places::directory().exists() {
+    // Sockets in a directory that other users may write are not trusted.
+    if !paths::directory().exists() {
         return processes;
     }
-    let Ok(directory) = places::make_directory() else { return processes };
+    let Ok(directory) = paths::make_directory() else { return processes };
     let sockets = statistics::find(&directory);
     for some in sockets.chunks(AT_A_TIME) {
         let answers: Vec<_> = std::thread::scope(|scope| {

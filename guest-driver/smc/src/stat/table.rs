@@ -17,14 +17,14 @@ pub(super) fn table(header: &[&str]) -> Table {
 
 /// Adds a row.
 pub(super) fn row(table: &mut Table, name: &str, cells: impl IntoIterator<Item = String>) {
-    let mut row = vec![Cell::new(plain(name))];
-    let cell = |text: String| Cell::new(plain(&text)).set_alignment(CellAlignment::Right);
+    let mut row = vec![Cell::new(printable(name))];
+    let cell = |text: String| Cell::new(printable(&text)).set_alignment(CellAlignment::Right);
     row.extend(cells.into_iter().map(cell));
     table.add_row(row);
 }
 
-/// Text of others without what a terminal would obey.
-pub(super) fn plain(text: &str) -> String {
+/// Untrusted text without the control characters that a terminal would interpret.
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_others_cannot_talk_to_the_terminal() {
-        assert_eq!(plain("a\x1b[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
+    fn untrusted_text_has_no_control_characters() {
+        assert_eq!(printable("a\x1b[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
     }
 }

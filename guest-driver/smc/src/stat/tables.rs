@@ -8,10 +8,10 @@ use guest_driver::socket::show_gid;
 use guest_driver::statistics::{Connection, Handshakes, Process, Reason};
 
 use super::processes::Processes;
-use super::table::{plain, rate, row, size, table};
+use super::table::{printable, rate, row, size, table};
 
 /// What to do if there is nothing to show.
-const NOBODY: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
+const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
                       programs under \"smc run\" would be here.\n";
 
 /// What there was so long ago.
@@ -25,12 +25,17 @@ fn name(process: &Process) -> String {
     format!("{} {}", process.program, process.pid)
 }
 
-/// What all tables end with.
+/// The processes that do not answer, at the end of each table.
 fn silent(processes: &Processes) -> String {
     let mut text = String::new();
     for silent in &processes.silent {
         let socket = silent.socket.display().to_string();
-        let _ = writeln!(text, "{} does not answer: {}", plain(&socket), plain(&silent.problem));
+        let _ = writeln!(
+            text,
+            "{} does not answer: {}",
+            printable(&socket),
+            printable(&silent.problem)
+        );
     }
     text
 }
@@ -38,7 +43,7 @@ fn silent(processes: &Processes) -> String {
 /// A line per process.
 pub(super) fn overview(processes: &Processes) -> String {
     if processes.list.is_empty() {
-        return format!("{NOBODY}{}", silent(processes));
+        return format!("{NO_PROCESS}{}", silent(processes));
     }
     let mut text = table(&[
         "process", "device", "RNICs", "SMC-D", "SMC-R", "TCP", "groups", "sent", "received",
@@ -62,7 +67,7 @@ pub(super) fn overview(processes: &Processes) -> String {
         for device in &process.devices {
             if let Some(problem) = &device.problem {
                 let line = format!("{}: {}: {problem}", name(process), device.path);
-                let _ = writeln!(trouble, "{}", plain(&line));
+                let _ = writeln!(trouble, "{}", printable(&line));
             }
         }
     }
@@ -87,7 +92,7 @@ fn devices(process: &Process) -> String {
 /// A line per connection.
 pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bool) -> String {
     if processes.list.is_empty() {
-        return format!("{NOBODY}{}", silent(processes));
+        return format!("{NO_PROCESS}{}", silent(processes));
     }
     let unit = if before.is_some() { ["sent/s", "received/s"] } else { ["sent", "received"] };
     let mut text = table(&[
@@ -114,7 +119,7 @@ pub(super) fn connections(processes: &Processes, before: Before<'_>, details: bo
             ];
             row(&mut text, &name(process), cells);
             if details {
-                let _ = writeln!(more, "{}", plain(&detail(process, connection)));
+                let _ = writeln!(more, "{}", printable(&detail(process, connection)));
             }
         }
     }
@@ -227,7 +232,7 @@ fn why_tcp(processes: &Processes) -> String {
     }
     let mut text = String::new();
     for (says, count) in counts {
-        let _ = writeln!(text, "{count} TCP: {}", plain(says));
+        let _ = writeln!(text, "{count} TCP: {}", printable(says));
     }
     text
 }
@@ -235,7 +240,7 @@ fn why_tcp(processes: &Processes) -> String {
 /// Link groups, each with its links.
 pub(super) fn groups(processes: &Processes) -> String {
     if processes.list.is_empty() {
-        return format!("{NOBODY}{}", silent(processes));
+        return format!("{NO_PROCESS}{}", silent(processes));
     }
     let mut groups = table(&[
         "process",
@@ -306,7 +311,7 @@ fn without_rdma(processes: &Processes) -> String {
     let mut text = String::new();
     for process in &processes.list {
         if let Some(why) = &process.no_rdma {
-            let _ = writeln!(text, "{}", plain(&format!("{}: {why}", name(process))));
+            let _ = writeln!(text, "{}", printable(&format!("{}: {why}", name(process))));
         }
     }
     text
@@ -315,7 +320,7 @@ fn without_rdma(processes: &Processes) -> String {
 /// RNIC ports that processes use.
 pub(super) fn rnics(processes: &Processes) -> String {
     if processes.list.is_empty() {
-        return format!("{NOBODY}{}", silent(processes));
+        return format!("{NO_PROCESS}{}", silent(processes));
     }
     let mut text =
         table(&["process", "RNIC", "interface", "state", "MTU", "network", "links", "GIDs"]);
@@ -340,10 +345,10 @@ pub(super) fn rnics(processes: &Processes) -> String {
     format!("{text}\n{why}{}", silent(processes))
 }
 
-/// What became of handshakes.
+/// Results of handshakes.
 pub(super) fn totals(processes: &Processes) -> String {
     if processes.list.is_empty() {
-        return format!("{NOBODY}{}", silent(processes));
+        return format!("{NO_PROCESS}{}", silent(processes));
     }
     let mut text =
         table(&["process", "SMC-D", "SMC-R", "TCP", "broken", "closing", "peers", "pooled DMBs"]);
@@ -402,7 +407,7 @@ fn reasons(totals: &Handshakes) -> String {
     for reason in &totals.reasons {
         let Reason { code, name, side, says, count, .. } = reason;
         let line = format!("{count:>8}  0x{code:08x} {name} ({side}): {says}");
-        let _ = writeln!(text, "{}", plain(&line));
+        let _ = writeln!(text, "{}", printable(&line));
     }
     text
 }
@@ -519,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_sees_rates() {
+    fn a_second_snapshot_gives_rates() {
         let mut old = some();
         old.list[0].connections[0].sent = 1 << 20;
         let text = connections(&some(), Some((&old, Duration::from_secs(2))), false);
@@ -534,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_added_up_and_their_troubles_told() {
+    fn processes_are_added_up_and_their_problems_listed() {
         let mut two = some();
         two.list.push(Process { pid: 43, ..process() });
         let problem = "timed out".to_owned();
@@ -545,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_a_hint() {
+    fn no_process_is_a_hint() {
         for text in [
             overview(&Processes::default()),
             connections(&Processes::default(), None, false),

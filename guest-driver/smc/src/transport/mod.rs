@@ -1,5 +1,4 @@
-//! What carries bytes, as one thing: the measurements are written once, over these traits, and run
-//! over each transport.
+//! Transports behind common traits, so that each measurement is written once and runs over all.
 
 mod ring;
 mod smc;
@@ -25,7 +24,7 @@ pub(crate) trait Transport: Sync {
     /// Readiness of many connections.
     type Poll: Poll<Self::Stream>;
 
-    /// Listens somewhere; the text tells a client where.
+    /// Listens on an address of its choice, and returns the address for clients.
     fn listen(&self) -> io::Result<(Self::Listener, String)>;
     /// Takes the next connection.
     fn accept(&self, listener: &Self::Listener) -> io::Result<Self::Stream>;
@@ -34,8 +33,8 @@ pub(crate) trait Transport: Sync {
     /// A readiness set as a program for this transport would use it.
     fn poll(&self) -> io::Result<Self::Poll>;
 
-    /// What SMC made of the connections so far; `None` if none was SMC.
-    fn carried(&self) -> Option<Carried> {
+    /// How the first SMC connection travels; `None` if none was SMC.
+    fn smc_path(&self) -> Option<SmcPath> {
         None
     }
 
@@ -45,9 +44,9 @@ pub(crate) trait Transport: Sync {
     }
 }
 
-/// How the first SMC connection of a process travels.
+/// How an SMC connection travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Carried {
+pub(crate) struct SmcPath {
     /// Own stores into the peer's DMB; otherwise the device copies.
     pub(crate) window: bool,
     /// The fabric.
@@ -63,7 +62,7 @@ pub(crate) struct Carried {
 pub(crate) struct Counters {
     /// Moves, with or without bytes: each is a kick of the device, in a guest an exit.
     pub(crate) moves: u64,
-    /// Wake-ups that the device told this end of, in a guest interrupts.
+    /// Wake records from the device, in a guest interrupts.
     pub(crate) wakes: u64,
 }
 
@@ -81,13 +80,13 @@ impl Counters {
 pub(crate) trait Stream: Read + Write + Send {
     /// Whether calls return `WouldBlock` instead of waiting.
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
-    /// Sends small messages at once (TCP_NODELAY), where that is a question.
+    /// Sends small messages at once (TCP_NODELAY); no effect on other transports.
     fn send_at_once(&self) -> io::Result<()>;
-    /// Ends the own half.
+    /// Closes the sending direction.
     fn finish(&self) -> io::Result<()>;
 }
 
-/// What is asked about a connection.
+/// The conditions to wait for on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     /// A read that would not block.
@@ -102,7 +101,7 @@ pub(crate) enum Interest {
 pub(crate) trait Poll<S> {
     /// Watches a connection.
     fn add(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()>;
-    /// Changes what is asked.
+    /// Changes the conditions.
     fn modify(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()>;
     /// Stops watching.
     fn remove(&mut self, stream: &S, key: u64) -> io::Result<()>;

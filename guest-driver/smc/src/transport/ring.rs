@@ -105,8 +105,8 @@ impl Direction {
     fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let mut spins = 0;
         while self.seen == self.at {
-            // Acquire: partners of the sender's Release stores. The head is looked at after the end:
-            // what was sent last is there when the end is seen.
+            // Acquire: partners of the sender's Release stores. CLOSED is read before HEAD, so that
+            // the last bytes are visible when the end is.
             let closed = self.word(CLOSED)?.load(Ordering::Acquire) != 0;
             self.seen = self.word(HEAD)?.load(Ordering::Acquire);
             if self.seen != self.at {

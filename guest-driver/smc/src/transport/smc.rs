@@ -9,7 +9,7 @@ use guest_driver::socket::{self, PollEvent, Poller};
 use guest_driver::{ConnectionInfo, SmcListener, SmcStream, SmcdInfo, Stack};
 use virtio_ism_abi::command::stat;
 
-use super::{Carried, Counters, Interest, Poll, Stream, Transport};
+use super::{Counters, Interest, Poll, SmcPath, Stream, Transport};
 
 /// Which way bytes have to travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +88,8 @@ impl Transport for Smc {
         Ok(SmcPoll { poller, events: Vec::new() })
     }
 
-    fn carried(&self) -> Option<Carried> {
-        self.info.get().map(|info| Carried {
+    fn smc_path(&self) -> Option<SmcPath> {
+        self.info.get().map(|info| SmcPath {
             window: info.window,
             chid: info.chid.to_string(),
             gid: info.local_gid.to_string(),

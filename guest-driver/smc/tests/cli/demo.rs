@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::support::{Dir, Running, eventually, is_alive, run, smc, text};
 
 #[test]
-fn the_demo_tells_its_story_and_leaves_nothing() {
+fn the_demo_explains_its_steps_and_leaves_nothing() {
     let dir = Dir::new("demo");
     let file = dir.path("file");
     let data: Vec<u8> = (0..200_001u32).map(|i| (i * 31 % 253) as u8).collect();

@@ -17,13 +17,13 @@ fn help_of_each_command_explains_it() {
     for (command, words) in [
         ("demo", "compares hashes"),
         ("listen", "tar c dir | smc listen 5000"),
-        ("connect", "An ordinary TCP server is no good"),
+        ("connect", "Do not connect to an ordinary TCP server"),
         ("perf", "the server is one thread that\n         takes a connection"),
         ("stat", "refused     commands and moves that were refused"),
         ("stat", "smc stat connections --watch"),
         ("check", "Exit status: 0 it would be SMC"),
         ("devices", "\"ism\" and \"rnics\""),
-        ("fabric", "With options it is vhost-device-ism"),
+        ("fabric", "options are those of vhost-device-ism"),
         ("fabric", "--socket-path <PATH[,KEY=VALUE..]>"),
         ("decode", "capture"),
     ] {
@@ -48,14 +48,14 @@ fn errors_say_what_to_do_next() {
             "{error}"
         );
     }
-    let told = error(&["listen", "nonsense"], &dir);
-    assert!(told.contains("expected ADDR:PORT"), "{told}");
-    let told = error(&["listen", "--eid", "lower", "5000"], &dir);
-    assert!(told.contains("An EID has at most 32 characters"), "{told}");
-    let told = error(&["perf", "--suite", "--size", "5"], &dir);
-    assert!(told.contains("cannot be used with"), "{told}");
-    let told = error(&["perf", "--plot", "x.gif"], &dir);
-    assert!(told.contains(".svg or .png"), "{told}");
+    let output = error(&["listen", "nonsense"], &dir);
+    assert!(output.contains("expected ADDR:PORT"), "{output}");
+    let output = error(&["listen", "--eid", "lower", "5000"], &dir);
+    assert!(output.contains("An EID has at most 32 characters"), "{output}");
+    let output = error(&["perf", "--suite", "--size", "5"], &dir);
+    assert!(output.contains("cannot be used with"), "{output}");
+    let output = error(&["perf", "--plot", "x.gif"], &dir);
+    assert!(output.contains(".svg or .png"), "{output}");
 }
 
 #[test]
@@ -65,6 +65,6 @@ fn a_directory_that_others_may_write_is_refused() {
     let smc = dir.0.join("smc");
     std::fs::create_dir(&smc).unwrap();
     std::fs::set_permissions(&smc, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let told = error(&["fabric"], &dir);
-    assert!(told.contains("belongs to you alone"), "{told}");
+    let output = error(&["fabric"], &dir);
+    assert!(output.contains("belongs to you alone"), "{output}");
 }

@@ -5,7 +5,7 @@ mod check;
 mod demo;
 mod help;
 mod perf;
-mod perf_far;
+mod perf_remote;
 mod pipe;
 mod run;
 mod stat;

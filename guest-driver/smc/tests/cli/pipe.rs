@@ -29,11 +29,11 @@ fn bytes_cross_both_ways_and_both_ends_tell_what_they_negotiated() {
     let got = reader.join().unwrap();
     assert!(got == there, "{} bytes", got.len());
     assert!(server.0.wait().unwrap().success());
-    let mut told = String::new();
-    log.read_to_string(&mut told).unwrap();
-    for told in [told, text(&client.stderr)] {
-        assert!(told.contains("SMC-D v2.1 over fabric ff00"), "{told}");
-        assert!(told.contains("first contact, buffers of 1048576 bytes"), "{told}");
+    let mut output = String::new();
+    log.read_to_string(&mut output).unwrap();
+    for output in [output, text(&client.stderr)] {
+        assert!(output.contains("SMC-D v2.1 over fabric ff00"), "{output}");
+        assert!(output.contains("first contact, buffers of 1048576 bytes"), "{output}");
     }
 }
 
@@ -80,13 +80,13 @@ fn without_a_common_eid_the_connection_is_refused_or_tcp() {
     let (mut server, port, mut log) = fabric.listen(&["--eid", "HERE"]);
     let client = fabric.connect(port, &["--eid", "THERE"], b"x");
     assert!(!client.status.success());
-    let told = text(&client.stderr);
-    assert!(told.contains("the connection is not SMC"), "{told}");
-    assert!(told.contains("--tcp-ok"), "{told}");
+    let output = text(&client.stderr);
+    assert!(output.contains("the connection is not SMC"), "{output}");
+    assert!(output.contains("--tcp-ok"), "{output}");
     assert!(!server.0.wait().unwrap().success());
-    let mut told = String::new();
-    log.read_to_string(&mut told).unwrap();
-    assert!(told.contains("the connection is not SMC"), "{told}");
+    let mut output = String::new();
+    log.read_to_string(&mut output).unwrap();
+    assert!(output.contains("the connection is not SMC"), "{output}");
 
     let (mut server, port, _log) = fabric.listen(&["--eid", "HERE", "--tcp-ok"]);
     drop(server.0.stdin.take());
@@ -115,8 +115,8 @@ fn a_plain_tcp_client_is_served_if_that_is_allowed() {
 fn statistics_show_the_guests() {
     let fabric = Fabric::start("stat");
     let output = fabric.smc(&["stat"]).output().unwrap();
-    let told = text(&output.stdout);
-    assert!(told.contains("fabric ff00: 2 guests, 0 connected"), "{told}");
+    let output = text(&output.stdout);
+    assert!(output.contains("fabric ff00: 2 guests, 0 connected"), "{output}");
     let (_server, ..) = fabric.listen(&[]);
     let output = fabric.smc(&["stat", "--json"]).output().unwrap();
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

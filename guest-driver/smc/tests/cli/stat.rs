@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::support::{Dir, Fabric, Running, eventually, smc, text};
 
-fn told(fabric: &Fabric, args: &[&str]) -> String {
+fn output(fabric: &Fabric, args: &[&str]) -> String {
     let output = fabric.smc(&["stat"]).args(args).output().unwrap();
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
 fn json(fabric: &Fabric) -> Value {
-    serde_json::from_str(&told(fabric, &["--json"])).unwrap()
+    serde_json::from_str(&output(fabric, &["--json"])).unwrap()
 }
 
 /// A client that is connected and has sent a few bytes.
@@ -52,22 +52,22 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
     assert_eq!(out["smc_d"]["local_buffer"], 1048576);
     assert_eq!(out["cursors"][0], arrived["cursors"][2]);
 
-    let overview = told(&fabric, &[]);
+    let overview = output(&fabric, &[]);
     assert!(overview.contains("fabric ff00: 2 guests, 2 connected"), "{overview}");
     assert!(overview.contains(&format!("smc {}", client.0.id())), "{overview}");
-    let list = told(&fabric, &["connections", "--details"]);
+    let list = output(&fabric, &["connections", "--details"]);
     for part in [&format!("127.0.0.1:{port}"), "SMC-D v2.1", "fabric ff00", "cursors: written 0:5"]
     {
         assert!(list.contains(part), "{part} in {list}");
     }
-    assert!(told(&fabric, &["totals"]).contains("handshakes since each process began"));
-    assert!(told(&fabric, &["groups"]).contains("No link groups"));
-    assert!(told(&fabric, &["rnics"]).contains("RNIC"));
-    assert!(!told(&fabric, &["fabric"]).contains("process"));
+    assert!(output(&fabric, &["totals"]).contains("handshakes since each process began"));
+    assert!(output(&fabric, &["groups"]).contains("No link groups"));
+    assert!(output(&fabric, &["rnics"]).contains("RNIC"));
+    assert!(!output(&fabric, &["fabric"]).contains("process"));
 
     drop((client, server));
     eventually("they are forgotten", || json(&fabric)["processes"].as_array().unwrap().is_empty());
-    assert!(told(&fabric, &["connections"]).contains("\"smc listen\""));
+    assert!(output(&fabric, &["connections"]).contains("\"smc listen\""));
 }
 
 #[test]
@@ -89,11 +89,11 @@ fn a_connection_that_is_tcp_says_why() {
     let (mut server, port, _log) = fabric.listen(&["--eid", "HERE", "--tcp-ok"]);
     let _client = client(&fabric, port, &["--eid", "THERE", "--tcp-ok"]);
     server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
-    let list = told(&fabric, &["connections"]);
+    let list = output(&fabric, &["connections"]);
     assert!(list.contains("TCP"), "{list}");
     assert!(list.contains("1 TCP: declined by the peer: 0x0303"), "{list}");
     assert!(list.contains("1 TCP: declined here: no common EID"), "{list}");
-    let totals = told(&fabric, &["totals"]);
+    let totals = output(&fabric, &["totals"]);
     assert!(totals.contains("TCP because:") && totals.contains("(peer)"), "{totals}");
 }
 

@@ -8,7 +8,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::job::Carrier;
+use super::job::TransportKind;
 use super::report::human;
 use super::run::Results;
 use crate::error::CliError;
@@ -77,15 +77,15 @@ pub(super) fn draw(all: &[Results], path: &Path) -> Result<(), CliError> {
     .map_err(CliError::io(format!("cannot write {}", path.display())))
 }
 
-fn color(carrier: Carrier) -> RGBColor {
+fn color(transport: TransportKind) -> RGBColor {
     // Distinguishable with colour blindness, and in grey.
-    match carrier {
-        Carrier::Smc | Carrier::Window => RGBColor(0, 90, 170),
-        Carrier::Move => RGBColor(86, 180, 233),
-        Carrier::Tcp => RGBColor(213, 94, 0),
-        Carrier::Vsock => RGBColor(0, 158, 115),
-        Carrier::Unix => RGBColor(240, 180, 60),
-        Carrier::Ring => RGBColor(120, 120, 120),
+    match transport {
+        TransportKind::Smc | TransportKind::Window => RGBColor(0, 90, 170),
+        TransportKind::Move => RGBColor(86, 180, 233),
+        TransportKind::Tcp => RGBColor(213, 94, 0),
+        TransportKind::Vsock => RGBColor(0, 158, 115),
+        TransportKind::Unix => RGBColor(240, 180, 60),
+        TransportKind::Ring => RGBColor(120, 120, 120),
     }
 }
 
@@ -134,11 +134,11 @@ fn paint<DB: DrawingBackend>(
         label(24, HPos::Left, VPos::Top),
     )?;
     let mut x = 20;
-    for carrier in Carrier::ALL {
-        if all.iter().any(|results| !results.of(carrier).is_empty()) {
-            bar(area, [(x, 56), (x + 16, 72)], color(carrier))?;
-            write(area, carrier.title(), (x + 24, 64), label(16, HPos::Left, VPos::Center))?;
-            x += 46 + 10 * carrier.title().len() as i32;
+    for transport in TransportKind::ALL {
+        if all.iter().any(|results| !results.of(transport).is_empty()) {
+            bar(area, [(x, 56), (x + 16, 72)], color(transport))?;
+            write(area, transport.title(), (x + 24, 64), label(16, HPos::Left, VPos::Center))?;
+            x += 46 + 10 * transport.title().len() as i32;
         }
     }
     for (at, results) in all.iter().enumerate() {
@@ -173,16 +173,16 @@ fn panel<DB: DrawingBackend>(
     )?;
     let shown: Vec<_> = results.values.iter().filter(|(_, v)| !v.is_empty()).collect();
     let slot = (right - left) / shown.len().max(1) as i32;
-    for (at, (carrier, values)) in shown.into_iter().enumerate() {
-        let Some(median) = results.median(*carrier) else { continue };
+    for (at, (transport, values)) in shown.into_iter().enumerate() {
+        let Some(median) = results.median(*transport) else { continue };
         let middle = left + slot * at as i32 + slot / 2;
         let half = (slot / 3).min(34);
-        bar(area, [(middle - half, y(median)), (middle + half, bottom)], color(*carrier))?;
+        bar(area, [(middle - half, y(median)), (middle + half, bottom)], color(*transport))?;
         for value in values {
             let dot = Circle::new((middle, y(*value)), 2, BLACK.mix(0.6).filled());
             area.draw(&dot).map_err(failed)?;
         }
-        for (line, text) in [short(*carrier), &human(median)].into_iter().enumerate() {
+        for (line, text) in [short(*transport), &human(median)].into_iter().enumerate() {
             let at = (middle, bottom + 8 + 18 * line as i32);
             write(area, text, at, label(16, HPos::Center, VPos::Top))?;
         }
@@ -191,15 +191,15 @@ fn panel<DB: DrawingBackend>(
     line(area, [(left, bottom), (right, bottom)], BLACK)
 }
 
-fn short(carrier: Carrier) -> &'static str {
-    match carrier {
-        Carrier::Smc => "SMC-D",
-        Carrier::Window => "window",
-        Carrier::Move => "move",
-        Carrier::Tcp => "TCP",
-        Carrier::Vsock => "vsock",
-        Carrier::Unix => "Unix",
-        Carrier::Ring => "raw",
+fn short(transport: TransportKind) -> &'static str {
+    match transport {
+        TransportKind::Smc => "SMC-D",
+        TransportKind::Window => "window",
+        TransportKind::Move => "move",
+        TransportKind::Tcp => "TCP",
+        TransportKind::Vsock => "vsock",
+        TransportKind::Unix => "Unix",
+        TransportKind::Ring => "raw",
     }
 }
 
@@ -241,9 +241,9 @@ mod tests {
 
     fn results() -> Results {
         let experiment = by_name("bulk", &Overrides::default()).unwrap();
-        let values = Carrier::ALL.map(|carrier| (carrier, vec![900.0, 1000.0, 1100.0]));
+        let values = TransportKind::ALL.map(|transport| (transport, vec![900.0, 1000.0, 1100.0]));
         let values = values.to_vec();
-        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), carried: Vec::new() }
+        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), smc_paths: Vec::new() }
     }
 
     #[test]

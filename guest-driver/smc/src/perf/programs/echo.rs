@@ -8,8 +8,8 @@ use super::{Schedule, end, per_second};
 use crate::perf::job::{Job, Outcome};
 use crate::transport::{Interest, Poll, Stream, Transport};
 
-/// How long a wait may last before the clock is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// Longest wait before the program reads the clock.
+const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 /// The reader's buffer, bytes.
 const READ: usize = 64 << 10;
 
@@ -29,7 +29,7 @@ impl<S: Stream> Peer<S> {
         Ok(Peer { stream, got: 0, rest: Vec::new() })
     }
 
-    /// Writes as far as it goes; for what is left over, has the poller tell `waiting`.
+    /// Writes as much as possible. If bytes are left over, waits for `waiting` on the connection.
     fn send(
         &mut self,
         poll: &mut impl Poll<S>,
@@ -82,7 +82,7 @@ pub(super) fn serve<T: Transport>(
     let mut ready = Vec::new();
     let mut buf = vec![0u8; READ];
     while open > 0 {
-        poll.wait(&mut ready, LOOK)?;
+        poll.wait(&mut ready, CLOCK_INTERVAL)?;
         for key in ready.drain(..) {
             let Some(slot) = peers.get_mut(key as usize) else { continue };
             let Some(peer) = slot else { continue };
@@ -135,7 +135,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcom
             }
             _ => {}
         }
-        poll.wait(&mut ready, LOOK)?;
+        poll.wait(&mut ready, CLOCK_INTERVAL)?;
         for key in ready.drain(..) {
             let Some(peer) = peers.get_mut(key as usize) else { continue };
             // Reads in any case: the server may wait for that.

@@ -8,39 +8,39 @@ mod stream;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::job::{Job, Outcome, Program, Told};
+use super::job::{EndReport, Job, Outcome, Program};
 use crate::transport::{Stream, Transport};
 
-/// The server's part. `listening` is told where the client has to go.
+/// Runs the server's end. It calls `listening` with the address for the client.
 pub(super) fn serve<T: Transport>(
     transport: &T,
     job: &Job,
     listening: impl FnOnce(&str) -> io::Result<()>,
-) -> io::Result<Told> {
+) -> io::Result<EndReport> {
     let (listener, address) = transport.listen()?;
     listening(&address)?;
-    let told = match job.program {
+    let report = match job.program {
         Program::Stream => stream::serve(transport, &listener, job)?,
         Program::RoundTrip => nothing(round_trip::serve(transport, &listener, job))?,
         Program::Echo => nothing(echo::serve(transport, &listener, job))?,
         Program::Short => nothing(short::serve(transport, &listener, job))?,
     };
-    Ok(Told { smc: transport.carried(), ..told })
+    Ok(EndReport { smc: transport.smc_path(), ..report })
 }
 
-fn nothing(done: io::Result<()>) -> io::Result<Told> {
-    done.map(|()| Told::default())
+fn nothing(done: io::Result<()>) -> io::Result<EndReport> {
+    done.map(|()| EndReport::default())
 }
 
-/// The client's part.
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> {
-    let told = match job.program {
+/// Runs the client's end.
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
+    let report = match job.program {
         Program::Stream => stream::drive(transport, job)?,
         Program::RoundTrip => round_trip::drive(transport, job)?.into(),
         Program::Echo => echo::drive(transport, job)?.into(),
         Program::Short => short::drive(transport, job)?.into(),
     };
-    Ok(Told { smc: transport.carried(), ..told })
+    Ok(EndReport { smc: transport.smc_path(), ..report })
 }
 
 /// The times of a run: warm-up, then measurement.

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::time::Instant;
 
 use super::{Schedule, end, per_second};
-use crate::perf::job::{Job, Told};
+use crate::perf::job::{EndReport, Job};
 use crate::transport::{Counters, Transport};
 
 /// The reader's buffer, bytes; that of the writer is a message.
@@ -21,7 +21,7 @@ pub(super) fn serve<T: Transport>(
     transport: &T,
     listener: &T::Listener,
     job: &Job,
-) -> io::Result<Told> {
+) -> io::Result<EndReport> {
     let mut stream = transport.accept(listener)?;
     let before = transport.counters();
     let mut buf = vec![0u8; READ.max(job.size)];
@@ -48,15 +48,15 @@ pub(super) fn serve<T: Transport>(
         let n = stream.read(&mut buf)?;
         if n == 0 {
             let device = counted(before, transport.counters());
-            let told: Told = per_second(bytes, last - start)?.into();
-            return Ok(Told { bytes: early + bytes, device, ..told });
+            let report: EndReport = per_second(bytes, last - start)?.into();
+            return Ok(EndReport { bytes: early + bytes, device, ..report });
         }
         bytes += n as u64;
         last = Instant::now();
     }
 }
 
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> {
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let mut stream = transport.connect(&job.address)?;
     let before = transport.counters();
     let message = vec![0x5a; job.size];
@@ -82,7 +82,7 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Told> 
     }
     let device = counted(before, transport.counters());
     end(stream);
-    Ok(Told { device, ..Told::default() })
+    Ok(EndReport { device, ..EndReport::default() })
 }
 
 /// What a device counted meanwhile.

@@ -3,13 +3,13 @@
 use std::sync::mpsc::channel;
 
 use super::*;
-use crate::perf::job::{Carrier, Percentiles};
+use crate::perf::job::{Percentiles, TransportKind};
 use crate::transport::{Ring, Tcp, Unix};
 
 fn job(program: Program, size: usize) -> Job {
     Job {
         program,
-        carrier: Carrier::Tcp,
+        transport: TransportKind::Tcp,
         size,
         seconds: 0.03,
         buffer: 65536,
@@ -18,7 +18,7 @@ fn job(program: Program, size: usize) -> Job {
         threads: 2,
         device: None,
         eids: Vec::new(),
-        far: false,
+        remote: false,
         bind: Tcp::LOOPBACK.0,
         dir: std::env::temp_dir(),
         address: String::new(),
@@ -43,8 +43,8 @@ fn run<T: Transport>(transport: &T, job: Job) -> [Option<Outcome>; 2] {
 }
 
 fn assert_rate(outcomes: [Option<Outcome>; 2]) {
-    let told: Vec<_> = outcomes.into_iter().flatten().collect();
-    assert!(matches!(told[..], [Outcome::PerSecond(rate)] if rate > 0.0), "{told:?}");
+    let rates: Vec<_> = outcomes.into_iter().flatten().collect();
+    assert!(matches!(rates[..], [Outcome::PerSecond(rate)] if rate > 0.0), "{rates:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The end that asks.
+//! The client, which requests the runs.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,28 +8,28 @@ use indicatif::ProgressBar;
 
 use super::control::Control;
 use super::request::Request;
-use super::{Hello, Own, PATIENCE, Said, VERSION, limit, processors, report};
+use super::{Hello, Own, ServerMessage, TIMEOUT, VERSION, limit, processors, report};
 use crate::error::CliError;
 use crate::helper::Helper;
-use crate::perf::job::{Carrier, Report};
+use crate::perf::job::{RunMessage, TransportKind};
 use crate::perf::measure::Experiment;
 use crate::perf::memory;
-use crate::perf::run::{self, Ends, Plan, Results, Runner, confused};
-use crate::transport::Carried;
+use crate::perf::run::{self, Ends, Plan, Results, Runner, unexpected_report};
+use crate::transport::SmcPath;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(15);
-/// How long a server may be busy with somebody else.
+/// How long a server may be busy with another client.
 const BUSY: Duration = Duration::from_secs(600);
-/// When it is said that it is.
+/// After how long a message says that it is.
 const NOTICE: Duration = Duration::from_secs(3);
-/// How long its own words about a failure are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long to wait for the server's error after the client's process has failed.
+const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most bytes of an error of the server that are shown.
 const ERROR: usize = 500;
 
 /// A server, and how it is reached.
-struct Far {
+struct RemoteServer {
     control: Control,
     hello: Hello,
     own: Own,
@@ -60,18 +60,19 @@ pub(in crate::perf) fn measure(
     progress: &ProgressBar,
 ) -> Result<Vec<Results>, CliError> {
     for experiment in experiments {
-        // Not only once the measures before it are over.
-        let asked = experiment.carriers.iter().map(|c| Request::new(experiment, *c, plan.seconds));
+        // All requests are checked before the first run.
+        let asked =
+            experiment.transports.iter().map(|c| Request::new(experiment, *c, plan.seconds));
         asked
             .into_iter()
             .try_for_each(|r| r.check())
             .map_err(|e| CliError::Usage(e.to_string()))?;
     }
-    memory::probe(&own.device, PATIENCE)?;
-    let mut far = Far::connect(target, own)?;
+    memory::probe(&own.device, TIMEOUT)?;
+    let mut remote = RemoteServer::connect(target, own)?;
     let mut all = Vec::new();
     for experiment in experiments {
-        let results = run::run(&mut far, experiment, plan, progress)?;
+        let results = run::run(&mut remote, experiment, plan, progress)?;
         if json {
             progress.suspend(|| report::print_json(&results))?;
         }
@@ -79,25 +80,25 @@ pub(in crate::perf) fn measure(
     }
     progress.finish_and_clear();
     if !json {
-        report::print_tables(&all, plan, target.server, [processors(), far.hello.processors])?;
+        report::print_tables(&all, plan, target.server, [processors(), remote.hello.processors])?;
     }
     Ok(all)
 }
 
-impl Far {
-    fn connect(target: &Target<'_>, own: Own) -> Result<Far, CliError> {
+impl RemoteServer {
+    fn connect(target: &Target<'_>, own: Own) -> Result<RemoteServer, CliError> {
         let failed = |source| CliError::Transfer { peer: target.server.into(), source };
         let stream = dial(target.server)?;
         let mut control = Control::new(stream).map_err(failed)?;
-        let hello = match control.hear(NOTICE).map_err(failed)? {
+        let hello = match control.receive(NOTICE).map_err(failed)? {
             Some(hello) => Some(hello),
             None => {
                 eprintln!("smc: waiting: {} seems to measure with somebody else", target.server);
-                control.hear(BUSY).map_err(failed)?
+                control.receive(BUSY).map_err(failed)?
             }
         };
-        let Some(Said::Hello(hello)) = hello else {
-            return Err(failed(io::Error::other("says nothing that \"smc perf --serve\" would")));
+        let Some(ServerMessage::Hello(hello)) = hello else {
+            return Err(failed(io::Error::other("is no \"smc perf --serve\"")));
         };
         if hello.version != VERSION {
             let other = format!("speaks version {}, not {VERSION}", hello.version);
@@ -106,23 +107,23 @@ impl Far {
         if target.vsock.is_some() && !hello.vsock {
             return Err(failed(io::Error::other("has no virtio sockets: leave out --vsock")));
         }
-        Ok(Far { control, hello, own, vsock: target.vsock })
+        Ok(RemoteServer { control, hello, own, vsock: target.vsock })
     }
 
-    /// What the server says next.
-    fn hear(&mut self, patience: Duration) -> Result<Said, CliError> {
-        match self.control.hear(patience) {
-            Ok(Some(Said::Error(error))) => Err(self.failed(&tidy(&error))),
-            Ok(Some(said)) => Ok(said),
-            Ok(None) => Err(self.failed(&format!("said nothing for {patience:?}"))),
+    /// The server's next message.
+    fn receive(&mut self, timeout: Duration) -> Result<ServerMessage, CliError> {
+        match self.control.receive(timeout) {
+            Ok(Some(ServerMessage::Error(error))) => Err(self.failed(&printable(&error))),
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => Err(self.failed(&format!("sent nothing for {timeout:?}"))),
             Err(error) => Err(self.failed(&error.to_string())),
         }
     }
 
-    /// Why the server's end of a run failed, if it says so.
-    fn last_words(&mut self) -> Option<CliError> {
-        match self.control.hear(LAST_WORDS) {
-            Ok(Some(Said::Error(error))) => Some(self.failed(&tidy(&error))),
+    /// Why the server's end of a run failed, if the server reports it.
+    fn failure_report(&mut self) -> Option<CliError> {
+        match self.control.receive(FAILURE_REPORT_TIMEOUT) {
+            Ok(Some(ServerMessage::Error(error))) => Some(self.failed(&printable(&error))),
             _ => None,
         }
     }
@@ -133,8 +134,8 @@ impl Far {
     }
 
     /// Where the client of a run connects to.
-    fn address(&self, carrier: Carrier, port: u32) -> Result<String, CliError> {
-        if let (Carrier::Vsock, Some(cid)) = (carrier, self.vsock) {
+    fn address(&self, transport: TransportKind, port: u32) -> Result<String, CliError> {
+        if let (TransportKind::Vsock, Some(cid)) = (transport, self.vsock) {
             return Ok(format!("{cid}:{port}"));
         }
         let port = u16::try_from(port).map_err(|_| self.failed("has no such TCP port"))?;
@@ -158,62 +159,62 @@ fn dial(server: &str) -> Result<TcpStream, CliError> {
     Err(failed(why))
 }
 
-impl Runner for Far {
+impl Runner for RemoteServer {
     fn once(
         &mut self,
         experiment: &Experiment,
-        carrier: Carrier,
+        transport: TransportKind,
         plan: &Plan,
     ) -> Result<Ends, CliError> {
-        let request = Request::new(experiment, carrier, plan.seconds);
-        self.control.say(&request).map_err(CliError::io("control connection"))?;
-        let Said::Listening { port } = self.hear(PATIENCE)? else {
+        let request = Request::new(experiment, transport, plan.seconds);
+        self.control.send(&request).map_err(CliError::io("control connection"))?;
+        let ServerMessage::Listening { port } = self.receive(TIMEOUT)? else {
             return Err(self.failed("does not listen"));
         };
         let bind = SocketAddr::from(([0; 4], 0));
         let job = request
-            .job(&self.own, bind, self.address(carrier, port)?)
+            .job(&self.own, bind, self.address(transport, port)?)
             .map_err(|refused| CliError::Usage(refused.to_string()))?;
         let process = Helper::start("client", "__drive", &job)?;
-        let client = match process.hear(limit(plan.seconds)) {
-            Ok(Report::Done(told)) => told,
-            Ok(Report::Listening(_)) => return Err(confused("client")),
-            // The server's own words say more than the client's "connection reset".
-            Err(error) => return Err(self.last_words().unwrap_or(error)),
+        let client = match process.receive(limit(plan.seconds)) {
+            Ok(RunMessage::Done(report)) => report,
+            Ok(RunMessage::Listening(_)) => return Err(unexpected_report("client")),
+            // The server's error says more than the client's "connection reset".
+            Err(error) => return Err(self.failure_report().unwrap_or(error)),
         };
         drop(process);
-        let Said::Done(server) = self.hear(limit(plan.seconds))? else {
+        let ServerMessage::Done(server) = self.receive(limit(plan.seconds))? else {
             return Err(self.failed("did not report what was expected"));
         };
         let ends = Ends { client, server };
-        match carrier.is_smc() {
+        match transport.is_smc() {
             true => same_connection(&ends).map_err(|why| self.failed(why)).map(|()| ends),
             false => Ok(ends),
         }
     }
 }
 
-/// Both ends must tell of one SMC connection, with each other: then nobody compares TCP with TCP.
+/// Checks that both ends report the same SMC connection, so that the run did not measure TCP instead.
 fn same_connection(ends: &Ends) -> Result<(), &'static str> {
     let (Some(client), Some(server)) = (&ends.client.smc, &ends.server.smc) else {
-        return Err("one end does not tell of an SMC connection");
+        return Err("one end does not report an SMC connection");
     };
-    if !is_plain(server) {
-        return Err("tells of a fabric or GID that is none");
+    if !is_printable_id(server) {
+        return Err("reports a fabric or GID with illegal characters");
     }
     let same = client.chid == server.chid && client.gid == server.peer && client.peer == server.gid;
     if same { Ok(()) } else { Err("was connected with another peer than this machine") }
 }
 
 /// Whether it can be shown on a terminal: digits and dashes.
-fn is_plain(carried: &Carried) -> bool {
-    [&carried.chid, &carried.gid, &carried.peer].into_iter().all(|text| {
+fn is_printable_id(path: &SmcPath) -> bool {
+    [&path.chid, &path.gid, &path.peer].into_iter().all(|text| {
         text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     })
 }
 
 /// Text of the server, as it can be shown on a terminal.
-fn tidy(text: &str) -> String {
+fn printable(text: &str) -> String {
     let shown = text.chars().take(ERROR);
     shown.map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -221,17 +222,17 @@ fn tidy(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::job::Told;
+    use crate::perf::job::EndReport;
 
     fn ends() -> Ends {
-        let end = |gid: &str, peer: &str| Told {
-            smc: Some(Carried {
+        let end = |gid: &str, peer: &str| EndReport {
+            smc: Some(SmcPath {
                 window: true,
                 chid: "ff00".into(),
                 gid: gid.into(),
                 peer: peer.into(),
             }),
-            ..Told::default()
+            ..EndReport::default()
         };
         Ends { client: end("a-1", "b-2"), server: end("b-2", "a-1") }
     }
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_shown_without_control_characters() {
-        assert_eq!(tidy("a\x1b[2Jb\nc"), "a?[2Jb?c");
-        assert_eq!(tidy(&"x".repeat(10_000)).len(), ERROR);
+        assert_eq!(printable("a\x1b[2Jb\nc"), "a?[2Jb?c");
+        assert_eq!(printable(&"x".repeat(10_000)).len(), ERROR);
     }
 }

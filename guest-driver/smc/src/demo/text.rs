@@ -1,4 +1,4 @@
-//! What happened, in words.
+//! The handshake and the results of the demo as text.
 
 use std::fmt::Write as _;
 
@@ -6,22 +6,22 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use smc_core::wire::clc::{Message, SmcdV2};
 
 use super::exchange::{PING, Summary};
-use super::tap::{CapturedMessage, Way};
+use super::tap::{CapturedMessage, Direction};
 
 /// The messages of a handshake, a paragraph each.
 pub(super) fn handshake(messages: &[CapturedMessage]) -> String {
     let mut text = String::new();
-    for seen in messages {
-        let way = match seen.way {
-            Way::ToServer => "client -> server",
-            Way::ToClient => "server -> client",
+    for captured in messages {
+        let direction = match captured.direction {
+            Direction::ToServer => "client -> server",
+            Direction::ToClient => "server -> client",
         };
-        let (name, lines) = match &seen.message {
+        let (name, lines) = match &captured.message {
             Some(message) => (message.kind().name(), words(message)),
             None => ("?", vec!["not understood".into()]),
         };
-        let micros = seen.after.as_micros();
-        let _ = writeln!(text, "   {micros:>5} us  {way}  {name}, {} bytes", seen.len);
+        let micros = captured.after.as_micros();
+        let _ = writeln!(text, "   {micros:>5} us  {direction}  {name}, {} bytes", captured.len);
         for line in lines {
             let _ = writeln!(text, "             {line}");
         }

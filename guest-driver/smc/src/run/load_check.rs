@@ -1,9 +1,8 @@
-//! Whether the library was really loaded: the dynamic linker ignores it without a word where it does
-//! not like it.
+//! Whether the program has loaded the library: the dynamic linker may ignore it without a message.
 //!
 //! The program inherits the writing end of a pipe, into which the library writes when it begins. The
-//! reading end has a watcher: a process that is nobody's child, so that the program, which takes the
-//! place of this process, has no child that it does not know.
+//! reading end belongs to a watcher process. Its parent ends at once, so that the program, which
+//! replaces this process by exec, has no child that it does not know.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -18,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::CliError;
 
 /// How long a program may take until its libraries are loaded.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a watcher is told.
+/// The task of a watcher.
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
     /// For messages.
@@ -28,15 +27,15 @@ struct Task {
     pid: i32,
     /// End the program if the library was not loaded.
     strict: bool,
-    /// This is the process that is nobody's child.
+    /// The parent of this process has ended, as it should.
     detached: bool,
 }
 
-/// Has the program's library tell a watcher.
+/// Starts a watcher, and gives the program the pipe to it.
 ///
 /// # Errors
 /// No descriptors or processes are left.
-pub(super) fn ask(command: &mut Command, name: &str, strict: bool) -> Result<(), CliError> {
+pub(super) fn request(command: &mut Command, name: &str, strict: bool) -> Result<(), CliError> {
     let failed = CliError::io("cannot watch the program's start".to_owned());
     let (reader, writer) = match std::io::pipe() {
         Ok(pipe) => pipe,
@@ -62,26 +61,26 @@ fn start(task: &Task, stdin: Stdio) -> std::io::Result<std::process::Child> {
     let task = serde_json::to_string(task).unwrap_or_default();
     Command::new("/proc/self/exe")
         .arg0("smc")
-        .args(["__proof", &task])
+        .args(["__load_check", &task])
         .stdin(stdin)
         .stdout(Stdio::null())
         .process_group(0)
         .spawn()
 }
 
-/// The watcher.
-pub(crate) fn watch(task: &str) -> ExitCode {
+/// Runs the watcher process.
+pub(crate) fn check(task: &str) -> ExitCode {
     let Ok(task) = serde_json::from_str::<Task>(task) else { return ExitCode::FAILURE };
     if !task.detached {
         let started = start(&Task { detached: true, ..task }, Stdio::inherit());
         return if started.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let (said, heard) = channel();
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut word = [0u8; 6];
-        let _ = said.send(std::io::stdin().read_exact(&mut word).is_ok());
+        let _ = sender.send(std::io::stdin().read_exact(&mut word).is_ok());
     });
-    if heard.recv_timeout(PATIENCE) != Ok(true) {
+    if receiver.recv_timeout(TIMEOUT) != Ok(true) {
         let ends = if task.strict { ", so it is ended (--strict)" } else { "" };
         eprintln!("smc run: {} did not load the library: its connections are TCP{ends}", task.name);
         if task.strict

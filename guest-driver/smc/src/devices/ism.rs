@@ -1,4 +1,4 @@
-//! What there is to know about each device.
+//! The virtio-ism devices of this machine, and how fast their windows are.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use virtio_ism_abi::config::{Config, Features};
 
 use crate::error::CliError;
 
-/// Memory for a device that is only looked at, bytes.
-const LITTLE_MEMORY: u64 = 8 << 20;
+/// Memory for a device that is opened only to be measured, bytes.
+const PROBE_MEMORY: u64 = 8 << 20;
 
-/// A device as `--json` shows it. What cannot be known is null.
+/// A device as `--json` shows it. Unknown values are null.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Device {
+pub(super) struct DeviceReport {
     pub(super) address: String,
     /// The driver of the kernel.
     pub(super) driver: Option<String>,
@@ -39,19 +39,19 @@ pub(super) struct Device {
     pub(super) load_rate: Option<u64>,
 }
 
-/// Looks at every device.
-pub(super) fn all() -> Result<Vec<Device>, CliError> {
+/// Inspects every device.
+pub(super) fn all() -> Result<Vec<DeviceReport>, CliError> {
     let found = pci::functions().map_err(CliError::io("cannot list PCI devices"))?;
-    Ok(found.into_iter().map(|function| look(function.address, &function.binding)).collect())
+    Ok(found.into_iter().map(|function| inspect(function.address, &function.binding)).collect())
 }
 
-fn look(address: PciAddress, binding: &Binding) -> Device {
-    let mut device = Device {
+fn inspect(address: PciAddress, binding: &Binding) -> DeviceReport {
+    let mut device = DeviceReport {
         address: address.to_string(),
         driver: driver(binding).map(Into::into),
-        ..Device::default()
+        ..DeviceReport::default()
     };
-    match pci::open(address, 1, LITTLE_MEMORY) {
+    match pci::open(address, 1, PROBE_MEMORY) {
         Ok((running, interrupts)) => {
             device.interrupts = Some(interrupts.to_string());
             measure(&mut device, running);
@@ -76,13 +76,13 @@ pub(super) fn driver(binding: &Binding) -> Option<&str> {
     }
 }
 
-fn describe(device: &mut Device, config: &Config) {
+fn describe(device: &mut DeviceReport, config: &Config) {
     device.chid = Some(format!("{:04x}", config.chid.get()));
     device.gid = Some(config.gid.to_string());
     device.window = Some(config.window_size.get());
 }
 
-fn measure(device: &mut Device, running: Arc<RunningDevice>) {
+fn measure(device: &mut DeviceReport, running: Arc<RunningDevice>) {
     describe(device, running.config());
     device.window = Some(running.window_size());
     let features = running.features();

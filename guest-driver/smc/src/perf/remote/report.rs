@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::output;
-use crate::perf::job::Carrier;
+use crate::perf::job::TransportKind;
 use crate::perf::measure::Unit;
-use crate::perf::report::{median, number, render_times, table, tidy, times, to_line};
+use crate::perf::report::{median, number, render_times, rounded, table, times, to_line};
 use crate::perf::run::{Plan, Results};
 
 /// One JSON line.
@@ -18,7 +18,7 @@ struct Row {
     measure: String,
     unit: &'static str,
     runs: usize,
-    /// What carried SMC: `window` or `move`.
+    /// What smc_paths SMC: `window` or `move`.
     path: String,
     smc: Option<f64>,
     tcp: Option<f64>,
@@ -33,14 +33,14 @@ fn word(window: bool) -> &'static str {
 
 impl Results {
     /// The SMC-D of the experiment; it has one.
-    fn smc(&self) -> Carrier {
-        self.experiment.rows.first().map_or(Carrier::Smc, |(_, carrier)| *carrier)
+    fn smc(&self) -> TransportKind {
+        self.experiment.rows.first().map_or(TransportKind::Smc, |(_, transport)| *transport)
     }
 
     /// How SMC's bytes travelled, in all rounds.
     fn path(&self) -> String {
         let mut paths: Vec<String> = Vec::new();
-        for both in &self.carried {
+        for both in &self.smc_paths {
             let (out, back) = (word(both.client.window), word(both.server.window));
             let path = if out == back { out.into() } else { format!("{out} out, {back} back") };
             if !paths.contains(&path) {
@@ -59,18 +59,18 @@ impl Results {
         Some([kicks, median(self.kicks.iter().map(|kicks| kicks.wakes))?])
     }
 
-    fn far_rows(&self) -> Vec<Row> {
+    fn remote_rows(&self) -> Vec<Row> {
         let name = self.experiment.rows.first().map(|(name, _)| name.clone()).unwrap_or_default();
         let row = Row {
             measure: name.clone(),
             unit: self.experiment.unit.name(),
             runs: self.of(self.smc()).len(),
             path: self.path(),
-            smc: self.median(self.smc()).map(tidy),
-            tcp: self.median(Carrier::Tcp).map(tidy),
-            vsock: self.median(Carrier::Vsock).map(tidy),
-            ratio: self.ratio(self.smc(), Carrier::Tcp).map(tidy),
-            vsock_ratio: self.ratio(self.smc(), Carrier::Vsock).map(tidy),
+            smc: self.median(self.smc()).map(rounded),
+            tcp: self.median(TransportKind::Tcp).map(rounded),
+            vsock: self.median(TransportKind::Vsock).map(rounded),
+            ratio: self.ratio(self.smc(), TransportKind::Tcp).map(rounded),
+            vsock_ratio: self.ratio(self.smc(), TransportKind::Vsock).map(rounded),
         };
         let mut rows = vec![row];
         let counts = self.kicks().into_iter().flatten();
@@ -80,7 +80,7 @@ impl Results {
                 unit,
                 runs: self.kicks.len(),
                 path: self.path(),
-                smc: Some(tidy(value)),
+                smc: Some(rounded(value)),
                 tcp: None,
                 vsock: None,
                 ratio: None,
@@ -94,18 +94,18 @@ impl Results {
 /// Prints the JSON lines of an experiment.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output cannot be written.
 pub(super) fn print_json(results: &Results) -> Result<(), CliError> {
-    for row in results.far_rows() {
+    for row in results.remote_rows() {
         output::print(&to_line(&row)?)?;
     }
     Ok(())
 }
 
-/// Prints everything for people. `processors`: of this machine and of the server.
+/// Prints tables of all results. `processors`: of this machine and of the server.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output cannot be written.
 pub(super) fn print_tables(
     all: &[Results],
     plan: &Plan,
@@ -121,7 +121,7 @@ pub(super) fn print_tables(
          of the ratios within the rounds).",
         plan.rounds, plan.seconds,
     );
-    text += &carried(all);
+    text += &smc_paths(all);
     for results in all.iter().filter(|results| results.times.iter().any(|(_, t)| !t.is_empty())) {
         text += &render_times(results);
     }
@@ -129,11 +129,12 @@ pub(super) fn print_tables(
 }
 
 fn render(all: &[Results]) -> String {
-    let vsock = all.iter().any(|results| !results.of(Carrier::Vsock).is_empty());
+    let vsock = all.iter().any(|results| !results.of(TransportKind::Vsock).is_empty());
     let mut header = vec!["", "unit", "SMC-D", "by", "TCP", "SMC-D\nagainst TCP"];
     header.extend(vsock.then_some(["vsock", "SMC-D\nagainst vsock"]).into_iter().flatten());
     let mut table = table(&header);
-    for (results, row) in all.iter().flat_map(|r| r.far_rows().into_iter().map(move |row| (r, row)))
+    for (results, row) in
+        all.iter().flat_map(|r| r.remote_rows().into_iter().map(move |row| (r, row)))
     {
         let title = match row.unit {
             "kicks/MiB" => "  kicks of the devices, both ends",
@@ -157,8 +158,8 @@ fn render(all: &[Results]) -> String {
 }
 
 /// Which fabric and GIDs the last SMC connection had.
-fn carried(all: &[Results]) -> String {
-    match all.iter().flat_map(|results| &results.carried).last() {
+fn smc_paths(all: &[Results]) -> String {
+    match all.iter().flat_map(|results| &results.smc_paths).last() {
         Some(both) => format!(
             "SMC-D went over fabric {}, in the last run between GID {} (here) and GID {}.\n",
             both.client.chid, both.client.gid, both.client.peer,
@@ -171,34 +172,35 @@ fn carried(all: &[Results]) -> String {
 mod tests {
     use super::*;
     use crate::perf::measure::{Overrides, between};
-    use crate::perf::run::{Both, Kicks};
-    use crate::transport::Carried;
+    use crate::perf::run::{Kicks, SmcPaths};
+    use crate::transport::SmcPath;
 
-    fn results(carriers: &[Carrier]) -> Results {
-        let experiment = between("bulk", &Overrides::default(), carriers).unwrap();
-        let values = [Carrier::Smc, Carrier::Tcp, Carrier::Vsock].into_iter();
+    fn results(transports: &[TransportKind]) -> Results {
+        let experiment = between("bulk", &Overrides::default(), transports).unwrap();
+        let values = [TransportKind::Smc, TransportKind::Tcp, TransportKind::Vsock].into_iter();
         let values = values.zip([vec![800.0, 900.0], vec![100.0, 90.0], vec![200.0, 450.0]]);
-        let values = values.filter(|(carrier, _)| carriers.contains(carrier)).collect();
-        let end = |gid: &str, peer: &str| Carried {
+        let values = values.filter(|(transport, _)| transports.contains(transport)).collect();
+        let end = |gid: &str, peer: &str| SmcPath {
             window: true,
             chid: "ff00".into(),
             gid: gid.into(),
             peer: peer.into(),
         };
-        let both = Both { client: end("aa", "bb"), server: end("bb", "aa") };
+        let both = SmcPaths { client: end("aa", "bb"), server: end("bb", "aa") };
         let kicks = [(0.25, 1.0), (0.75, 2.0)].map(|(kicks, wakes)| Kicks { kicks, wakes });
         Results {
             experiment,
             values,
             times: Vec::new(),
             kicks: kicks.to_vec(),
-            carried: vec![both.clone(), both],
+            smc_paths: vec![both.clone(), both],
         }
     }
 
     #[test]
     fn json_has_the_promised_keys_and_kicks_have_lines_of_their_own() {
-        let rows = results(&[Carrier::Smc, Carrier::Tcp, Carrier::Vsock]).far_rows();
+        let rows =
+            results(&[TransportKind::Smc, TransportKind::Tcp, TransportKind::Vsock]).remote_rows();
         let lines: Vec<_> = rows.iter().map(|row| to_line(row).unwrap()).collect();
         assert_eq!(
             lines[0],
@@ -215,9 +217,9 @@ mod tests {
 
     #[test]
     fn the_table_tells_what_carried_smc() {
-        let mut mixed = results(&[Carrier::Smc, Carrier::Tcp]);
-        mixed.carried[1].server.window = false;
-        let text = render(std::slice::from_ref(&mixed)) + &carried(&[mixed]);
+        let mut mixed = results(&[TransportKind::Smc, TransportKind::Tcp]);
+        mixed.smc_paths[1].server.window = false;
+        let text = render(std::slice::from_ref(&mixed)) + &smc_paths(&[mixed]);
         assert!(text.contains("window or window out, move back"), "{text}");
         assert!(text.contains("fabric ff00") && text.contains("GID aa (here)"), "{text}");
         assert!(!text.contains("vsock"), "{text}");

@@ -1,4 +1,4 @@
-//! The end that stays.
+//! The server, which does the runs that clients request.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use super::control::Control;
 use super::request::Request;
-use super::{Hello, Own, PATIENCE, Said, VERSION, limit, processors};
+use super::{Hello, Own, ServerMessage, TIMEOUT, VERSION, limit, processors};
 use crate::error::CliError;
 use crate::helper::Helper;
-use crate::perf::job::Report;
+use crate::perf::job::RunMessage;
 use crate::perf::memory;
 use crate::pipe::parse_address;
 use crate::transport::{ANY_CID, Transport, Vsock};
 
 /// How long a client may be silent before it asks for its next run.
 const IDLE: Duration = Duration::from_secs(120);
-/// How often it is looked whether the client is still there while a run goes on.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often to check, during a run, whether the client is still connected.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after a failure to accept, which may last (no descriptors).
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
     let failed = |source| CliError::Listen { address: address.into(), source };
     let addresses = parse_address(address)?;
-    memory::probe(&own.device, PATIENCE)?;
+    memory::probe(&own.device, TIMEOUT)?;
     let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
     eprintln!("serving measurements on {local}, device {}", own.device.display());
@@ -50,31 +50,35 @@ pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
 fn client(stream: TcpStream, own: &Own) -> io::Result<u64> {
     let mut control = Control::new(stream)?;
     let vsock = Vsock { cid: ANY_CID }.listen().is_ok();
-    control.say(&Said::Hello(Hello { version: VERSION, vsock, processors: processors() }))?;
+    control.send(&ServerMessage::Hello(Hello {
+        version: VERSION,
+        vsock,
+        processors: processors(),
+    }))?;
     for runs in 0.. {
-        let request = match control.hear::<Request>(IDLE) {
+        let request = match control.receive::<Request>(IDLE) {
             Ok(Some(request)) => request,
-            Ok(None) => return Err(io::Error::new(io::ErrorKind::TimedOut, "asks for nothing")),
+            Ok(None) => return Err(io::Error::new(io::ErrorKind::TimedOut, "requests nothing")),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(runs),
             Err(error) => {
-                let _ = control.say(&Said::Error(format!("not a request: {error}")));
+                let _ = control.send(&ServerMessage::Error(format!("not a request: {error}")));
                 return Err(error);
             }
         };
         if let Some(problem) = run(&mut control, &request, own)? {
             tracing::warn!(problem, "a run failed");
-            control.say(&Said::Error(problem))?;
+            control.send(&ServerMessage::Error(problem))?;
         }
     }
     Ok(u64::MAX)
 }
 
-/// Does one run. `Some`: why it failed.
+/// Does one run; `Some` says why it failed.
 ///
 /// # Errors
-/// The client is gone, or not one.
+/// The client is gone, or sent something else than expected.
 fn run(control: &mut Control, request: &Request, own: &Own) -> io::Result<Option<String>> {
-    // The connection came this way, so others will.
+    // The client has reached this address, so its connections of runs will.
     let mut bind = control.local()?;
     bind.set_port(0);
     let job = match request.job(own, bind, String::new()) {
@@ -85,26 +89,26 @@ fn run(control: &mut Control, request: &Request, own: &Own) -> io::Result<Option
         Ok(helper) => helper,
         Err(error) => return Ok(Some(error.to_string())),
     };
-    let deadline = Instant::now() + PATIENCE + limit(request.seconds());
+    let deadline = Instant::now() + TIMEOUT + limit(request.seconds());
     loop {
-        match helper.hear_within(LOOK) {
-            Ok(Some(Report::Listening(address))) => match port(&address) {
-                Some(port) => control.say(&Said::Listening { port })?,
+        match helper.try_receive(CHECK_INTERVAL) {
+            Ok(Some(RunMessage::Listening(address))) => match port(&address) {
+                Some(port) => control.send(&ServerMessage::Listening { port })?,
                 None => return Ok(Some(format!("listens on {address}, which has no port"))),
             },
-            Ok(Some(Report::Done(told))) => {
+            Ok(Some(RunMessage::Done(report))) => {
                 // The device is free before the next run is asked for.
                 drop(helper);
-                return control.say(&Said::Done(told)).map(|()| None);
+                return control.send(&ServerMessage::Done(report)).map(|()| None);
             }
             Ok(None) if Instant::now() > deadline => {
                 return Ok(Some("the run takes too long".into()));
             }
-            Ok(None) => match control.hear::<serde_json::Value>(Duration::ZERO) {
+            Ok(None) => match control.receive::<serde_json::Value>(Duration::ZERO) {
                 Ok(None) => {}
-                Ok(Some(_)) => return Err(io::Error::other("asks for more in mid-run")),
+                Ok(Some(_)) => return Err(io::Error::other("sent a request during a run")),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(io::Error::new(error.kind(), "has left in mid-run"));
+                    return Err(io::Error::new(error.kind(), "disconnected during a run"));
                 }
                 Err(error) => return Err(error),
             },

@@ -48,7 +48,7 @@ impl Control {
     }
 
     /// Sends a line.
-    pub(super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
+    pub(super) fn send(&mut self, what: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         self.stream.write_all(&line)
@@ -58,11 +58,11 @@ impl Control {
     ///
     /// # Errors
     /// `UnexpectedEof`: the peer has closed. `InvalidData`: not a line that is expected.
-    pub(super) fn hear<T: DeserializeOwned>(
+    pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<Option<T>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut seen = 0;
         loop {
             if let Some(end) = self.rest.iter().skip(seen).position(|&byte| byte == b'\n') {
@@ -74,7 +74,7 @@ impl Control {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a line has no end"));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // Zero would mean for ever; what is there already is always looked at.
+            // Zero would mean no timeout. Data that has arrived is read in any case.
             self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
             let mut piece = [0u8; 4096];
             let room = (LINE - seen).min(piece.len());
@@ -101,34 +101,34 @@ mod tests {
 
     fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Control::new(listener.accept().unwrap().0).unwrap(), far)
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (Control::new(listener.accept().unwrap().0).unwrap(), peer)
     }
 
     const SOON: Duration = Duration::from_secs(10);
 
     #[test]
     fn lines_are_heard_one_by_one_however_they_arrive() {
-        let (mut control, mut far) = pair();
-        far.write_all(b"1\n2\n3").unwrap();
-        assert_eq!(control.hear(SOON).unwrap(), Some(1));
-        assert_eq!(control.hear(SOON).unwrap(), Some(2));
-        assert_eq!(control.hear::<i32>(Duration::ZERO).unwrap(), None);
-        far.write_all(b"4\n").unwrap();
-        assert_eq!(control.hear(SOON).unwrap(), Some(34));
-        drop(far);
-        let end = control.hear::<i32>(SOON).unwrap_err();
+        let (mut control, mut peer) = pair();
+        peer.write_all(b"1\n2\n3").unwrap();
+        assert_eq!(control.receive(SOON).unwrap(), Some(1));
+        assert_eq!(control.receive(SOON).unwrap(), Some(2));
+        assert_eq!(control.receive::<i32>(Duration::ZERO).unwrap(), None);
+        peer.write_all(b"4\n").unwrap();
+        assert_eq!(control.receive(SOON).unwrap(), Some(34));
+        drop(peer);
+        let end = control.receive::<i32>(SOON).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]
     fn refuses_lines_without_end_and_lines_that_mean_nothing() {
-        let (mut control, mut far) = pair();
-        far.write_all(&[b'1'; LINE]).unwrap();
-        let error = control.hear::<i32>(SOON).unwrap_err();
+        let (mut control, mut peer) = pair();
+        peer.write_all(&[b'1'; LINE]).unwrap();
+        let error = control.receive::<i32>(SOON).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        let (mut control, mut far) = pair();
-        far.write_all(b"{\"x\n").unwrap();
-        assert!(control.hear::<i32>(SOON).is_err());
+        let (mut control, mut peer) = pair();
+        peer.write_all(b"{\"x\n").unwrap();
+        assert!(control.receive::<i32>(SOON).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! A fabric for as long as a command runs: a daemon of its own on sockets in a temporary directory.
 //!
-//! Between this process and the daemon stands a *keeper*, which ends the daemon and removes the
-//! sockets when this process is gone, even if that was killed.
+//! This process starts a *supervisor*, which starts the daemon. When this process has ended, even by
+//! SIGKILL, the supervisor stops the daemon and removes the sockets.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -21,14 +21,14 @@ const START: Duration = Duration::from_secs(10);
 /// How long it may take to end.
 const STOP: Duration = Duration::from_secs(3);
 
-/// What a keeper is asked for.
+/// The task of a supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     dir: PathBuf,
     devices: Vec<String>,
 }
 
-/// What a keeper says when the daemon listens.
+/// The message of a supervisor once the daemon listens.
 #[derive(Debug, Serialize, Deserialize)]
 struct Listening {
     pid: u32,
@@ -36,24 +36,24 @@ struct Listening {
 
 /// A fabric with some devices.
 #[derive(Debug)]
-pub(crate) struct Rig {
+pub(crate) struct TemporaryFabric {
     dir: PathBuf,
     daemon: u32,
     // Dropped first: it removes what the directory holds.
-    _keeper: Helper,
+    _supervisor: Helper,
 }
 
-impl Rig {
+impl TemporaryFabric {
     /// Starts a daemon with the devices of these names on one fabric.
     ///
     /// # Errors
     /// The directory cannot be made, or the daemon does not start.
-    pub(crate) fn start(devices: &[&str]) -> Result<Rig, CliError> {
+    pub(crate) fn start(devices: &[&str]) -> Result<TemporaryFabric, CliError> {
         let dir = temporary_directory()?;
         let task = Task { dir: dir.clone(), devices: devices.iter().map(|&d| d.into()).collect() };
-        let keeper = Helper::start("fabric", "__keeper", &task)?;
-        let Listening { pid } = keeper.hear(START)?;
-        Ok(Rig { dir, daemon: pid, _keeper: keeper })
+        let supervisor = Helper::start("fabric", "__supervisor", &task)?;
+        let Listening { pid } = supervisor.receive(START)?;
+        Ok(TemporaryFabric { dir, daemon: pid, _supervisor: supervisor })
     }
 
     /// The socket of a device.
@@ -93,10 +93,10 @@ fn temporary_directory() -> Result<PathBuf, CliError> {
     Ok(dir)
 }
 
-/// The keeper's part.
-pub(crate) fn keep(task: &str) -> ExitCode {
+/// Runs the supervisor process.
+pub(crate) fn supervise(task: &str) -> ExitCode {
     helper::run_unwatched(task, |task: Task| {
-        let result = keep_daemon(&task);
+        let result = supervise_daemon(&task);
         if let Err(error) = std::fs::remove_dir_all(&task.dir) {
             tracing::warn!(dir = %task.dir.display(), %error, "cannot remove");
         }
@@ -104,7 +104,7 @@ pub(crate) fn keep(task: &str) -> ExitCode {
     })
 }
 
-fn keep_daemon(task: &Task) -> Result<(), CliError> {
+fn supervise_daemon(task: &Task) -> Result<(), CliError> {
     let failed = |problem: String| CliError::Helper { name: "daemon".into(), problem };
     let management = socket(&task.dir, "management");
     let mut command = Command::new("/proc/self/exe");
@@ -128,7 +128,7 @@ fn keep_daemon(task: &Task) -> Result<(), CliError> {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    if helper::say(&Listening { pid: daemon.id() }).is_ok() {
+    if helper::send(&Listening { pid: daemon.id() }).is_ok() {
         helper::wait_for_parent_end();
     }
     if let Some(pid) = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw) {
@@ -141,7 +141,7 @@ fn keep_daemon(task: &Task) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The daemon's part: the same daemon as `smc fabric`, which ends with its keeper.
+/// Runs the daemon process: the daemon of `smc fabric`, which ends with its supervisor.
 pub(crate) fn daemon(args: Vec<std::ffi::OsString>) -> ExitCode {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
         tracing::debug!(%error, "death signal");

@@ -1,5 +1,4 @@
-//! Where sockets are if nobody says otherwise: commands in different terminals then find each other
-//! without options.
+//! Default paths of sockets, so that commands in different terminals find each other without options.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
@@ -33,14 +32,14 @@ pub(crate) fn socket(name: &str) -> PathBuf {
 /// Makes [`directory`], for this user only.
 ///
 /// # Errors
-/// It cannot be made, or somebody else made it: whoever owns the directory of a device's socket can
-/// replace the device.
+/// It cannot be made, or it belongs to another user: the owner of a directory can replace the device
+/// sockets in it.
 pub(crate) fn make_directory() -> Result<PathBuf, CliError> {
     let dir = directory();
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(CliError::io(format!("cannot make {}", dir.display())))?;
     let found = std::fs::symlink_metadata(&dir)
-        .map_err(CliError::io(format!("cannot look at {}", dir.display())))?;
+        .map_err(CliError::io(format!("cannot read the attributes of {}", dir.display())))?;
     let private = found.is_dir()
         && found.uid() == rustix::process::geteuid().as_raw()
         && found.mode() & 0o022 == 0;

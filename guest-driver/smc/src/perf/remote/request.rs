@@ -1,4 +1,4 @@
-//! What a client may ask a server for.
+//! Requests of clients, and their limits.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::Own;
-use crate::perf::job::{Carrier, Job, Program};
+use crate::perf::job::{Job, Program, TransportKind};
 use crate::perf::measure::Experiment;
 
 /// Longest write or message, bytes.
@@ -20,12 +20,12 @@ const MAX_CONNECTIONS: usize = 4000;
 /// Bytes of all messages that an event loop has under way.
 const MAX_UNDER_WAY: usize = 256 << 20;
 
-/// A run, as a client asks for it.
+/// A run that a client requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Request {
     program: Program,
-    carrier: Carrier,
+    transport: TransportKind,
     size: usize,
     seconds: f64,
     buffer: usize,
@@ -37,9 +37,9 @@ pub(super) struct Request {
 /// Why a run is refused.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub(super) enum Refused {
-    /// Only this machine has such a thing.
+    /// The transport does not leave this machine.
     #[error("{} does not reach another machine", .0.title())]
-    Carrier(Carrier),
+    TransportKind(TransportKind),
     /// Messages of that length.
     #[error("a message of {0} bytes: 1 to {MAX_SIZE} are possible")]
     Size(usize),
@@ -62,10 +62,10 @@ pub(super) enum Refused {
 
 impl Request {
     /// One run of an experiment.
-    pub(super) fn new(experiment: &Experiment, carrier: Carrier, seconds: f64) -> Request {
+    pub(super) fn new(experiment: &Experiment, transport: TransportKind, seconds: f64) -> Request {
         Request {
             program: experiment.program,
-            carrier,
+            transport,
             size: experiment.size,
             seconds,
             buffer: experiment.buffer,
@@ -85,8 +85,8 @@ impl Request {
     /// # Errors
     /// The first thing that cannot.
     pub(super) fn check(&self) -> Result<(), Refused> {
-        if matches!(self.carrier, Carrier::Unix | Carrier::Ring) {
-            return Err(Refused::Carrier(self.carrier));
+        if matches!(self.transport, TransportKind::Unix | TransportKind::Ring) {
+            return Err(Refused::TransportKind(self.transport));
         }
         if !(1..=MAX_SIZE).contains(&self.size) {
             return Err(Refused::Size(self.size));
@@ -120,16 +120,16 @@ impl Request {
         self.check()?;
         Ok(Job {
             program: self.program,
-            carrier: self.carrier,
+            transport: self.transport,
             size: self.size,
             seconds: self.seconds,
             buffer: self.buffer,
             spin_us: self.spin_us,
             connections: self.connections,
             threads: self.threads,
-            device: self.carrier.is_smc().then(|| own.device.clone()),
+            device: self.transport.is_smc().then(|| own.device.clone()),
             eids: own.eids.clone(),
-            far: true,
+            remote: true,
             bind,
             // No Unix sockets are made.
             dir: std::env::temp_dir(),
@@ -146,7 +146,7 @@ mod tests {
 
     fn request(name: &str) -> Request {
         let experiment = by_name(name, &Overrides::default()).unwrap();
-        Request::new(&experiment, Carrier::Smc, 0.7)
+        Request::new(&experiment, TransportKind::Smc, 0.7)
     }
 
     #[test]
@@ -161,8 +161,14 @@ mod tests {
         let bulk = request("bulk");
         let echo = request("echo");
         for (request, why) in [
-            (Request { carrier: Carrier::Unix, ..bulk.clone() }, Refused::Carrier(Carrier::Unix)),
-            (Request { carrier: Carrier::Ring, ..bulk.clone() }, Refused::Carrier(Carrier::Ring)),
+            (
+                Request { transport: TransportKind::Unix, ..bulk.clone() },
+                Refused::TransportKind(TransportKind::Unix),
+            ),
+            (
+                Request { transport: TransportKind::Ring, ..bulk.clone() },
+                Refused::TransportKind(TransportKind::Ring),
+            ),
             (Request { size: 0, ..bulk.clone() }, Refused::Size(0)),
             (Request { size: MAX_SIZE + 1, ..bulk.clone() }, Refused::Size(MAX_SIZE + 1)),
             (Request { seconds: 0.0, ..bulk.clone() }, Refused::Seconds(0.0)),
@@ -195,7 +201,7 @@ mod tests {
         let bind = ([127, 0, 0, 1], 0).into();
         let smc = request("bulk").job(&own, bind, String::new()).unwrap();
         assert_eq!(smc.device, Some("d.sock".into()));
-        let tcp = Request { carrier: Carrier::Tcp, ..request("bulk") };
+        let tcp = Request { transport: TransportKind::Tcp, ..request("bulk") };
         assert_eq!(tcp.job(&own, bind, String::new()).unwrap().device, None);
     }
 }

@@ -57,11 +57,11 @@ impl Control {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut control = Control { lines: BufReader::new(stream) };
-        assert_eq!(control.hear()["hello"]["version"], 2);
+        assert_eq!(control.receive()["hello"]["version"], 3);
         control
     }
 
-    fn hear(&mut self) -> Value {
+    fn receive(&mut self) -> Value {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
@@ -69,14 +69,14 @@ impl Control {
 
     fn ask(&mut self, request: &str) -> Value {
         writeln!(self.lines.get_mut(), "{request}").unwrap();
-        self.hear()
+        self.receive()
     }
 }
 
 /// A long throughput measurement over TCP, with some things otherwise.
 fn request(other: &Value) -> String {
     let mut request = json!({
-        "program": "stream", "carrier": "tcp", "size": 65536, "seconds": 60.0, "buffer": 65536,
+        "program": "stream", "transport": "tcp", "size": 65536, "seconds": 60.0, "buffer": 65536,
         "spin_us": 50, "connections": 1, "threads": 1,
     });
     for (key, value) in other.as_object().unwrap() {
@@ -94,7 +94,7 @@ fn children(parent: &Child) -> Vec<String> {
 
 #[test]
 fn two_ends_measure_the_suite_and_tell_what_carried_it() {
-    let fabric = Fabric::start("far-suite");
+    let fabric = Fabric::start("remote-suite");
     let (_server, address) = serve(&fabric);
     for (option, path) in [("auto", "window"), ("move", "move")] {
         let output = measure(&fabric, &address, &["--suite", "--json", "--path", option]);
@@ -130,7 +130,7 @@ fn two_ends_measure_the_suite_and_tell_what_carried_it() {
 
 #[test]
 fn a_table_names_fabric_and_gids_and_a_plot_is_drawn() {
-    let fabric = Fabric::start("far-table");
+    let fabric = Fabric::start("remote-table");
     // On every address, of IPv6 too.
     let (_server, address) = serve_on(&fabric, "0");
     let plot = std::env::temp_dir().join(format!("smc-far-{}.svg", std::process::id()));
@@ -147,19 +147,19 @@ fn a_table_names_fabric_and_gids_and_a_plot_is_drawn() {
 
 #[test]
 fn a_run_that_falls_back_to_tcp_fails() {
-    let fabric = Fabric::start("far-fallback");
+    let fabric = Fabric::start("remote-fallback");
     let (_server, address) = serve(&fabric);
     let output = measure(&fabric, &address, &["bulk", "--eid", "SOMETHING-ELSE"]);
     assert!(!output.status.success());
-    let told = text(&output.stderr);
-    assert!(told.contains("fell back to TCP") && told.contains("no common EID"), "{told}");
+    let error = text(&output.stderr);
+    assert!(error.contains("fell back to TCP") && error.contains("no common EID"), "{error}");
     // The server is as good as before.
     assert!(measure(&fabric, &address, &["bulk"]).status.success());
 }
 
 #[test]
 fn a_server_refuses_nonsense_and_goes_on() {
-    let fabric = Fabric::start("far-refused");
+    let fabric = Fabric::start("remote-refused");
     let (server, address) = serve(&fabric);
     let mut control = Control::open(&address);
     for (other, problem) in [
@@ -168,7 +168,7 @@ fn a_server_refuses_nonsense_and_goes_on() {
         (json!({"buffer": 0}), "a receive buffer of 0 bytes"),
         (json!({"spin_us": u64::MAX}), "us of spinning"),
         (json!({"connections": 1_000_000}), "1000000 connections"),
-        (json!({"carrier": "unix"}), "does not reach another machine"),
+        (json!({"transport": "unix"}), "does not reach another machine"),
     ] {
         let answer = control.ask(&request(&other));
         assert!(answer["error"].as_str().unwrap().contains(problem), "{answer}");
@@ -182,7 +182,7 @@ fn a_server_refuses_nonsense_and_goes_on() {
 
 #[test]
 fn a_client_that_leaves_in_mid_run_holds_up_nobody() {
-    let fabric = Fabric::start("far-leaves");
+    let fabric = Fabric::start("remote-leaves");
     let (server, address) = serve(&fabric);
     let mut control = Control::open(&address);
     assert!(control.ask(&request(&json!({})))["listening"]["port"].is_u64());
@@ -195,7 +195,7 @@ fn a_client_that_leaves_in_mid_run_holds_up_nobody() {
 
 #[test]
 fn the_server_ends_on_ctrl_c_with_what_it_started() {
-    let fabric = Fabric::start("far-ctrl-c");
+    let fabric = Fabric::start("remote-ctrl-c");
     let (mut server, address) = serve(&fabric);
     let mut control = Control::open(&address);
     assert!(control.ask(&request(&json!({})))["listening"]["port"].is_u64());
@@ -208,18 +208,18 @@ fn the_server_ends_on_ctrl_c_with_what_it_started() {
 
 #[test]
 fn options_that_make_no_sense_together_are_refused() {
-    for (args, told) in [
+    for (args, expected) in [
         (&["--device", "x", "bulk"][..], "--serve"),
         (&["--serve", "7000", "bulk"], "cannot be used with"),
         (&["--serve", "7000", "--to", "x:1"], "cannot be used with"),
         (&["--serve", "7000", "--vsock", "3"], "cannot be used with"),
         (&["--to", "x:1", "--vsock", "4294967295"], "invalid value"),
-        (&["--to", "127.0.0.1:1", "bulk_move"], "--path tells"),
+        (&["--to", "127.0.0.1:1", "bulk_move"], "--path says"),
         (&["--to", "127.0.0.1:1", "bulk", "--size", "17M"], "a message of 17825792 bytes"),
     ] {
         let output = crate::support::run(&[&["perf"], args].concat());
         assert!(!output.status.success(), "{args:?}");
         let error = text(&output.stderr);
-        assert!(error.contains(told), "{args:?}: {error}");
+        assert!(error.contains(expected), "{args:?}: {error}");
     }
 }

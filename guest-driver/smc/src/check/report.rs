@@ -1,4 +1,4 @@
-//! What is said of each step.
+//! The report of each step.
 
 use guest_driver::statistics::{Connection, Reason};
 use serde::Serialize;
@@ -6,29 +6,29 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::output;
 
-/// How a step went.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Mark {
-    /// As SMC wants it.
+pub(super) enum StepStatus {
+    /// SMC is possible as far as this step shows.
     Ok,
-    /// Not so.
+    /// The step shows that SMC is not possible.
     No,
-    /// It cannot be known.
+    /// The step has no result.
     Unknown,
 }
 
-impl Mark {
+impl StepStatus {
     fn word(self) -> &'static str {
         match self {
-            Mark::Ok => "ok",
-            Mark::No => "no",
-            Mark::Unknown => "?",
+            StepStatus::Ok => "ok",
+            StepStatus::No => "no",
+            StepStatus::Unknown => "?",
         }
     }
 }
 
-/// What came of it all.
+/// The outcome of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Outcome {
@@ -54,13 +54,13 @@ impl Outcome {
 #[derive(Debug, Serialize)]
 struct Step {
     name: &'static str,
-    verdict: Mark,
+    status: StepStatus,
     says: String,
 }
 
-/// Says things as they happen, or keeps them for later.
+/// Prints steps as they happen, and keeps them for the JSON report.
 #[derive(Debug)]
-pub(super) struct Tell {
+pub(super) struct StepReport {
     quiet: bool,
     steps: Vec<Step>,
     /// The connection, if it was SMC.
@@ -70,7 +70,7 @@ pub(super) struct Tell {
 }
 
 #[derive(Serialize)]
-struct Whole<'a> {
+struct CheckReport<'a> {
     host: &'a str,
     port: u16,
     result: Outcome,
@@ -79,23 +79,23 @@ struct Whole<'a> {
     reason: Option<&'a Reason>,
 }
 
-impl Tell {
+impl StepReport {
     /// `quiet`: nothing is printed until the end.
-    pub(super) fn new(quiet: bool) -> Tell {
-        Tell { quiet, steps: Vec::new(), connection: None, reason: None }
+    pub(super) fn new(quiet: bool) -> StepReport {
+        StepReport { quiet, steps: Vec::new(), connection: None, reason: None }
     }
 
-    /// A step is done.
+    /// Adds a step.
     ///
     /// # Errors
-    /// Standard output is gone.
+    /// Standard output cannot be written.
     pub(super) fn step(
         &mut self,
         name: &'static str,
-        verdict: Mark,
+        status: StepStatus,
         says: impl Into<String>,
     ) -> Result<(), CliError> {
-        let step = Step { name, verdict, says: says.into() };
+        let step = Step { name, status, says: says.into() };
         if !self.quiet {
             output::print(&line(&step))?;
         }
@@ -103,12 +103,12 @@ impl Tell {
         Ok(())
     }
 
-    /// Everything as one object.
+    /// All steps as one JSON object.
     ///
     /// # Errors
-    /// None that happens.
+    /// A value that JSON cannot represent; there is none.
     pub(super) fn json(&self, host: &str, port: u16, result: Outcome) -> Result<String, CliError> {
-        let whole = Whole {
+        let report = CheckReport {
             host,
             port,
             result,
@@ -116,17 +116,17 @@ impl Tell {
             connection: self.connection.as_ref(),
             reason: self.reason.as_ref(),
         };
-        let text = serde_json::to_string(&whole)
+        let text = serde_json::to_string(&report)
             .map_err(|error| CliError::Output(std::io::Error::other(error)))?;
         Ok(text + "\n")
     }
 }
 
 fn line(step: &Step) -> String {
-    // A peer's host name is among the things that are said.
+    // The text may contain the peer's host name, which is untrusted.
     let says: String =
         step.says.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    format!("{:<3} {:<10} {says}\n", step.verdict.word(), step.name)
+    format!("{:<3} {:<10} {says}\n", step.status.word(), step.name)
 }
 
 #[cfg(test)]
@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_step_is_a_line() {
-        let step = Step { name: "option", verdict: Mark::Unknown, says: "not\x1bknown".into() };
+        let step =
+            Step { name: "option", status: StepStatus::Unknown, says: "not\x1bknown".into() };
         assert_eq!(line(&step), "?   option     not\u{fffd}known\n");
     }
 
@@ -143,11 +144,11 @@ mod tests {
     fn the_outcome_is_the_exit_status() {
         let all = [Outcome::Smc, Outcome::Tcp, Outcome::None];
         assert_eq!(all.map(Outcome::status), [0, 1, 2]);
-        let mut tell = Tell::new(true);
-        tell.step("tcp", Mark::No, "refused").unwrap();
-        let json = tell.json("h", 7, Outcome::None).unwrap();
+        let mut report = StepReport::new(true);
+        report.step("tcp", StepStatus::No, "refused").unwrap();
+        let json = report.json("h", 7, Outcome::None).unwrap();
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(value["result"], "none");
-        assert_eq!(value["steps"][0]["verdict"], "no");
+        assert_eq!(value["steps"][0]["status"], "no");
     }
 }

@@ -1,18 +1,18 @@
 //! `smc perf --serve` and `smc perf --to`: measurements between two machines.
 //!
-//! The client asks for one run at a time over a control connection (plain TCP, a JSON object per
-//! line); a fresh process at either end then does it, as between processes of one machine:
+//! The client requests one run at a time over a control connection (TCP, a JSON object per line). A
+//! new process at either end then does the run, as between processes of one machine:
 //!
 //! ```text
 //! server                                   client
 //! hello {version, vsock, ..}      ->
-//!                                 <-       {program, carrier, size, seconds, ..}
+//!                                 <-       {program, transport, size, seconds, ..}
 //! listening {port}                ->       (starts its process, which connects to that port)
 //! done {result, what SMC did, ..} ->       or error "why"
 //! ```
 //!
-//! What comes over the connection is a claim, at both ends: lines are bounded, and what they ask for
-//! or say is checked before it is used or shown.
+//! Neither end trusts the other: the length of lines is bounded, and each end checks what it has
+//! received before it uses or prints it.
 
 mod client;
 mod control;
@@ -28,24 +28,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::job::Told;
+use super::job::EndReport;
 use super::peer;
 use crate::error::CliError;
-use crate::places;
+use crate::paths;
 
-/// What both ends have to agree on.
-const VERSION: u32 = 2;
+/// Version of the protocol; both ends must have the same.
+const VERSION: u32 = 3;
 /// How long a process may take to start, open its device and listen or connect; guests without
 /// hardware support are slow.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// How long a run of this length may take. The warm-up comes on top of it, and so may a queue of
 /// bytes that are still under way.
 fn limit(seconds: f64) -> Duration {
-    PATIENCE + Duration::from_secs_f64(seconds * 2.0)
+    TIMEOUT + Duration::from_secs_f64(seconds * 2.0)
 }
 
-/// The device of this end.
+/// The device and EIDs of this end.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
     /// Its socket or address.
@@ -74,15 +74,15 @@ impl Own {
         for name in &eids {
             peer::eid(name)?;
         }
-        Ok(Own { device: device.unwrap_or_else(|| places::socket(name)), eids })
+        Ok(Own { device: device.unwrap_or_else(|| paths::socket(name)), eids })
     }
 }
 
 /// A line of the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
-    /// Its first.
+enum ServerMessage {
+    /// The first line.
     Hello(Hello),
     /// The run's server process listens on this port, of TCP or of virtio sockets.
     Listening {
@@ -90,12 +90,12 @@ enum Said {
         port: u32,
     },
     /// The run is over.
-    Done(Told),
+    Done(EndReport),
     /// There is no result.
     Error(String),
 }
 
-/// Who serves.
+/// Description of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     /// [`VERSION`].
