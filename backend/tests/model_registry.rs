@@ -134,7 +134,7 @@ impl Model {
         let tag = driver.tag;
         match outcome {
             Outcome::Map(_) | Outcome::Unmap(_) if self.modes[who] == Mode::Loses => None,
-            outcome => Some(parse(op, tag, &driver.settle(outcome))),
+            outcome => Some(parse(op, tag, &driver.complete(outcome))),
         }
     }
 

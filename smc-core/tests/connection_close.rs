@@ -410,7 +410,7 @@ fn a_tcp_reset_starts_an_abort_unless_the_peer_has_said_so() {
     // After the own C there is nothing to say; the wait goes on.
     let (close, actions) = walk(&[CLOSE, Event::TcpReset]);
     assert_eq!((close.state(), actions), (State::PeerCloseWait1, Actions::empty()));
-    // A peer that has closed and lost patience hears of it, but is not waited for.
+    // A peer that has closed, and whose connection times out, gets an abort; this end does not wait for it.
     let (close, actions) = walk(&[peer(C), Event::TcpReset]);
     assert_eq!(close.state(), State::Closed);
     assert!(actions.contains(Actions::SEND_ABORT | Actions::REPORT_RESET | Actions::REUSE_BUFFER));

@@ -22,4 +22,4 @@ pub mod watch;
 
 pub use bench::{Bench, Dir, Fabric, Pair, eid, run};
 pub use bytes::{Rng, pattern, read_exactly, send_all, slurp};
-pub use watch::{PATIENCE, eventually, fewer, note, patience, slowly, watched};
+pub use watch::{TIMEOUT, eventually, fewer, note, slowly, test_timeout, watched};

@@ -16,7 +16,7 @@ use smc_core::wire::ids::{Chid, DmbToken, Features, Gid, LinkId, PeerId, Release
 use virtio_ism_abi::Gid as AbiGid;
 
 use crate::bench::{Bench, eid};
-use crate::watch::{PATIENCE, note};
+use crate::watch::{TIMEOUT, note};
 
 /// A device of its own, without a stack.
 pub struct Device {
@@ -106,7 +106,7 @@ pub enum End {
 #[track_caller]
 pub fn read_to_end(mut tcp: &TcpStream) -> (Vec<u8>, End) {
     note("reads to the end of a TCP connection");
-    tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+    tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (mut bytes, mut buf) = (Vec::new(), [0; 4096]);
     loop {
         match tcp.read(&mut buf) {

@@ -8,7 +8,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// How long anything may take on a loaded machine. Nothing waits for it when all is well.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Test deadline unless another is given.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -31,9 +31,9 @@ fn slowness() -> u32 {
     })
 }
 
-/// [`PATIENCE`] with this machine.
-pub fn patience() -> Duration {
-    slowly(PATIENCE)
+/// [`TIMEOUT`] with this machine.
+pub fn test_timeout() -> Duration {
+    slowly(TIMEOUT)
 }
 
 struct Watched {
@@ -149,7 +149,7 @@ fn report(table: &Table, late: &Watched) -> String {
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < patience(), "not within {:?}: {what}", patience());
+        assert!(start.elapsed() < test_timeout(), "not within {:?}: {what}", test_timeout());
         // Looking may cost a guest's only processor, for which others wait.
         let pause = start.elapsed() / 20;
         thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(100)));

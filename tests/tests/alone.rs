@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use smc_tests::leaks::{Devices, Process};
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, PATIENCE, Pair, eventually, note, read_exactly, send_all, watched};
+use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, read_exactly, send_all, watched};
 
 /// Takes a turn.
 fn alone() -> MutexGuard<'static, ()> {
@@ -107,14 +107,14 @@ fn waiting_pollers_use_no_processor() {
             poller.add(server, key as u64, Interest::READ).unwrap();
             // Something has happened before.
             send_all(client, b"x");
-            poller.wait(&mut Vec::new(), 8, Some(PATIENCE)).unwrap();
+            poller.wait(&mut Vec::new(), 8, Some(TIMEOUT)).unwrap();
             eventually("it is read", || server.recv(&mut [0; 1]).is_ok());
         }
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let mut ready = Vec::new();
                 while ready.is_empty() {
-                    poller.wait(&mut ready, 8, Some(PATIENCE)).unwrap();
+                    poller.wait(&mut ready, 8, Some(TIMEOUT)).unwrap();
                 }
             });
             is_idle("a poller over two stacks");
@@ -230,7 +230,7 @@ fn nothing_leaks() {
             let ended = Instant::now();
             let mut end = whole(Process::now());
             while end.0 > start.0 || end.1 > start.1 || end.2 > start.2 {
-                assert!(ended.elapsed() < PATIENCE, "{end:?} is left, before: {start:?}");
+                assert!(ended.elapsed() < TIMEOUT, "{end:?} is left, before: {start:?}");
                 thread::sleep(Duration::from_millis(5));
                 end = whole(Process::now());
             }

@@ -169,7 +169,7 @@ impl Device {
     /// and for nothing else.
     pub fn close_session(&self, how: CloseReason) {
         let _lifecycle = lock(&self.lifecycle);
-        self.finish(how);
+        self.end_session(how);
         let mut state = lock(&self.state);
         state.config_gid = state.next_gid.unwrap_or(Gid::NONE);
     }
@@ -177,7 +177,7 @@ impl Device {
     /// HELLO: ends the session that was and begins one.
     pub(super) fn begin(&self, driver_max_idx: u32) -> Result<Arc<DeviceSession>, Status> {
         let _lifecycle = lock(&self.lifecycle);
-        self.finish(CloseReason::Orderly);
+        self.end_session(CloseReason::Orderly);
         let mut state = lock(&self.state);
         let gid = match state.next_gid.take() {
             Some(gid) => gid,
@@ -196,7 +196,7 @@ impl Device {
 
     /// Ends the session. The caller holds `lifecycle`. The order is that of docs/virtio-ism.md,
     /// "Reset, pause, departure".
-    fn finish(&self, how: CloseReason) {
+    fn end_session(&self, how: CloseReason) {
         let mut state = lock(&self.state);
         let Some(account) = state.account.take() else { return };
         let session = account.session.clone();

@@ -68,7 +68,7 @@ fn a_front_end_without_shared_memory_has_no_window_and_can_move() {
     assert_eq!(a.transfer(token, &[(100, b"hello"), (0, &[7; 32])], true), Status::Ok);
     assert_eq!(b.read_buffer(gpa + 100, 5), b"hello");
     assert_eq!(b.read_buffer(gpa, 32), [7; 32]);
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::DmbSignal(event)) => {
             assert_eq!((event.n.get(), event.entries[0].idx.get()), (1, 1));
             assert_eq!(event.entries[0].mask.get(), 1);
@@ -138,7 +138,7 @@ fn a_kick_wakes_the_owner_with_the_number_of_its_slab() {
     a.write_window(line + LINE_PEND as u64, &(1u64 << attached.bit).to_le_bytes());
     a.write_window(line + LINE_ARMED as u64, &0u32.to_le_bytes());
     assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::SlabWake(wake)) => {
             assert_eq!((wake.n.get(), wake.slabs[0].get()), (1, dmb.slab_id.get()));
         }
@@ -162,7 +162,7 @@ fn wakes_wait_for_event_buffers() {
     assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
     assert!(b.used(EVENTS, QUIET).is_none());
     b.feed_events(1);
-    assert!(matches!(b.event(PATIENCE), Some(Event::SlabWake(_))));
+    assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn many_kicks_in_a_row_all_arrive() {
     // Also through the wake-up rate limit of the slab, which delays and never drops.
     for round in 0..300 {
         assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok, "{round}");
-        assert!(matches!(b.event(PATIENCE), Some(Event::SlabWake(_))), "{round}");
+        assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))), "{round}");
     }
 }
 
@@ -191,7 +191,7 @@ fn a_storm_of_signals_is_slowed_down_and_none_is_lost() {
             a.send_move(MOVES, dmb.token.get(), &[], true);
         }
         for _ in 0..15 {
-            a.used(MOVES, PATIENCE).unwrap();
+            a.used(MOVES, TIMEOUT).unwrap();
         }
         // Each has its record, or fell together with one that came after it.
         eventually("a record for every signal", || {
@@ -216,7 +216,7 @@ fn several_moves_per_kick_are_done_in_order() {
             a.send_move(MOVES + 1, dmb.token.get(), &[(0, &[i; 100])], false);
         }
         for _ in 0..20 {
-            a.used(MOVES + 1, PATIENCE).unwrap();
+            a.used(MOVES + 1, TIMEOUT).unwrap();
         }
         assert_eq!(b.read_window(dmb.dmb_off.get(), 100), [19; 100]);
     }
@@ -248,7 +248,7 @@ fn indirect_descriptors_and_split_requests_work() {
     a.descriptor(CONTROL, 20, table_at, table.len() as u32, 4, 0);
     a.offer(CONTROL, 20);
     a.kick(CONTROL);
-    assert_eq!(a.used(CONTROL, PATIENCE), Some((20, 136)));
+    assert_eq!(a.used(CONTROL, TIMEOUT), Some((20, 136)));
     let bytes = a.read_buffer(reply, 136);
     assert_eq!(bytes[..8], [0, 0, 0, 0, 9, 0, 0, 0]);
     let stats = StatsReply::read_from_bytes(&bytes[8..]).unwrap();
@@ -269,7 +269,7 @@ fn works_without_event_idx() {
     for _ in 0..100 {
         assert_eq!(a.transfer(dmb.token.get(), &[(0, b"x")], false), Status::Ok);
         assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
-        assert!(matches!(b.event(PATIENCE), Some(Event::SlabWake(_))));
+        assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))));
     }
 }
 
@@ -311,7 +311,7 @@ fn a_front_end_that_comes_back_has_a_new_gid_and_its_peer_is_told() {
     let ((a, gid_a), (mut b, _)) = pair(&place);
     b.register(gid_a, 1, DMB, BACKING_WINDOW);
     drop(a);
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::PeerDown { gid, failed: true }) => assert_eq!(gid, gid_a),
         other => panic!("{other:?}"),
     }
@@ -327,7 +327,7 @@ fn reset_ends_the_life_in_order_and_keeps_the_connection() {
     b.register(gid_a, 1, DMB, BACKING_WINDOW);
     a.pause();
     vhost::vhost_user::VhostUserFrontend::reset_device(&mut a.vhost).unwrap();
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::PeerDown { gid, failed: false }) => assert_eq!(gid, gid_a),
         other => panic!("{other:?}"),
     }
@@ -348,7 +348,7 @@ fn a_pause_keeps_dmbs_and_holds_events() {
     assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
     assert!(b.used(EVENTS, QUIET).is_none());
     b.resume(&bases);
-    assert!(matches!(b.event(PATIENCE), Some(Event::SlabWake(_))));
+    assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))));
     assert_eq!(b.read_window(dmb.dmb_off.get(), 15), b"while you slept");
     assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
 }
@@ -391,7 +391,7 @@ fn a_mapping_under_way_delays_neither_other_commands_nor_a_pause() {
     b.acknowledge();
     assert!(b.used(CONTROL, QUIET).is_none(), "a stopped ring is not written");
     b.resume(&bases);
-    assert_eq!(b.used(CONTROL, PATIENCE).map(|(head, _)| head), Some(2));
+    assert_eq!(b.used(CONTROL, TIMEOUT).map(|(head, _)| head), Some(2));
 }
 
 #[test]
@@ -448,7 +448,7 @@ fn rings_that_stay_stopped_end_the_device() {
     let ((mut a, gid_a), (mut b, _)) = pair(&place);
     b.register(gid_a, 1, DMB, BACKING_WINDOW);
     let bases = a.pause();
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::PeerDown { gid, failed: true }) => assert_eq!(gid, gid_a),
         other => panic!("{other:?}"),
     }

@@ -33,7 +33,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Longest wait for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long something that must not come is waited for.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
 
@@ -97,7 +97,7 @@ impl Drop for Place {
 
 /// Waits until `done`.
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !done() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(2));
@@ -484,7 +484,7 @@ impl FrontEnd {
 
     /// The next reply.
     pub(crate) fn reply(&mut self) -> Option<(Status, Vec<u8>)> {
-        let (head, len) = self.used(CONTROL, PATIENCE)?;
+        let (head, len) = self.used(CONTROL, TIMEOUT)?;
         let q = &self.queues[CONTROL];
         let second = (head as u16 + 1) % QUEUE_SIZE;
         let at = GuestAddress(q.desc + 16 * u64::from(second));
@@ -523,7 +523,7 @@ impl FrontEnd {
     /// A move, waited for.
     pub(crate) fn transfer(&mut self, token: u64, pieces: &[(u32, &[u8])], signal: bool) -> Status {
         let status = self.send_move(MOVES, token, pieces, signal);
-        self.used(MOVES, PATIENCE).expect("no answer to a move");
+        self.used(MOVES, TIMEOUT).expect("no answer to a move");
         let code = u32::from_le_bytes(self.read_buffer(status, 4).try_into().unwrap());
         Status::from_code(code as u16).unwrap()
     }
@@ -595,7 +595,7 @@ impl FrontEnd {
         let requests = self.window.requests.lock().unwrap();
         let few = |r: &mut Vec<_>| r.len() < count;
         let (_guard, late) =
-            self.window.changed.wait_timeout_while(requests, PATIENCE, few).unwrap();
+            self.window.changed.wait_timeout_while(requests, TIMEOUT, few).unwrap();
         assert!(!late.timed_out(), "no SHMEM request");
     }
 
@@ -628,7 +628,7 @@ impl FrontEnd {
 
     /// Waits until the daemon has closed the connection.
     pub(crate) fn wait_cut(&mut self) {
-        self.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         loop {
             match self.socket.read(&mut [0; 64]) {
                 Ok(0) => return,

@@ -49,7 +49,7 @@ impl Stage {
     fn check_others(&mut self) {
         assert_eq!(self.c.transfer(self.token, &[(0, b"fine")], false), Status::Ok);
         assert_eq!(self.c.transfer(self.token, &[], true), Status::Ok);
-        assert!(matches!(self.d.event(PATIENCE), Some(Event::SlabWake(_))));
+        assert!(matches!(self.d.event(TIMEOUT), Some(Event::SlabWake(_))));
     }
 
     /// The attacker's socket serves the next front end.
@@ -154,7 +154,7 @@ fn an_event_buffer_that_is_too_small_breaks_the_queue_and_loses_nothing() {
     assert_eq!(bases[EVENTS], 1);
     a.resume(&bases);
     a.feed_events(4);
-    assert!(matches!(a.event(PATIENCE), Some(Event::SlabWake(_))));
+    assert!(matches!(a.event(TIMEOUT), Some(Event::SlabWake(_))));
     stage.check_others();
 }
 
@@ -166,21 +166,21 @@ fn zero_lengths_get_an_answer_or_are_counted() {
     // A command of no bytes, with room for the answer.
     a.add(CONTROL, &[(at, 0, false), (at, 64, true)]);
     a.kick(CONTROL);
-    assert_eq!(a.used(CONTROL, PATIENCE).map(|(_, len)| len), Some(8));
+    assert_eq!(a.used(CONTROL, TIMEOUT).map(|(_, len)| len), Some(8));
     assert_eq!(a.read_buffer(at, 2), Status::Einval.code().to_le_bytes());
     // A command without room.
     let request = a.write_buffer(&[Op::Stats as u8, 0, 0, 0, 1, 0, 0, 0]);
     a.add(CONTROL, &[(request, 8, false), (at, 0, true)]);
     a.kick(CONTROL);
-    assert_eq!(a.used(CONTROL, PATIENCE).map(|(_, len)| len), Some(0));
+    assert_eq!(a.used(CONTROL, TIMEOUT).map(|(_, len)| len), Some(0));
     // Moves of nothing, with and without room.
     a.add(MOVES, &[(at, 0, false), (at, 4, true)]);
     a.kick(MOVES);
-    assert_eq!(a.used(MOVES, PATIENCE).map(|(_, len)| len), Some(4));
+    assert_eq!(a.used(MOVES, TIMEOUT).map(|(_, len)| len), Some(4));
     assert_eq!(a.read_buffer(at, 2), Status::Einval.code().to_le_bytes());
     a.add(MOVES, &[(request, 8, false)]);
     a.kick(MOVES);
-    assert_eq!(a.used(MOVES, PATIENCE).map(|(_, len)| len), Some(0));
+    assert_eq!(a.used(MOVES, TIMEOUT).map(|(_, len)| len), Some(0));
     assert_eq!(stage.count("a", Fault::NoRoom), 2);
     stage.check_others();
 }
@@ -205,7 +205,7 @@ fn a_payload_outside_of_memory_is_refused_as_a_whole() {
         let pieces = [(at, head.len() as u32, false), (nowhere, 8, false), (status, 4, true)];
         a.add(MOVES, &pieces);
         a.kick(MOVES);
-        assert_eq!(a.used(MOVES, PATIENCE).map(|(_, len)| len), Some(4));
+        assert_eq!(a.used(MOVES, TIMEOUT).map(|(_, len)| len), Some(4));
         assert_eq!(a.read_buffer(status, 2), Status::Eio.code().to_le_bytes());
     }
     assert_eq!(b.read_window(dmb.dmb_off.get(), 8), [0; 8], "all or nothing");
@@ -250,7 +250,7 @@ fn a_front_end_that_never_acknowledges_is_dropped_alone() {
     assert!(a.config(0, 4).len() == 4, "its own requests are served meanwhile");
     a.wait_cut();
     assert!(stage.count("a", Fault::NoAck) == 1);
-    match b.event(PATIENCE) {
+    match b.event(TIMEOUT) {
         Some(Event::PeerDown { gid, failed: true }) => assert_eq!(gid, gid_a),
         other => panic!("{other:?}"),
     }

@@ -59,7 +59,7 @@ impl Program {
     /// Ends it by a signal; what it said.
     fn end(&mut self, signal: Signal) -> String {
         kill_process(self.pid(), signal).unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.0.try_wait().unwrap() {
                 break status;
@@ -96,7 +96,7 @@ fn work(a: &Path, b: &Path) {
     a.write_window(attached.dmb_off.get(), b"again");
     assert_eq!(b.read_window(dmb.dmb_off.get(), 5), b"again");
     assert_eq!(a.transfer(dmb.token.get(), &[], true), Status::Ok);
-    assert!(matches!(b.event(PATIENCE), Some(Event::SlabWake(_))));
+    assert!(matches!(b.event(TIMEOUT), Some(Event::SlabWake(_))));
     let bases = b.pause();
     b.resume(&bases);
     assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
@@ -197,7 +197,7 @@ fn the_strict_sandbox_has_all_that_the_daemon_needs() {
 fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     let place = Place::new();
     let program = Program::start(&place, &["a", "b"], &[]);
-    let settle = |program: &Program| {
+    let stable_state = |program: &Program| {
         // Threads of a front end that is gone take a moment.
         let mut last = (0, 0);
         eventually("an end of changes", || {
@@ -208,12 +208,12 @@ fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
         last
     };
     work(&place.path("a"), &place.path("b"));
-    let before = settle(&program);
+    let before = stable_state(&program);
     let memory = program.memory("VmRSS");
     for _ in 0..50 {
         work(&place.path("a"), &place.path("b"));
     }
-    eventually("the state of before", || settle(&program) == before);
+    eventually("the state of before", || stable_state(&program) == before);
     let grown = program.memory("VmRSS").saturating_sub(memory);
     assert!(grown < 4 << 10, "grew by {grown} KiB");
 }
@@ -290,9 +290,9 @@ fn latency_from_kick_to_the_owners_call() {
         a.send_move(MOVES, token, &[], true);
         let woken = stamps.recv().unwrap();
         whole.push(woken - start);
-        assert!(a.used(MOVES, PATIENCE).is_some());
+        assert!(a.used(MOVES, TIMEOUT).is_some());
         processed.push(start.elapsed());
-        assert!(b.event(PATIENCE).is_some());
+        assert!(b.event(TIMEOUT).is_some());
         std::thread::sleep(Duration::from_micros(50));
     }
     for (name, times) in

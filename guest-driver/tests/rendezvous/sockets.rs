@@ -57,9 +57,9 @@ fn here(listener: &SmcListener) -> SocketAddr {
 /// The server speaks first, which a server that looks for a Proposal finds hardest.
 fn greet(mut server: impl Write, mut client: impl Read) {
     server.write_all(b"220 ready").unwrap();
-    let mut greeting = [0; 9];
-    client.read_exact(&mut greeting).unwrap();
-    assert_eq!(&greeting, b"220 ready");
+    let mut banner = [0; 9];
+    client.read_exact(&mut banner).unwrap();
+    assert_eq!(&banner, b"220 ready");
 }
 
 fn reason(stream: &SmcStream) -> Fallback {

@@ -260,7 +260,7 @@ impl Close {
             Event::Established => self.unmoved(),
             Event::ShutdownWrite { unsent } => self.shutdown_write(unsent),
             Event::Close { unread, unsent } => self.close(unread, unsent),
-            Event::Flushed if self.pending.contains(CLOSED) => self.say_closed(),
+            Event::Flushed if self.pending.contains(CLOSED) => self.send_closed(),
             Event::Flushed if self.pending.contains(DONE) => self.say_done(),
             Event::Flushed => self.unmoved(),
             Event::Peer { flags, unsent } => self.peer(flags, unsent),
@@ -312,7 +312,7 @@ impl Close {
             return self.abort(Actions::REPORT_ABORTED);
         }
         if !unsent || self.sent.contains(DONE) {
-            return self.say_closed();
+            return self.send_closed();
         }
         if self.seen.contains(CLOSED) {
             return self.abort(Actions::REPORT_RESET);
@@ -332,7 +332,7 @@ impl Close {
     }
 
     /// All bytes are out: sends C.
-    fn say_closed(self) -> (Close, Actions) {
+    fn send_closed(self) -> (Close, Actions) {
         let said = Close { sent: self.sent | CLOSED, pending: StateFlags::empty(), ..self };
         let actions = Actions::SEND_CLOSED | Actions::WAKE_READERS | Actions::WAKE_WRITERS;
         if self.seen.contains(CLOSED) {

@@ -317,7 +317,10 @@ impl LinkGroup {
         let asymmetric: Vec<LinkKey> =
             self.active().filter(|link| link.asymmetric).map(|link| link.key).collect();
         for key in asymmetric {
-            self.leave(key, DeleteRequest { reason: DeleteReason::ASYMMETRIC, orderly: true });
+            self.begin_removal(
+                key,
+                DeleteRequest { reason: DeleteReason::ASYMMETRIC, orderly: true },
+            );
         }
     }
 }

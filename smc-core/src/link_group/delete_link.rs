@@ -109,7 +109,7 @@ impl LinkGroup {
                 self.send_final_delete(reason, message.reason, message.orderly, now);
             }
             LinkState::Active | LinkState::Leaving if message.orderly => {
-                self.leave(key, delete_request)
+                self.begin_removal(key, delete_request)
             }
             LinkState::Active | LinkState::Leaving => {
                 self.fail_link(key, cause, now);
@@ -201,13 +201,13 @@ impl LinkGroup {
         }
         self.set_state(key, LinkEvent::DeletionAgreed);
         self.destroy(key, now);
-        self.redundancy_lost();
+        self.on_redundancy_lost();
         Ok(())
     }
 
     /// Server: a new attempt at redundancy follows the loss of a link. One that was never confirmed
     /// was such an attempt, and the next one has its time already.
-    pub(super) fn redundancy_lost(&mut self) {
+    pub(super) fn on_redundancy_lost(&mut self) {
         let pending = self.retry_at.is_some();
         if self.is_server() && self.was_usable && !pending && self.full_links() == 1 {
             self.add_wanted = true;

@@ -50,11 +50,11 @@ impl LinkGroup {
             link.delete_request =
                 Some(DeleteRequest { reason: cause.delete_reason(), orderly: false });
         }
-        self.abandon_on(key, cause, now);
+        self.abort_exchanges_on(key, cause, now);
     }
 
-    /// Gives up every exchange that a link carried.
-    fn abandon_on(&mut self, key: LinkKey, cause: Cause, now: Tick) {
+    /// Aborts every exchange on a link.
+    fn abort_exchanges_on(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         match &self.link_exchange {
             Some(LinkExchange::Add(add)) if add.over == key => {
                 self.abort_add(cause, now);
@@ -127,7 +127,7 @@ impl LinkGroup {
     }
 
     /// Begins to delete a link that works: nothing new on it, its connections move.
-    pub(super) fn leave(&mut self, key: LinkKey, delete_request: DeleteRequest) {
+    pub(super) fn begin_removal(&mut self, key: LinkKey, delete_request: DeleteRequest) {
         if self.state_of(key) == LinkState::Active {
             self.set_state(key, LinkEvent::DeleteWanted);
             self.move_connections(key, !delete_request.orderly);
@@ -150,7 +150,7 @@ impl LinkGroup {
         }
         self.links.retain(|link| link.key != key);
         self.counters.links_deleted += 1;
-        // The server tries at once (`redundancy_lost`).
+        // The server tries at once (`on_redundancy_lost`).
         let may_ask = !self.is_server() && self.retry_at.is_none();
         if may_ask && self.was_redundant && self.full_links() < 2 {
             self.schedule_retry(now);
@@ -158,12 +158,12 @@ impl LinkGroup {
         for rmb in &mut self.rmbs {
             rmb.keys.retain(|(link, ..)| *link != key);
         }
-        self.peer_rmbs.forget_link(key);
+        self.peer_rmbs.remove_link(key);
         self.outputs.push_back(Output::DestroyLink { link: key });
         if matches!(&self.link_exchange, Some(LinkExchange::Delete { link, .. }) if *link == key) {
             self.link_exchange = None;
         }
-        self.abandon_on(key, Cause::QueuePair, now);
+        self.abort_exchanges_on(key, Cause::QueuePair, now);
         self.judge_symmetry();
     }
 

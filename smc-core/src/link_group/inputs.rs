@@ -166,7 +166,7 @@ impl LinkGroup {
     /// last link takes the group with it.
     pub fn delete_link(&mut self, link: LinkKey, reason: DeleteReason, now: Tick) {
         if self.state_of(link) == LinkState::Active {
-            self.leave(link, DeleteRequest { reason, orderly: true });
+            self.begin_removal(link, DeleteRequest { reason, orderly: true });
             self.pump(now);
         }
     }

@@ -118,7 +118,7 @@ impl PeerRmbs {
         self.rmbs.retain(|(have, _)| *have != id);
     }
 
-    pub(super) fn forget_link(&mut self, link: LinkKey) {
+    pub(super) fn remove_link(&mut self, link: LinkKey) {
         for (_, keys) in &mut self.rmbs {
             keys.retain(|(key, _)| *key != link);
         }

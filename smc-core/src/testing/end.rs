@@ -231,7 +231,7 @@ impl End {
         if self.failed || self.closed || !self.connection.close.peer_done() {
             return Ok(());
         }
-        self.look(out, inward, rng, truth, now)?;
+        self.poll(out, inward, rng, truth, now)?;
         if self.failed || self.connection.receiver.readable() != 0 || self.saw_end {
             return Ok(());
         }
@@ -246,7 +246,7 @@ impl End {
     // ---- what the stack does
 
     /// The receive side looks at the control block. Stores may arrive between its loads.
-    pub(super) fn look(
+    pub(super) fn poll(
         &mut self,
         out: &mut Lane,
         inward: &mut Lane,
@@ -286,7 +286,7 @@ impl End {
     }
 
     /// The send side looks at the consumer word alone, as a writer in another thread does.
-    pub(super) fn look_for_space(&mut self, out: &mut Lane, now: u64) -> Result<(), String> {
+    pub(super) fn poll_for_space(&mut self, out: &mut Lane, now: u64) -> Result<(), String> {
         if self.kind != Kind::SmcD {
             return Ok(());
         }

@@ -184,9 +184,9 @@ impl Fabric {
         match rng.below(12) {
             // The stack looks when it was woken, and now and then all the same.
             0..=2 if end.element.signalled || rng.one_in(4) => {
-                end.look(out, inward, rng, &truth, now)?;
+                end.poll(out, inward, rng, &truth, now)?;
             }
-            3 => end.look_for_space(out, now)?,
+            3 => end.poll_for_space(out, now)?,
             4 | 5 => {
                 let len = match rng.below(8) {
                     0 => ring * 3,

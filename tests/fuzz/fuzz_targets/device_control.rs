@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use smc_fuzz::front::{Front, Settle, fabric, guest_memory};
+use smc_fuzz::front::{Completion, Front, fabric, guest_memory};
 
 fuzz_target!(|bytes: &[u8]| {
     let fabric = fabric(false);
@@ -14,8 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
         let len = usize::from(*len).min(tail.len());
         let (request, tail) = tail.split_at(len);
         front.raw(request, usize::from(*room));
-        let how = if room % 5 == 0 { Settle::Refused } else { Settle::Done };
-        front.settle(how);
+        let how = if room % 5 == 0 { Completion::Refused } else { Completion::Done };
+        front.complete(how);
         rest = tail;
     }
 });

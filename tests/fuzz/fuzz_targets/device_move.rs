@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use smc_fuzz::front::{Front, Settle, fabric, guest_memory};
+use smc_fuzz::front::{Completion, Front, fabric, guest_memory};
 use vhost_device_ism::device::Delivery;
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest,
@@ -81,7 +81,7 @@ fn world() -> World {
     let request = [guest.as_bytes(), first.as_bytes(), second.as_bytes()];
     let guest = owner.call(Op::Register, &request.concat()).unwrap();
     assert!(owner.call(Op::Register, register(1, BACKING_WINDOW, 0).as_bytes()).is_none());
-    let window = owner.settle(Settle::Done).unwrap();
+    let window = owner.complete(Completion::Done).unwrap();
     let token = |reply: RegisterReply| reply.token.get();
     let tokens = [token(guest.get().unwrap()), token(window.get().unwrap())];
     World { owner, user, memory, tokens }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use smc_fuzz::front::{Answer, Front, Settle, WINDOW, fabric, guest_memory, small_limits};
+use smc_fuzz::front::{Answer, Completion, Front, WINDOW, fabric, guest_memory, small_limits};
 use vhost_device_ism::device::{CloseReason, Delivery};
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidRequest,
@@ -40,7 +40,7 @@ enum Operation {
     Stats,
     Move { dmb: u8, offset: u16, len: u8, signal: bool, hold: bool },
     Kick { dmb: u8 },
-    Settle(Settle),
+    Completion(Completion),
     SettleStale,
     Event,
     End { failed: bool },
@@ -244,12 +244,12 @@ impl World {
                 self.transfer(id, dmb, Some((offset.into(), len)), signal, hold);
             }
             Operation::Kick { dmb } => self.transfer(id, dmb, None, true, false),
-            Operation::Settle(how) => {
+            Operation::Completion(how) => {
                 if !self.waiting[id].is_empty() {
                     let waiting = self.waiting[id].remove(0);
-                    let answer = self.fronts[id].settle(how);
+                    let answer = self.fronts[id].complete(how);
                     self.learn(id, waiting, answer);
-                    if matches!(how, Settle::Lost { .. }) {
+                    if matches!(how, Completion::Lost { .. }) {
                         // The daemon drops a front end that does not answer.
                         self.fronts[id].device.close_session(CloseReason::Failed);
                         self.end(id);
@@ -368,7 +368,7 @@ fuzz_target!(|input: Input| {
     for id in 0..DEVICES {
         world.fronts[id].device.close_session(CloseReason::Orderly);
         while !world.fronts[id].jobs.is_empty() {
-            world.fronts[id].settle(Settle::Done);
+            world.fronts[id].complete(Completion::Done);
         }
         // Only a front end that is started is asked to unmap.
         world.run(id, Operation::Hello);

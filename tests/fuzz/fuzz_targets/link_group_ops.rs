@@ -38,7 +38,7 @@ enum Operation {
         keep: bool,
     },
     /// All that is on its way, several times over.
-    Settle,
+    Completion,
     Lose {
         at: u8,
     },
@@ -271,7 +271,7 @@ fuzz_target!(|input: Input| {
         let group = &mut end.group;
         match operation {
             Operation::Deliver { at, keep } => deliver(&mut ends, id, at, keep, now),
-            Operation::Settle => {
+            Operation::Completion => {
                 for _ in 0..64 {
                     for to in [0, 1] {
                         ends[to].prepare(true, now);

@@ -121,37 +121,37 @@ impl Front {
     }
 
     /// The front end does the next job, refuses it, or nobody knows.
-    pub fn settle(&mut self, how: Settle) -> Option<Answer> {
+    pub fn complete(&mut self, how: Completion) -> Option<Answer> {
         match self.jobs.pop_front()? {
             Job::Map(job) => {
                 let Some(range) = job.request().map(|r| (r.window_offset, r.len)) else {
                     return match how {
                         // The front end is not asked for this one.
-                        Settle::Done | Settle::Refused => {
+                        Completion::Done | Completion::Refused => {
                             Answer::of(&self.device.mapped(job, true))
                         }
-                        Settle::Lost { .. } => None,
+                        Completion::Lost { .. } => None,
                     };
                 };
-                if matches!(how, Settle::Done | Settle::Lost { landed: true }) {
+                if matches!(how, Completion::Done | Completion::Lost { landed: true }) {
                     self.map(range.0, range.1);
                 }
                 match how {
-                    Settle::Done => Answer::of(&self.device.mapped(job, true)),
-                    Settle::Refused => Answer::of(&self.device.mapped(job, false)),
-                    Settle::Lost { .. } => None,
+                    Completion::Done => Answer::of(&self.device.mapped(job, true)),
+                    Completion::Refused => Answer::of(&self.device.mapped(job, false)),
+                    Completion::Lost { .. } => None,
                 }
             }
             Job::Unmap(job) => {
                 let (start, len) = (job.window_offset(), job.len());
                 assert_eq!(self.maps.get(&start), Some(&len), "unmaps what is not mapped");
-                if matches!(how, Settle::Done | Settle::Lost { landed: true }) {
+                if matches!(how, Completion::Done | Completion::Lost { landed: true }) {
                     self.maps.remove(&start);
                 }
                 match how {
-                    Settle::Done => Answer::of(&self.device.unmapped(job, true)),
-                    Settle::Refused => Answer::of(&self.device.unmapped(job, false)),
-                    Settle::Lost { .. } => None,
+                    Completion::Done => Answer::of(&self.device.unmapped(job, true)),
+                    Completion::Refused => Answer::of(&self.device.unmapped(job, false)),
+                    Completion::Lost { .. } => None,
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Front {
 
 /// How a job ends.
 #[derive(arbitrary::Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settle {
+pub enum Completion {
     /// As asked.
     Done,
     /// The front end says no.

@@ -95,7 +95,7 @@ fn attend(tcp: &TcpStream, tests: &Tests, device: &DeviceAddress) -> io::Result<
             let objects = objects.ok_or_else(|| invalid("the test has ended"))?;
             converse(tcp, &objects, device)
         }
-        _ => Err(invalid("no greeting")),
+        _ => Err(invalid("no request to listen")),
     }
 }
 

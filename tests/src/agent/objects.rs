@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::wire::{Call, Failure, How, Nature, Op};
 use super::{lock, open};
-use crate::watch::patience;
+use crate::watch::test_timeout;
 
 /// Of one test.
 #[derive(Default)]
@@ -157,7 +157,7 @@ impl Objects {
         drop(objects);
         let start = Instant::now();
         while stacks.iter().any(|stack| stack.strong_count() > 0) {
-            if start.elapsed() > patience() {
+            if start.elapsed() > test_timeout() {
                 return Err(io::Error::other("a stack is still in use after its test"));
             }
             thread::sleep(Duration::from_millis(1));

@@ -255,7 +255,7 @@ impl Settings {
             close_timeout: self.close_timeout,
             idle_peer_timeout: self.idle_peer_timeout,
             release_2_0: self.release_2_0,
-            // No TCP option: both ends are told of each other.
+            // No TCP option: each end is configured to expect SMC.
             ..Config::default()
         })
     }
@@ -269,7 +269,7 @@ pub struct Nature {
     /// Why it is TCP.
     #[serde(with = "decline_code")]
     pub decline: Option<DeclineCode>,
-    /// Either, in words.
+    /// Either, as text.
     pub text: String,
 }
 

@@ -237,7 +237,7 @@ impl Line {
     /// What carries it.
     pub fn carrier(&self) -> Carrier {
         match self {
-            Line::Rust(stream) => Carrier::of_facts(&stream.info()),
+            Line::Rust(stream) => Carrier::of_connection(&stream.info()),
             Line::Tcp(_) => Carrier { kind: "tcp".into(), ..Carrier::default() },
             Line::Linux(stream) => match (stream.local_addr(), stream.peer_addr()) {
                 (Ok(here), Ok(there)) => Carrier::of_kernel(here.port(), there.port()),

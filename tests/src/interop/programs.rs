@@ -11,7 +11,7 @@ use super::net::{Line, Net};
 use super::report::Report;
 
 /// How long "connect" tries to reach a server that does not listen yet.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of an order on a connection, padded with blanks.
 const ORDER: usize = 64;
 /// Handshakes at a time: AF_SMC as server does them one after the other, and each may take 6 s.
@@ -121,7 +121,7 @@ pub fn serve(who: &str, address: &str, say: fn(&str)) {
 }
 
 fn connect(net: &Net, addr: SocketAddr) -> io::Result<Line> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         match net.connect(addr) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {

@@ -102,7 +102,7 @@ impl Carrier {
     }
 
     /// Of a socket of this project.
-    pub(super) fn of_facts(info: &ConnectionInfo) -> Carrier {
+    pub(super) fn of_connection(info: &ConnectionInfo) -> Carrier {
         match info {
             ConnectionInfo::Smcd(d) => Carrier {
                 kind: "smc-d".into(),

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use smc_tests::end::{End, Site};
-use smc_tests::{eventually, note, patience, pattern, read_exactly, send_all, slowly, slurp};
+use smc_tests::{eventually, note, pattern, read_exactly, send_all, slowly, slurp, test_timeout};
 
 on_every_fabric! {
     a_half_close_is_end_of_data_and_the_other_half_works_on
@@ -39,7 +39,7 @@ fn is_reset(error: &std::io::Error) -> bool {
 #[track_caller]
 fn await_reset(stream: &End) {
     note("waits for a reset");
-    stream.set_read_timeout(Some(patience())).unwrap();
+    stream.set_read_timeout(Some(test_timeout())).unwrap();
     let mut buf = [0; 4096];
     let error = loop {
         match stream.recv(&mut buf) {
@@ -125,7 +125,7 @@ fn writes_fail_after_the_peer_has_closed(site: &Site) {
             Ok(_) => thread::sleep(Duration::from_millis(1)),
             Err(error) => break error,
         }
-        assert!(start.elapsed() < patience(), "writes go on for ever");
+        assert!(start.elapsed() < test_timeout(), "writes go on for ever");
     };
     assert!(error.kind() == ErrorKind::BrokenPipe || is_reset(&error), "{error}");
     assert!(client.send(b"x").is_err());
@@ -168,7 +168,7 @@ fn half_closed_with_unread_data_still_resets(site: &Site) {
             Err(error) if is_reset(&error) || error.kind() == ErrorKind::BrokenPipe => break,
             Err(error) => panic!("{error}"),
         }
-        assert!(start.elapsed() < patience(), "writes go on for ever");
+        assert!(start.elapsed() < test_timeout(), "writes go on for ever");
     }
 }
 
@@ -184,7 +184,7 @@ fn linger_of_zero_resets_the_peer(site: &Site) {
 fn linger_waits_for_the_peer_to_read(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
-    client.set_linger(Some(patience())).unwrap();
+    client.set_linger(Some(test_timeout())).unwrap();
     let bytes = pattern(4, 50_000);
     send_all(&client, &bytes);
     thread::scope(|scope| {

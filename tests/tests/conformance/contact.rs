@@ -18,11 +18,11 @@ mod smc {
     use super::{
         a_restarted_end_begins_anew, buffers_have_the_size_that_was_asked_for,
         idle_peers_are_forgotten_with_their_buffers, the_first_contact_is_the_first_only,
-        the_two_ends_agree_on_the_facts,
+        the_two_ends_agree_on_the_connection,
     };
 
     on_smc_d! {
-        the_two_ends_agree_on_the_facts
+        the_two_ends_agree_on_the_connection
         the_first_contact_is_the_first_only
         a_restarted_end_begins_anew
         buffers_have_the_size_that_was_asked_for
@@ -109,7 +109,7 @@ fn totals_count(site: &Site) {
     }
 }
 
-fn the_two_ends_agree_on_the_facts(site: &Site) {
+fn the_two_ends_agree_on_the_connection(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
     let (c, s) = (info(&client), info(&server));

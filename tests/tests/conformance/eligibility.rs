@@ -114,9 +114,9 @@ fn a_silent_client_is_taken_for_a_plain_one_after_a_while(site: &Site) {
     assert_eq!(why(&server), DeclineCode::PeerNoSmc);
     // The server talks first.
     send_all(&server, b"220 ready");
-    let mut greeting = [0; 9];
-    client.read_exact(&mut greeting).unwrap();
-    assert_eq!(&greeting, b"220 ready");
+    let mut banner = [0; 9];
+    client.read_exact(&mut banner).unwrap();
+    assert_eq!(&banner, b"220 ready");
     // A client that says nothing at all and goes.
     drop(TcpStream::connect(listener.addr()).unwrap());
     let (server, _) = listener.accept().unwrap();

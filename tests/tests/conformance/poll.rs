@@ -10,7 +10,7 @@ use guest_driver::{Interest, Poller};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use smc_tests::end::{End, Pair, Site};
 use smc_tests::watch::assert_prompt;
-use smc_tests::{note, patience, pattern, read_exactly, send_all};
+use smc_tests::{note, pattern, read_exactly, send_all, test_timeout};
 
 with_the_server_here! {
     level_triggered_readable_comes_and_goes
@@ -92,7 +92,7 @@ impl Set {
         let start = Instant::now();
         let mut last = EventFlags::empty();
         while !last.contains(flags) {
-            assert!(start.elapsed() < patience(), "{last:?} instead of {flags:?}");
+            assert!(start.elapsed() < test_timeout(), "{last:?} instead of {flags:?}");
             last = self
                 .wait(Duration::from_secs(1))
                 .first()
@@ -314,7 +314,7 @@ fn one_thread_serves_many_connections_by_epoll(site: &Site) {
         let mut open = [true; MANY];
         let start = Instant::now();
         while open.contains(&true) {
-            assert!(start.elapsed() < patience(), "{open:?}");
+            assert!(start.elapsed() < test_timeout(), "{open:?}");
             for (key, _) in set.wait(Duration::from_secs(1)) {
                 let key = key as usize;
                 if open[key] && !echo(&theirs[key]) {
@@ -343,7 +343,7 @@ fn one_thread_serves_many_connections_by_poller(site: &Site) {
         let start = Instant::now();
         let mut ready = Vec::new();
         while open > 0 {
-            assert!(start.elapsed() < patience(), "{open} are still open");
+            assert!(start.elapsed() < test_timeout(), "{open} are still open");
             poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
             for readied in &ready {
                 assert!(readied.readable || readied.hang_up);
@@ -363,7 +363,7 @@ fn a_poller_sees_end_and_room(site: &Site) {
     let poller = Poller::new(Duration::ZERO).unwrap();
     poller.add(client.stream(), 7, Interest::WRITE).unwrap();
     let mut ready = Vec::new();
-    poller.wait(&mut ready, 64, Some(patience())).unwrap();
+    poller.wait(&mut ready, 64, Some(test_timeout())).unwrap();
     assert!(ready.len() == 1 && ready[0].key == 7 && ready[0].writable);
     let sent = stuff(&client);
     poller.wait(&mut ready, 64, Some(Duration::from_millis(50))).unwrap();
@@ -379,7 +379,7 @@ fn a_poller_sees_end_and_room(site: &Site) {
         });
         let start = Instant::now();
         while ready.is_empty() {
-            assert!(start.elapsed() < patience(), "no room is seen");
+            assert!(start.elapsed() < test_timeout(), "no room is seen");
             poller.wait(&mut ready, 64, Some(Duration::from_secs(1))).unwrap();
         }
         assert!(ready[0].writable);
@@ -393,7 +393,7 @@ fn a_poller_sees_end_and_room(site: &Site) {
         if ready.iter().any(|readied| readied.key == 8 && readied.readable) {
             break;
         }
-        assert!(start.elapsed() < patience(), "the end is not seen");
+        assert!(start.elapsed() < test_timeout(), "the end is not seen");
     }
 }
 
@@ -417,7 +417,7 @@ fn a_poller_watches_connections_of_several_stacks(site: &Site) {
                 note("waits in a poller");
                 let (mut ready, start) = (Vec::new(), Instant::now());
                 while ready.is_empty() {
-                    assert!(start.elapsed() < patience(), "nothing is seen");
+                    assert!(start.elapsed() < test_timeout(), "nothing is seen");
                     poller.wait(&mut ready, 64, Some(Duration::from_secs(5))).unwrap();
                 }
                 assert_eq!((ready.len(), ready[0].key), (1, key as u64));
@@ -445,7 +445,7 @@ fn a_poller_may_be_changed_while_somebody_waits(site: &Site) {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut ready = Vec::new();
-            poller.wait(&mut ready, 64, Some(patience())).unwrap();
+            poller.wait(&mut ready, 64, Some(test_timeout())).unwrap();
             ready
         });
         thread::sleep(Duration::from_millis(50));

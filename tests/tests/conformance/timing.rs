@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_tests::end::{End, Site};
 use smc_tests::watch::assert_prompt;
-use smc_tests::{note, patience, pattern, read_exactly, send_all};
+use smc_tests::{note, pattern, read_exactly, send_all, test_timeout};
 
 on_every_fabric! {
     a_read_ends_at_its_time_limit
@@ -43,7 +43,7 @@ fn stuff(stream: &End) -> usize {
 fn took(start: Instant, at_least: u64) {
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(at_least), "after {took:?} already");
-    assert!(took < patience() / 2, "only after {took:?}");
+    assert!(took < test_timeout() / 2, "only after {took:?}");
 }
 
 fn a_read_ends_at_its_time_limit(site: &Site) {
@@ -101,7 +101,7 @@ fn limits_can_be_asked_for_and_zero_is_refused(site: &Site) {
 fn data_ends_a_read_before_its_limit(site: &Site) {
     let pair = site.pair();
     let (client, server) = pair.connect();
-    client.set_read_timeout(Some(patience())).unwrap();
+    client.set_read_timeout(Some(test_timeout())).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(50));
@@ -109,7 +109,7 @@ fn data_ends_a_read_before_its_limit(site: &Site) {
         });
         let start = Instant::now();
         assert_eq!(read_exactly(&client, 4), b"here");
-        assert!(start.elapsed() < patience() / 2);
+        assert!(start.elapsed() < test_timeout() / 2);
     });
 }
 
@@ -127,13 +127,13 @@ fn calls_that_do_not_wait_say_so(site: &Site) {
             Ok(n) => break n,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        assert!(start.elapsed() < patience());
+        assert!(start.elapsed() < test_timeout());
     };
     assert_eq!(&buf[..n], b"data");
     drop(server);
     let start = Instant::now();
     while client.recv(&mut buf).is_err() {
-        assert!(start.elapsed() < patience(), "the end of data does not come");
+        assert!(start.elapsed() < test_timeout(), "the end of data does not come");
     }
     assert_eq!(client.recv(&mut buf).unwrap(), 0);
 }
@@ -163,7 +163,7 @@ fn a_listener_that_does_not_wait_says_so(site: &Site) {
                 Ok(accepted) => break accepted,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            assert!(start.elapsed() < patience(), "nobody comes");
+            assert!(start.elapsed() < test_timeout(), "nobody comes");
             thread::yield_now();
         };
         let client = connecting.join().unwrap();
@@ -179,7 +179,7 @@ fn connecting_in_time_works(site: &Site) {
     thread::scope(|scope| {
         let accepting = scope.spawn(|| pair.listener.accept().unwrap().0);
         let addr = pair.addr();
-        let client = pair.client.connect_timeout(addr, patience()).unwrap();
+        let client = pair.client.connect_timeout(addr, test_timeout()).unwrap();
         let server = accepting.join().unwrap();
         send_all(&server, b"welcome");
         assert_eq!(read_exactly(&client, 7), b"welcome");

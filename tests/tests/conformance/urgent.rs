@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use smc_tests::end::{End, Site};
-use smc_tests::{eventually, note, patience, pattern, read_exactly, send_all};
+use smc_tests::{eventually, note, pattern, read_exactly, send_all, test_timeout};
 
 on_every_fabric! {
     the_urgent_byte_comes_out_of_band_and_reads_stop_at_it
@@ -50,7 +50,7 @@ fn the_urgent_byte_comes_out_of_band_and_reads_stop_at_it(site: &Site) {
         let mut byte = server.recv_urgent();
         let start = Instant::now();
         while matches!(&byte, Err(e) if e.kind() == ErrorKind::WouldBlock) {
-            assert!(start.elapsed() < patience(), "the byte does not come");
+            assert!(start.elapsed() < test_timeout(), "the byte does not come");
             byte = server.recv_urgent();
         }
         assert_eq!(byte.unwrap(), b'!');

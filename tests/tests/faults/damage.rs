@@ -15,7 +15,7 @@ use smc_tests::raw::{
     self, Device, End, LINK, Selected, dmbe, finish, propose, put, read_message, read_to_end,
 };
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, PATIENCE, Rng, eid, note, read_exactly, send_all, watched};
+use smc_tests::{Bench, Fabric, Rng, TIMEOUT, eid, note, read_exactly, send_all, watched};
 
 use crate::support::{Door, nothing_is_left};
 
@@ -382,7 +382,7 @@ fn damaged_accepts_are_an_error_at_the_client() {
         println!("{errors} of {length} are errors, the others declined");
         assert!(errors > 40);
         drop(listener);
-        assert!(TcpStream::connect_timeout(&address, PATIENCE).is_err());
+        assert!(TcpStream::connect_timeout(&address, TIMEOUT).is_err());
     });
 }
 

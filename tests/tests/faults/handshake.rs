@@ -13,9 +13,7 @@ use smc_core::handshake::DeclineReason;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put, read_to_end};
 use smc_tests::watch::LIMIT;
-use smc_tests::{
-    Bench, Fabric, PATIENCE, eventually, note, read_exactly, send_all, slurp, watched,
-};
+use smc_tests::{Bench, Fabric, TIMEOUT, eventually, note, read_exactly, send_all, slurp, watched};
 
 use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_fails, works};
 
@@ -141,7 +139,7 @@ fn a_server_that_stalls_is_a_timeout_at_the_client() {
                 assert!(stalling.join().unwrap().0.is_empty());
             });
         }
-        // The application's own patience may be shorter.
+        // The application's own timeout may be shorter.
         thread::scope(|scope| {
             let (config, listener) = (device.config(), &listener);
             scope.spawn(move || read_to_end(&raw::select(listener, &config).tcp));
@@ -208,7 +206,7 @@ fn bytes_on_tcp_after_the_switch_never_reach_the_application() {
         let device = Device::open(&bench, 2);
         let (client, tcp, _dmbs) = half(&bench, &device);
         put(&tcp, b"stray payload");
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut buf = [0; 64];
         let error = client.recv(&mut buf).unwrap_err();
         assert!(is_broken(error.kind()), "{error}");

@@ -14,7 +14,7 @@ use smc_tests::hostile::{self, Hostile, Says, flood, slabs};
 use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put};
 use smc_tests::watch::LIMIT;
 use smc_tests::{
-    Bench, Fabric, PATIENCE, Pair, Rng, eventually, note, pattern, read_exactly, send_all, watched,
+    Bench, Fabric, Pair, Rng, TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched,
 };
 use virtio_ism_abi::Gid;
 
@@ -66,7 +66,7 @@ impl Stage {
 fn is_aborted(victim: &SmcStream, what: &str) {
     note(what);
     let start = Instant::now();
-    victim.set_read_timeout(Some(PATIENCE)).unwrap();
+    victim.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buf = vec![0; 1 << 20];
     let error = loop {
         match victim.recv(&mut buf) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 use smc_tests::leaks::Devices;
-use smc_tests::{Bench, PATIENCE, Pair, eventually, note, pattern, read_exactly, send_all};
+use smc_tests::{Bench, Pair, TIMEOUT, eventually, note, pattern, read_exactly, send_all};
 
 /// A survivor has to hear of an end "within a second"; a loaded machine gets three.
 pub(crate) const SOON: Duration = Duration::from_secs(3);
@@ -23,7 +23,7 @@ pub(crate) const PEER: &str = env!("CARGO_BIN_EXE_smc-test-peer");
 pub(crate) fn read_until_it_fails(stream: &SmcStream) -> ErrorKind {
     note("reads until it fails");
     let start = Instant::now();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buf = vec![0; 8 << 10];
     let error = loop {
         match stream.recv(&mut buf) {
@@ -40,7 +40,7 @@ pub(crate) fn read_until_it_fails(stream: &SmcStream) -> ErrorKind {
 #[track_caller]
 pub(crate) fn write_until_it_fails(stream: &SmcStream) -> ErrorKind {
     note("writes until it fails");
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     loop {
         if let Err(error) = stream.send(&[1; 4096]) {
             println!("writer heard: {error}");
@@ -79,7 +79,7 @@ pub(crate) fn nothing_is_left(bench: &Bench, before: Devices) {
     let start = Instant::now();
     let mut now = Devices::of(bench.daemon()).levels();
     while (now.dmbs, now.attached) != (before.dmbs, before.attached) {
-        assert!(start.elapsed() < PATIENCE, "{now:?} is left, before: {before:?}");
+        assert!(start.elapsed() < TIMEOUT, "{now:?} is left, before: {before:?}");
         thread::sleep(Duration::from_millis(5));
         now = Devices::of(bench.daemon()).levels();
     }
@@ -125,7 +125,7 @@ impl Door {
     #[track_caller]
     pub(crate) fn next(&self) -> SmcStream {
         note("waits for a connection to be accepted");
-        self.accepted.recv_timeout(PATIENCE).unwrap()
+        self.accepted.recv_timeout(TIMEOUT).unwrap()
     }
 
     /// The next SMC connection that the server accepts; others are dropped.

@@ -11,7 +11,7 @@ use smc_tests::hostile::Hostile;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, LINK, dmbe, propose, put};
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, PATIENCE, eventually, note, watched};
+use smc_tests::{Bench, Fabric, TIMEOUT, eventually, note, watched};
 use virtio_ism_abi::{Gid, Token};
 
 use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_fails, works};
@@ -209,7 +209,7 @@ fn a_peer_that_withdraws_its_dmb_ends_that_connection_only() {
         let start = Instant::now();
         // The victim learns of it by an event, or by a move that is refused.
         drop(one.own);
-        of_one.set_read_timeout(Some(PATIENCE)).unwrap();
+        of_one.set_read_timeout(Some(TIMEOUT)).unwrap();
         assert_eq!(of_one.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
         assert!(of_one.send(b"x").is_err());

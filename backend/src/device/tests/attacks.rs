@@ -163,7 +163,7 @@ fn bytes_of_any_kind_are_answered() {
         }
         let room = (rng.next_u32() % 200) as usize;
         let outcome = a.device.command(&bytes, room);
-        assert!(a.settle(outcome).len() <= room);
+        assert!(a.complete(outcome).len() <= room);
         let split = (rng.next_u32() as usize) % (bytes.len() + 1);
         let (head, payload) = bytes.split_at(split);
         let _ = a.transfer(head, payload);

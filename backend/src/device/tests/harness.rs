@@ -216,7 +216,7 @@ impl Driver {
     }
 
     /// Has the front end do what a command waits for.
-    pub fn settle(&mut self, outcome: Outcome) -> Vec<u8> {
+    pub fn complete(&mut self, outcome: Outcome) -> Vec<u8> {
         match outcome {
             Outcome::Reply(reply) => reply.to_vec(),
             Outcome::Map(job) => {
@@ -234,7 +234,7 @@ impl Driver {
     pub fn call(&mut self, op: Op, body: &[u8]) -> Result<Vec<u8>, Status> {
         let outcome = self.command(op, body);
         let tag = self.tag;
-        parse(op, tag, &self.settle(outcome))
+        parse(op, tag, &self.complete(outcome))
     }
 
     fn typed<T: FromBytes>(&mut self, op: Op, body: &[u8]) -> Result<T, Status> {

@@ -239,7 +239,7 @@ fn commands_that_come_while_a_slab_is_being_mapped_share_its_fate() {
         assert!(asks(&jobs[0].0) && !asks(&jobs[1].0), "asked for once");
         a.front.refuses = refuses;
         for (outcome, tag) in jobs {
-            let reply = a.settle(outcome);
+            let reply = a.complete(outcome);
             let result = parse(Op::Register, tag, &reply).map(drop);
             assert_eq!(result, if refuses { Err(Status::Eio) } else { Ok(()) });
         }

@@ -143,12 +143,12 @@ impl Simulation {
             }
             Output::RmbRefused { rmb } => {
                 let waits = self.end(id).rmb(rmb).and_then(|rmb| rmb.conn.take());
-                self.forget_rmb(id, rmb)?;
+                self.remove_rmb(id, rmb)?;
                 if let Some(conn) = waits {
                     self.on_rmb(id, conn, None)?;
                 }
             }
-            Output::RmbDeleted { rmb } => self.forget_rmb(id, rmb)?,
+            Output::RmbDeleted { rmb } => self.remove_rmb(id, rmb)?,
             Output::PeerRmbDeleted { rmb } => self.on_peer_rmb_deleted(id, rmb)?,
             Output::MoveConnections { from, to, dead } => {
                 self.move_connections(id, from, to, dead)?
@@ -271,13 +271,13 @@ impl Simulation {
         let mut result = Ok(());
         self.call(id, |group, now| result = group.add_rmb(rmb, Some(on), &regions, now))?;
         if result.is_err() {
-            self.forget_rmb(id, rmb)?;
+            self.remove_rmb(id, rmb)?;
             self.on_rmb(id, conn, None)?;
         }
         Ok(())
     }
 
-    fn forget_rmb(&mut self, id: EndId, rmb: RmbId) -> Check {
+    fn remove_rmb(&mut self, id: EndId, rmb: RmbId) -> Check {
         let lied = self.sessions[id.session].lied;
         let end = self.end(id);
         let Some(at) = end.rmbs.iter().position(|have| have.id == rmb) else {

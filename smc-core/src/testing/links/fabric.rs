@@ -78,8 +78,8 @@ impl Simulation {
             return Ok(());
         }
         let Some(peer) = self.reaches(q) else {
-            let patience = 200_000 + self.time(3_000_000);
-            let give_up = *self.qps[q].give_up.get_or_insert(self.now + patience);
+            let limit = 200_000 + self.time(3_000_000);
+            let give_up = *self.qps[q].give_up.get_or_insert(self.now + limit);
             if self.now >= give_up {
                 self.break_qp(q);
             } else {
