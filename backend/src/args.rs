@@ -37,7 +37,7 @@ Examples:
 Whoever may connect to a guest's socket is that guest for the daemon. Sockets get mode 0600; put
 them into a directory that only the guest's user can enter.";
 
-/// How much the daemon gives up after its start.
+/// Which rights the daemon drops after its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SandboxMode {
     /// Nothing: any system call, any file.
@@ -115,7 +115,7 @@ pub struct Args {
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<tracing::Level>,
 
-    /// What the daemon gives up once its sockets are open.
+    /// Rights that the daemon drops once its sockets are open.
     #[arg(long, value_enum, default_value_t = SandboxMode::On, value_name = "MODE")]
     pub sandbox: SandboxMode,
 

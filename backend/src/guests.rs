@@ -63,7 +63,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Removes a guest and tells its socket to stop. The socket stops on its own threads; the caller
+    /// Removes a guest and makes its socket stop. The socket stops on its own threads; the caller
     /// may wait for it.
     pub(crate) fn remove(&self, name: &str) -> Result<DeviceSocket, DaemonError> {
         let socket = lock(&self.sockets).remove(name);

@@ -3,8 +3,8 @@
 //! SMC keeps TCP's sockets and replaces the path: after an ordinary TCP connect both ends exchange
 //! three CLC messages, and from then on bytes move through buffers that the peer may write. This
 //! crate holds the rules of that protocol and nothing that touches the world: no socket, no thread,
-//! no clock (`now` is an argument) and no `unsafe`. Bytes and facts go in, bytes and decisions come
-//! out; whoever owns a socket and a device executes them.
+//! no clock (`now` is an argument) and no `unsafe`. Bytes and events go in, bytes and decisions come
+//! out; the owner of the socket and the device executes them.
 //!
 //! | room | one sentence |
 //! |---|---|

@@ -185,7 +185,7 @@ wire!(
 wire!(
     /// Reply to REGISTER. Zero from `dmb_off` on for guest memory.
     RegisterReply, 48, {
-    /// The right to write it, to be told to the user.
+    /// The right to write it, which the owner passes on to the user.
     token: U64,
     /// Offset of the DMB from the start of the window, bytes.
     dmb_off: U64,

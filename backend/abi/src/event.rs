@@ -61,7 +61,7 @@ wire!(
     subtype: U16,
     /// LOST: how many.
     n: U32,
-    /// PEER_DOWN: who; DMB_GONE: the owner; SW_EVENT: the sender.
+    /// PEER_DOWN: the peer; DMB_GONE: the owner; SW_EVENT: the sender.
     gid: Gid,
     /// DMB_GONE: which.
     token: U64,

@@ -17,7 +17,7 @@ wire!(
     nseg: U16,
     /// See [`move_flags`].
     flags: U16,
-    /// Bits told to the owner of a guest-memory DMB.
+    /// Bits that the owner of a guest-memory DMB gets with the signal.
     mask: U16,
     /// Zero.
     reserved0: U16,

@@ -1,8 +1,8 @@
 //! The wake-up protocol on a signal line (docs/virtio-ism.md, "Signalling").
 //!
 //! A line is `{armed, pend}` in memory that owner and user share. The user sets its bit in `pend`
-//! after the data, and kicks the owner only if the owner said it sleeps (`armed`). The owner arms,
-//! looks once more, and only then sleeps:
+//! after the data, and kicks the owner only if the owner has announced that it sleeps (`armed`). The
+//! owner arms, reads `pend` once more, and only then sleeps:
 //!
 //! ```text
 //! user                                  owner
@@ -14,8 +14,9 @@
 //!
 //! No wake-up is lost: the two fences are ordered one way or the other. If U3's comes first, O3
 //! sees the bit and does not sleep. If O2's comes first, U4 sees `armed` (or a later 0: the owner
-//! woke by itself, or another user disarmed and kicks). Spurious wake-ups are allowed. Whoever can
-//! write a line can only cause those, or stall its own connections until the sleeper's timeout.
+//! woke by itself, or another user disarmed and kicks). Spurious wake-ups are allowed. A
+//! device that can write a line can only cause those, or stall its own connections until the
+//! sleeper's timeout.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -28,13 +29,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 pub struct Line<'a> {
     /// 1: the owner sleeps, or is about to.
     pub armed: &'a AtomicU32,
-    /// Bits of DMBs with news.
+    /// Bits of DMBs with new data.
     pub pend: &'a AtomicU64,
 }
 
 impl Line<'_> {
-    /// User: announces news of the DMB with this bit (U3, U4). `true`: the owner sleeps and this
-    /// caller must kick it.
+    /// User: announces new data of the DMB with this bit (U3, U4); `true` if the owner sleeps and
+    /// this caller must kick it.
     ///
     /// Everything stored before is visible to an owner that takes the bit.
     #[inline]
@@ -42,7 +43,7 @@ impl Line<'_> {
     pub fn raise(&self, bit: u8) -> bool {
         // Release: partner of the Acquire in `take`.
         self.pend.fetch_or(1 << (bit & 63), Ordering::Release);
-        // Orders the bit before the look at `armed`; partner of the fence in `arm`.
+        // Orders the bit before the load of `armed`; partner of the fence in `arm`.
         fence(Ordering::SeqCst);
         self.armed.load(Ordering::Relaxed) == 1 && self.armed.swap(0, Ordering::Relaxed) == 1
     }
@@ -50,34 +51,35 @@ impl Line<'_> {
     /// Owner: takes the pending bits (O1).
     #[inline]
     pub fn take(&self) -> u64 {
-        // The plain look keeps the cache line shared while there is nothing to take.
+        // The plain load keeps the cache line shared while there is nothing to take.
         if self.pend.load(Ordering::Relaxed) == 0 {
             return 0;
         }
         self.pend.swap(0, Ordering::Acquire)
     }
 
-    /// Owner: says that it is about to sleep (O2, O3). `false`: there is news, do not sleep.
+    /// Owner: announces that it is about to sleep (O2, O3); `false` if data is pending, so that it
+    /// must not sleep.
     ///
-    /// Whoever sleeps on several lines arms them all and sleeps only if all said `true`.
+    /// An owner of several lines arms them all, and sleeps only if every call returned `true`.
     #[inline]
     #[must_use = "false means: do not sleep"]
     pub fn arm(&self) -> bool {
         // A read-modify-write, as every write to `armed`: it takes its place after any disarm.
         self.armed.swap(1, Ordering::Relaxed);
-        // Orders `armed` before the look at `pend`; partner of the fence in `raise`.
+        // Orders `armed` before the load of `pend`; partner of the fence in `raise`.
         fence(Ordering::SeqCst);
         self.pend.load(Ordering::Relaxed) == 0
     }
 
-    /// Owner: whether it said that it sleeps, and nobody has announced anything since.
+    /// Owner: whether it has armed the line, and no user has kicked it since.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        // Who was kicked finds `armed` taken back, or armed anew by itself.
+        // A kick resets `armed`; only the owner sets it again.
         self.armed.load(Ordering::Relaxed) == 1 && self.pend.load(Ordering::Relaxed) == 0
     }
 
-    /// Owner: takes back `arm`, after waking or when there was news.
+    /// Owner: undoes `arm`, after it woke or found data pending.
     #[inline]
     pub fn disarm(&self) {
         self.armed.swap(0, Ordering::Relaxed);

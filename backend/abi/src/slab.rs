@@ -30,7 +30,7 @@ pub const MAX_SLAB_DATA: u64 = 64 << 20;
 wire!(
     /// Start of the control tail.
     ControlHeader, 16, {
-    /// Random, told in the replies to REGISTER and ATTACH.
+    /// Random; the replies to REGISTER and ATTACH contain it.
     nonce: U64,
     /// [`CONTROL_VERSION`].
     version: U32,

@@ -244,7 +244,7 @@ impl QuotaAccount {
         Some(entry)
     }
 
-    /// Binds this driver to a peer that was just looked up. `false`: the peer's session ended in
+    /// Binds this driver to a peer that was just found; `false` if the peer's session ended in
     /// between, and nothing has changed.
     ///
     /// A session that ends dies first and then asks every device, under the lock that the caller

@@ -95,8 +95,8 @@ impl Device {
         let mut others =
             to.iter().filter(|session| !shared || !Arc::ptr_eq(session, &from)).peekable();
         let nobody = others.peek().is_none();
-        let told = others.filter(|session| session.push_sw_event(&from, request)).count();
-        if told == 0 && !nobody {
+        let receivers = others.filter(|session| session.push_sw_event(&from, request)).count();
+        if receivers == 0 && !nobody {
             return Err(Status::Eagain);
         }
         Ok(done(tag, &[]))

@@ -53,7 +53,7 @@ impl GidPool {
     }
 }
 
-/// Whether a driver could live with this GID: SMC reads a first half of zeroes as "nobody".
+/// Whether a driver could live with this GID: SMC takes a first half of zeroes for "no GID".
 pub(super) fn usable(gid: Gid) -> bool {
     gid.part1() != [0; 8] && gid.part2() != [0; 8]
 }

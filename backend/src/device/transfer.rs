@@ -51,7 +51,7 @@ impl Wake {
 
     fn wake_owner(&mut self, delivery: Delivery) {
         self.delivered = true;
-        // Orders the used element before the look at the pending mark.
+        // Orders the used element before the load of the pending mark.
         fence(Ordering::SeqCst);
         let owner = &self.dmb.owner;
         match &self.dmb.backing {
@@ -189,7 +189,7 @@ fn copy_to_guest<R: ReadVolatile>(
     payload: &mut R,
 ) -> Result<(), Failure> {
     let memory = dmb.owner.handle.memory().ok_or(Failure::Vanished)?;
-    // One snapshot of the owner's table for the look and for the copy.
+    // One snapshot of the owner's table for the check and for the copy.
     let memory = memory.memory();
     let memory = &*memory;
     for (offset, len) in request.segments() {

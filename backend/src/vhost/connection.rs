@@ -275,7 +275,7 @@ impl Connection {
     /// The window opens when a front end asked for its size and gave a channel for requests.
     ///
     /// Whether it acknowledges requests is not to be seen here. One that does not makes
-    /// every mapping look done at once; its driver finds out by the nonce.
+    /// every mapping appear to be done at once; its driver finds out by the nonce.
     fn update_window(&self, change: impl FnOnce(&mut WindowState)) {
         let mut window = lock(&self.window);
         change(&mut window);

@@ -9,7 +9,7 @@ use crate::device::sync::lock;
 use crate::device::{Delivery, EventNotifier};
 use crate::shm::Kicker;
 
-/// Notifies a device of its events: inline if the caller may and nobody works on the event queue,
+/// Notifies a device of its events: inline if the caller may and no thread works on the event queue,
 /// and else by the notifier of the device's own worker.
 pub(super) struct InlineDelivery {
     notifier: Arc<Notifier>,

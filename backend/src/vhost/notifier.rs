@@ -1,4 +1,4 @@
-//! A notifier: how a thread of one device tells a worker of another that it has something to do.
+//! A notifier: a thread of one device wakes a worker of another with it.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -22,14 +22,14 @@ impl Notifier {
         Ok(Notifier { fd, notified: AtomicBool::new(false) })
     }
 
-    /// Takes the notification. The worker calls it before it looks for work.
+    /// Takes the notification. The worker calls it before it checks for work.
     pub(crate) fn take(&self) {
         // A read-modify-write, as in `notify`: whichever comes second sees the first. If `take` is
         // second, it acquires what the notifying thread had done. If `notify` is, it writes again.
         self.notified.swap(false, Ordering::AcqRel);
     }
 
-    /// Makes the worker look for work.
+    /// Makes the worker check for work.
     pub(crate) fn notify(&self) {
         if !self.notified.swap(true, Ordering::AcqRel) {
             // The write can fail only after 2^64 - 2 notifications.

@@ -1,5 +1,5 @@
 //! A vring as the framework sees it, with what the framework's own leaves open: descriptors are
-//! checked, no kick can block a worker, and a restart is told from a resumption.
+//! checked, no kick can block a worker, and a restart is distinguished from a resumption.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use crate::shm::Kicker;
 /// Guest memory that can be replaced while it is used.
 pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
-/// Hears what the front end does to a ring.
+/// Called when the front end changes a ring.
 pub(super) trait RingObserver: Send + Sync {
     /// It passed something other than an eventfd.
     fn not_an_eventfd(&self, queue: usize, what: &'static str);
@@ -120,7 +120,7 @@ impl Ring {
         self.side.generation.load(Ordering::Relaxed)
     }
 
-    /// Makes the next start a new generation, whatever it looks like.
+    /// Makes the next start a new generation, even if it has the indices of a resumption.
     pub(super) fn mark_restarted(&self) {
         *lock(&self.side.stopped_at) = None;
         self.side.generation.fetch_add(1, Ordering::Relaxed);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_is_the_same_life_and_restarting_is_not() {
+    fn resuming_is_the_same_generation_and_restarting_is_not() {
         let (ring, _) = ring();
         start(&ring, 0, 0);
         let generation = ring.generation();

@@ -19,8 +19,8 @@
 //! Readings where the text is silent or contradicts itself:
 //! - The peer's C in PeerCloseWait leads to Closed after an own C, to AppFinCloseWait after an own D
 //!   (wire erratum B-15).
-//! - Nothing is sent after an own C or A. An A that arrives after the own C is not answered; who
-//!   has the peer's C or A waits for no A, as none can come (B-27). The same holds if that C
+//! - Nothing is sent after an own C or A. An A that arrives after the own C is not answered. A
+//!   side that has the peer's C or A waits for no A, as none can come (B-27). The same holds if that C
 //!   crosses the own A, although the text wants everything but an A ignored.
 //! - The timer runs once the application has closed, as for FIN_WAIT_2 of TCP. A half close that
 //!   the application holds open may last as long as the peer likes to send.
@@ -40,7 +40,7 @@ pub const CLOSE_TIMEOUT_US: u64 = 60_000_000;
 /// Default time in microseconds to wait for the answer to an abort (CLOSE-25).
 pub const ABORT_TIMEOUT_US: u64 = 5_000_000;
 
-/// Where a connection stands (CLOSE-2).
+/// State of a connection (CLOSE-2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     /// Not in use: before and after.
@@ -137,9 +137,9 @@ bitflags::bitflags! {
         /// Publish the last control word of this side, with A; report
         /// [`Event::AbortDelivered`] when it has left.
         const SEND_ABORT = 1 << 5;
-        /// Wake who waits to read: there is an end of data, or an error.
+        /// Wake the threads that wait to read: there is an end of data, or an error.
         const WAKE_READERS = 1 << 6;
-        /// Wake who waits to write: there is an error.
+        /// Wake the threads that wait to write: there is an error.
         const WAKE_WRITERS = 1 << 7;
         /// Break the TCP connection by RST.
         const RESET_TCP = 1 << 8;
@@ -236,14 +236,14 @@ impl Close {
         !matches!(self.state, State::Closed) && !self.sent.intersects(CLOSED.union(ABORT))
     }
 
-    /// Whether the peer writes no more bytes. End of data is reached when a look at the producer
+    /// Whether the peer writes no more bytes. End of data is reached when a load of the producer
     /// word *after* this became true leaves nothing to read (CLOSE-18).
     #[inline]
     pub const fn peer_done(&self) -> bool {
         self.seen.intersects(DONE.union(CLOSED))
     }
 
-    /// Takes an event; [`Close::step`] in place.
+    /// Applies an event; [`Close::step`] in place.
     #[inline]
     pub fn on(&mut self, event: Event) -> Actions {
         let (next, actions) = self.step(event);
@@ -348,8 +348,8 @@ impl Close {
     }
 
     fn peer(self, flags: StateFlags, unsent: bool) -> (Close, Actions) {
-        let news = flags - self.seen;
-        if news.is_empty() || matches!(self.state, State::Closed | State::ProcessAbort) {
+        let new = flags - self.seen;
+        if new.is_empty() || matches!(self.state, State::Closed | State::ProcessAbort) {
             return self.unmoved();
         }
         let next = Close { seen: self.seen | flags, ..self };

@@ -1,4 +1,4 @@
-//! Both words of a control block: how to read them, and a connection for who needs no threads.
+//! Both words of a control block: how to read them, and a connection for callers with one thread.
 //!
 //! Rules kept here: CDC-8, CDC-39, SEC-11.
 
@@ -19,7 +19,7 @@ const MAX_ROUNDS: u32 = 4;
 ///
 /// 1. flags, 2. producer cursor, 3. flags again; from 2 on once more if the flags changed.
 ///
-/// Flags before cursor: whoever sees D or C then sees a producer cursor that is at least as new,
+/// Flags before cursor: a reader that sees D or C then sees a producer cursor that is at least as new,
 /// and misses none of the last bytes. The other way round, the peer could write its last bytes and
 /// D between the two loads, and the reader would report the end too early (CLOSE-18).
 ///
@@ -46,7 +46,7 @@ pub fn read_words(
     (ProducerWord::from_u64(producer()), before)
 }
 
-/// What [`Connection::on_control`] brought.
+/// The changes that [`Connection::on_control`] brought.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_consumer_cursor_of_a_look_is_used() {
+    fn the_newest_consumer_cursor_of_an_update_is_used() {
         let mut count = 0;
         let (_, consumer) = read_words(
             || 0,

@@ -4,7 +4,7 @@
 //! serves SMC-D and both modes of SMC-R; only [`Ring`] knows the difference.
 //!
 //! - [`Sender`]: what may be written into the peer's ring, and where.
-//! - [`Receiver`]: what has arrived in the own ring, and when the peer has to be told it was read.
+//! - [`Receiver`]: what has arrived in the own ring, and when to announce that it was read.
 //! - [`close`]: the ten states of RFC 7609 section 4.8.
 //! - [`control`]: reading the control block in the safe order, and all of it in one struct.
 //! - [`Sequence`]: the numbers of SMC-R's control messages.
@@ -18,11 +18,11 @@
 //!
 //! 1. Stores into the peer's control block happen in one order, under one lock, and take the
 //!    newest [`Receiver::cursor`] and [`Close::flags`]; an older consumer cursor behind a newer
-//!    one looks to the peer like one that moves back.
+//!    cursor looks to the peer like one that moves back.
 //! 2. Bytes, then (rarely) [`Sender::flags_ahead`], then the producer word, then the consumer
 //!    word, then the signal.
 //! 3. The own control block is read by [`control::read_words`].
-//! 4. End of data is reported only after a look at the producer word that began when
+//! 4. End of data is reported only after a load of the producer word that began when
 //!    [`Close::peer_done`] was already known, and that left nothing to read. The other thread may
 //!    have seen D before this one has seen the last bytes.
 //! 5. [`Close::may_publish`] is asked before each publication, window updates included.

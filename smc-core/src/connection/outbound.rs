@@ -7,7 +7,7 @@
 //!
 //! # Failover
 //!
-//! A reliable queue pair that fails leaves writes behind of which nobody knows whether they arrived.
+//! A reliable queue pair that fails leaves writes behind, and it is unknown whether they arrived.
 //! The connection goes on over another link of its group (RFC 7609 section 4.6), in this order:
 //!
 //! 1. A failover validation: a control message with F and the number of the last message that the

@@ -1,12 +1,12 @@
-//! The receiving direction of a connection: what has arrived in the own ring, and when the peer
-//! has to be told that it was read.
+//! The receiving direction of a connection: the bytes that have arrived in the own ring, and when to
+//! announce to the peer that they were read.
 //!
 //! One read is, under the lock of the receive side:
 //!
 //! ```text
 //! on_peer_producer(cursor, flags)   what has arrived, from the own control block
 //! spans(n)                          where the next n <= readable() bytes lie
-//! consume(n)                        they were copied out: does the peer have to know?
+//! consume(n)                        they were copied out: whether to announce that now
 //! on_published(cursor)              a control word with this consumer cursor went out
 //! ```
 //!
@@ -22,8 +22,8 @@ use super::urgent::{OobError, UrgentEvent, UrgentMark};
 use crate::wire::Cursor;
 use crate::wire::cdc::ProducerFlags;
 
-/// Whether the peer has to be told of the consumer cursor by a control word of its own
-/// (RFC 7609 section 4.5.1), and why.
+/// Whether the consumer cursor has to be announced by a control word of its own (RFC 7609
+/// section 4.5.1), and why.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateDecision {
@@ -47,15 +47,15 @@ impl UpdateDecision {
     }
 }
 
-/// What a look at the peer's producer cursor and flags brought.
+/// The changes that the peer's producer cursor and flags brought.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProducerUpdate {
-    /// Bytes that have arrived since the last look.
+    /// Bytes that have arrived since the last update.
     pub bytes: u32,
     /// Whether the peer waits for the consumer cursor.
     pub update: UpdateDecision,
-    /// What became of urgent data.
+    /// Change of the urgent mark.
     pub urgent: UrgentEvent,
 }
 
@@ -69,14 +69,14 @@ pub struct Receiver {
     consumed: Position,
     /// Bytes from `consumed` to `produced`.
     available: u32,
-    /// Bytes before `consumed` that the peer is not known to have been told of. Never more than the
-    /// ring has room for beside `available`.
+    /// Bytes before `consumed` that no published control word is known to announce. With `available`
+    /// they are at most the ring.
     unpublished: u32,
     /// Half of the ring, bytes.
     half: u32,
     /// A tenth of the ring, bytes, rounded up.
     tenth: u32,
-    /// The peer's flags of the last look.
+    /// The peer's flags of the last update.
     flags: ProducerFlags,
     urgent: UrgentMark,
 }
@@ -105,8 +105,9 @@ impl Receiver {
     /// Takes over the peer's producer cursor and flags, which belong together
     /// (see [`super::control::read_words`]).
     ///
-    /// The peer may know a newer consumer cursor than this receiver was told to have published;
-    /// it is therefore held against what was read, not against what was published.
+    /// The peer may know a newer consumer cursor than the one of the last
+    /// [`Receiver::on_published`]. So the producer cursor is checked against what was read, and not
+    /// against what was published.
     ///
     /// # Errors
     /// The cursor cannot be true (see [`CursorError`]); nothing has changed, and the caller
@@ -205,7 +206,7 @@ impl Receiver {
         }
     }
 
-    /// Whether the peer has to be told of the consumer cursor now.
+    /// Whether the consumer cursor has to be announced now.
     #[inline]
     pub fn update_due(&self) -> UpdateDecision {
         if self.unpublished == 0 {
@@ -285,7 +286,8 @@ impl Receiver {
         }
     }
 
-    /// The peer uses space of which this receiver was not told that it was announced: it was.
+    /// The peer uses space whose announcement was not reported by [`Receiver::on_published`]: a
+    /// control word with it must have gone out.
     #[cold]
     fn on_early_use(&mut self) {
         self.set_unpublished(self.ring.len() - self.available);
@@ -311,7 +313,7 @@ impl Receiver {
         if skip {
             self.take(1);
         }
-        // The window alone is no reason to write when data arrives: the next read looks at it.
+        // The window alone is no reason to write when data arrives: the next read checks it.
         let update = match self.update_due() {
             UpdateDecision::Window => UpdateDecision::NotDue,
             due => due,
@@ -364,7 +366,7 @@ mod tests {
         // B again, while the peer does not know of that byte.
         let arrival = r.on_peer_producer(Cursor::new(1, 3), B).unwrap();
         assert_eq!(arrival.update, UpdateDecision::WriterBlocked);
-        // A look at the same words, and nothing read: nothing to tell.
+        // The same words again, and nothing read: nothing to announce.
         r.on_published(r.cursor());
         let arrival = r.on_peer_producer(Cursor::new(1, 3), B).unwrap();
         assert_eq!(arrival.update, UpdateDecision::NotDue);
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_is_never_told_keeps_step_with_a_peer_that_writes_on() {
+    fn a_receiver_without_reports_of_publishing_keeps_step_with_a_peer_that_writes_on() {
         let mut r = Receiver::new(Ring::smcd(100 + 32).unwrap());
         for round in 1..5 {
             let _ = r.on_peer_producer(Cursor::new(round, 0), NONE).unwrap();

@@ -22,7 +22,7 @@ pub const SMCD_CONTROL_LEN: u32 = 32;
 /// Bytes of the eye catcher at the start of an SMC-R element (RMB-6).
 pub const EYE_CATCHER_LEN: u32 = 4;
 /// The eye catcher at the start of an SMC-R element: "SMCR" in EBCDIC. Any four bytes would do; only
-/// the owner of the element looks at them (RMB-6).
+/// the owner of the element reads them (RMB-6).
 pub const EYE_CATCHER: [u8; EYE_CATCHER_LEN as usize] = [0xe2, 0xd4, 0xc3, 0xd9];
 /// Largest ring, bytes: sums of two ring lengths stay within 32 bits. The largest element that a
 /// size code can name is 512 MiB.
@@ -181,7 +181,7 @@ impl Ring {
         self.cursor(Position::START)
     }
 
-    /// The cursor as the peer is told.
+    /// The cursor as it is announced to the peer.
     #[inline]
     pub const fn cursor(&self, position: Position) -> Cursor {
         Cursor { wrap: position.wrap, count: position.at + self.base }

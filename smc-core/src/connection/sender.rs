@@ -16,7 +16,7 @@
 //! [`Sender::space`] is 0 until the peer's consumer cursor has passed that byte. If the write does
 //! not fit, [`Sender::announce_urgent`] comes first, so that P goes out with the window closed.
 //!
-//! On SMC-D cursor and flags are two words, and a reader may look between the two stores. Two
+//! On SMC-D cursor and flags are two words, and a reader may load between the two stores. Two
 //! changes of flags would mislead it: U still on next to a cursor that has moved on (a mark in the
 //! wrong place), and U not on yet next to a cursor that already covers the urgent byte (the byte
 //! taken for ordinary data). [`Sender::flags_ahead`] names the flags to store ahead of the

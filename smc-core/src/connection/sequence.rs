@@ -45,7 +45,7 @@ impl Sequence {
         self.last.wrapping_sub(received) < 0x8000
     }
 
-    /// Judges a number received (CDC-7): newer and older are told apart by the sign of the 16-bit
+    /// Judges a number received (CDC-7): newer and older differ by the sign of the 16-bit
     /// difference.
     #[inline]
     pub const fn judge(&mut self, received: u16) -> Order {
@@ -75,7 +75,7 @@ mod tests {
 
     // Shows: CDC-7.
     #[test]
-    fn old_messages_are_told_from_new_ones_across_the_wrap() {
+    fn old_messages_differ_from_new_ones_across_the_wrap() {
         let mut seen = Sequence::new();
         assert_eq!(seen.judge(1), Order::New);
         assert_eq!(seen.judge(5), Order::New);

@@ -12,14 +12,14 @@ use thiserror::Error;
 use crate::wire::Cursor;
 use crate::wire::cdc::ProducerFlags;
 
-/// What a control word said of urgent data that was not known before.
+/// Change of the urgent mark that a control word brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UrgentEvent {
-    /// Nothing new.
+    /// No change.
     None,
-    /// Urgent data is on its way: tell the application now (CDC-31).
+    /// Urgent data is on its way: notify the application now (CDC-31).
     Pending,
-    /// The urgent byte is in the element at `offset`: tell the application, copy the byte out and
+    /// The urgent byte is in the element at `offset`: notify the application, copy the byte out and
     /// hand it to [`super::Receiver::remember_urgent`].
     Present {
         /// Offset from the start of the element, bytes.
@@ -52,7 +52,7 @@ enum Byte {
     Stored(u8),
 }
 
-/// Where the mark is and who waits for what.
+/// The position of the mark, and which notifications are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UrgentMark {
     inline: bool,
@@ -69,7 +69,7 @@ pub(super) struct UrgentMark {
     /// In line, the urgent byte is the next one.
     inline_next: bool,
     byte: Byte,
-    /// The peer has to be told that the urgent byte was processed (CDC-32).
+    /// It has to be announced that the urgent byte was processed (CDC-32).
     pub(super) acknowledge: bool,
 }
 
@@ -96,14 +96,14 @@ impl UrgentMark {
         if shown < self.ahead { shown } else { self.ahead }
     }
 
-    /// Whether a read has to be told to [`UrgentMark::on_read`].
+    /// Whether a read has to be reported to [`UrgentMark::on_read`].
     #[inline]
     pub(super) const fn is_live(&self) -> bool {
         self.at_mark || self.ahead != NO_LIMIT
     }
 
     /// New flags: `arrived` bytes came with them, up to `cursor`; `available` wait in total.
-    /// Returns the news, with an offset for the caller to fill in, and whether the urgent byte is
+    /// Returns the change, with an offset for the caller to fill in, and whether the urgent byte is
     /// the next one and to be skipped.
     pub(super) fn on_flags(
         &mut self,
@@ -136,9 +136,9 @@ impl UrgentMark {
         if arrived != 0 {
             self.hold = 1;
         }
-        let news = if self.pending { UrgentEvent::None } else { UrgentEvent::Pending };
+        let event = if self.pending { UrgentEvent::None } else { UrgentEvent::Pending };
         self.pending = true;
-        (news, false)
+        (event, false)
     }
 
     /// `n > 0` bytes were read; returns whether the urgent byte is next and to be skipped.
@@ -290,7 +290,7 @@ mod tests {
 
     // Shows: CDC-28, CDC-31.
     #[test]
-    fn p_alone_is_news_once_and_an_exception() {
+    fn p_alone_is_reported_once_and_is_an_exception() {
         let mut r = receiver();
         arrive(&mut r, 10, NONE);
         assert_eq!(r.take_urgent(false), Err(OobError::NoUrgent));
@@ -329,7 +329,7 @@ mod tests {
 
     // Shows: CDC-47.
     #[test]
-    fn the_same_mark_again_is_no_news() {
+    fn the_same_mark_again_is_no_event() {
         let mut r = receiver();
         arrive(&mut r, 10, PU);
         r.remember_urgent(1);

@@ -105,7 +105,7 @@ impl AwaitAccept {
     /// Takes the server's answer, a whole message, at a client that keeps no link groups of SMC-R:
     /// every contact over SMC-R has to be the first.
     ///
-    /// `known` tells the terms agreed earlier with a peer of this CHID and GID; it is asked if the
+    /// `known` returns the terms agreed earlier with a peer of this CHID and GID; it is asked if the
     /// server says that this is not the first contact.
     pub fn handle(
         self,

@@ -78,7 +78,7 @@ impl AcceptedR {
     }
 
     /// Whether the server says that no router is on the way; as it always is in version 1. Its MAC
-    /// is the next hop then (CLCV2-55); else the route to its address tells the next hop, and the
+    /// is the next hop then (CLCV2-55); else the route to its address gives the next hop, and the
     /// client declines if there is none ([`DeclineReason::NoRoute`], [`DeclineReason::NotIndirect`],
     /// CLCV2-35, CLCV2-54, CLCV2-56).
     pub fn direct(&self) -> bool {

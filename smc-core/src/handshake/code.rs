@@ -92,7 +92,7 @@ decline_codes! {
         "a socket option or TCP Fast Open that SMC does not have was asked for";
     DifferentPrefix = 0x0307_0000, "DIFFPREFIX",
         "the ends are not in one IP subnet, which version 1 needs";
-    VlanLookup = 0x0308_0000, "GETVLANERR", "the VLAN of the connection cannot be told";
+    VlanLookup = 0x0308_0000, "GETVLANERR", "the VLAN of the connection is unknown";
     IsmVlan = 0x0309_0000, "ISMVLANERR", "the SMC-D device refused the VLAN";
     NoActiveLink = 0x030a_0000, "NOACTLINK", "the link group has no active link";
     NoServerLink = 0x030b_0000, "NOSRVLINK",

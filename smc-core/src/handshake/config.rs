@@ -115,7 +115,7 @@ pub struct Config {
     /// Connections (16 to 255) and links (1 or 2) that a link group of SMC-R may have at this host
     /// (CLCV2-22, CLCV2-23); values out of range are moved into it.
     pub limits: LinkLimits,
-    /// Vendor options offered as a client (CLCV2-13). What the server answers is told by
+    /// Vendor options offered as a client (CLCV2-13). The server's answer is in
     /// [`PeerHost::vendor`](super::PeerHost::vendor) and repeated in Confirm (CLCV2-17).
     pub vendor: Option<VendorOffer>,
     /// How long each message is awaited (ERR-7).

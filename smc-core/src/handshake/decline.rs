@@ -1,4 +1,4 @@
-//! Why SMC was not used: the reason, the code on the wire, and what an application is told.
+//! Why SMC was not used: the reason, the code on the wire, and the text for the application.
 //!
 //! Three types, from the wire inwards:
 //!
@@ -186,7 +186,7 @@ pub enum DeclineReason {
     /// The application asked for something SMC cannot do.
     #[error("a socket option that SMC does not have was asked for")]
     OptionUnsupported,
-    /// Something went wrong here that is nobody else's business.
+    /// An internal error of this end.
     #[error("internal error")]
     Internal,
 }
@@ -258,9 +258,9 @@ pub struct PeerDecline {
     /// The peer no longer knows the logical link: drop what is known of that peer, so that the next
     /// connection is a first contact (CLC-50, CLCV2-83).
     pub out_of_sync: bool,
-    /// The peer's operating system; zero if it did not tell.
+    /// The peer's operating system; zero if unknown.
     pub os: OsType,
-    /// A reason for each type that was offered; all zero if the peer does not tell (CLCV2-79,
+    /// A reason for each type that was offered; all zero if the peer gives none (CLCV2-79,
     /// CLCV2-82).
     pub reasons: TypeReasons,
 }
@@ -371,7 +371,7 @@ mod tests {
 
     // Shows: ERR-1.
     #[test]
-    fn fallback_tells_people_what_to_change() {
+    fn the_text_of_a_fallback_says_what_to_change() {
         let here = FallbackReason::DeclinedHere(DeclineReason::NoCommonEid);
         assert!(here.to_string().contains("--eid"), "{here}");
         assert_eq!(here.code().name(), "NOSMCDDEV");

@@ -1,4 +1,4 @@
-//! The CLC handshake: who may use SMC with whom, in three messages over TCP (RFC 7609 section 3.5).
+//! The CLC handshake: two ends agree on SMC in three messages over TCP (RFC 7609 section 3.5).
 //!
 //! ```text
 //!        client                                     server
@@ -29,7 +29,7 @@
 //!
 //! There is a struct per awaited message, so that a step out of turn does not compile; a message
 //! out of turn is [`HandshakeError::OutOfTurn`]. Nothing here reads a socket, asks a device or
-//! looks at a clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and
+//! reads a clock: the caller moves the bytes (with [`ClcReader`]), answers what it is asked, and
 //! watches the deadline. Every handshake ends in one of these ways:
 //!
 //! | end | what the caller does |

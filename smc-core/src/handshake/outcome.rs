@@ -11,7 +11,7 @@ use crate::wire::WireError;
 use crate::wire::clc::{Fce, Limits, Message, SmcdV1, SmcdV2, Version};
 use crate::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, LinkId, SizeCode};
 
-/// An element of a DMB, as it is told to the one who will write it.
+/// An element of a DMB, as the owner announces it to the peer that writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dmbe {
     /// Right to write the DMB, bound to the peer's GID (EISM-27).
@@ -101,7 +101,7 @@ pub(super) fn kind_of(message: &Message) -> Option<SmcKind> {
     }
 }
 
-/// The buffer a message tells of.
+/// The buffer that a message announces.
 pub(super) fn dmbe_of(message: &SmcdV2) -> Dmbe {
     Dmbe { token: message.token, index: message.index, size: message.size }
 }

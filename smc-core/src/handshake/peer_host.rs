@@ -3,7 +3,8 @@
 use crate::wire::clc::Fce;
 use crate::wire::ids::{Hostname, OsType};
 
-/// What a peer tells of itself at first contact; for people, not for decisions (CLCV2-51 to -53).
+/// The peer's description of its host at first contact; for people, not for decisions
+/// (CLCV2-51 to -53).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHost {
     /// Operating system.

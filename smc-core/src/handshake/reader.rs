@@ -5,7 +5,7 @@
 //! exactly the rest, and never offers room for more. What cannot become the awaited message is
 //! refused as early as it shows, because then no more bytes of it need to come (CLC-54, ERR-9).
 //!
-//! A listener that was not told whether its client speaks SMC peeks first; see
+//! A listener that does not know whether its client speaks SMC peeks first; see
 //! [`looks_like_opening`](crate::wire::clc::looks_like_opening).
 //!
 //! Rules kept here: SEC-9.
@@ -65,7 +65,7 @@ impl ClcReader {
         ClcReader { awaited, buffer, filled: 0, length: None }
     }
 
-    /// Takes note of the stream's first bytes, which were peeked and are still to be read: they tell
+    /// Takes note of the stream's first bytes, which were peeked and are still to be read: they show
     /// the length, so that header and rest can be read at once. Of use before anything was read.
     ///
     /// # Errors

@@ -350,7 +350,7 @@ impl AwaitConfirm {
     /// Takes the client's answer, a whole message.
     ///
     /// A client that sent Confirm may have written to the DMB already, so a Decline from here is
-    /// late: it tells why and the connection is broken, it does not become TCP (CLC-53, CLC-63).
+    /// late: it gives the reason and the connection is broken, it does not become TCP (CLC-53, CLC-63).
     pub fn handle(self, message: &[u8]) -> ConfirmStep {
         let late = |reason| {
             let decline =
@@ -365,7 +365,7 @@ impl AwaitConfirm {
         };
         let confirm = match (self.version, &parsed) {
             (Version::V2, Message::ConfirmD2(confirm)) => *confirm,
-            // What version 1 does not say is as in Accept; its flag is not looked at.
+            // What version 1 does not say is as in Accept; its flag is ignored.
             (Version::V1, Message::ConfirmD1(confirm)) => SmcdV2 {
                 first_contact: self.accept.first_contact,
                 ..widen(confirm, self.accept.chid)

@@ -3,7 +3,7 @@
 //!
 //! Whether contact is the first is the caller's knowledge, because it keeps the link groups: a
 //! server looks for the client's [`PeerRnic`] before it accepts, a client for the server's
-//! [`PeerLink`] when it is told that the contact is a subsequent one (CLC-20, CLC-33).
+//! [`PeerLink`] when the server says that the contact is a subsequent one (CLC-20, CLC-33).
 //!
 //! Rules kept here: LG-5, LG-60, LG-62, RMB-2, RMB-12.
 
@@ -57,7 +57,7 @@ impl PeerRnic {
         self.version
     }
 
-    /// The stack instance; zero if it did not tell.
+    /// The stack instance; zero if unknown.
     pub const fn peer_id(&self) -> PeerId {
         self.peer_id
     }
@@ -249,7 +249,7 @@ impl AnswerR<'_> {
         };
         let first_contact = self.first_contact.then_some(extension);
         let eid = self.eid.unwrap_or_default();
-        // What this end knows of SMC-D it has told nobody and can be asked by nobody (CLCV2-69).
+        // This end has announced no SMC-D device, so no peer can refer to one (CLCV2-69).
         SmcrV2 { reason_saved: false, link: self.link, eid, first_contact }
     }
 

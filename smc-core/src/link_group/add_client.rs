@@ -1,4 +1,4 @@
-//! Add Link at the client: it judges, and tells the server of new RNICs.
+//! Add Link at the client: it accepts or rejects, and announces new RNICs to the server.
 //!
 //! Rules kept here: LLC-20, LLC-22, LLC-64, LLCV2-9, LLCV2-20, LLCV2-25.
 
@@ -128,7 +128,7 @@ impl LinkGroup {
         for other in self.params.rnics.iter().filter(|other| other.id != rnic.id) {
             let _ = alternates.push(other.gid);
         }
-        // The new address first: Linux looks at no other.
+        // The new address first: Linux reads no other.
         let gids = GidList { active: rnic.gid, alternates };
         self.post(over, Message::RequestAddLink(RequestAddLink::Request(gids)));
         let until = now.after(self.params.timers.reply);

@@ -11,7 +11,7 @@ use super::{
 use crate::time::Tick;
 
 impl LinkGroup {
-    /// A link is dead. What it carried is given up and done again elsewhere (LLC-75).
+    /// A link is dead. Exchanges on it are aborted and repeated on another link (LLC-75).
     pub(super) fn fail_link(&mut self, key: LinkKey, cause: Cause, now: Tick) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -84,7 +84,7 @@ impl LinkGroup {
         }
     }
 
-    /// Ends the attempt at a new link. A peer that knows of the link is told by Delete Link.
+    /// Ends the attempt at a new link. A peer that knows of the link gets a Delete Link.
     pub(super) fn abort_add(&mut self, cause: Cause, now: Tick) {
         let Some(LinkExchange::Add(add)) = self.link_exchange.take() else { return };
         self.schedule_retry(now);

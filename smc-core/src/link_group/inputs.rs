@@ -1,4 +1,4 @@
-//! What the caller tells the group, but for messages, keys and time.
+//! Inputs of a group, except for messages, keys and time.
 //!
 //! Rules kept here: LG-29, CLOSE-36.
 
@@ -127,7 +127,7 @@ impl LinkGroup {
             && self.connections() < self.max_connections()
     }
 
-    /// A connection uses a link from now on; the first one may be told during first contact.
+    /// A connection uses a link from now on; the first one may be reported during first contact.
     ///
     /// # Errors
     /// [`UseError::Full`], [`UseError::NoLink`], [`UseError::Over`].

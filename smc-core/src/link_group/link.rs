@@ -148,7 +148,7 @@ pub struct LinkRecord {
     pub key: LinkKey,
     /// Where it stands.
     pub state: LinkState,
-    /// Number that both ends know it by; 0 as long as the server has not told.
+    /// Number that both ends know it by; 0 until the server has assigned it.
     pub number: u8,
     /// Own number of it, for display (LLC-16).
     pub user_id: u32,

@@ -2,7 +2,7 @@
 //! 3.5, appendix C; SMCv2 "LLC V2 messages").
 //!
 //! One [`LinkGroup`] per peer, role and LLC version, and one more for each parallel group. It has no
-//! clock, socket or queue pair: whatever happens is told it by a `handle_` function with the time
+//! clock, socket or queue pair: the caller reports each event by a `handle_` function with the time
 //! `now`, what is to be done is taken out by [`LinkGroup::poll_output`], strictly in order and after
 //! each call, and [`LinkGroup::poll_timeout`] says when [`LinkGroup::handle_timeout`] is due.
 //!
@@ -77,7 +77,7 @@
 //! assert_eq!(ends[0].pick_link(), Some(LinkKey::FIRST));
 //! ```
 //!
-//! # What the caller owes the group
+//! # Obligations of the caller
 //!
 //! - Outputs are carried out in order. One that fails is a failed link
 //!   ([`LinkGroup::handle_link_failed`]), and the rest goes on.
@@ -170,7 +170,7 @@ pub struct LinkGroup {
     was_usable: bool,
     /// Whether there were two links once.
     was_redundant: bool,
-    /// Whether the first connection can no longer go on as TCP (ERR-3), and what will tell.
+    /// Whether the first connection can no longer go on as TCP (ERR-3), and which event decides it.
     committed: bool,
     commit_receipt: Option<Receipt>,
     max_links: u8,
@@ -187,7 +187,7 @@ pub struct LinkGroup {
     kept: VecDeque<(LinkKey, DeleteRkey)>,
     /// Server: one more link is wanted.
     add_wanted: bool,
-    /// Client: the server is to be told of an RNIC.
+    /// Client: an RNIC is to be announced to the server.
     notice_wanted: bool,
     /// Server: Request Add Link came on this link and has no answer.
     request_to_answer: Option<LinkKey>,

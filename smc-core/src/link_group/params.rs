@@ -206,7 +206,7 @@ pub struct FirstLink {
     pub qpn: Qpn,
     /// Peer's end, from Accept or Confirm.
     pub remote: RemoteEnd,
-    /// The RMB that Accept or Confirm told the peer of; it needs no Confirm RKey.
+    /// The RMB that Accept or Confirm announced to the peer; it needs no Confirm RKey.
     pub rmb: RmbId,
     /// That RMB on this link.
     pub region: Region,

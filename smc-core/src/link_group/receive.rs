@@ -1,4 +1,4 @@
-//! Messages come in: who may send what, and when.
+//! Received messages: which messages each role may send, and when.
 //!
 //! Rules kept here: LLC-4, LLC-5, LLCV2-38, ERR-42.
 

@@ -245,7 +245,8 @@ impl LinkGroup {
         }
     }
 
-    /// Test Link, unless its answer is awaited already. Its data tell one from the next.
+    /// Test Link, unless its answer is awaited already. Its data distinguish one Test Link from
+    /// the next.
     pub(super) fn send_probe(&mut self, key: LinkKey, now: Tick) {
         if self.link(key).is_none_or(|link| link.probe.is_some()) {
             return;

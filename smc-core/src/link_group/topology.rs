@@ -124,7 +124,7 @@ impl LinkGroup {
     pub(super) fn judge_symmetry(&mut self) {
         let keys: Vec<LinkKey> = self.active().map(|link| link.key).collect();
         let mut full: Vec<(RnicId, Gid)> = Vec::new();
-        // Those that were full stay so before others are looked at.
+        // Links that were full stay so before others are considered.
         let mut order: Vec<&LinkRecord> = self.active().collect();
         order.sort_by_key(|link| (link.asymmetric, link.key));
         let mut asymmetric = Vec::new();

@@ -219,7 +219,7 @@ impl End {
         }
     }
 
-    /// What a blocked `recv()` does when the peer is done: looks once more, then says so.
+    /// What a blocked `recv()` does when the peer is done: it reads once more, then reports the end.
     pub(super) fn end_of_data(
         &mut self,
         out: &mut Lane,
@@ -245,7 +245,7 @@ impl End {
 
     // ---- what the stack does
 
-    /// The receive side looks at the control block. Stores may arrive between its loads.
+    /// The receive side reads the control block. Stores may arrive between its loads.
     pub(super) fn poll(
         &mut self,
         out: &mut Lane,
@@ -285,7 +285,7 @@ impl End {
         self.control(out, producer, consumer, truth, now)
     }
 
-    /// The send side looks at the consumer word alone, as a writer in another thread does.
+    /// The send side reads the consumer word alone, as a writer in another thread does.
     pub(super) fn poll_for_space(&mut self, out: &mut Lane, now: u64) -> Result<(), String> {
         if self.kind != Kind::SmcD {
             return Ok(());

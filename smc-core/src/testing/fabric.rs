@@ -182,7 +182,7 @@ impl Fabric {
         let truth = Truth { id: 1 - id, placed, marks: &peer.marks, honest };
         let ring = options.rings[1 - id];
         match rng.below(12) {
-            // The stack looks when it was woken, and now and then all the same.
+            // The stack polls when it was woken, and sometimes without that.
             0..=2 if end.element.signalled || rng.one_in(4) => {
                 end.poll(out, inward, rng, &truth, now)?;
             }

@@ -6,9 +6,9 @@ use super::rng::{Rng, mix};
 use crate::connection::{Ring, Span};
 use crate::wire::cdc::Cdc;
 
-/// Bytes in front of and behind the element that nobody may touch.
+/// Bytes in front of and behind the element that no store may touch.
 const GUARD: usize = 64;
-/// What untouched bytes look like.
+/// Value of untouched bytes.
 const CANARY: u8 = 0xc5;
 
 /// Byte number `position` of the stream that end `end` sends.

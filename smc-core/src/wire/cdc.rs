@@ -39,7 +39,7 @@ bitflags::bitflags! {
     /// carries all that still hold. Reserved bits are dropped on parse.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ProducerFlags: u8 {
-        /// B: blocked for lack of space; each consumption is to be told (CDC-19, CDC-20).
+        /// B: blocked for lack of space; each consumption is to be announced (CDC-19, CDC-20).
         const BLOCKED = 0x80;
         /// P: urgent data exists (CDC-28).
         const URGENT_PENDING = 0x40;
@@ -145,7 +145,7 @@ impl ControlBlock {
         block
     }
 
-    /// The block in 32 bytes. The type byte is not looked at: a fresh DMB is all zero and valid.
+    /// The block in 32 bytes. The type byte is ignored: a fresh DMB is all zero and valid.
     pub fn from_bytes(block: &[u8; CONTROL_BLOCK_LEN]) -> ControlBlock {
         let [_, _, _, _, _, _, _, _, words @ ..] = block;
         let [p0, p1, p2, p3, p4, p5, p6, p7, c0, c1, c2, c3, c4, c5, c6, c7, ..] = *words;

@@ -4,7 +4,7 @@
 
 use super::WireError;
 
-/// Reads big-endian fields; never looks beyond the slice it was given.
+/// Reads big-endian fields; never reads beyond its slice.
 ///
 /// Positions are bytes from the start of the message, so the slice starts there too.
 #[derive(Clone, Debug)]

@@ -34,7 +34,7 @@ pub enum WireError {
     /// The last four bytes are not the eye catcher the message began with (CLC-3).
     #[error("trailing eye catcher at {at} is {got:02x?}")]
     BadTrailingEyeCatcher {
-        /// Where it was looked for.
+        /// Where it was expected.
         at: usize,
         /// What was there.
         got: [u8; 4],

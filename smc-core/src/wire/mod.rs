@@ -2,8 +2,8 @@
 //!
 //! The strict level turns bytes into values that can be meant: [`clc::Message::parse`],
 //! [`llc::Llc::parse`], [`cdc::Cdc::parse`]. It refuses everything else with a [`WireError`] that
-//! names the way of being wrong and carries the wrong value, and what it gives up is plain owned
-//! data that can be written again with `emit`. Reserved fields are zero on emit and not looked at
+//! names the way of being wrong and carries the wrong value, and what it returns is plain owned
+//! data that can be written again with `emit`. Reserved fields are zero on emit and ignored
 //! on parse (CLC-4).
 //!
 //! The other level judges nothing: [`view`] lists the fields of any bytes, also of a broken message,

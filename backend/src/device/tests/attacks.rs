@@ -262,7 +262,7 @@ fn a_departure_races_commands_and_everybody_hears_of_it() {
             .filter(|event| matches!(event, Event::PeerDown { gid, .. } if *gid == owner.gid))
             .count();
         let expected = usize::from(bound.load(Ordering::SeqCst));
-        assert_eq!(downs, expected, "round {round}: told if and only if related");
+        assert_eq!(downs, expected, "round {round}: notified if and only if related");
         heard += downs;
         user.hello();
     }

@@ -54,15 +54,15 @@ fn hello_of_another_revision_changes_nothing() {
 #[test]
 fn hello_gives_the_gid_of_the_configuration_first_and_a_new_one_each_time() {
     let mut driver = World::new().join("a");
-    let told = driver.device.config().gid;
+    let shown = driver.device.config().gid;
     let first = driver.hello();
-    assert_eq!((first.gid, first.session.get()), (told, 1));
+    assert_eq!((first.gid, first.session.get()), (shown, 1));
     let second = driver.hello();
     assert_ne!(second.gid, first.gid);
     assert_eq!(second.session.get(), 2);
-    assert_eq!(driver.device.config().gid, told, "constant until reset");
+    assert_eq!(driver.device.config().gid, shown, "constant until reset");
     driver.end();
-    assert_ne!(driver.device.config().gid, told);
+    assert_ne!(driver.device.config().gid, shown);
     let next = driver.device.config().gid;
     assert_eq!(driver.hello().gid, next);
 }

@@ -84,7 +84,7 @@ fn peer_down_is_the_last_word_of_a_peer() {
     b.signal_event(a.gid, 1, 0).unwrap();
     b.signal_event(a.gid, 2, 0).unwrap();
     c.signal_event(a.gid, 3, 0).unwrap();
-    // A wake that the virtio side still owes when the peer goes.
+    // A wake that the virtio side has not delivered when the peer goes.
     let (head, _) = chain(mine.token.get(), &[], true, 0);
     let wakes = b.transfer(&head, &[]).wake.unwrap();
     let gone = b.gid;
@@ -117,7 +117,7 @@ fn departures_are_orderly_or_failed() {
 }
 
 #[test]
-fn who_is_not_related_is_not_told() {
+fn an_unrelated_device_gets_no_event() {
     let world = World::new();
     let (mut a, mut b, mut c, mut d) =
         (world.driver("a"), world.driver("b"), world.driver("c"), world.driver("d"));
@@ -253,7 +253,7 @@ fn a_wake_that_comes_too_late_is_dropped() {
 }
 
 #[test]
-fn peers_whose_end_was_not_told_count_as_peers() {
+fn peers_whose_end_was_not_reported_count_as_peers() {
     let limits = Limits { max_peers: 3, ..Limits::default() };
     let world = World::with(Chid(0xff00), limits);
     let mut a = world.driver("a");

@@ -111,7 +111,7 @@ fn only_the_user_may_move() {
 }
 
 #[test]
-fn a_signal_on_guest_memory_tells_idx_and_all_masks_once() {
+fn a_signal_on_guest_memory_reports_idx_and_all_masks_once() {
     let world = World::new();
     let (owner, user, token) = guest_pair(&world);
     for mask in [0x1000, 0x0001, 0x0001] {
@@ -125,7 +125,7 @@ fn a_signal_on_guest_memory_tells_idx_and_all_masks_once() {
     assert_eq!((signal.entries[0].idx.get(), signal.entries[0].mask.get()), (7, 0x1001));
     assert_eq!(owner.device.info().coalesced, 2);
     assert_eq!(user.kick(token), Status::Ok);
-    assert_eq!(owner.events().len(), 1, "told again after it was taken");
+    assert_eq!(owner.events().len(), 1, "reported again after it was taken");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_kick_always_wakes_and_sets_the_bit_of_a_user_that_cannot() {
 }
 
 #[test]
-fn memory_that_vanished_ends_the_dmb_and_tells_owner_and_user() {
+fn memory_that_vanished_ends_the_dmb_and_notifies_owner_and_user() {
     let world = World::new();
     let (mut owner, mut user, token) = guest_pair(&world);
     user.attach(token).unwrap();

@@ -57,7 +57,7 @@ fn the_users_mapping_outlives_the_owner() {
 }
 
 #[test]
-fn ranges_of_a_past_life_wait_until_the_front_end_confirms() {
+fn ranges_of_a_past_session_wait_until_the_front_end_confirms() {
     let world = World::new();
     let (mut a, b) = (world.driver("a"), world.driver("b"));
     a.device.close_session(CloseReason::Orderly);
@@ -135,7 +135,7 @@ fn an_answer_for_a_past_life_changes_nothing_in_the_next() {
 }
 
 #[test]
-fn a_peer_that_leaves_while_the_front_end_maps_is_not_there_any_more() {
+fn a_peer_that_ends_while_the_front_end_maps_is_not_there_any_more() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
     let (register, attach) = two_maps(&mut a, &mut b);
@@ -160,7 +160,7 @@ fn a_peer_that_leaves_while_the_front_end_maps_is_not_there_any_more() {
 }
 
 #[test]
-fn an_unmap_that_a_reset_overtakes_is_settled_by_its_answer() {
+fn an_unmap_that_a_reset_overtakes_ends_with_its_answer() {
     let world = World::new();
     let (mut a, b) = (world.driver("a"), world.driver("b"));
     for ok in [true, false] {
@@ -292,7 +292,7 @@ fn unregister_waits_for_a_move_that_runs() {
 }
 
 #[test]
-fn the_end_of_a_life_waits_for_its_own_moves_and_those_into_its_dmbs() {
+fn the_end_of_a_session_waits_for_its_own_moves_and_those_into_its_dmbs() {
     during_a_move(&World::new(), |_, user, _| user.end());
     during_a_move(&World::new(), |owner, _, _| owner.end());
 }

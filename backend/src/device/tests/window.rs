@@ -125,7 +125,7 @@ fn a_slab_can_be_released_by_each_side_when_it_has_no_dmb_of_it() {
 }
 
 #[test]
-fn who_cannot_map_is_told_to_move() {
+fn a_device_that_cannot_map_must_move() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.mover("b"));
     assert_eq!(b.register(a.gid, 0, K64).unwrap_err(), Status::Enotsup);
@@ -248,7 +248,7 @@ fn commands_that_come_while_a_slab_is_being_mapped_share_its_fate() {
 }
 
 #[test]
-fn a_dmb_cannot_be_used_before_its_owner_was_told() {
+fn a_dmb_cannot_be_used_before_its_owner_has_the_reply() {
     let world = World::new();
     let (mut a, mut b) = (world.driver("a"), world.driver("b"));
     let dmb = a.register(b.gid, 0, K64).unwrap();

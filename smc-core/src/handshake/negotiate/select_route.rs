@@ -25,7 +25,7 @@ pub(super) fn match_smcd_v1(
     if !route.shares(&v1.subnet) {
         return Err(DeclineReason::DifferentSubnet);
     }
-    // The fabric is told only if the device is offered for version 2 as well.
+    // The fabric is announced only if the device is offered for version 2 as well.
     if proposal.ism.chid != Chid::NONE && proposal.ism.chid != local.chid {
         return Err(DeclineReason::NoCommonChid);
     }

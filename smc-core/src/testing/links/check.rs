@@ -92,7 +92,7 @@ impl Simulation {
         }
         let end = &session.ends[1 - id.role];
         let Some(half) = &session.conns[id.conn].halves[1 - id.role] else {
-            // Its owner has ended it; the memory is there as long as the peer is not told.
+            // Its owner has ended it; the memory is there until the peer has been notified.
             return match end.key(region.rkey) {
                 Some(_) => Ok(()),
                 None => Err(format!("{id:?} writes with the key of an RMB that is gone")),
@@ -242,7 +242,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A group that is over says and does nothing more, whatever it is told.
+    /// A group that is over gives no more outputs, whatever its inputs.
     pub(super) fn poke_the_dead(&mut self, id: EndId) -> Check {
         let now = self.instant();
         let Some(group) = &mut self.end(id).group else { return Ok(()) };

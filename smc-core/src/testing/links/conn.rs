@@ -29,7 +29,7 @@ pub(super) struct Half {
     pub(super) validating: bool,
     /// Own memory.
     pub(super) rmb: RmbId,
-    /// The peer's, once the handshake has told.
+    /// The peer's, known after the handshake.
     pub(super) peer_rmb: Option<PeerRmbId>,
     /// Bytes of the peer's element, each at its place there.
     pub(super) element: Vec<u8>,
@@ -110,7 +110,7 @@ impl Half {
     }
 }
 
-/// What one end tells the other over TCP.
+/// What one end sends the other over TCP.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tcp {
     /// SMC Confirm of a first contact.

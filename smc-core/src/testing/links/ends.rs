@@ -13,7 +13,7 @@ pub(super) struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RmbUse {
-    /// The peer is being told.
+    /// The peer is being notified.
     Unconfirmed,
     Free,
     Used,

@@ -246,7 +246,7 @@ impl Simulation {
         region
     }
 
-    /// A new RMB, of which the peer is told.
+    /// A new RMB, which is announced to the peer.
     pub(super) fn add_rmb(&mut self, id: EndId, len: u32, conn: usize, on: LinkKey) -> Check {
         let rmb = RmbId(self.end(id).next_rmb);
         let Some(group) = self.group(id) else { return Ok(()) };
@@ -455,7 +455,7 @@ impl Simulation {
         if end.group.as_ref().is_some_and(|group| group.poll_timeout().is_some()) {
             return Err(format!("{id:?} has a timer after its end"));
         }
-        // Nothing that a group that is over is told makes it do anything.
+        // A group that has ended gives no outputs, whatever its inputs.
         self.poke_the_dead(id)?;
         let end = self.end(id);
         end.group = None;

@@ -55,7 +55,7 @@ impl Simulation {
 
     pub(super) fn post(&mut self, q: usize, op: Op) {
         if self.qps[q].state != QpState::Up {
-            // Flushed; whoever is to hear of it does already.
+            // Flushed; the ends that are to be notified already are.
             return;
         }
         self.qps[q].sends.push_back(op);
@@ -193,7 +193,7 @@ impl Simulation {
         qp.done.clear();
     }
 
-    /// The owner looks at completions.
+    /// The owner polls completions.
     pub(super) fn poll(&mut self, q: usize) -> Check {
         let host = self.qps[q].owner.role;
         if self.stalled[host] > self.now {

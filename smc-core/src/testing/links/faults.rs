@@ -1,4 +1,4 @@
-//! What goes wrong, when, and who hears of it.
+//! The faults of a run: what fails, when, and which ends are notified.
 
 use super::conn::Tcp;
 use super::ends::RmbUse;
@@ -88,7 +88,7 @@ impl Simulation {
         self.at(self.now + back, Event::PortUp(host, n));
     }
 
-    /// A host hears of a port, and tells its group what it sees.
+    /// A host is notified of a port, and reports the change to its group.
     pub(super) fn on_port_notice(&mut self, host: usize, n: usize, session: usize) -> Check {
         let id = EndId { session, role: host };
         let which = rnic(host, n);

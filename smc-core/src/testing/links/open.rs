@@ -379,7 +379,7 @@ impl Simulation {
         self.close_event(id, CloseEvent::TcpReset)
     }
 
-    /// The peer has deleted an RMB: who writes to it must stop.
+    /// The peer has deleted an RMB: connections that write to it must stop.
     pub(super) fn on_peer_rmb_deleted(&mut self, id: EndId, rmb: PeerRmbId) -> Check {
         // Its last word may have come over another link and lie unseen.
         self.take_all_cdc(id)?;

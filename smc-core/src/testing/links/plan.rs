@@ -22,7 +22,7 @@ bitflags::bitflags! {
         const QUEUE_PAIR = 1 << 2;
         /// Messages take up to seconds.
         const SLOW = 1 << 3;
-        /// A host looks at no completion for a while, and runs out of posted receives.
+        /// A host polls no completion for a while, and runs out of posted receives.
         const STALL = 1 << 4;
         /// LLC arrives twice, at once or late.
         const DUPLICATE = 1 << 5;
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) open_every: u64,
     /// Longest usual time of a message, microseconds.
     pub(super) latency: u64,
-    /// Longest usual time until a completion is looked at, microseconds.
+    /// Longest usual time until a completion is polled, microseconds.
     pub(super) polling: u64,
     /// Most bytes of one direction of a connection.
     pub(super) bytes: u32,

@@ -1,4 +1,4 @@
-//! The common header and trailer (RFC 7609 A.2), and what can be told from a few first bytes.
+//! The common header and trailer (RFC 7609 A.2), and what the first few bytes show.
 //!
 //! ```text
 //!  0 eye catcher | 4 type | 5 total length | 7 version (high nibble), flags (low nibble)
@@ -226,19 +226,19 @@ fn wrong_eye_catcher(bytes: &[u8]) -> Option<[u8; 4]> {
     Some(got)
 }
 
-/// Answer of a look at the first bytes of a connection.
+/// What the first bytes of a connection may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guess {
     /// They begin such a message.
     Yes,
     /// They do not.
     No,
-    /// Too few bytes to tell; so far they could.
+    /// Too few bytes to decide; so far they match.
     NeedMore,
 }
 
 /// Whether a connection begins with a Proposal. Nothing is consumed: this is for a server that
-/// peeks, because a plain TCP client may talk to it (no TCP option tells them apart).
+/// peeks, because a plain TCP client may talk to it (no TCP option distinguishes them).
 pub fn looks_like_proposal(prefix: &[u8]) -> Guess {
     guess(prefix, |kind| kind == Kind::Proposal)
 }

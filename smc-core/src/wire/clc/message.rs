@@ -42,7 +42,8 @@ impl Message {
     /// Reads one message that fills `bytes`, with the [`Limits`] of Linux.
     ///
     /// # Errors
-    /// [`WireError`]; its [`reaction`](WireError::reaction) tells a protocol error from a Decline.
+    /// [`WireError`]; its [`reaction`](WireError::reaction) distinguishes a protocol error from
+    /// a Decline.
     pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
         Message::parse_with(bytes, &Limits::default())
     }

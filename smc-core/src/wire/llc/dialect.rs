@@ -11,7 +11,7 @@ pub enum ByteOrder {
     /// As a little-endian Linux writes and reads them.
     LittleEndian,
     /// The low byte twice. Only for a count: a Linux of either byte order reads it right, because
-    /// it looks at one byte.
+    /// it reads one byte.
     Doubled,
 }
 

@@ -51,7 +51,7 @@ fn trailer(walk: &mut Walk<'_>, form: &Form) {
     }
 }
 
-/// Walks the header and moves the end to the trailer that its length tells.
+/// Walks the header and moves the end to the trailer that its length gives.
 fn header(walk: &mut Walk<'_>, have: usize) -> (Option<Form>, String) {
     let eye = walk.take("eye catcher", words::eye_catcher);
     if eye.is_some_and(|eye| !words::is_eye_catcher(eye)) {

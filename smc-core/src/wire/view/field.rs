@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::wire::WireError;
 
-/// One stretch of bytes.
+/// One range of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     /// First byte, from the start of the input.

@@ -10,7 +10,7 @@ pub(super) struct Walk<'a> {
     end: usize,
     depth: usize,
     fields: Vec<Field>,
-    /// A field was cut off; nothing after it can be told.
+    /// A field was cut off; nothing after it can be shown.
     cut: bool,
 }
 

@@ -95,7 +95,7 @@ pub enum Subnet {
         /// Significant bits, 0 to 32.
         bits: u8,
     },
-    /// IPv6 prefixes, 1 to 8. An empty list cannot be told from `V4` on the wire.
+    /// IPv6 prefixes, 1 to 8. An empty list looks like `V4` on the wire.
     V6(List<IpPrefix, MAX_ENTRIES>),
 }
 
@@ -118,7 +118,7 @@ pub struct AssociatedIsm {
     pub chid: Chid,
 }
 
-/// Vendor experimental options of v2.1: who, and five bytes of their own (CLCV2-13).
+/// Vendor experimental options of v2.1: the vendor, and five bytes of its own (CLCV2-13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VendorOffer {
     oui: [u8; 3],
@@ -166,7 +166,7 @@ impl SmcdV2Offer {
 
 /// Offer of SMC version 2 types (SMCv2 "V2 extension").
 ///
-/// Fields that do not go with the offered types or the release are not looked at in a received
+/// Fields that do not go with the offered types or the release are ignored in a received
 /// message and come out empty (CLCV2-5, CLCV2-25); they are not sent either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferV2 {
