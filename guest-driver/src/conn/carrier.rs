@@ -179,7 +179,7 @@ impl Carrier {
     pub(super) fn probe_peer(&self) {
         match self {
             Carrier::D(_) => {}
-            Carrier::R(element) => element.coax(),
+            Carrier::R(element) => element.probe_peer(),
         }
     }
 

@@ -1,11 +1,11 @@
-//! RMBs and send elements: registered memory, and the pools in which it waits for the next
+//! RMBs and send buffers: registered memory, and the pools in which it waits for the next
 //! connection.
 //!
 //! An RMB has one element. It belongs to one link group and is registered with the protection
 //! domain of each of its links, so that no other peer's keys reach it (SEC-9). A pooled RMB is
 //! known to the peer, so the next connection of the group needs no Confirm RKey for it.
 //!
-//! A send element is as long as the peer's receive element, and each byte lies at the offset that
+//! A send buffer is as long as the peer's receive element, and each byte lies at the offset that
 //! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
 //! whatever the peer has not confirmed can be written once more.
 //!
@@ -24,11 +24,11 @@ use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
 const POOL_MAX: usize = 200;
 /// Bytes of RMBs that a group keeps for later connections at most.
 const POOL_BYTES: u64 = 64 << 20;
-/// How long an RMB that the peer has forgotten stays registered: what it had on its way before would
-/// end the link if it met no memory.
-const AFTERLIFE: Duration = Duration::from_secs(5);
-/// RMBs that stay registered so at most.
-const MOST_DYING: usize = 64;
+/// How long an RMB stays registered after its removal: a write of the peer that was under way would
+/// fail the link if its memory were not registered.
+const REGISTERED_AFTER_REMOVAL: Duration = Duration::from_secs(5);
+/// RMBs that stay registered after their removal at most.
+const MAX_REMOVED: usize = 64;
 
 /// Memory and its registrations, one per link.
 #[derive(Debug)]
@@ -70,16 +70,16 @@ impl Registered {
         Ok(region)
     }
 
-    /// The link is about to be no more. Returns what was registered with it, which must outlive the
-    /// queue pair (see [`Link::keep`](super::link::Link::keep)).
+    /// Removes the registration with a link that ends and returns it: it must outlive the queue pair
+    /// (see `Link::keep`).
     #[must_use = "the end of a registration may take long while its queue pair lives"]
-    pub(crate) fn forget(&self, link: LinkKey) -> Option<Arc<Mr>> {
+    pub(crate) fn remove_region(&self, link: LinkKey) -> Option<Arc<Mr>> {
         let mut regions = lock(&self.regions);
         let at = regions.iter().position(|(key, _)| *key == link)?;
         Some(regions.swap_remove(at).1)
     }
 
-    /// What the peer needs to write it over a link.
+    /// The key and the address by which the peer writes it over a link.
     pub(crate) fn region(&self, link: LinkKey) -> Option<Region> {
         let regions = lock(&self.regions);
         let (_, region) = regions.iter().find(|(key, _)| *key == link)?;
@@ -108,8 +108,8 @@ impl Rmb {
         Ok(Arc::new(rmb))
     }
 
-    /// Zeroes the first `dirty` bytes, and puts the eye catcher in its place. `false`: it is of no use
-    /// any more.
+    /// Zeroes the first `dirty` bytes and writes the eye catcher. `false`: that failed, and the RMB
+    /// cannot be used again.
     #[must_use = "old bytes are shown to nobody"]
     pub(crate) fn clear(&self, dirty: usize) -> bool {
         let memory = self.buffer.memory();
@@ -117,7 +117,7 @@ impl Rmb {
             && (!self.eye_catcher || memory.copy_in(0, &EYE_CATCHER).is_ok())
     }
 
-    /// Whether nobody has written over the eye catcher (RMB-7).
+    /// Whether the eye catcher is unchanged (RMB-7).
     #[inline]
     pub(crate) fn is_intact(&self) -> bool {
         if !self.eye_catcher {
@@ -139,26 +139,26 @@ impl Rmb {
     }
 }
 
-/// A send element.
-pub(crate) type Mirror = Registered;
+/// A send buffer.
+pub(crate) type SendBuffer = Registered;
 
 /// Memory of `len` bytes for what is sent.
 ///
 /// # Errors
 /// There is no memory.
-pub(crate) fn mirror(len: u32) -> Result<Arc<Mirror>, VerbsError> {
+pub(crate) fn send_buffer(len: u32) -> Result<Arc<SendBuffer>, VerbsError> {
     Registered::new(len, Access::Local).map(Arc::new)
 }
 
-/// The RMBs and the unused send elements of a group.
+/// The RMBs and the unused send buffers of a group.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     next: u32,
     rmbs: Vec<Arc<Rmb>>,
     free: Vec<RmbId>,
-    /// RMBs that are not the group's any more, and since when.
-    dying: Vec<(Instant, Arc<Rmb>)>,
-    mirrors: Vec<Arc<Mirror>>,
+    /// RMBs that the group has removed, and since when.
+    removed: Vec<(Instant, Arc<Rmb>)>,
+    send_buffers: Vec<Arc<SendBuffer>>,
 }
 
 impl Buffers {
@@ -168,7 +168,7 @@ impl Buffers {
         RmbId(self.next)
     }
 
-    /// The group has this RMB from now on.
+    /// Adds an RMB to the group.
     pub(crate) fn add(&mut self, rmb: Arc<Rmb>) {
         self.rmbs.push(rmb);
     }
@@ -186,7 +186,7 @@ impl Buffers {
         self.rmbs.iter().find(|rmb| rmb.id == id)
     }
 
-    /// Puts a zeroed RMB into the pool. `false`: there are enough; it has to go.
+    /// Returns a zeroed RMB to the pool. `false`: the pool is full, and the caller removes the RMB.
     #[must_use = "a buffer that is not pooled has to be removed"]
     pub(crate) fn put_back(&mut self, rmb: &Rmb) -> bool {
         let pooled = self.free.iter().filter_map(|id| self.get(*id));
@@ -198,17 +198,17 @@ impl Buffers {
         room
     }
 
-    /// The group does not have this RMB any more.
+    /// Removes an RMB from the group.
     pub(crate) fn remove(&mut self, id: RmbId) {
         self.free.retain(|free| *free != id);
         let Some(at) = self.rmbs.iter().position(|rmb| rmb.id == id) else { return };
         let rmb = self.rmbs.swap_remove(at);
         let now = Instant::now();
-        self.dying.retain(|(since, _)| now.duration_since(*since) < AFTERLIFE);
-        if self.dying.len() >= MOST_DYING {
-            self.dying.remove(0);
+        self.removed.retain(|(since, _)| now.duration_since(*since) < REGISTERED_AFTER_REMOVAL);
+        if self.removed.len() >= MAX_REMOVED {
+            self.removed.remove(0);
         }
-        self.dying.push((now, rmb));
+        self.removed.push((now, rmb));
     }
 
     /// All RMBs.
@@ -221,27 +221,26 @@ impl Buffers {
         (self.rmbs.len().saturating_sub(self.free.len()), self.free.len())
     }
 
-    /// An unused send element of `len` bytes.
-    pub(crate) fn take_mirror(&mut self, len: u32) -> Option<Arc<Mirror>> {
-        let at = self.mirrors.iter().rposition(|mirror| mirror.len() == len)?;
-        Some(self.mirrors.swap_remove(at))
+    /// An unused send buffer of `len` bytes.
+    pub(crate) fn take_send_buffer(&mut self, len: u32) -> Option<Arc<SendBuffer>> {
+        let at = self.send_buffers.iter().rposition(|send_buffer| send_buffer.len() == len)?;
+        Some(self.send_buffers.swap_remove(at))
     }
 
-    /// Keeps a send element for the next connection.
-    pub(crate) fn put_back_mirror(&mut self, mirror: Arc<Mirror>) {
-        if self.mirrors.len() < POOL_MAX {
-            self.mirrors.push(mirror);
+    /// Keeps a send buffer for the next connection.
+    pub(crate) fn put_back_send_buffer(&mut self, send_buffer: Arc<SendBuffer>) {
+        if self.send_buffers.len() < POOL_MAX {
+            self.send_buffers.push(send_buffer);
         }
     }
 
-    /// A link is about to be no more, and with it the keys that buffers have on it, which are
-    /// returned.
-    #[must_use = "as that of `Registered::forget`"]
-    pub(crate) fn forget_link(&self, link: LinkKey) -> Vec<Arc<Mr>> {
-        let rmbs = self.rmbs.iter().chain(self.dying.iter().map(|(_, rmb)| rmb));
-        let mirrors = self.mirrors.iter().map(|mirror| &**mirror);
-        let all = rmbs.map(|rmb| &rmb.buffer).chain(mirrors);
-        all.filter_map(|buffer| buffer.forget(link)).collect()
+    /// Removes the registrations of all buffers with a link that ends, and returns them.
+    #[must_use = "as that of `Registered::remove_region`"]
+    pub(crate) fn remove_link(&self, link: LinkKey) -> Vec<Arc<Mr>> {
+        let rmbs = self.rmbs.iter().chain(self.removed.iter().map(|(_, rmb)| rmb));
+        let send_buffers = self.send_buffers.iter().map(|send_buffer| &**send_buffer);
+        let all = rmbs.map(|rmb| &rmb.buffer).chain(send_buffers);
+        all.filter_map(|buffer| buffer.remove_region(link)).collect()
     }
 }
 
@@ -302,7 +301,7 @@ mod tests {
         let rmbs: Vec<_> = (0..=POOL_MAX).map(|_| add(&mut buffers, 16 << 10)).collect();
         let kept = rmbs.iter().filter(|rmb| buffers.put_back(rmb)).count();
         assert_eq!(kept, POOL_MAX);
-        // Who is told that there is no room removes it.
+        // The caller removes an RMB for which there is no room.
         buffers.remove(rmbs[POOL_MAX].id());
         assert_eq!(buffers.counts(), (0, POOL_MAX));
     }

@@ -30,12 +30,12 @@ pub(crate) struct Device {
     overlooked: AtomicBool,
     /// As `receiving`, for send completions.
     sending: Mutex<Box<[Completion; BATCH]>>,
-    /// A notice is on order, or was not noted yet.
+    /// The queue is armed, or its notice was not handled yet.
     recv_armed: AtomicBool,
     send_armed: AtomicBool,
-    /// Notices noted and not read.
+    /// Notices that were handled and are not read.
     unread: AtomicU32,
-    /// How many wait for send completions.
+    /// Links that wait for send completions.
     send_awaited: AtomicUsize,
     /// The device can no longer be used.
     dead: AtomicBool,
@@ -45,7 +45,7 @@ pub(crate) struct Device {
     counters: Counters,
 }
 
-/// What was odd about arriving messages.
+/// Counts of unexpected messages.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// CDC messages with a token that no connection of the group has.
@@ -60,7 +60,7 @@ impl Device {
     /// Opens an RNIC.
     ///
     /// # Errors
-    /// What verbs say.
+    /// Those of the verbs.
     pub(crate) fn open(
         info: &DeviceInfo,
         index: usize,
@@ -112,17 +112,17 @@ impl Device {
         &self.context
     }
 
-    /// Where its queue pairs tell of receives.
+    /// The completion queue for receives of all its queue pairs.
     pub(crate) fn recv_cq(&self) -> &Arc<Cq> {
         &self.recv_cq
     }
 
-    /// Where its queue pairs tell of sends.
+    /// The completion queue for sends of all its queue pairs.
     pub(crate) fn send_cq(&self) -> &Arc<Cq> {
         &self.send_cq
     }
 
-    /// What was odd about arriving messages.
+    /// Counts of unexpected messages.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -132,12 +132,12 @@ impl Device {
         self.channel.as_fd()
     }
 
-    /// Whether the device is of no use any more.
+    /// Whether the device can no longer be used.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The device is of no use any more.
+    /// Marks the device as no longer usable.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
@@ -173,7 +173,7 @@ impl Device {
         Some(PollGuard { device: self, cq: &self.send_cq, batch: try_lock(&self.sending)? })
     }
 
-    /// Whether anybody waits for send completions.
+    /// Whether a link waits for send completions.
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
         self.send_awaited.load(Ordering::SeqCst) != 0
@@ -194,14 +194,14 @@ impl Device {
         }
     }
 
-    /// Somebody waits for send completions from now on, which need a notice therefore.
+    /// A link waits for send completions from now on, so that they need a notice.
     pub(crate) fn await_sends(&self) {
         self.send_awaited.fetch_add(1, Ordering::SeqCst);
         self.arm_sends();
     }
 
     /// Undoes one [`Device::await_sends`].
-    pub(crate) fn sends_came(&self) {
+    pub(crate) fn end_await_sends(&self) {
         self.send_awaited.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -213,8 +213,8 @@ impl Device {
         }
     }
 
-    /// Orders a notice of the next receive (and send completion, if somebody waits for one), unless
-    /// one is on order. `true`: it was ordered just now, so poll once more before waiting.
+    /// Arms the receive queue, and the send queue if a link waits for its completions, unless they are
+    /// armed. `true`: the receive queue was armed just now, so poll once more before waiting.
     pub(crate) fn arm(&self) -> bool {
         if self.unread.load(Ordering::Relaxed) >= UNREAD {
             self.read_notices();
@@ -231,24 +231,24 @@ impl Device {
         true
     }
 
-    /// A notice has come, or several. It is not read (a system call) to see of which queue it is: one
-    /// that is ordered although it is on order still is ordered once.
-    pub(crate) fn note_notice(&self) {
+    /// Handles a notice, or several. It does not read the notice (a system call) to find out the queue,
+    /// but arms both queues again: to arm an armed queue has no effect.
+    pub(crate) fn on_notice(&self) {
         self.unread.fetch_add(1, Ordering::Relaxed);
-        self.order_anew();
+        self.mark_unarmed();
     }
 
-    fn order_anew(&self) {
+    fn mark_unarmed(&self) {
         self.recv_armed.store(false, Ordering::SeqCst);
         self.send_armed.store(false, Ordering::SeqCst);
     }
 
-    /// Reads the notices, which the kernel keeps until then.
+    /// Reads all notices. The kernel keeps them until then.
     fn read_notices(&self) {
         self.unread.store(0, Ordering::Relaxed);
         self.channel.drain(8 * UNREAD as usize, |_| {});
-        // Some of them may not have been noted, and will not be now.
-        self.order_anew();
+        // Some of them may not have been handled, and are gone now.
+        self.mark_unarmed();
     }
 }
 

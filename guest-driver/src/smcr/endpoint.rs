@@ -1,4 +1,4 @@
-//! One connection as links see it: where its messages go, and what was heard of the peer.
+//! One connection as links see it: where its messages go, and the words of its peer.
 //!
 //! Rules kept here: LG-29, RMB-23, CDC-24.
 
@@ -9,10 +9,10 @@ use smc_core::link_group::{LinkKey, PeerRmbId};
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{ConsumerWord, StateFlags};
 
-use super::buffers::Mirror;
+use super::buffers::SendBuffer;
 use super::link::{Link, NotPosted, Path};
 use super::outbound::Outbound;
-use super::spans::Shape;
+use super::spans::RingLayout;
 use super::words::Words;
 use crate::sys::lock;
 use crate::verbs::Mr;
@@ -50,7 +50,7 @@ pub(crate) struct Target {
     /// Where the element begins in the RMB, bytes.
     pub(crate) offset: u64,
     /// Its form.
-    pub(crate) shape: Shape,
+    pub(crate) layout: RingLayout,
     /// The peer's alert token.
     pub(crate) token: u32,
 }
@@ -60,10 +60,10 @@ pub(crate) struct Target {
 struct Out {
     outbound: Outbound,
     target: Target,
-    mirror: Arc<Mirror>,
+    send_buffer: Arc<SendBuffer>,
     /// `None` between two links.
     path: Option<Path>,
-    hush: Hush,
+    probe: ProbeBackoff,
 }
 
 /// One connection.
@@ -76,14 +76,13 @@ pub(crate) struct Endpoint {
     words: Words,
     out: Mutex<Option<Out>>,
     failed: AtomicBool,
-    /// The last words were told, or are about to be.
+    /// The last words were sent, or are about to be.
     released: AtomicBool,
     failovers: AtomicU32,
 }
 
 impl Endpoint {
-    /// A connection that has no peer yet.
-    /// Cursors start at `start`.
+    /// A connection that has no peer yet, in the group with this number. Its cursors start at `start`.
     pub(crate) fn new(token: u32, group: u32, start: Cursor) -> Arc<Endpoint> {
         Arc::new(Endpoint {
             token,
@@ -96,7 +95,7 @@ impl Endpoint {
         })
     }
 
-    /// What the peer calls it.
+    /// The alert token by which the peer names it.
     #[inline]
     pub(crate) fn token(&self) -> u32 {
         self.token
@@ -108,7 +107,7 @@ impl Endpoint {
         self.group
     }
 
-    /// What the peer says.
+    /// The peer's words.
     #[inline]
     pub(crate) fn words(&self) -> &Words {
         &self.words
@@ -118,54 +117,61 @@ impl Endpoint {
         lock(&self.out)
     }
 
-    /// From now on it writes into the peer's element.
-    pub(crate) fn open(&self, target: Target, mirror: Arc<Mirror>, path: Path) {
-        let outbound = Outbound::new(target.shape, target.token);
-        *self.out() =
-            Some(Out { outbound, target, mirror, path: Some(path), hush: Hush::default() });
+    /// From now on the connection writes into the peer's element.
+    pub(crate) fn open(&self, target: Target, send_buffer: Arc<SendBuffer>, path: Path) {
+        let outbound = Outbound::new(target.layout, target.token);
+        *self.out() = Some(Out {
+            outbound,
+            target,
+            send_buffer,
+            path: Some(path),
+            probe: ProbeBackoff::default(),
+        });
     }
 
-    /// It works no more, and nothing is sent for it.
+    /// Fails the connection: it sends nothing any more.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// The last words are told now: the peer may give its element to another connection.
+    /// This end sends its last words now: afterwards the peer may give its element to another
+    /// connection.
     pub(crate) fn release(&self) {
         self.released.store(true, Ordering::Release);
     }
 
-    /// Leaves this element to another connection: if it wrote into it until now (`true`), it works
-    /// no more.
-    pub(crate) fn yields(&self, target: &Target) -> bool {
+    /// Fails the connection, and returns `true`, if it still writes into the element `target`, which
+    /// the peer has given to another connection.
+    pub(crate) fn fail_if_reused(&self, target: &Target) -> bool {
         let same = |out: &Out| out.target.rmb == target.rmb && out.target.offset == target.offset;
         // Under this lock, nothing is posted meanwhile.
         let out = self.out();
         let writes = !self.released.load(Ordering::Acquire) && !self.has_failed();
-        let yields = writes && out.as_ref().is_some_and(same);
-        if yields {
+        let reused = writes && out.as_ref().is_some_and(same);
+        if reused {
             self.fail();
         }
-        yields
+        reused
     }
 
-    /// A link is about to be no more. Returns the registration of the send element with it.
-    pub(crate) fn forget_link(&self, link: LinkKey) -> Option<Arc<Mr>> {
+    /// Detaches the connection from a link that ends, and returns the link's registration of the send
+    /// buffer.
+    pub(crate) fn remove_link(&self, link: LinkKey) -> Option<Arc<Mr>> {
         let mut guard = self.out();
         let out = guard.as_mut()?;
-        // One that did not find another link.
+        // The connection has a path only if it did not go over to another link.
         out.path.take_if(|path| path.link.key() == link);
-        out.mirror.forget(link)
+        out.send_buffer.remove_region(link)
     }
 
-    /// Whether it works no more.
+    /// Whether it has failed.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Copies the pieces into the send element and tells the words, now or as soon as there is
-    /// room. Without `signal` the words wait for those that follow.
+    /// Copies the pieces into the send buffer and sends the words, now or as soon as there is room.
+    /// Without `signal` it only stores the words, and the next message carries them.
     ///
     /// The caller [makes room](super::shared::Shared::make_room) on a link that is returned.
     #[inline]
@@ -180,7 +186,7 @@ impl Endpoint {
             return Err(SmcrSendError::Failed);
         };
         for (offset, bytes) in pieces {
-            let element_len = out.target.shape.len();
+            let element_len = out.target.layout.len();
             if u64::from(*offset) + bytes.len() as u64 > u64::from(element_len) {
                 return Err(SmcrSendError::Range {
                     offset: *offset,
@@ -188,19 +194,19 @@ impl Endpoint {
                     element_len,
                 });
             }
-            let memory = out.mirror.memory();
+            let memory = out.send_buffer.memory();
             memory.copy_in(*offset as usize, bytes).map_err(|_| SmcrSendError::Failed)?;
         }
-        out.outbound.tell(words);
+        out.outbound.set_words(words);
         Ok(if signal { post(out) } else { None })
     }
 
-    /// Called every second. After a failover the peer may hold bytes back until what it sent on the
-    /// link that was lost completes, which takes a while, or for ever: AF_SMC does so with less than
-    /// half of its send buffer, and soft-RoCE as it is used there never gives up. Asked for its cursor
-    /// (R), it lets go of them.
+    /// Asks the peer for its cursor (R) if a failover may have stopped it. The helper thread calls this
+    /// every second. AF_SMC holds back less than half of its send buffer until its writes on the failed
+    /// link complete, and soft-RoCE, as AF_SMC uses it, never completes them. The request makes AF_SMC
+    /// send.
     /// The caller makes room on a link that is returned.
-    pub(crate) fn coax(&self) -> Option<Congestion> {
+    pub(crate) fn probe_peer(&self) -> Option<Congestion> {
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
         let over = self.released.load(Ordering::Acquire) || !peer.state_flags.is_empty();
         if over || !self.has_moved() {
@@ -208,10 +214,10 @@ impl Endpoint {
         }
         let mut guard = self.out();
         let out = guard.as_mut().filter(|_| !self.has_failed())?;
-        if !out.hush.is_time(self.words.last()) {
+        if !out.probe.is_due(self.words.last()) {
             return None;
         }
-        out.outbound.ask();
+        out.outbound.request_update();
         post(out)
     }
 
@@ -257,7 +263,7 @@ impl Endpoint {
         self.failovers.load(Ordering::Relaxed)
     }
 
-    /// Whether everything that was told is with the peer's adapter.
+    /// Whether the peer's adapter has acknowledged all messages.
     pub(crate) fn is_quiet(&self) -> bool {
         let guard = self.out();
         let Some(out) = guard.as_ref().filter(|_| !self.has_failed()) else { return true };
@@ -266,15 +272,15 @@ impl Endpoint {
         out.outbound.plan().is_none() && path.link.unacknowledged(out.target.token, last).is_none()
     }
 
-    /// Comes back when no message is being posted that did not see the link [held](Link::hold).
-    pub(crate) fn settle(&self) {
+    /// Returns when no thread is posting a message that began before the link was [held](Link::hold).
+    pub(crate) fn barrier(&self) {
         // Messages are posted under this lock.
         drop(self.out());
     }
 
-    /// Leaves the link `from`, if it uses that: nothing is posted until [`Endpoint::arrive`].
-    /// `false`: it does not use it, or has no use for another one.
-    pub(crate) fn depart(&self, from: LinkKey) -> bool {
+    /// Detaches the connection from the link `from`: it posts nothing until
+    /// [`Endpoint::attach_path`]. `false`: it does not use that link, or needs no other one.
+    pub(crate) fn detach_path(&self, from: LinkKey) -> bool {
         let mut guard = self.out();
         let Some(out) = guard.as_mut() else { return false };
         let Some(path) = out.path.take_if(|path| path.link.key() == from) else { return false };
@@ -292,24 +298,24 @@ impl Endpoint {
             return false;
         }
         let arrived = oldest.map_or(last, |oldest| oldest.wrapping_sub(1));
-        // Who has closed reads nothing any more: no byte is written anew.
+        // A peer that has closed reads nothing any more, so no byte is written again.
         let closed = peer.state_flags.contains(StateFlags::CLOSED);
         let confirmed = if closed { out.outbound.produced() } else { peer.cursor };
         out.outbound.move_on(arrived, confirmed);
         true
     }
 
-    /// The peer's RMB and the send element, which the next link needs to know, of one that is
-    /// between two links and works.
-    pub(crate) fn between_links(&self) -> Option<(PeerRmbId, Arc<Mirror>)> {
+    /// The peer's RMB and the send buffer, if the connection works and is between two links.
+    pub(crate) fn between_links(&self) -> Option<(PeerRmbId, Arc<SendBuffer>)> {
         let guard = self.out();
         let out = guard.as_ref().filter(|out| out.path.is_none() && !self.has_failed())?;
-        Some((out.target.rmb, out.mirror.clone()))
+        Some((out.target.rmb, out.send_buffer.clone()))
     }
 
-    /// Goes on over another link: a validation, then what the peer has not confirmed.
+    /// Attaches the connection to another link, on which it sends a validation and then all bytes that
+    /// the peer has not confirmed.
     /// The caller [flushes](super::shared::Shared::flush) it.
-    pub(crate) fn arrive(&self, mut path: Path) {
+    pub(crate) fn attach_path(&self, mut path: Path) {
         if let Some(out) = self.out().as_mut() {
             path.address = path.address.wrapping_add(out.target.offset);
             out.path = Some(path);
@@ -317,30 +323,30 @@ impl Endpoint {
         }
     }
 
-    /// The send element is not needed any more.
-    pub(crate) fn close(&self) -> Option<Arc<Mirror>> {
-        self.out().take().map(|out| out.mirror)
+    /// Ends the sending side and returns its send buffer.
+    pub(crate) fn close(&self) -> Option<Arc<SendBuffer>> {
+        self.out().take().map(|out| out.send_buffer)
     }
 }
 
-/// For how long a peer has said nothing.
+/// When a silent peer is asked for its cursor.
 #[derive(Debug, Default)]
-struct Hush {
-    /// Number of the last message at the last look.
+struct ProbeBackoff {
+    /// Sequence number of the peer's last message at the last check.
     last: u16,
-    /// Looks since it came.
-    looks: u32,
+    /// Checks since it came.
+    checks: u32,
 }
 
-impl Hush {
-    /// Whether this is a look at which the peer is asked: the first after a message, and then after
-    /// twice the time each, but once in [`Hush::LONGEST`] looks.
-    fn is_time(&mut self, last: u16) -> bool {
+impl ProbeBackoff {
+    /// Whether to ask the peer at this check: at the first one after a message, then after twice as
+    /// many checks each time, and at every [`ProbeBackoff::LONGEST`]th check.
+    fn is_due(&mut self, last: u16) -> bool {
         if last != self.last {
-            *self = Hush { last, looks: 0 };
+            *self = ProbeBackoff { last, checks: 0 };
         }
-        self.looks = self.looks.saturating_add(1);
-        self.looks.is_power_of_two() || self.looks.is_multiple_of(Hush::LONGEST)
+        self.checks = self.checks.saturating_add(1);
+        self.checks.is_power_of_two() || self.checks.is_multiple_of(ProbeBackoff::LONGEST)
     }
 
     const LONGEST: u32 = 64;
@@ -364,25 +370,25 @@ fn post(out: &mut Out) -> Option<Congestion> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::smcr::buffers::mirror;
+    use crate::smcr::buffers::send_buffer;
 
     const LEN: u32 = 16 << 10;
 
     /// An element of the peer's only RMB.
     fn target(index: u32) -> Target {
         let (rmb, offset) = (PeerRmbId::default(), u64::from(index) * u64::from(LEN));
-        Target { rmb, offset, shape: Shape::new(LEN, false), token: 1 }
+        Target { rmb, offset, layout: RingLayout::new(LEN, false), token: 1 }
     }
 
     /// A connection that writes into `target`, between two links.
     fn connection(target: Target) -> Arc<Endpoint> {
-        let outbound = Outbound::new(target.shape, target.token);
+        let outbound = Outbound::new(target.layout, target.token);
         let out = Out {
             outbound,
             target,
-            mirror: mirror(LEN).unwrap(),
+            send_buffer: send_buffer(LEN).unwrap(),
             path: None,
-            hush: Hush::default(),
+            probe: ProbeBackoff::default(),
         };
         Arc::new(Endpoint {
             token: 7,
@@ -400,41 +406,42 @@ mod tests {
     fn an_element_that_is_offered_again_ends_the_connection_that_uses_it() {
         let old = connection(target(1));
         assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
-        assert!(old.yields(&target(1)));
+        assert!(old.fail_if_reused(&target(1)));
         assert!(matches!(old.deliver(&[(0, b"data")], [0; 2], true), Err(SmcrSendError::Failed)));
         // A third connection finds nobody there but the second one.
-        assert!(!old.yields(&target(1)));
+        assert!(!old.fail_if_reused(&target(1)));
     }
 
     // Shows: CDC-24.
     #[test]
     fn a_silent_peer_is_asked_ever_more_seldom() {
-        let mut hush = Hush::default();
-        let asked =
-            |hush: &mut Hush, last, looks: u32| (1..=looks).filter(|_| hush.is_time(last)).count();
-        assert_eq!(asked(&mut hush, 7, 1), 1);
-        assert_eq!(asked(&mut hush, 7, 15), 4);
-        assert_eq!(asked(&mut hush, 7, 16 + 32), 2);
-        assert_eq!(asked(&mut hush, 7, 60), 0);
-        assert_eq!(asked(&mut hush, 7, 4), 1);
-        assert_eq!(asked(&mut hush, 8, 2), 2);
+        let mut probe = ProbeBackoff::default();
+        let asked = |probe: &mut ProbeBackoff, last, checks: u32| {
+            (1..=checks).filter(|_| probe.is_due(last)).count()
+        };
+        assert_eq!(asked(&mut probe, 7, 1), 1);
+        assert_eq!(asked(&mut probe, 7, 15), 4);
+        assert_eq!(asked(&mut probe, 7, 16 + 32), 2);
+        assert_eq!(asked(&mut probe, 7, 60), 0);
+        assert_eq!(asked(&mut probe, 7, 4), 1);
+        assert_eq!(asked(&mut probe, 8, 2), 2);
     }
 
     // Shows: CLC-37, RMB-23.
     #[test]
     fn neighbours_are_other_elements() {
         let old = connection(target(1));
-        assert!(!old.yields(&target(0)));
-        assert!(!old.yields(&target(2)));
+        assert!(!old.fail_if_reused(&target(0)));
+        assert!(!old.fail_if_reused(&target(2)));
         assert!(old.deliver(&[(0, b"data")], [0; 2], true).is_ok());
     }
 
     // Shows: RMB-23.
     #[test]
-    fn a_connection_that_has_told_its_end_yields_nothing() {
+    fn a_connection_that_has_sent_its_last_words_does_not_fail() {
         let old = connection(target(0));
         old.release();
-        assert!(!old.yields(&target(0)));
+        assert!(!old.fail_if_reused(&target(0)));
         // Its last words may still be on the way.
         assert!(!old.has_failed());
     }

@@ -1,7 +1,7 @@
 //! A link group with everything that belongs to it: queue pairs, buffers, connections.
 //!
-//! Decisions are [`LinkGroup`]'s; what it is told waits in an inbox, so that whoever takes
-//! completions is done with it at once, and [`Group::work`] hands it over in order.
+//! [`LinkGroup`] decides. Its inputs wait in an inbox, so that the thread that dispatches completions
+//! need not wait, and [`Group::work`] hands them over in order.
 //!
 //! Rules kept here: CLC-19, CLC-36, CLC-37, CLC-45, CLC-58, LLC-57, LG-2, LG-6, LG-37, LG-47,
 //! LG-49, LG-60, LG-63, RMB-9, RMB-15, RMB-24, RMB-25.
@@ -18,7 +18,7 @@ use smc_core::link_group::{
 use smc_core::time::Tick;
 use smc_core::wire::clc::Version;
 
-use super::buffers::{Buffers, Rmb, mirror};
+use super::buffers::{Buffers, Rmb, send_buffer};
 use super::device::Device;
 use super::endpoint::{Endpoint, Target};
 use super::inbox::{Inbox, Input};
@@ -43,23 +43,25 @@ pub(crate) struct Group {
     number: u32,
     role: Role,
     version: Version,
-    /// Under which a server finds it: the peer as it named itself. A client has its name of it.
+    /// The peer as it named itself, by which a server finds the group; at a client, the peer as the
+    /// client knows it.
     peer: PeerRnic,
     /// A client knows this from the beginning, a server after Confirm.
     terms: OnceLock<TermsR>,
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
-    /// Who deals with what the group was told, in order. Before the state.
+    /// The thread that handles the inbox holds this, so that inputs keep their order. It is locked
+    /// before `core`.
     working: Mutex<()>,
     pub(super) core: Mutex<Core>,
     status: AtomicU8,
     over: OnceLock<(Reason, Ending)>,
-    bells: Mutex<Vec<Weak<EventFd>>>,
+    watchers: Mutex<Vec<Weak<EventFd>>>,
     failovers: AtomicU64,
     connections: AtomicU32,
 }
 
-/// What only one thread at a time works on.
+/// The state of a group.
 #[derive(Default)]
 pub(super) struct Core {
     /// `None` as long as CLC is under way.
@@ -70,13 +72,13 @@ pub(super) struct Core {
     pub(super) refused: HashSet<RmbId>,
     /// Connections and the links they are counted on.
     pub(super) connections: HashMap<u32, (Arc<Endpoint>, LinkKey)>,
-    /// Tokens of those that wait for a key of the peer's on their new link, and until when.
-    pub(super) stranded: Vec<(u32, Tick)>,
+    /// Tokens of connections that wait for the peer's rkey on their new link, and until when.
+    pub(super) awaiting_rkey: Vec<(u32, Tick)>,
 }
 
 /// Why a group has no room for a connection.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoPlace {
+pub(crate) enum JoinError {
     /// Memory or queue pairs.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
@@ -103,7 +105,7 @@ impl Group {
             core: Mutex::default(),
             status: AtomicU8::new(0),
             over: OnceLock::new(),
-            bells: Mutex::default(),
+            watchers: Mutex::default(),
             failovers: AtomicU64::new(0),
             connections: AtomicU32::new(0),
         })
@@ -182,7 +184,7 @@ impl Group {
 
     pub(super) fn set_status(&self, status: Status) {
         self.status.store(status as u8, Ordering::Release);
-        self.ring();
+        self.notify_watchers();
     }
 
     pub(super) fn set_ending(&self, reason: Reason, ending: Ending) {
@@ -199,22 +201,22 @@ impl Group {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Rings a bell at each change that a handshake may wait for.
-    pub(crate) fn watch(&self, bell: &Arc<EventFd>) {
-        lock(&self.bells).push(Arc::downgrade(bell));
+    /// Signals `notifier` at each change that a handshake may wait for.
+    pub(crate) fn watch(&self, notifier: &Arc<EventFd>) {
+        lock(&self.watchers).push(Arc::downgrade(notifier));
     }
 
-    pub(super) fn ring(&self) {
-        lock(&self.bells).retain(|bell| match bell.upgrade() {
-            Some(bell) => {
-                bell.signal();
+    pub(super) fn notify_watchers(&self) {
+        lock(&self.watchers).retain(|notifier| match notifier.upgrade() {
+            Some(notifier) => {
+                notifier.signal();
                 true
             }
             None => false,
         });
     }
 
-    /// What it has to handle.
+    /// Its inputs.
     pub(crate) fn inputs(&self) -> &Arc<Inbox> {
         &self.inbox
     }
@@ -233,19 +235,19 @@ impl Group {
             if inputs.is_empty() {
                 return;
             }
-            self.settle();
+            self.drain_receives();
             let mut core = self.core();
             for input in inputs {
                 self.take(&mut core, input);
-                self.carry_out(&mut core);
+                self.apply_outputs(&mut core);
             }
         }
     }
 
-    /// Takes all messages that have arrived over its links. Two links have two queues, so that one of
-    /// the group may be seen before one of a connection that came earlier: the last words of a
-    /// connection, say, after the end of its memory. Called without locks.
-    fn settle(&self) {
+    /// Takes all messages that have arrived over its links. Two links over two RNICs have two queues,
+    /// so an LLC message may be taken before a CDC message that came earlier, for example the end of
+    /// an RMB before the last words of its connection. Called without the group's state.
+    fn drain_receives(&self) {
         let mut devices: Vec<Arc<Device>> = Vec::new();
         for link in &self.core().links {
             let device = link.port().device();
@@ -271,49 +273,49 @@ impl Group {
             Input::PortDown(rnic) => machine.handle_rnic_down(rnic, now),
             Input::Missing(token, number) => {
                 let endpoint = self.shared.tokens.get(token);
-                // It may have come over another adapter, whose queue was looked at since.
+                // The message may have come over another RNIC, whose queue was polled since.
                 if let Some(endpoint) = endpoint.filter(|known| !known.words().has_seen(number)) {
                     // The stream has a hole: nothing but a reset is right (RFC 7609 section 4.6.1).
-                    self.lose(&endpoint);
+                    self.fail_connection(&endpoint);
                 }
             }
         }
     }
 
-    /// A connection cannot go on.
-    pub(super) fn lose(&self, endpoint: &Endpoint) {
+    /// Fails a connection and posts that event.
+    pub(super) fn fail_connection(&self, endpoint: &Endpoint) {
         endpoint.fail();
-        self.shared.tell_lost(endpoint.token());
+        self.shared.post_lost(endpoint.token());
     }
 
-    /// Does what is due, and tells when there is more.
+    /// Handles timers that are due. Returns when the next one is.
     pub(crate) fn on_timer(self: &Arc<Self>, now: Tick) -> Option<Tick> {
         let due = |core: &Core| core.machine.as_ref()?.poll_timeout().filter(|due| due.0 <= now.0);
         if due(&self.core()).is_some() {
-            self.settle();
+            self.drain_receives();
         }
         let mut core = self.core();
         let core = &mut *core;
         let machine = core.machine.as_mut()?;
         for link in &core.links {
-            if let Some(heard) = link.was_heard() {
-                machine.handle_received(link.key(), heard);
+            if let Some(last_receipt) = link.take_last_receipt() {
+                machine.handle_received(link.key(), last_receipt);
             }
         }
         if machine.poll_timeout().is_some_and(|due| due.0 <= now.0) {
             machine.handle_timeout(now);
-            self.carry_out(core);
+            self.apply_outputs(core);
         }
-        self.reunite(core);
-        let stranded = core.stranded.iter().map(|(_, until)| *until);
-        stranded.chain(core.machine.as_ref()?.poll_timeout()).min()
+        self.retry_awaiting_rkey(core);
+        let awaiting_rkey = core.awaiting_rkey.iter().map(|(_, until)| *until);
+        awaiting_rkey.chain(core.machine.as_ref()?.poll_timeout()).min()
     }
 
-    /// The first link.
+    /// Makes the first link.
     ///
     /// # Errors
     /// What verbs say.
-    pub(crate) fn begin(
+    pub(crate) fn add_first_link(
         self: &Arc<Self>,
         port: &Arc<super::port::Port>,
         source: super::port::Source,
@@ -321,7 +323,7 @@ impl Group {
         let group = (self.number, &self.inbox);
         let address = (source.index, source.gid);
         let link = Link::new(LinkKey::FIRST, group, port, address, self.version)?;
-        self.shared.enter_link(&link)?;
+        self.shared.add_link(&link)?;
         self.core().links.push(link.clone());
         Ok(link)
     }
@@ -338,9 +340,9 @@ impl Group {
             let _ = machine.connection_added(*on, now);
         }
         core.machine = Some(machine);
-        self.carry_out(&mut core);
+        self.apply_outputs(&mut core);
         drop(core);
-        // What arrived before was waiting.
+        // Inputs that came before have waited.
         self.work();
     }
 
@@ -348,8 +350,8 @@ impl Group {
     /// links. If it does not, [`Group::is_confirmed`] will say when.
     ///
     /// # Errors
-    /// See [`NoPlace`].
-    pub(crate) fn take_rmb(self: &Arc<Self>, len: u32, on: LinkKey) -> Result<Arc<Rmb>, NoPlace> {
+    /// See [`JoinError`].
+    pub(crate) fn take_rmb(self: &Arc<Self>, len: u32, on: LinkKey) -> Result<Arc<Rmb>, JoinError> {
         let mut guard = self.core();
         let core = &mut *guard;
         if let Some(rmb) = core.buffers.take(len) {
@@ -372,7 +374,7 @@ impl Group {
         }
         machine.add_rmb(rmb.id(), Some(on), &regions, self.shared.now())?;
         core.buffers.add(rmb.clone());
-        self.carry_out(core);
+        self.apply_outputs(core);
         Ok(rmb)
     }
 
@@ -385,9 +387,9 @@ impl Group {
         Some(core.confirmed.contains(&rmb.id()))
     }
 
-    /// A connection is done with an RMB, of which the first `dirty` bytes were written by the peer;
-    /// without that number it cannot be used again.
-    pub(crate) fn give_back(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
+    /// Returns an RMB of a connection to the pool. The peer has written at most its first `dirty`
+    /// bytes; without that number the RMB is removed.
+    pub(crate) fn release_rmb(self: &Arc<Self>, rmb: &Rmb, dirty: Option<usize>) {
         // No byte of this connection is shown to the next one (SEC-8).
         let clean = dirty.is_some_and(|dirty| rmb.clear(dirty));
         let mut core = self.core();
@@ -399,21 +401,21 @@ impl Group {
         match &mut core.machine {
             Some(machine) if !machine.is_over() => {
                 machine.remove_rmb(rmb.id(), now);
-                self.carry_out(&mut core);
+                self.apply_outputs(&mut core);
             }
             _ => core.buffers.remove(rmb.id()),
         }
     }
 
-    /// Takes a place for a connection on a link.
+    /// Reserves a connection of a link.
     ///
     /// # Errors
-    /// See [`NoPlace`].
+    /// See [`JoinError`].
     pub(crate) fn reserve(
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
         on: LinkKey,
-    ) -> Result<(), NoPlace> {
+    ) -> Result<(), JoinError> {
         let mut guard = self.core();
         let core = &mut *guard;
         if let Some(machine) = &mut core.machine {
@@ -424,43 +426,43 @@ impl Group {
         }
         self.connections.fetch_add(1, Ordering::Relaxed);
         core.connections.insert(endpoint.token(), (endpoint.clone(), on));
-        self.carry_out(core);
+        self.apply_outputs(core);
         Ok(())
     }
 
     /// Joins a connection that has a place to a link: it can send from now on.
     ///
     /// # Errors
-    /// See [`NoPlace`].
+    /// See [`JoinError`].
     pub(crate) fn join(
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
         on: LinkKey,
         region: Region,
         target: impl FnOnce(PeerRmbId) -> Target,
-    ) -> Result<(), NoPlace> {
+    ) -> Result<(), JoinError> {
         let mut guard = self.core();
         let core = &mut *guard;
-        let machine = core.machine.as_mut().ok_or(NoPlace::Gone)?;
+        let machine = core.machine.as_mut().ok_or(JoinError::Gone)?;
         let now = self.shared.now();
         let target = target(machine.bind_peer_rmb(on, region)?);
         for (other, _) in core.connections.values() {
-            // The peer never heard of its end, or gave up waiting for it: the old one is over, and
-            // the new one goes on (RFC 7609 section 4.4.2).
-            if other.yields(&target) {
+            // The peer has not received the end of the old connection, or no longer waited for it.
+            // The old connection is over, and the new one goes on (RFC 7609 section 4.4.2).
+            if other.fail_if_reused(&target) {
                 tracing::debug!(token = other.token(), "the peer reuses the element: reset");
-                self.shared.tell_taken(other.token());
+                self.shared.post_taken(other.token());
             }
         }
-        let link = core.links.iter().find(|link| link.key() == on).ok_or(NoPlace::Gone)?;
-        let len = target.shape.len();
-        let mirror = match core.buffers.take_mirror(len) {
-            Some(mirror) => mirror,
-            None => mirror(len)?,
+        let link = core.links.iter().find(|link| link.key() == on).ok_or(JoinError::Gone)?;
+        let len = target.layout.len();
+        let send_buffer = match core.buffers.take_send_buffer(len) {
+            Some(send_buffer) => send_buffer,
+            None => send_buffer(len)?,
         };
         let path = Path {
             link: link.clone(),
-            mirror: mirror.register(on, link.pd())?,
+            send_buffer: send_buffer.register(on, link.pd())?,
             address: region.address.wrapping_add(target.offset),
             rkey: region.rkey,
         };
@@ -475,36 +477,36 @@ impl Group {
             }
             core.connections.insert(endpoint.token(), (endpoint.clone(), on));
         }
-        endpoint.open(target, mirror, path);
-        self.carry_out(core);
+        endpoint.open(target, send_buffer, path);
+        self.apply_outputs(core);
         Ok(())
     }
 
-    /// A connection is over.
-    pub(crate) fn leave(self: &Arc<Self>, endpoint: &Endpoint) {
+    /// Removes a connection that is over.
+    pub(crate) fn remove_connection(self: &Arc<Self>, endpoint: &Endpoint) {
         let mut core = self.core();
         let Some((_, on)) = core.connections.remove(&endpoint.token()) else { return };
         self.connections.fetch_sub(1, Ordering::Relaxed);
         uncount(&core.links, on);
-        if let Some(mirror) = endpoint.close() {
-            core.buffers.put_back_mirror(mirror);
+        if let Some(send_buffer) = endpoint.close() {
+            core.buffers.put_back_send_buffer(send_buffer);
         }
         let now = self.shared.now();
         if let Some(machine) = &mut core.machine {
             machine.connection_removed(on, now);
-            self.carry_out(&mut core);
+            self.apply_outputs(&mut core);
         }
     }
 
-    /// Gives up a first contact before LLC had begun.
-    pub(crate) fn abandon(self: &Arc<Self>) {
+    /// Ends the group of a first contact that failed before LLC began.
+    pub(crate) fn fail_first_contact(self: &Arc<Self>) {
         let mut core = self.core();
         if core.machine.is_some() {
             return;
         }
         for link in std::mem::take(&mut core.links) {
             self.shared.close_link(&link);
-            link.keep(core.buffers.forget_link(link.key()));
+            link.keep(core.buffers.remove_link(link.key()));
         }
         core.buffers = Buffers::default();
         drop(core);
@@ -519,7 +521,7 @@ impl Group {
     ) -> Option<T> {
         let mut core = self.core();
         let done = f(core.machine.as_mut()?, self.shared.now());
-        self.carry_out(&mut core);
+        self.apply_outputs(&mut core);
         Some(done)
     }
 

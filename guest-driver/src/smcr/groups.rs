@@ -19,9 +19,9 @@ pub(crate) struct LinkGroups {
     shared: Arc<Shared>,
     /// Those that are over are removed by the next [`work`](LinkGroups::work).
     groups: Mutex<Vec<Arc<Group>>>,
-    /// Connections that are over here while their last words are under way.
-    leaving: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
-    has_leaving: AtomicBool,
+    /// Connections that are closed here while their last words are under way.
+    closing: Mutex<Vec<(Arc<Group>, Arc<Endpoint>)>>,
+    has_closing: AtomicBool,
 }
 
 impl LinkGroups {
@@ -30,8 +30,8 @@ impl LinkGroups {
         Arc::new(LinkGroups {
             shared: Arc::clone(shared),
             groups: Mutex::default(),
-            leaving: Mutex::default(),
-            has_leaving: AtomicBool::new(false),
+            closing: Mutex::default(),
+            has_closing: AtomicBool::new(false),
         })
     }
 
@@ -43,7 +43,7 @@ impl LinkGroups {
         self.shared.fail_links_of_broken_devices();
         let groups = self.all();
         groups.iter().filter(|group| group.inputs().is_due()).for_each(|group| group.work());
-        self.shared.bury_all();
+        self.shared.close_deferred();
         let mut groups = lock(&self.groups);
         let (ended, alive) = std::mem::take(&mut *groups)
             .into_iter()
@@ -66,14 +66,14 @@ impl LinkGroups {
         groups
     }
 
-    /// Whether there are groups, or something is left of them.
+    /// Whether there are groups, or links that wait for their end.
     pub(crate) fn has_groups(&self) -> bool {
         let alive = |group: &Arc<Group>| group.status() != Status::Over;
-        lock(&self.groups).iter().any(alive) || self.shared.has_retired()
+        lock(&self.groups).iter().any(alive) || self.shared.has_deferred()
     }
 
     /// Adds a new group.
-    pub(crate) fn enter(&self, group: Arc<Group>) {
+    pub(crate) fn add(&self, group: Arc<Group>) {
         let due = group.inputs().is_due();
         lock(&self.groups).push(group);
         if due {
@@ -82,8 +82,8 @@ impl LinkGroups {
         }
     }
 
-    /// What a server has for this peer (CLC-19): a group with room, or one whose first contact is
-    /// under way and worth waiting for.
+    /// The group for a client's Proposal (CLC-19): one with room, or one whose first contact is under
+    /// way, for which the handshake waits.
     pub(crate) fn for_client(&self, peer: &PeerRnic) -> Option<Arc<Group>> {
         let groups = self.groups();
         let mine = |group: &&Arc<Group>| group.role() == Role::Server && group.is_with(peer);
@@ -115,39 +115,39 @@ impl LinkGroups {
         known
     }
 
-    /// A connection is over here; its last words may still be under way.
-    pub(crate) fn part(&self, group: Arc<Group>, endpoint: Arc<Endpoint>) {
+    /// Closes a connection, at once or when its last words have arrived.
+    pub(crate) fn close(&self, group: Arc<Group>, endpoint: Arc<Endpoint>) {
         if endpoint.is_quiet() {
-            return self.parted(&group, &endpoint);
+            return self.finish_close(&group, &endpoint);
         }
-        lock(&self.leaving).push((group, endpoint));
-        self.has_leaving.store(true, Ordering::SeqCst);
+        lock(&self.closing).push((group, endpoint));
+        self.has_closing.store(true, Ordering::SeqCst);
     }
 
-    fn parted(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
+    fn finish_close(&self, group: &Arc<Group>, endpoint: &Arc<Endpoint>) {
         self.shared.tokens.remove(endpoint.token());
-        group.leave(endpoint);
+        group.remove_connection(endpoint);
     }
 
     /// Whether there are connections whose last words may still be under way.
-    pub(super) fn has_leaving(&self) -> bool {
-        self.has_leaving.load(Ordering::SeqCst)
+    pub(super) fn has_closing(&self) -> bool {
+        self.has_closing.load(Ordering::SeqCst)
     }
 
-    /// Lets go of connections whose last words have arrived. `true`: there are others.
-    pub(super) fn let_go(&self) -> bool {
-        if !self.has_leaving() {
+    /// Finishes connections whose last words have arrived. `true`: others are still closing.
+    pub(super) fn finish_closing(&self) -> bool {
+        if !self.has_closing() {
             return false;
         }
-        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.leaving))
+        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&self.closing))
             .into_iter()
             .partition(|(group, endpoint)| group.status() == Status::Over || endpoint.is_quiet());
-        let mut leaving = lock(&self.leaving);
-        leaving.extend(left);
-        let more = !leaving.is_empty();
-        self.has_leaving.store(more, Ordering::SeqCst);
-        drop(leaving);
-        gone.iter().for_each(|(group, endpoint)| self.parted(group, endpoint));
+        let mut closing = lock(&self.closing);
+        closing.extend(left);
+        let more = !closing.is_empty();
+        self.has_closing.store(more, Ordering::SeqCst);
+        drop(closing);
+        gone.iter().for_each(|(group, endpoint)| self.finish_close(group, endpoint));
         more
     }
 }
@@ -172,7 +172,7 @@ mod tests {
         let peer = PeerRnic::new(Version::V2, PeerId([7; 8]), gid, Mac::NONE);
         let enter = |role| {
             let group = Group::new(shared.next_number(), role, peer, &shared);
-            groups.enter(group.clone());
+            groups.add(group.clone());
             group
         };
         // To the peer as a server: nothing for the peer as a client, and the other way round.

@@ -1,4 +1,4 @@
-//! The RNICs of a process as one source of wake-ups.
+//! The RNICs of a process as one event source of a reactor.
 //!
 //! Rules kept here: LG-57, CLOSE-36.
 
@@ -27,29 +27,29 @@ use crate::info::{LinkGroupInfo, RnicInfo};
 use crate::reactor::source::{OTHER, ReactorEvent, Source};
 use crate::verbs::{self, AsyncEvent};
 
-/// How soon connections whose last words are under way are looked at again.
-const SOON: Duration = Duration::from_millis(50);
-/// One look in so many is at the send completions although nobody waits for one.
-const SELDOM: u32 = 16;
-/// How often it is looked whether RNICs are still there, while there are link groups.
-const ROUND: Duration = Duration::from_secs(1);
-/// A port that has nothing to offer is not asked again sooner.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How soon closing connections, whose last words are under way, are checked again.
+const CLOSING_INTERVAL: Duration = Duration::from_millis(50);
+/// One poll in so many takes send completions although no thread waits for one.
+const SENDS_EVERY: u32 = 16;
+/// How often the host checks for removed RNICs while there are link groups.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
+/// A port without a usable address is queried again after this time at the earliest.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The RNICs of a process, and its link groups.
 pub(crate) struct RdmaHost {
     shared: Arc<Shared>,
     groups: Arc<LinkGroups>,
     epoll: OwnedFd,
-    /// The queues were armed and looked at since.
-    settled: AtomicBool,
-    /// The set has something to report that was not read yet.
+    /// The queues were armed, and were polled since.
+    polled_since_arming: AtomicBool,
+    /// The epoll set may report events that were not read yet.
     unread: AtomicBool,
-    /// Looks at the queues.
-    looks: AtomicU32,
-    asked: std::sync::Mutex<Option<Instant>>,
-    /// When it is to be looked whether RNICs are still there.
-    round: std::sync::Mutex<Option<Instant>>,
+    /// Polls of the queues until now.
+    polls: AtomicU32,
+    refreshed: std::sync::Mutex<Option<Instant>>,
+    /// When the host checks for removed RNICs next.
+    next_removal_check: std::sync::Mutex<Option<Instant>>,
     subnets: Subnets,
 }
 
@@ -58,7 +58,7 @@ const RNICS: &str = "/sys/class/infiniband_verbs";
 
 /// Names in the epoll set: the kick, then two per device, the first of its completion channel and the
 /// second of its asynchronous events.
-const KICK: u64 = 0;
+const SIGNAL: u64 = 0;
 
 /// Whether a name is of a completion channel.
 const fn is_channel(name: u64) -> bool {
@@ -75,7 +75,7 @@ impl RdmaHost {
             return Err(NoRdma::Off);
         }
         if *wanted == Rnics::Auto && !Path::new(RNICS).exists() {
-            // Loading the library to hear that would take a while, and each process would.
+            // Loading the library would take long, and every process would do it.
             return Err(NoRdma::NoDevice);
         }
         let infos = verbs::devices().map_err(|why| match why {
@@ -128,11 +128,11 @@ impl RdmaHost {
             shared,
             groups,
             epoll,
-            settled: AtomicBool::new(false),
+            polled_since_arming: AtomicBool::new(false),
             unread: AtomicBool::new(false),
-            looks: AtomicU32::new(0),
-            asked: std::sync::Mutex::new(None),
-            round: std::sync::Mutex::new(None),
+            polls: AtomicU32::new(0),
+            refreshed: std::sync::Mutex::new(None),
+            next_removal_check: std::sync::Mutex::new(None),
             subnets: Subnets::default(),
         }))
     }
@@ -158,13 +158,13 @@ impl RdmaHost {
             self.shared.ports().iter().find(fits).cloned()
         };
         find().or_else(|| {
-            // Addresses come and go, and nobody may have listened to what the devices tell of it.
-            let mut asked = crate::sys::lock(&self.asked);
-            if asked.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+            // Addresses come and go, and asynchronous events of that may not have been read yet.
+            let mut refreshed = crate::sys::lock(&self.refreshed);
+            if refreshed.is_some_and(|at| at.elapsed() < REFRESH_INTERVAL) {
                 return None;
             }
-            *asked = Some(Instant::now());
-            drop(asked);
+            *refreshed = Some(Instant::now());
+            drop(refreshed);
             for port in self.shared.ports() {
                 port.refresh();
             }
@@ -182,7 +182,7 @@ impl RdmaHost {
         self.groups.groups().iter().map(info::group).collect()
     }
 
-    /// Ends the link groups in order and answers nobody any more; the stack is dropped.
+    /// Closes the link groups in order. The stack is dropped, so nothing is answered afterwards.
     pub(crate) fn shut_down(&self) {
         let end = Instant::now() + Duration::from_millis(200);
         for group in self.groups.groups() {
@@ -195,19 +195,19 @@ impl RdmaHost {
         }
     }
 
-    /// Goes on with all that the set reports.
+    /// Handles all events that the epoll set reports.
     fn read_set(&self) {
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&now)) else { return };
         for event in ready.iter() {
             match event.data.u64() {
-                KICK => self.shared.signal().drain(),
+                SIGNAL => self.shared.signal().drain(),
                 OTHER => {}
                 name => {
                     let Some(device) = self.device(name) else { continue };
                     match is_channel(name) {
-                        true => device.note_notice(),
+                        true => device.on_notice(),
                         false => self.on_async(device),
                     }
                 }
@@ -239,25 +239,25 @@ impl RdmaHost {
                 AsyncEvent::QpNotice(..) | AsyncEvent::Other(_) => continue,
             }
             let mine = |port: &&Arc<Port>| Arc::ptr_eq(port.device(), device);
-            self.shared.ports().iter().filter(mine).for_each(|port| self.look_at(port));
+            self.shared.ports().iter().filter(mine).for_each(|port| self.update_port(port));
         }
     }
 
-    /// Looks for RNICs that were taken away. One whose driver waits for its users to leave says nothing
-    /// by itself (soft-RoCE), and carries nothing any more. When to look again; `None`: there is nobody
-    /// whom it would concern.
-    fn look_for_lost(&self, now: Instant) -> Option<Instant> {
-        let mut round = crate::sys::lock(&self.round);
+    /// Marks RNICs that were removed from the host. A driver that waits for its users (soft-RoCE)
+    /// reports no event, although the RNIC carries nothing any more. Returns when to check again;
+    /// `None`: there is no link group.
+    fn check_for_removed(&self, now: Instant) -> Option<Instant> {
+        let mut next_removal_check = crate::sys::lock(&self.next_removal_check);
         if !self.groups.has_groups() {
-            *round = None;
+            *next_removal_check = None;
             return None;
         }
-        let next = *round.get_or_insert(now + ROUND);
+        let next = *next_removal_check.get_or_insert(now + REMOVAL_INTERVAL);
         if now < next {
             return Some(next);
         }
-        *round = Some(now + ROUND);
-        drop(round);
+        *next_removal_check = Some(now + REMOVAL_INTERVAL);
+        drop(next_removal_check);
         let listed = |device: &&Arc<Device>| is_listed(Path::new(RNICS), device.node());
         for device in
             self.shared.devices().iter().filter(|device| !device.is_dead() && !listed(device))
@@ -265,13 +265,13 @@ impl RdmaHost {
             tracing::warn!(rnic = device.name(), "the RNIC was taken away");
             device.set_dead();
             let mine = |port: &&Arc<Port>| Arc::ptr_eq(port.device(), device);
-            self.shared.ports().iter().filter(mine).for_each(|port| self.look_at(port));
+            self.shared.ports().iter().filter(mine).for_each(|port| self.update_port(port));
         }
-        Some(now + ROUND)
+        Some(now + REMOVAL_INTERVAL)
     }
 
-    /// A port may have come or gone.
-    fn look_at(&self, port: &Arc<Port>) {
+    /// Queries a port and puts its change of state into the inboxes of all groups.
+    fn update_port(&self, port: &Arc<Port>) {
         let was = port.is_active();
         let is = port.refresh();
         for group in self.groups.groups() {
@@ -308,8 +308,8 @@ fn open(
     Ok((device, ports))
 }
 
-/// Whether the kernel still lists an RNIC, whose device file this is, in this directory. Without a
-/// directory nobody can tell.
+/// Whether the kernel still lists an RNIC with this device file in the directory `class`. Without the
+/// directory the answer is `true`.
 fn is_listed(class: &Path, node: &Path) -> bool {
     !class.exists() || node.file_name().is_none_or(|name| class.join(name).exists())
 }
@@ -320,10 +320,11 @@ fn listen(signal: &WorkSignal, devices: &[Arc<Device>]) -> std::io::Result<Owned
         epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN | how)
     };
     let (level, edge) = (epoll::EventFlags::empty(), epoll::EventFlags::ET);
-    add(signal.as_fd(), KICK, level)?;
+    add(signal.as_fd(), SIGNAL, level)?;
     for (i, device) in devices.iter().enumerate() {
         let name = 1 + 2 * i as u64;
-        // That there is a notice is all that it says, so it need not be read for each message.
+        // Edge-triggered: the event alone says that there is a notice, so no read per message is
+        // needed.
         add(device.channel_fd(), name, edge)?;
         add(device.context().as_fd(), name + 1, level)?;
     }
@@ -343,39 +344,39 @@ impl Source for RdmaHost {
         if self.unread.swap(false, Ordering::AcqRel) {
             self.read_set();
         }
-        if self.settled.swap(false, Ordering::AcqRel) {
+        if self.polled_since_arming.swap(false, Ordering::AcqRel) {
             return true;
         }
         let alive = self.shared.devices().iter().filter(|device| !device.is_dead());
-        // All of them, not only the first that was not armed.
+        // All of them are armed, not only the first one that was not.
         let fresh = alive.fold(false, |fresh, device| device.arm() | fresh);
-        self.settled.store(fresh, Ordering::Release);
-        // A notice that came while nobody slept is in the set still, which ends the wait.
+        self.polled_since_arming.store(fresh, Ordering::Release);
+        // A notice that came while no thread slept is still in the set and ends the wait.
         !fresh
     }
 
     fn clear_event_fd(&self) {
-        // Who was woken wants what woke it; the set is read before the next sleep.
+        // The woken thread wants its event first. The set is read before the next sleep.
         self.unread.store(true, Ordering::Release);
     }
 
     fn on_reported(&self, name: u64) {
         match self.device(name).filter(|_| is_channel(name)) {
-            Some(device) => device.note_notice(),
+            Some(device) => device.on_notice(),
             None => self.clear_event_fd(),
         }
     }
 
     fn suppress_interrupts(&self) {
-        // A notice that is on order costs nothing until it comes.
-        self.settled.store(false, Ordering::Release);
+        // An armed queue costs nothing until a completion comes.
+        self.polled_since_arming.store(false, Ordering::Release);
     }
 
     fn poll_events(&self, handle: &mut dyn FnMut(ReactorEvent)) -> bool {
-        // Who needs room looks by itself.
-        let seldom = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SELDOM);
+        // A thread that needs room polls send completions itself.
+        let is_turn = self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(SENDS_EVERY);
         for device in self.shared.devices() {
-            if seldom || self.groups.has_leaving() || device.has_waiting() {
+            if is_turn || self.groups.has_closing() || device.has_waiting() {
                 self.shared.poll_sends(device);
                 self.shared.flush_device(device);
             }
@@ -389,12 +390,12 @@ impl Source for RdmaHost {
             self.shared.poll_receives(device, || self.shared.lately(), handle);
         }
         self.groups.work();
-        self.groups.let_go();
-        for news in self.shared.take_news() {
-            handle(news);
+        self.groups.finish_closing();
+        for events in self.shared.take_events() {
+            handle(events);
         }
-        // Traffic itself makes these, so a thread would be at it for as long as others keep it up;
-        // what is left keeps it from sleeping.
+        // `false`: a thread that went on for as long as there is traffic would never return. Remaining
+        // completions keep it from sleeping.
         false
     }
 
@@ -411,14 +412,15 @@ impl Source for RdmaHost {
     }
 
     fn on_timer(&self, now: Instant) -> Option<Instant> {
-        let round = self.look_for_lost(now);
+        let next_removal_check = self.check_for_removed(now);
         let tick = self.shared.tick(now);
         let due = self.groups.groups().iter().filter_map(|group| group.on_timer(tick)).min();
-        let due = due.map(|due| self.shared.instant(due)).into_iter().chain(round).min();
-        // A timer may end a group, and with it connections.
+        let due =
+            due.map(|due| self.shared.instant(due)).into_iter().chain(next_removal_check).min();
+        // A timer may end a group and its connections.
         self.groups.work();
-        match self.groups.let_go() {
-            true => Some(due.map_or(now + SOON, |due| due.min(now + SOON))),
+        match self.groups.finish_closing() {
+            true => Some(due.map_or(now + CLOSING_INTERVAL, |due| due.min(now + CLOSING_INTERVAL))),
             false => due,
         }
     }

@@ -1,4 +1,4 @@
-//! Links, groups and RNICs, for people.
+//! Information about connections, links, link groups and RNICs, for tools.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::group::Group;
 use super::link::Link;
 use super::port::Port;
 use super::shared::Shared;
-use super::spans::Shape;
+use super::spans::RingLayout;
 use crate::info::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 
 fn version(version: Version) -> u8 {
@@ -29,14 +29,14 @@ fn state_name(state: LinkState) -> &'static str {
         LinkState::Adding => "being added",
         LinkState::Confirming => "being confirmed",
         LinkState::Active => "active",
-        LinkState::Leaving => "leaving",
+        LinkState::Leaving => "closing",
         LinkState::Failed => "failed",
         LinkState::Deleting => "being deleted",
         LinkState::Gone => "gone",
     }
 }
 
-fn link_facts(link: &Link, number: u8, state: &'static str) -> LinkInfo {
+fn link_info(link: &Link, number: u8, state: &'static str) -> LinkInfo {
     let port = link.port();
     let peer = link.peer();
     LinkInfo {
@@ -54,13 +54,13 @@ fn link_facts(link: &Link, number: u8, state: &'static str) -> LinkInfo {
     }
 }
 
-/// A connection.
+/// Information about a connection.
 pub(super) fn connection(
     group: &Arc<Group>,
     endpoint: &Endpoint,
     own: &Registered,
     established: &EstablishedR,
-    peer: Shape,
+    peer: RingLayout,
 ) -> SmcrInfo {
     let links = links(group);
     let using = endpoint.link();
@@ -95,12 +95,12 @@ fn links(group: &Arc<Group>) -> Vec<(LinkKey, LinkInfo)> {
     let info = |link: &Arc<Link>| {
         let machine = core.machine.as_ref().and_then(|machine| machine.link(link.key()));
         let state = machine.map_or("being made", |link| state_name(link.state));
-        (link.key(), link_facts(link, machine.map_or(0, |link| link.number), state))
+        (link.key(), link_info(link, machine.map_or(0, |link| link.number), state))
     };
     core.links.iter().map(info).collect()
 }
 
-/// A group.
+/// Information about a link group.
 pub(super) fn group(group: &Arc<Group>) -> LinkGroupInfo {
     let links = links(group).into_iter().map(|(_, info)| info).collect();
     let core = group.core();
@@ -131,7 +131,7 @@ pub(super) fn group(group: &Arc<Group>) -> LinkGroupInfo {
     }
 }
 
-/// A port.
+/// Information about a port.
 pub(super) fn rnic(port: &Arc<Port>, shared: &Shared) -> RnicInfo {
     let active = port.refresh();
     let view = port.view();

@@ -1,4 +1,4 @@
-//! One link: a queue pair, its receive buffers, and what waits to be sent on it.
+//! One link: a queue pair, its receive buffers, and its queue of LLC messages.
 //!
 //! Rules kept here: CLC-21, CLC-31, LLC-2, LLC-9, LLCV2-7, LG-39, LG-51, LG-58, LG-63, RMB-28,
 //! RMB-29, CDC-1, CDC-2, CDC-3, CDC-4, ERR-13, SEC-6, SEC-16.
@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use smc_core::connection::Span;
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
 use smc_core::time::Tick;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
@@ -18,7 +19,6 @@ use super::llc::LlcQueue;
 use super::outbound::Plan;
 use super::port::Port;
 use super::slots::{CDC_SLOTS, LLC_SLOTS, RECEIVES, REQUESTS_PER_SLOT, SLOTS, Slots};
-use super::spans::Stretch;
 use super::tokens::random_psn;
 use crate::sys::lock;
 use crate::verbs::{
@@ -34,24 +34,24 @@ const STRIDE: usize = 64;
 /// need not fetch from memory.
 const INLINE: usize = 256;
 
-/// What is needed to write a peer's element over a link.
+/// How a connection writes its peer's element over a link.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) link: Arc<Link>,
-    /// The send element on this link.
-    pub(crate) mirror: Arc<Mr>,
+    /// The send buffer on this link.
+    pub(crate) send_buffer: Arc<Mr>,
     /// Address of the peer's element.
     pub(crate) address: u64,
     /// Key of the peer's RMB.
     pub(crate) rkey: Rkey,
 }
 
-/// Why nothing was posted.
+/// Why a message was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPosted {
     /// All slots are in use.
     NoRoom,
-    /// The link does not work (any more).
+    /// The link has failed, or is not connected yet.
     Dead,
 }
 
@@ -69,19 +69,19 @@ pub(crate) struct Link {
     psn: Psn,
     // The queue pair goes before the memory that its requests name.
     ready: OnceLock<Qp<ReadyToSend>>,
-    young: Mutex<Option<Qp<Init>>>,
+    init_qp: Mutex<Option<Qp<Init>>>,
     pd: Arc<Pd>,
     inbox: Arc<Mr>,
     stride: usize,
     /// Receive buffers whose messages were taken, to be posted again.
-    taken: Mutex<Vec<Recv>>,
+    reposts: Mutex<Vec<Recv>>,
     outbox: Arc<Mr>,
-    /// What is deregistered after the queue pair has gone.
-    kept: Mutex<Vec<Arc<Mr>>>,
+    /// Registrations that end after the queue pair.
+    deferred_regions: Mutex<Vec<Arc<Mr>>>,
     /// Bytes that can be sent inline.
     inline: usize,
     slots: Slots,
-    /// What is in a slot of a connection: alert token of the peer, sequence number.
+    /// The message in each slot of connections: the peer's alert token and the sequence number.
     sent: [AtomicU64; SLOTS as usize],
     llc: Mutex<LlcQueue>,
     /// Tokens of connections that have something to send and found no room.
@@ -90,9 +90,9 @@ pub(crate) struct Link {
     dead: AtomicBool,
     /// Messages of connections wait, until those that are under way have arrived.
     held: AtomicBool,
-    /// When something other than LLC was last received, if that was since it was last asked: in
-    /// microseconds, as the group counts, or 0.
-    heard: AtomicU64,
+    /// Time of the last CDC message since [`Link::take_last_receipt`], in microseconds on the clock
+    /// of [`Shared`](super::shared::Shared); 0: none.
+    last_receipt: AtomicU64,
     peer: Mutex<Option<RemoteEnd>>,
     connections: AtomicU32,
 }
@@ -134,13 +134,13 @@ impl Link {
             psn: Psn::new(psn),
             inline: qp.max_inline().min(INLINE),
             ready: OnceLock::new(),
-            young: Mutex::new(Some(qp)),
+            init_qp: Mutex::new(Some(qp)),
             pd,
             inbox,
             stride,
-            taken: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
+            reposts: Mutex::new(Vec::with_capacity(POSTED_AT_ONCE)),
             outbox,
-            kept: Mutex::default(),
+            deferred_regions: Mutex::default(),
             slots: Slots::default(),
             sent: [const { AtomicU64::new(0) }; SLOTS as usize],
             llc: Mutex::default(),
@@ -148,7 +148,7 @@ impl Link {
             waits: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             held: AtomicBool::new(false),
-            heard: AtomicU64::new(0),
+            last_receipt: AtomicU64::new(0),
             peer: Mutex::new(None),
             connections: AtomicU32::new(0),
         });
@@ -167,7 +167,7 @@ impl Link {
             call: "ibv_post_recv",
             source: std::io::Error::other(error),
         };
-        lock(&self.young).as_ref().map_or(Ok(()), |qp| qp.post_recv(&all).map_err(refused))
+        lock(&self.init_qp).as_ref().map_or(Ok(()), |qp| qp.post_recv(&all).map_err(refused))
     }
 
     /// Connects the queue pair and lets it send. May wait for the network (see
@@ -176,7 +176,7 @@ impl Link {
     /// # Errors
     /// What verbs say; the link is of no use then.
     pub(crate) fn connect(&self, remote: RemoteEnd, direct: bool) -> Result<(), VerbsError> {
-        let Some(qp) = lock(&self.young).take() else { return Ok(()) };
+        let Some(qp) = lock(&self.init_qp).take() else { return Ok(()) };
         let end = verbs::RemoteEnd {
             gid: remote.gid,
             qp_num: remote.qpn,
@@ -187,10 +187,10 @@ impl Link {
         };
         let qp = qp.ready_to_receive(&end)?.ready_to_send(self.psn)?;
         *lock(&self.peer) = Some(remote);
-        // It was taken out of `young` above, so this is the first.
+        // It was taken out of `init_qp` above, so this is the first.
         let _ = self.ready.set(qp);
         if self.is_dead() {
-            // It was given up meanwhile.
+            // The link was stopped meanwhile.
             self.stop();
         }
         Ok(())
@@ -252,21 +252,21 @@ impl Link {
         SLOTS - self.slots.used()
     }
 
-    /// When something other than LLC was last received, if that was since this was last asked.
-    pub(crate) fn was_heard(&self) -> Option<Tick> {
-        match self.heard.swap(0, Ordering::Relaxed) {
+    /// Time of the last CDC message, if one was received since the last call.
+    pub(crate) fn take_last_receipt(&self) -> Option<Tick> {
+        match self.last_receipt.swap(0, Ordering::Relaxed) {
             0 => None,
-            heard => Some(Tick(heard)),
+            last_receipt => Some(Tick(last_receipt)),
         }
     }
 
-    /// Whether it does not work any more.
+    /// Whether it has failed or was stopped.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// It does not work: tells the group, once.
+    /// Fails the link, and puts that into the inbox of its group once.
     #[cold]
     pub(crate) fn fail(&self) {
         if !self.dead.swap(true, Ordering::AcqRel) {
@@ -274,33 +274,34 @@ impl Link {
         }
     }
 
-    /// A request failed. Those after the first are merely flushed.
+    /// Logs that a request failed. The device merely flushes the requests after the first failed one.
     #[cold]
-    fn note(&self, what: &str, status: WcStatus) {
+    fn log_failure(&self, what: &str, status: WcStatus) {
         if !self.is_dead() || status != WcStatus::Flushed {
             let (link, qpn) = (self.key.get(), self.qpn.get());
             tracing::debug!(link, qpn, what, %status, "link failed");
         }
     }
 
-    /// It is not needed any more: nothing that still happens on it is told to anybody.
+    /// Closes the link. [`Shared::close_link`](super::shared::Shared::close_link) also drops its later
+    /// completions.
     pub(crate) fn close(&self) {
         // Outstanding requests name memory that is about to go.
         self.stop();
         lock(&self.waiting).clear();
         self.stop_waiting();
         if lock(&self.llc).close() {
-            self.port.device().sends_came();
+            self.port.device().end_await_sends();
         }
     }
 
-    /// Has these registrations end after the queue pair, which may be in the middle of a write of
-    /// the peer's to such memory, and would be waited for.
+    /// Keeps these registrations until the queue pair has gone. The peer's adapter may be writing to
+    /// that memory, and to deregister it earlier would wait for the write.
     pub(crate) fn keep(&self, registrations: Vec<Arc<Mr>>) {
-        lock(&self.kept).extend(registrations);
+        lock(&self.deferred_regions).extend(registrations);
     }
 
-    /// Nothing that is under way on it arrives any more.
+    /// Stops the queue pair: messages that are under way do not arrive any more.
     pub(crate) fn stop(&self) {
         self.dead.store(true, Ordering::Release);
         if let Some(qp) = self.ready.get()
@@ -310,8 +311,8 @@ impl Link {
         }
     }
 
-    /// Has messages of connections wait, or takes that back. One that is being posted right now is
-    /// not kept from it: [`Endpoint::settle`] waits for it.
+    /// Holds messages of connections back, or ends that. A message that another thread is posting right
+    /// now is not held back: `Endpoint::barrier` waits for it.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Release);
     }
@@ -334,17 +335,18 @@ impl Link {
         if let Some(sent) = self.sent.get(slot as usize) {
             sent.store(u64::from(token) << 16 | u64::from(plan.sequence), Ordering::Relaxed);
         }
-        let write = |(offset, len): Stretch, short| {
-            let payload = self.stretch(path, offset as usize, len as usize, short)?;
+        let write = |Span { offset, len }: Span, short| {
+            let payload = self.span_payload(path, offset as usize, len as usize, short)?;
             let address = path.address.wrapping_add(u64::from(offset));
             Some(Work::write(u64::from(slot), payload, address, path.rkey))
         };
         let mut short = [0; INLINE];
         let Some(payload) = self.payload(slot, &plan.cdc) else { return Err(NotPosted::Dead) };
         let send = Work::send(u64::from(slot), payload).signaled();
-        let posted = match plan.stretches {
-            [(_, 0), (_, 0)] => qp.post_send(&[send]),
-            [one, (_, 0)] | [(_, 0), one] => match write(one, &mut short) {
+        let posted = match plan.spans {
+            [Span { len: 0, .. }, Span { len: 0, .. }] => qp.post_send(&[send]),
+            [one, Span { len: 0, .. }] | [Span { len: 0, .. }, one] => match write(one, &mut short)
+            {
                 Some(write) => qp.post_send(&[write, send]),
                 None => return Err(NotPosted::Dead),
             },
@@ -361,9 +363,10 @@ impl Link {
         Ok(())
     }
 
-    /// A stretch of the send element as the device wants it: copied to `short`, if it fits there.
+    /// The payload for bytes of the send buffer: a copy in `short` if they fit there, and else the
+    /// registered memory.
     #[inline]
-    fn stretch<'a>(
+    fn span_payload<'a>(
         &self,
         path: &Path,
         offset: usize,
@@ -372,14 +375,14 @@ impl Link {
     ) -> Option<Payload<'a>> {
         match short.get_mut(..len).filter(|_| len <= self.inline) {
             Some(short) => {
-                path.mirror.memory().copy_out(offset, short).ok()?;
+                path.send_buffer.memory().copy_out(offset, short).ok()?;
                 Some(Payload::Inline(short))
             }
-            None => path.mirror.sge(offset, len).ok().map(Payload::Registered),
+            None => path.send_buffer.sge(offset, len).ok().map(Payload::Registered),
         }
     }
 
-    /// The bytes of a message in a slot, as the device wants them.
+    /// The payload for a message in a slot: inline, or a copy in registered memory.
     #[inline]
     fn payload<'a>(&self, slot: u32, bytes: &'a [u8]) -> Option<Payload<'a>> {
         if bytes.len() <= self.inline.min(CDC_LEN) {
@@ -413,19 +416,19 @@ impl Link {
                 return self.fail();
             }
         }
-        // Receipts, and messages that wait for room, need to hear of completions.
-        if llc.begins_to_wait() {
+        // Receipts, and messages that wait for room, depend on completions.
+        if llc.starts_awaiting() {
             self.port.device().await_sends();
         }
     }
 
-    /// A request completed, or failed.
+    /// Handles the completion of a send request.
     pub(crate) fn on_sent(&self, completion: &Completion) {
         if let Err(status) = completion.result() {
             if !self.is_dead() {
                 tracing::debug!(link = self.key.get(), qp = self.qpn.get(), %status, "link failed");
             }
-            // The slot stays taken: what was in it may not have arrived.
+            // The slot stays in use: its message may not have arrived.
             return self.fail();
         }
         let Ok(slot) = u32::try_from(completion.id()) else { return };
@@ -435,13 +438,13 @@ impl Link {
                 self.inputs.put(Input::Sent(receipt));
             }
             if over {
-                self.port.device().sends_came();
+                self.port.device().end_await_sends();
             }
         }
         self.slots.release(slot);
     }
 
-    /// Whether it is time to look for send completions.
+    /// Whether it is time to poll send completions.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         self.slots.is_short()
@@ -469,7 +472,7 @@ impl Link {
 
     fn stop_waiting(&self) {
         if self.waits.swap(false, Ordering::SeqCst) {
-            self.port.device().sends_came();
+            self.port.device().end_await_sends();
         }
     }
 
@@ -499,7 +502,7 @@ impl Link {
             Ok(Completed::Receive { len }) => len,
             Ok(_) => return None,
             Err(status) => {
-                self.note("receive", status);
+                self.log_failure("receive", status);
                 self.fail();
                 return None;
             }
@@ -510,7 +513,7 @@ impl Link {
         let short = short.get_mut(..len.min(CDC_LEN)).unwrap_or_default();
         self.inbox.memory().copy_out(at, short).ok()?;
         let cdc = if short.first() == Some(&CDC_TYPE) {
-            self.heard.store(now.0, Ordering::Relaxed);
+            self.last_receipt.store(now.0, Ordering::Relaxed);
             let cdc = Cdc::parse(short).ok().filter(|_| len == CDC_LEN);
             if cdc.is_none() {
                 self.count_malformed();
@@ -529,15 +532,15 @@ impl Link {
         self.port.device().counters().malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Posts receive buffers again, several at once: there are more than a peer needs.
+    /// Posts receive buffers again, several at once, because there are more than a peer needs.
     #[inline]
     fn post_again(&self, slot: u32) {
-        let mut taken = lock(&self.taken);
-        taken.extend(self.recv(slot));
-        let Some(qp) = self.ready.get().filter(|_| taken.len() >= POSTED_AT_ONCE) else { return };
-        let posted = qp.post_recv(&taken);
-        taken.clear();
-        drop(taken);
+        let mut reposts = lock(&self.reposts);
+        reposts.extend(self.recv(slot));
+        let Some(qp) = self.ready.get().filter(|_| reposts.len() >= POSTED_AT_ONCE) else { return };
+        let posted = qp.post_recv(&reposts);
+        reposts.clear();
+        drop(reposts);
         if posted.is_err() {
             self.fail();
         }
@@ -553,20 +556,20 @@ impl Link {
     }
 }
 
-/// The end of a queue pair waits until the last of its packets is gone, and that is the network's
-/// affair: an interface that was taken down keeps what it has not sent, for which soft-RoCE waits
-/// 50 s. Nobody else is to wait for that, so it happens on a thread of its own.
+/// A thread of its own destroys the queue pair, because that waits until the last of its packets is
+/// gone. An interface that is down keeps packets that it has not sent, and soft-RoCE waits 50 s for
+/// them.
 impl Drop for Link {
     fn drop(&mut self) {
-        let queue_pair = (self.ready.take(), lock(&self.young).take());
-        let kept = std::mem::take(&mut *lock(&self.kept));
-        let memory = (self.inbox.clone(), self.outbox.clone(), kept);
+        let queue_pair = (self.ready.take(), lock(&self.init_qp).take());
+        let deferred_regions = std::mem::take(&mut *lock(&self.deferred_regions));
+        let memory = (self.inbox.clone(), self.outbox.clone(), deferred_regions);
         let end = move || {
             drop(queue_pair);
             drop(memory);
         };
         if let Err(error) = std::thread::Builder::new().name("smc-link-end".into()).spawn(end) {
-            // What was to be done was done when that was dropped.
+            // The closure was dropped, and with it the queue pair.
             tracing::debug!(%error, "no thread");
         }
     }

@@ -9,9 +9,9 @@ use smc_core::wire::llc::LLC_LEN;
 
 use super::slots::{CDC_SLOTS, LLC_SLOTS};
 
-/// Messages that wait for room at most. No link group has that many to say: one that does is at
-/// the mercy of a peer that makes it answer, and what is dropped it asks for again.
-const MOST_WAITING: usize = 64;
+/// Messages that wait for room at most. A link group has that many only if its peer makes it answer
+/// without end, and the peer asks again for an answer that was dropped.
+const MAX_WAITING: usize = 64;
 
 #[derive(Debug, Default)]
 struct Sent {
@@ -32,7 +32,7 @@ pub(crate) struct LlcQueue {
 impl LlcQueue {
     /// One more message.
     pub(crate) fn push(&mut self, bytes: Vec<u8>, receipt: Option<Receipt>) {
-        if self.waiting.len() < MOST_WAITING {
+        if self.waiting.len() < MAX_WAITING {
             self.waiting.push_back(Sent { bytes, receipt });
         } else {
             tracing::debug!("an LLC message found no room");
@@ -78,7 +78,7 @@ impl LlcQueue {
     }
 
     /// Whether completions are waited for from now on, and were not before.
-    pub(crate) fn begins_to_wait(&mut self) -> bool {
+    pub(crate) fn starts_awaiting(&mut self) -> bool {
         let begins = !self.awaits && self.wants_completions();
         self.awaits |= begins;
         begins
@@ -115,7 +115,7 @@ mod tests {
         let first: Vec<_> = std::iter::from_fn(|| queue.next(|| slots.next())).collect();
         assert_eq!(first.len(), 4);
         assert_eq!(queue.bytes(first[2]).unwrap()[0], 2);
-        assert!(queue.begins_to_wait() && !queue.begins_to_wait());
+        assert!(queue.starts_awaiting() && !queue.starts_awaiting());
         assert_eq!(queue.sent(first[0]), (None, false));
         assert_eq!(queue.next(|| Some(first[0])), Some(first[0]));
         assert_eq!(queue.bytes(first[0]).unwrap()[0], 4);
@@ -142,7 +142,7 @@ mod tests {
         for _ in 0..1000 {
             queue.push(message(0, LLC_LEN), None);
         }
-        assert_eq!(queue.waiting.len(), MOST_WAITING);
+        assert_eq!(queue.waiting.len(), MAX_WAITING);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! SMC-R over the RNICs of a process: executes `smc_core::link_group` over verbs.
+//! SMC-R over the RNICs of a process. It executes `smc_core::link_group` over verbs.
 //!
 //! From the ground up; each file uses only files before it:
 //!
@@ -57,10 +57,11 @@
 
 pub(crate) mod alternates;
 pub(crate) mod buffers;
-mod carry_out;
+pub(crate) mod conn;
 mod device;
-pub(crate) mod element;
+mod effects;
 pub(crate) mod endpoint;
+mod failover;
 pub(crate) mod group;
 pub(crate) mod groups;
 pub(crate) mod host;
@@ -70,7 +71,6 @@ mod interfaces;
 pub(crate) mod link;
 mod link_table;
 mod llc;
-mod moving;
 mod options;
 mod outbound;
 pub(crate) mod pnet;
@@ -83,7 +83,7 @@ mod subnets;
 mod tokens;
 mod words;
 
-pub(crate) use element::SmcrConn;
+pub(crate) use conn::SmcrConn;
 pub(crate) use endpoint::SmcrSendError;
 pub(crate) use host::RdmaHost;
 pub use options::{NoRdma, Rnics, SmcrOptions};

@@ -6,7 +6,7 @@ use smc_core::connection::EYE_CATCHER_LEN;
 use smc_core::wire::Cursor;
 use thiserror::Error;
 
-use super::spans::Shape;
+use super::spans::RingLayout;
 
 /// Which RNICs a process uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct SmcrOptions {
 impl SmcrOptions {
     /// Where the cursors of an element start.
     pub(crate) fn ring_start(&self) -> Cursor {
-        Shape::new(EYE_CATCHER_LEN, self.eye_catcher).start()
+        RingLayout::new(EYE_CATCHER_LEN, self.eye_catcher).start()
     }
 }
 

@@ -12,7 +12,7 @@ use super::device::Device;
 use crate::sys::lock;
 use crate::verbs::{GidEntry, GidKind, VerbsError};
 
-/// A port as it was when it was last asked.
+/// The state of a port at its last query.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) active: bool,
@@ -48,7 +48,7 @@ impl Port {
         device: &Arc<Device>,
         number: u8,
     ) -> Result<Arc<Port>, VerbsError> {
-        let view = Mutex::new(look(device, number)?);
+        let view = Mutex::new(query(device, number)?);
         Ok(Arc::new(Port { id, device: device.clone(), number, view }))
     }
 
@@ -67,14 +67,14 @@ impl Port {
         self.number
     }
 
-    /// As it was when it was last asked.
+    /// Its state at the last query.
     pub(crate) fn view(&self) -> View {
         lock(&self.view).clone()
     }
 
-    /// Asks anew. `true`: it can be used.
+    /// Queries the port. `true`: it can be used.
     pub(crate) fn refresh(&self) -> bool {
-        let view = look(&self.device, self.number);
+        let view = query(&self.device, self.number);
         let mut known = lock(&self.view);
         match view {
             Ok(view) => *known = view,
@@ -86,7 +86,7 @@ impl Port {
         known.active && !self.device.is_dead()
     }
 
-    /// Whether it could be used when it was last asked.
+    /// Whether it could be used at the last query.
     pub(crate) fn is_active(&self) -> bool {
         lock(&self.view).active && !self.device.is_dead()
     }
@@ -116,7 +116,7 @@ impl Port {
         })
     }
 
-    /// Its place in the GID table for a GID that was told to a peer.
+    /// Its place in the GID table for a GID that a peer was given.
     pub(crate) fn source_of(&self, gid: Gid, v1: bool) -> Option<Source> {
         let view = lock(&self.view);
         let kinds = if v1 { [GidKind::RoceV1, GidKind::RoceV2] } else { [GidKind::RoceV2; 2] };
@@ -131,7 +131,7 @@ impl Port {
     pub(crate) fn alternate(&self, like: Gid, v1: bool, direct: bool) -> Option<Rnic> {
         let mac = self.mac()?;
         let view = lock(&self.view);
-        // One that was taken away may still say that it is active.
+        // The port of an RNIC that was removed may still claim to be active.
         if !view.active || self.device.is_dead() {
             return None;
         }
@@ -140,7 +140,7 @@ impl Port {
     }
 }
 
-fn look(device: &Arc<Device>, number: u8) -> Result<View, VerbsError> {
+fn query(device: &Arc<Device>, number: u8) -> Result<View, VerbsError> {
     let port = device.context().port(number)?;
     let gids = device.context().gids(number)?;
     Ok(View { active: port.is_active() && port.ethernet, mtu: port.active_mtu, gids })
@@ -176,7 +176,7 @@ fn source_v1(gids: &[GidEntry], local: IpAddr) -> Option<Source> {
     Some(Source { index: found.index, gid: found.gid })
 }
 
-/// Whether a GID is one of a single link: it reaches nobody whose interface is not known.
+/// Whether a GID is link-local: it reaches only peers on a known interface.
 fn is_link_local(gid: Gid) -> bool {
     matches!(gid.0, [0xfe, second, ..] if second & 0xc0 == 0x80)
 }

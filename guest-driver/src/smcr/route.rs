@@ -12,7 +12,7 @@ use super::pnet::{network, network_of};
 use super::port::{Port, Source};
 
 /// A port for a connection, and its addresses there.
-struct Place {
+struct PortChoice {
     port: Arc<Port>,
     v2: Option<Source>,
     v1: Option<Source>,
@@ -20,7 +20,7 @@ struct Place {
 
 impl RdmaHost {
     /// The port for a connection with this local address.
-    fn place_of(&self, local: IpAddr) -> Option<Place> {
+    fn choose_port(&self, local: IpAddr) -> Option<PortChoice> {
         let map = &self.shared().options.pnet;
         let interface = match map.is_empty() {
             true => None,
@@ -29,7 +29,7 @@ impl RdmaHost {
         let Some(wanted) = interface.and_then(|name| network(map, &[&name])) else {
             let port = self.port_of(local)?;
             let (v2, v1) = (port.source_v2(local), port.source_v1(local));
-            return Some(Place { port, v2, v1 });
+            return Some(PortChoice { port, v2, v1 });
         };
         let ports = self.shared().ports().iter().filter(|port| port.is_active());
         let fits = ports.filter(|port| network_of(map, port) == Some(wanted));
@@ -37,15 +37,15 @@ impl RdmaHost {
         let port = fits.max_by_key(|port| port.source_v2(local).is_some())?;
         let v2 = port.source_like(local, false);
         let v1 = port.source_like(local, true);
-        Some(Place { port: port.clone(), v2, v1 })
+        Some(PortChoice { port: port.clone(), v2, v1 })
     }
 
     /// What there is for a TCP connection with this local address.
     pub(crate) fn route(&self, local: IpAddr) -> Route {
         let local = local.to_canonical();
         let options = &self.shared().options;
-        let rnic = self.place_of(local).and_then(|place| {
-            let port = place.port;
+        let rnic = self.choose_port(local).and_then(|choice| {
+            let port = choice.port;
             let network = network_of(&options.pnet, &port);
             let others = self.shared().ports().iter().filter(|other| other.is_active());
             let mut others = others.filter(|other| other.id() != port.id());
@@ -53,8 +53,8 @@ impl RdmaHost {
             Some(Rnic {
                 mac: port.mac()?,
                 mtu: port.view().mtu,
-                gid_v1: place.v1.map(|source| source.gid).filter(|_| options.v1),
-                gid_v2: place.v2.map(|source| source.gid).filter(|_| options.v2),
+                gid_v1: choice.v1.map(|source| source.gid).filter(|_| options.v1),
+                gid_v2: choice.v2.map(|source| source.gid).filter(|_| options.v2),
                 max_links: if second { options.max_links } else { 1 },
             })
         });

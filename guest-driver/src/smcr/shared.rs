@@ -51,17 +51,17 @@ pub(crate) struct Shared {
     /// `epoch` on the kernel's clock.
     start: Timespec,
     /// Links and connections that end with the next work.
-    retired: Mutex<Vec<Retired>>,
-    news: Mutex<VecDeque<ReactorEvent>>,
-    has_news: AtomicBool,
+    deferred: Mutex<Vec<DeferredClose>>,
+    events: Mutex<VecDeque<ReactorEvent>>,
+    has_events: AtomicBool,
     signal: Arc<WorkSignal>,
     numbers: AtomicU32,
 }
 
-/// Links that were stopped and connections that end with them. What had arrived before counts, and may
-/// not have been looked at yet.
+/// Links that were stopped, and connections that end with them. Messages that arrived before count,
+/// and may still be in the receive queue.
 #[derive(Debug, Default)]
-pub(super) struct Retired {
+pub(super) struct DeferredClose {
     pub(super) links: Vec<Arc<Link>>,
     pub(super) lost: Vec<Arc<Endpoint>>,
 }
@@ -86,16 +86,16 @@ impl Shared {
             ports,
             epoch: Instant::now(),
             start: clock_gettime(ClockId::Monotonic),
-            retired: Mutex::default(),
-            news: Mutex::default(),
-            has_news: AtomicBool::new(false),
+            deferred: Mutex::default(),
+            events: Mutex::default(),
+            has_events: AtomicBool::new(false),
             signal,
             numbers: AtomicU32::new(first),
         }))
     }
 
-    /// As [`Shared::now`], up to a tick of the kernel ago: of the kernel's clocks the one that takes
-    /// least.
+    /// As [`Shared::now`], but up to one tick of the kernel old. It reads the cheapest of the kernel's
+    /// clocks.
     pub(super) fn lately(&self) -> Tick {
         let coarse = clock_gettime(ClockId::MonotonicCoarse);
         let micros = |time: Timespec| time.tv_sec * 1_000_000 + time.tv_nsec / 1000;
@@ -154,7 +154,7 @@ impl Shared {
     ///
     /// # Errors
     /// The completion queues have no room for another link.
-    pub(crate) fn enter_link(&self, link: &Arc<Link>) -> Result<(), VerbsError> {
+    pub(crate) fn add_link(&self, link: &Arc<Link>) -> Result<(), VerbsError> {
         let table = self.table(link.port().device());
         if table.is_some_and(|table| table.insert(link.qpn(), link)) {
             return Ok(());
@@ -205,14 +205,14 @@ impl Shared {
     }
 
     /// Takes all messages that have arrived by now, waiting for another thread that takes them. The
-    /// connections' events go to the next [`take_news`](Shared::take_news). Called without locks of
+    /// connections' events go to the next [`take_events`](Shared::take_events). Called without locks of
     /// groups' states or connections.
     pub(super) fn take_receives(&self, device: &Device) {
         // More than the queue holds has come since.
         let rounds = device.recv_cq().entries() as usize / BATCH + 1;
         loop {
             for _ in 0..rounds {
-                let tell = &mut |token| self.tell(ReactorEvent::Arrived(token));
+                let tell = &mut |token| self.post_event(ReactorEvent::Arrived(token));
                 if !self.receive_batch(device, device.receives(), &|| self.now(), tell) {
                     break;
                 }
@@ -343,63 +343,65 @@ impl Shared {
         self.flush_waiting(link);
     }
 
-    /// Ends what was [retired](Retired) once its last messages were taken.
-    pub(super) fn retire(&self, retired: Retired) {
-        retired.links.iter().for_each(|link| link.stop());
-        lock(&self.retired).push(retired);
+    /// Stops links now, and has the next work close them and fail the connections, after their last
+    /// messages were taken.
+    pub(super) fn defer_close(&self, deferred: DeferredClose) {
+        deferred.links.iter().for_each(|link| link.stop());
+        lock(&self.deferred).push(deferred);
         self.signal.post();
     }
 
     /// Whether links or connections wait for their end.
-    pub(super) fn has_retired(&self) -> bool {
-        !lock(&self.retired).is_empty()
+    pub(super) fn has_deferred(&self) -> bool {
+        !lock(&self.deferred).is_empty()
     }
 
-    /// Ends what was [retired](Retired) until now. Called without locks.
-    pub(super) fn bury_all(&self) {
-        let retired = std::mem::take(&mut *lock(&self.retired));
-        for Retired { links, lost } in retired {
+    /// Closes the links and fails the connections that were deferred until now. Called without locks.
+    pub(super) fn close_deferred(&self) {
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        for DeferredClose { links, lost } in deferred {
             for link in links {
                 self.take_receives(link.port().device());
                 self.close_link(&link);
             }
             for endpoint in lost {
                 endpoint.fail();
-                self.tell_lost(endpoint.token());
+                self.post_lost(endpoint.token());
             }
         }
     }
 
-    fn tell(&self, news: ReactorEvent) {
-        lock(&self.news).push_back(news);
-        if !self.has_news.swap(true, Ordering::SeqCst) {
+    fn post_event(&self, event: ReactorEvent) {
+        lock(&self.events).push_back(event);
+        if !self.has_events.swap(true, Ordering::SeqCst) {
             self.signal.wake();
         }
     }
 
-    /// A connection cannot go on.
-    pub(crate) fn tell_lost(&self, token: u32) {
-        self.tell(ReactorEvent::Lost(token));
+    /// Posts the event that a connection has failed.
+    pub(crate) fn post_lost(&self, token: u32) {
+        self.post_event(ReactorEvent::Lost(token));
     }
 
-    /// The peer has given the element of a connection to another one.
-    pub(crate) fn tell_taken(&self, token: u32) {
-        self.tell(ReactorEvent::Taken(token));
+    /// Posts the event that the peer has given the element of a connection to another one.
+    pub(crate) fn post_taken(&self, token: u32) {
+        self.post_event(ReactorEvent::Taken(token));
     }
 
-    /// Timers of groups may be sooner than they were.
+    /// Posts the event that timers of groups may be sooner than before.
     pub(crate) fn timers_changed(&self) {
-        let told = lock(&self.news).iter().any(|news| matches!(news, ReactorEvent::Timers));
-        if !told {
-            self.tell(ReactorEvent::Timers);
+        let posted = lock(&self.events).iter().any(|event| matches!(event, ReactorEvent::Timers));
+        if !posted {
+            self.post_event(ReactorEvent::Timers);
         }
     }
 
-    pub(super) fn take_news(&self) -> VecDeque<ReactorEvent> {
-        if !self.has_news.load(Ordering::SeqCst) || !self.has_news.swap(false, Ordering::SeqCst) {
+    pub(super) fn take_events(&self) -> VecDeque<ReactorEvent> {
+        if !self.has_events.load(Ordering::SeqCst) || !self.has_events.swap(false, Ordering::SeqCst)
+        {
             return VecDeque::new();
         }
-        std::mem::take(&mut *lock(&self.news))
+        std::mem::take(&mut *lock(&self.events))
     }
 }
 
@@ -429,7 +431,7 @@ impl FreshTokens {
     }
 }
 
-/// What Accept or Confirm tell of this end of a link, but for the element.
+/// This end of a link as Accept or Confirm state it, without the element.
 pub(crate) fn link_end(link: &super::link::Link, direct: bool) -> LinkEnd {
     use smc_core::wire::ids::{Mac, Rkey, SizeCode};
     LinkEnd {

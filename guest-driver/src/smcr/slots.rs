@@ -60,7 +60,7 @@ impl Slots {
                 return None;
             }
             let slot = mine.trailing_zeros();
-            // Acquire: the slot's buffer was let go of by whoever freed it.
+            // Acquire: the thread that freed the slot no longer uses its buffer.
             match self.free.compare_exchange_weak(
                 free,
                 free & !(1 << slot),

@@ -2,25 +2,22 @@
 //!
 //! Rules kept here: RMB-5, RMB-6, RMB-27, CDC-11.
 
-use smc_core::connection::EYE_CATCHER_LEN;
+use smc_core::connection::{EYE_CATCHER_LEN, Span};
 use smc_core::wire::Cursor;
 
 /// A receive element as the ring in it: full, or behind an eye catcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingLayout {
     /// Length of the element, bytes.
     len: u32,
     /// Offset of the ring's first byte; cursors count from the start of the element.
     head: u32,
 }
 
-/// A stretch of an element: offset and length, bytes.
-pub(crate) type Stretch = (u32, u32);
-
-impl Shape {
+impl RingLayout {
     /// An element of `len` bytes.
-    pub(crate) fn new(len: u32, eye_catcher: bool) -> Shape {
-        Shape { len, head: if eye_catcher { EYE_CATCHER_LEN } else { 0 } }
+    pub(crate) fn new(len: u32, eye_catcher: bool) -> RingLayout {
+        RingLayout { len, head: if eye_catcher { EYE_CATCHER_LEN } else { 0 } }
     }
 
     /// Length of the element, bytes.
@@ -38,24 +35,28 @@ impl Shape {
         Cursor::new(0, self.head)
     }
 
-    /// The bytes from `from` up to `to`, at most one ring: the second stretch is empty unless the
-    /// ring wraps in between. Both cursors are this side's own or were judged; others yield
-    /// something that lies in the element.
+    /// The bytes from `from` up to `to`, at most one ring. The second span is empty unless the ring
+    /// wraps in between. Both cursors are this side's own or were checked. Other cursors give spans
+    /// that still lie in the element.
     #[inline]
-    pub(crate) fn between(&self, from: Cursor, to: Cursor) -> [Stretch; 2] {
+    pub(crate) fn between(&self, from: Cursor, to: Cursor) -> [Span; 2] {
         let inside = |count: u32| count.clamp(self.head, self.len);
         let (start, end) = (inside(from.count), inside(to.count));
         if from.wrap == to.wrap {
-            return [(start, end.saturating_sub(start)), (self.head, 0)];
+            return [span(start, end.saturating_sub(start)), span(self.head, 0)];
         }
-        [(start, self.len - start), (self.head, end.min(start) - self.head)]
+        [span(start, self.len - start), span(self.head, end.min(start) - self.head)]
     }
 }
 
-/// How many bytes two stretches have.
+fn span(offset: u32, len: u32) -> Span {
+    Span { offset, len }
+}
+
+/// The length of both spans, bytes.
 #[cfg(test)]
-pub(crate) fn total(stretches: [Stretch; 2]) -> u64 {
-    stretches.iter().map(|(_, len)| u64::from(*len)).sum()
+pub(crate) fn total(spans: [Span; 2]) -> u64 {
+    spans.iter().map(|span| u64::from(span.len)).sum()
 }
 
 #[cfg(test)]
@@ -63,28 +64,32 @@ mod tests {
     use super::*;
     use smc_core::connection::{Ring, Sender};
 
+    fn between(layout: RingLayout, from: Cursor, to: Cursor) -> [(u32, u32); 2] {
+        layout.between(from, to).map(|span| (span.offset, span.len))
+    }
+
     fn cursor(wrap: u16, count: u32) -> Cursor {
         Cursor::new(wrap, count)
     }
 
     #[test]
     fn nothing_part_and_all_of_a_ring() {
-        let shape = Shape::new(100, false);
-        assert_eq!(shape.between(cursor(3, 40), cursor(3, 40)), [(40, 0), (0, 0)]);
-        assert_eq!(shape.between(cursor(3, 40), cursor(3, 90)), [(40, 50), (0, 0)]);
-        assert_eq!(shape.between(cursor(3, 40), cursor(4, 10)), [(40, 60), (0, 10)]);
-        assert_eq!(shape.between(cursor(3, 40), cursor(4, 40)), [(40, 60), (0, 40)]);
-        assert_eq!(shape.between(cursor(3, 0), cursor(4, 0)), [(0, 100), (0, 0)]);
-        assert_eq!(shape.between(cursor(u16::MAX, 90), cursor(0, 0)), [(90, 10), (0, 0)]);
+        let layout = RingLayout::new(100, false);
+        assert_eq!(between(layout, cursor(3, 40), cursor(3, 40)), [(40, 0), (0, 0)]);
+        assert_eq!(between(layout, cursor(3, 40), cursor(3, 90)), [(40, 50), (0, 0)]);
+        assert_eq!(between(layout, cursor(3, 40), cursor(4, 10)), [(40, 60), (0, 10)]);
+        assert_eq!(between(layout, cursor(3, 40), cursor(4, 40)), [(40, 60), (0, 40)]);
+        assert_eq!(between(layout, cursor(3, 0), cursor(4, 0)), [(0, 100), (0, 0)]);
+        assert_eq!(between(layout, cursor(u16::MAX, 90), cursor(0, 0)), [(90, 10), (0, 0)]);
     }
 
     // Shows: RMB-6, CDC-11.
     #[test]
     fn the_eye_catcher_is_never_part_of_it() {
-        let shape = Shape::new(100, true);
-        assert_eq!(shape.start(), cursor(0, 4));
-        assert_eq!(shape.between(cursor(0, 50), cursor(1, 50)), [(50, 50), (4, 46)]);
-        assert_eq!(shape.between(cursor(0, 50), cursor(1, 4)), [(50, 50), (4, 0)]);
+        let layout = RingLayout::new(100, true);
+        assert_eq!(layout.start(), cursor(0, 4));
+        assert_eq!(between(layout, cursor(0, 50), cursor(1, 50)), [(50, 50), (4, 46)]);
+        assert_eq!(between(layout, cursor(0, 50), cursor(1, 4)), [(50, 50), (4, 0)]);
     }
 
     proptest::proptest! {
@@ -98,18 +103,18 @@ mod tests {
                 true => Ring::smcr(64 + EYE_CATCHER_LEN).unwrap(),
                 false => Ring::smcr_without_eye_catcher(64).unwrap(),
             };
-            let shape = Shape::new(64 + if eye_catcher { EYE_CATCHER_LEN } else { 0 }, eye_catcher);
+            let layout = RingLayout::new(64 + if eye_catcher { EYE_CATCHER_LEN } else { 0 }, eye_catcher);
             let mut sender = Sender::new(ring);
             let mut read = sender.cursor();
             for (write, keep) in steps {
                 let from = sender.cursor();
                 let spans = sender.spans(write);
                 let n = sender.advance(write, false);
-                let got = shape.between(from, sender.cursor());
+                let got = layout.between(from, sender.cursor());
                 proptest::prop_assert_eq!(total(got), u64::from(n));
-                for (span, stretch) in spans.iter().zip(got) {
-                    if span.len != 0 || stretch.1 != 0 {
-                        proptest::prop_assert_eq!((span.offset, span.len), stretch);
+                for (span, got) in spans.iter().zip(got) {
+                    if span.len != 0 || got.len != 0 {
+                        proptest::prop_assert_eq!(*span, got);
                     }
                 }
                 if sender.in_flight() > keep {
@@ -117,7 +122,7 @@ mod tests {
                     sender.on_peer_consumer(read).unwrap();
                 }
                 // What the peer has not confirmed is all that lies between the two.
-                let unread = total(shape.between(read, sender.cursor()));
+                let unread = total(layout.between(read, sender.cursor()));
                 proptest::prop_assert_eq!(unread, u64::from(sender.in_flight()));
             }
         }
@@ -125,8 +130,8 @@ mod tests {
         // Shows: RMB-27, SEC-11.
         #[test]
         fn never_leaves_the_element(a: u16, b: u32, c: u16, d: u32, eye_catcher: bool) {
-            let shape = Shape::new(256, eye_catcher);
-            for (offset, len) in shape.between(cursor(a, b), cursor(c, d)) {
+            let layout = RingLayout::new(256, eye_catcher);
+            for Span { offset, len } in layout.between(cursor(a, b), cursor(c, d)) {
                 proptest::prop_assert!(offset + len <= 256);
             }
         }

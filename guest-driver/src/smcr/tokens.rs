@@ -21,8 +21,8 @@ pub(crate) fn random_psn() -> io::Result<u32> {
 
 type Map<T> = FxHashMap<u32, Arc<T>>;
 
-/// What connections of one link group are called by their peer (CDC-4): random, so that one who
-/// sees a token cannot guess another, and never zero.
+/// Alert tokens, by which peers name connections (CDC-4). They are random, so that a peer that sees a
+/// token cannot guess another one, and never zero.
 #[derive(Debug)]
 pub(crate) struct Tokens<T> {
     map: RwLock<Map<T>>,
@@ -51,13 +51,13 @@ impl<T> Tokens<T> {
         }
     }
 
-    /// Whose token it is.
+    /// The owner of a token.
     #[inline]
     pub(crate) fn get(&self, token: u32) -> Option<Arc<T>> {
         self.map.read().unwrap_or_else(PoisonError::into_inner).get(&token).cloned()
     }
 
-    /// The token is nobody's any more.
+    /// Removes a token.
     pub(crate) fn remove(&self, token: u32) -> Option<Arc<T>> {
         self.map.write().unwrap_or_else(PoisonError::into_inner).remove(&token)
     }

@@ -1,8 +1,8 @@
-//! The two words in which a connection reads what its peer says.
+//! The two control words of a connection's peer.
 //!
-//! On SMC-D the peer stores them into the DMB. Here they are this process's own memory, and whoever
-//! takes a CDC message from the completion queue stores them: producer word first, as a peer on
-//! SMC-D would. A reader never sees one word of one message next to the other word of another one,
+//! On SMC-D the peer stores them into the DMB. Here they are in this process's own memory, and the
+//! thread that takes a CDC message from the completion queue stores them: producer word first, as a
+//! peer on SMC-D does. A reader never sees one word of one message next to the other word of another one,
 //! so urgent marks stay with their cursors even if messages were left out in between.
 //!
 //! A failover validation is no message with words of its own. It leaves a mark in them (F), which
@@ -18,10 +18,10 @@ use smc_core::connection::{Order, Sequence};
 use smc_core::wire::Cursor;
 use smc_core::wire::cdc::{Cdc, ConsumerWord, ProducerFlags, ProducerWord};
 
-/// What became of a CDC message.
+/// The effect of a CDC message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// The words say what it said.
+    /// The words are those of the message.
     Stored,
     /// Sent before one that was processed: discarded (CDC-7).
     Overtaken,
@@ -67,8 +67,8 @@ impl Words {
     pub(crate) fn load(&self) -> [u64; 2] {
         loop {
             let before = self.version.load(Ordering::Acquire);
-            // Acquire: partners of the Release stores in `store`. Who sees a word sees the bytes it
-            // announces, which the adapter wrote before the completion.
+            // Acquire: partners of the Release stores in `store`. A thread that sees a word sees the
+            // bytes that it announces, which the adapter wrote before the completion.
             let words =
                 [self.words[0].load(Ordering::Acquire), self.words[1].load(Ordering::Acquire)];
             if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {

@@ -15,8 +15,8 @@ use smc_core::link_group::Role;
 use super::super::decline::send_decline;
 use super::super::tcp::send;
 use super::super::{Broken, Outcome};
-use super::contact::{Draft, finish, reason_of, remote_of};
-use super::first::Rising;
+use super::bring_up::LinkBringUp;
+use super::pending::{PendingConn, finish_established, reason_of, remote_of};
 use crate::smcr::alternates::alternate_gids;
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
@@ -25,13 +25,13 @@ use crate::verbs::VerbsError;
 
 /// How long the LLC side of a handshake may take; the link group has its own times, which are
 /// shorter.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LLC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A client's handshake under way.
 pub(crate) struct Connecting {
     host: Arc<RdmaHost>,
     config: Arc<Config>,
-    bell: Arc<EventFd>,
+    notifier: Arc<EventFd>,
     deadline: Instant,
     buffer: u32,
     stage: Stage,
@@ -41,16 +41,16 @@ enum Stage {
     /// The group's first contact is not over at this end.
     Group(Box<AcceptedR>, Arc<Group>),
     /// The peer has to confirm the own RMB.
-    Rmb(Box<AcceptedR>, Draft),
+    Rmb(Box<AcceptedR>, PendingConn),
     /// The server offers a first contact.
     Offered(Box<AcceptedR>),
     /// A first contact: LLC confirms the link.
-    Llc(Box<Rising>),
+    Llc(Box<LinkBringUp>),
     Over,
 }
 
 impl RdmaHost {
-    /// What there is of the link that a server names at a subsequent contact.
+    /// Whether this host has the link that a server names at a subsequent contact.
     pub(crate) fn known_link(&self, peer: &PeerLink) -> KnownLink {
         match self.link_groups().to_server(peer) {
             None => KnownLink::NoGroup,
@@ -72,28 +72,28 @@ impl Connecting {
         accepted: AcceptedR,
         buffer: u32,
     ) -> Result<Connecting, SendDecline> {
-        let Ok(bell) = EventFd::new() else {
+        let Ok(notifier) = EventFd::new() else {
             return Err(accepted.decline(DeclineReason::NoMemory));
         };
-        // Whatever can be done at once is done by the first call of `advance`.
-        bell.signal();
-        let bell = Arc::new(bell);
+        // Readable at once, so that the first call of `advance` does what needs no answer.
+        notifier.signal();
+        let notifier = Arc::new(notifier);
         let stage = if accepted.first_contact() {
             Stage::Offered(Box::new(accepted))
         } else {
             let Some((group, _)) = host.link_groups().to_server(&accepted.peer_link()) else {
                 return Err(accepted.decline(DeclineReason::NoActiveLink));
             };
-            group.watch(&bell);
+            group.watch(&notifier);
             Stage::Group(Box::new(accepted), group)
         };
-        let (host, config, deadline) = (host.clone(), config.clone(), Instant::now() + PATIENCE);
-        Ok(Connecting { host, config, bell, deadline, buffer, stage })
+        let (host, config, deadline) = (host.clone(), config.clone(), Instant::now() + LLC_TIMEOUT);
+        Ok(Connecting { host, config, notifier, deadline, buffer, stage })
     }
 
     /// Readable when [`Connecting::advance`] has something to do; so is it when TCP is.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.notifier.as_fd()
     }
 
     /// When [`Connecting::advance`] is to be called at the latest.
@@ -106,7 +106,7 @@ impl Connecting {
     /// # Errors
     /// The connection is broken.
     pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
-        self.bell.clear();
+        self.notifier.clear();
         if Instant::now() >= self.deadline {
             // The link group ought to have given up by itself.
             return Err(Broken::Late(DeclineReason::LinkNotReady));
@@ -119,7 +119,7 @@ impl Connecting {
                         return Ok(None);
                     }
                     Status::Usable => match self.take(&accepted, &group) {
-                        Ok(draft) => self.stage = Stage::Rmb(accepted, draft),
+                        Ok(pending) => self.stage = Stage::Rmb(accepted, pending),
                         Err(reason) => {
                             return send_decline(tcp, accepted.decline(reason)).map(Some);
                         }
@@ -129,10 +129,10 @@ impl Connecting {
                         return send_decline(tcp, decline).map(Some);
                     }
                 },
-                Stage::Rmb(accepted, draft) => match draft.is_confirmed() {
-                    Some(true) => return self.confirm(tcp, *accepted, draft).map(Some),
+                Stage::Rmb(accepted, pending) => match pending.is_confirmed() {
+                    Some(true) => return self.confirm(tcp, *accepted, pending).map(Some),
                     Some(false) => {
-                        self.stage = Stage::Rmb(accepted, draft);
+                        self.stage = Stage::Rmb(accepted, pending);
                         return Ok(None);
                     }
                     None => {
@@ -140,19 +140,19 @@ impl Connecting {
                         return send_decline(tcp, decline).map(Some);
                     }
                 },
-                Stage::Offered(accepted) => match self.begin(*accepted) {
-                    Ok((mut draft, established, confirm)) => {
-                        draft.tell();
+                Stage::Offered(accepted) => match self.start_first_contact(*accepted) {
+                    Ok((mut pending, established, confirm)) => {
+                        pending.mark_announced();
                         send(tcp, &confirm)?;
-                        let rising = Rising::new(draft, established, self.config.clone());
-                        self.stage = Stage::Llc(Box::new(rising));
+                        let bring_up = LinkBringUp::new(pending, established, self.config.clone());
+                        self.stage = Stage::Llc(Box::new(bring_up));
                     }
                     Err(decline) => return send_decline(tcp, decline).map(Some),
                 },
-                Stage::Llc(mut rising) => {
-                    let outcome = rising.advance(tcp)?;
+                Stage::Llc(mut bring_up) => {
+                    let outcome = bring_up.advance(tcp)?;
                     if outcome.is_none() {
-                        self.stage = Stage::Llc(rising);
+                        self.stage = Stage::Llc(bring_up);
                     }
                     return Ok(outcome);
                 }
@@ -161,7 +161,7 @@ impl Connecting {
         }
     }
 
-    fn take(&self, accepted: &AcceptedR, group: &Arc<Group>) -> Result<Draft, DeclineReason> {
+    fn take(&self, accepted: &AcceptedR, group: &Arc<Group>) -> Result<PendingConn, DeclineReason> {
         let peer = accepted.peer_link();
         let named = self.host.link_groups().to_server(&peer);
         let Some((found, Some(key))) = named else {
@@ -169,9 +169,9 @@ impl Connecting {
         };
         let link = found.link(key).ok_or(DeclineReason::UnknownLink(peer.qpn))?;
         if !Arc::ptr_eq(&found, group) {
-            found.watch(&self.bell);
+            found.watch(&self.notifier);
         }
-        Draft::new(self.host.link_groups(), &found, &link, self.buffer)
+        PendingConn::new(self.host.link_groups(), &found, &link, self.buffer)
             .map_err(|error| reason_of(&error))
     }
 
@@ -180,39 +180,42 @@ impl Connecting {
         &self,
         tcp: &TcpStream,
         accepted: AcceptedR,
-        mut draft: Draft,
+        mut pending: PendingConn,
     ) -> Result<Outcome, Broken> {
-        let Some(own) = draft.end(accepted.direct()) else {
+        let Some(own) = pending.end(accepted.direct()) else {
             return send_decline(tcp, accepted.decline(DeclineReason::NoActiveLink));
         };
-        if let Err(error) = draft.join(accepted.peer(), draft.link.key()) {
+        if let Err(error) = pending.join(accepted.peer(), pending.link.key()) {
             return send_decline(tcp, accepted.decline(reason_of(&error)));
         }
         let (established, confirm) = accepted.confirm(own, &[]);
-        draft.tell();
+        pending.mark_announced();
         send(tcp, &confirm)?;
-        finish(draft, established)
+        finish_established(pending, established)
     }
 
     /// A first contact: the queue pair can receive before the server knows of it.
-    fn begin(&self, accepted: AcceptedR) -> Result<(Draft, EstablishedR, Vec<u8>), SendDecline> {
+    fn start_first_contact(
+        &self,
+        accepted: AcceptedR,
+    ) -> Result<(PendingConn, EstablishedR, Vec<u8>), SendDecline> {
         let made = self.make(&accepted);
-        let (draft, direct) = match made {
+        let (pending, direct) = match made {
             Ok(made) => made,
             Err(reason) => return Err(accepted.decline(reason)),
         };
-        let Some(own) = draft.end(direct) else {
-            draft.group.abandon();
+        let Some(own) = pending.end(direct) else {
+            pending.group.fail_first_contact();
             return Err(accepted.decline(DeclineReason::LinkNotReady));
         };
         let version = accepted.version();
-        let alternates = alternate_gids(self.host.shared(), &draft.link, version);
+        let alternates = alternate_gids(self.host.shared(), &pending.link, version);
         let (established, confirm) = accepted.confirm(own, &alternates);
-        draft.start(Role::Client, &established);
-        Ok((draft, established, confirm))
+        pending.start(Role::Client, &established);
+        Ok((pending, established, confirm))
     }
 
-    fn make(&self, accepted: &AcceptedR) -> Result<(Draft, bool), DeclineReason> {
+    fn make(&self, accepted: &AcceptedR) -> Result<(PendingConn, bool), DeclineReason> {
         let shared = self.host.shared();
         let peer = accepted.peer_link();
         let v1 = accepted.version() == smc_core::wire::clc::Version::V1;
@@ -228,24 +231,24 @@ impl Connecting {
             tracing::debug!(%error, "no first link");
             DeclineReason::LinkNotReady
         };
-        let link = group.begin(port, source).map_err(not_ready)?;
-        group.watch(&self.bell);
+        let link = group.add_first_link(port, source).map_err(not_ready)?;
+        group.watch(&self.notifier);
         let made = || {
-            let draft = Draft::new(self.host.link_groups(), &group, &link, self.buffer)
+            let pending = PendingConn::new(self.host.link_groups(), &group, &link, self.buffer)
                 .map_err(|e| reason_of(&e))?;
             let own = port.view().mtu;
             let remote = accepted.peer();
             let mtu = if own.code() < remote.mtu.code() { own } else { remote.mtu };
             link.connect(remote_of(remote, mtu), direct).map_err(not_ready)?;
-            Ok(draft)
+            Ok(pending)
         };
         match made() {
-            Ok(draft) => {
-                self.host.link_groups().enter(group.clone());
-                Ok((draft, direct))
+            Ok(pending) => {
+                self.host.link_groups().add(group.clone());
+                Ok((pending, direct))
             }
             Err(reason) => {
-                group.abandon();
+                group.fail_first_contact();
                 Err(reason)
             }
         }

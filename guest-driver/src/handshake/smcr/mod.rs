@@ -1,8 +1,8 @@
 //! The part of a handshake that SMC-R has for itself: its link is brought up by LLC.
 
+mod bring_up;
 pub(super) mod client;
-mod contact;
-mod first;
+mod pending;
 pub(super) mod server;
 
 pub(super) use client::Connecting;

@@ -19,8 +19,8 @@ use smc_core::wire::clc::Version;
 use super::super::decline::send_decline;
 use super::super::tcp::{fill, send};
 use super::super::{Broken, Outcome};
-use super::contact::{Draft, finish, reason_of, remote_of};
-use super::first::Rising;
+use super::bring_up::LinkBringUp;
+use super::pending::{PendingConn, finish_established, reason_of, remote_of};
 use crate::smcr::group::{Group, Status};
 use crate::smcr::host::RdmaHost;
 use crate::smcr::port::{Port, Source};
@@ -28,22 +28,22 @@ use crate::sys::EventFd;
 
 /// How long a handshake waits for the first contact of another one with the same peer, and for the
 /// peer to confirm an RMB. Less than a client waits for Accept.
-const LLC_PATIENCE: Duration = Duration::from_millis(4500);
+const LLC_TIMEOUT: Duration = Duration::from_millis(4500);
 /// How long a first contact may take after Confirm; the link group has its own times, which are
 /// shorter.
-const FIRST_PATIENCE: Duration = Duration::from_secs(20);
+const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server's handshake under way.
 pub(crate) struct Accepting {
     host: Arc<RdmaHost>,
     config: Arc<Config>,
-    bell: Arc<EventFd>,
+    notifier: Arc<EventFd>,
     peer: PeerRnic,
     port: Arc<Port>,
     source: Source,
     direct: bool,
     buffer: u32,
-    patience: Duration,
+    confirm_timeout: Duration,
     deadline: Instant,
     stage: Stage,
 }
@@ -52,25 +52,25 @@ enum Stage {
     /// Another handshake with this peer makes the group.
     Group(Box<Selection>),
     /// The peer has to confirm the own RMB.
-    Rmb(Box<Selection>, Draft),
+    Rmb(Box<Selection>, PendingConn),
     Confirm(Box<Accepted>),
-    Llc(Box<Rising>),
+    Llc(Box<LinkBringUp>),
     Over,
 }
 
 struct Accepted {
     awaiting: AwaitConfirmR,
     reader: ClcReader,
-    draft: Draft,
+    pending: PendingConn,
     first: bool,
 }
 
-/// A choice that came to nothing: another one may be tried.
+/// A choice that failed: the handshake may try another one.
 pub(crate) type Refused = (Box<Selection>, DeclineReason);
 
 impl Accepting {
     /// Takes up the choice of SMC-R with this adapter of the client. `buffer`: bytes of the own
-    /// element; `patience`: how long Confirm is awaited. [`Accepting::advance`] goes on.
+    /// element; `confirm_timeout`: how long Confirm is awaited. [`Accepting::advance`] goes on.
     ///
     /// # Errors
     /// The Selection, for another choice, and why it is not this one.
@@ -80,7 +80,7 @@ impl Accepting {
         selection: Selection,
         peer: PeerRnic,
         buffer: u32,
-        patience: Duration,
+        confirm_timeout: Duration,
     ) -> Result<Accepting, Refused> {
         let selection = Box::new(selection);
         let found = (|| {
@@ -95,10 +95,10 @@ impl Accepting {
         let Some((port, source)) = found else {
             return Err((selection, DeclineReason::NoRnic));
         };
-        let Ok(bell) = EventFd::new() else {
+        let Ok(notifier) = EventFd::new() else {
             return Err((selection, DeclineReason::NoMemory));
         };
-        bell.signal();
+        notifier.signal();
         let direct = match source.gid.to_ipv4() {
             Some(v4) => host.subnets().is_direct(v4.into(), peer.gid()),
             None => host.subnets().is_direct(source.gid.0.into(), peer.gid()),
@@ -106,21 +106,21 @@ impl Accepting {
         Ok(Accepting {
             host: host.clone(),
             config: config.clone(),
-            bell: Arc::new(bell),
+            notifier: Arc::new(notifier),
             peer,
             port,
             source,
             direct: direct || peer.version() == Version::V1,
             buffer,
-            patience,
-            deadline: Instant::now() + LLC_PATIENCE,
+            confirm_timeout,
+            deadline: Instant::now() + LLC_TIMEOUT,
             stage: Stage::Group(selection),
         })
     }
 
     /// Readable when [`Accepting::advance`] has something to do; so is it when TCP is.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.notifier.as_fd()
     }
 
     /// When [`Accepting::advance`] is to be called at the latest.
@@ -133,7 +133,7 @@ impl Accepting {
     /// # Errors
     /// The connection is broken.
     pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
-        self.bell.clear();
+        self.notifier.clear();
         let late = Instant::now() >= self.deadline;
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -142,21 +142,23 @@ impl Accepting {
                         self.stage = Stage::Group(selection);
                         return Ok(None);
                     }
-                    Some(Ok(draft)) => self.stage = Stage::Rmb(selection, draft),
+                    Some(Ok(pending)) => self.stage = Stage::Rmb(selection, pending),
                     Some(Err(reason)) => {
                         return send_decline(tcp, selection.decline(reason)).map(Some);
                     }
                 },
-                Stage::Rmb(selection, draft) => match draft.is_confirmed() {
+                Stage::Rmb(selection, pending) => match pending.is_confirmed() {
                     // Of a first contact, Accept itself tells the peer of the RMB.
-                    _ if draft.group.terms().is_none() => self.accept(tcp, *selection, draft)?,
-                    Some(true) => self.accept(tcp, *selection, draft)?,
+                    _ if pending.group.terms().is_none() => {
+                        self.accept(tcp, *selection, pending)?
+                    }
+                    Some(true) => self.accept(tcp, *selection, pending)?,
                     Some(false) if !late => {
-                        self.stage = Stage::Rmb(selection, draft);
+                        self.stage = Stage::Rmb(selection, pending);
                         return Ok(None);
                     }
                     // Another group may be there, or made.
-                    _ if !late && draft.group.status() == Status::Over => {
+                    _ if !late && pending.group.status() == Status::Over => {
                         self.stage = Stage::Group(selection);
                     }
                     _ => {
@@ -178,14 +180,14 @@ impl Accepting {
                         return Ok(Some(outcome));
                     }
                 }
-                Stage::Llc(mut rising) => {
-                    if let Some(outcome) = rising.advance(tcp)? {
+                Stage::Llc(mut bring_up) => {
+                    if let Some(outcome) = bring_up.advance(tcp)? {
                         return Ok(Some(outcome));
                     }
                     if late {
                         return Err(Broken::Late(DeclineReason::LinkNotReady));
                     }
-                    self.stage = Stage::Llc(rising);
+                    self.stage = Stage::Llc(bring_up);
                     return Ok(None);
                 }
                 Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
@@ -193,15 +195,15 @@ impl Accepting {
         }
     }
 
-    /// A link of a group that is there, or of one that begins. `None`: the group is about to be
-    /// there.
-    fn find(&self, late: bool) -> Option<Result<Draft, DeclineReason>> {
+    /// A pending connection on a link of an existing group, or of a new one. `None`: another handshake
+    /// is making the group.
+    fn find(&self, late: bool) -> Option<Result<PendingConn, DeclineReason>> {
         if let Some(group) = self.host.link_groups().for_client(&self.peer) {
             if group.status() == Status::Usable {
                 return Some(self.join(&group));
             }
             if !late {
-                group.watch(&self.bell);
+                group.watch(&self.notifier);
                 // It may have become usable just before.
                 if group.status() == Status::Forming {
                     return None;
@@ -209,28 +211,28 @@ impl Accepting {
                 return self.find(true);
             }
         }
-        Some(self.begin())
+        Some(self.start_first_contact())
     }
 
-    fn join(&self, group: &Arc<Group>) -> Result<Draft, DeclineReason> {
+    fn join(&self, group: &Arc<Group>) -> Result<PendingConn, DeclineReason> {
         let key = group.with(|machine, _| machine.pick_link()).flatten();
         let link = key.and_then(|key| group.link(key)).ok_or(DeclineReason::NoActiveLink)?;
-        group.watch(&self.bell);
-        Draft::new(self.host.link_groups(), group, &link, self.buffer)
+        group.watch(&self.notifier);
+        PendingConn::new(self.host.link_groups(), group, &link, self.buffer)
             .map_err(|error| reason_of(&error))
     }
 
-    fn begin(&self) -> Result<Draft, DeclineReason> {
+    fn start_first_contact(&self) -> Result<PendingConn, DeclineReason> {
         let shared = self.host.shared();
         let group = Group::new(shared.next_number(), Role::Server, self.peer, shared);
-        let link = group.begin(&self.port, self.source).map_err(|error| {
+        let link = group.add_first_link(&self.port, self.source).map_err(|error| {
             tracing::debug!(%error, "no first link");
             DeclineReason::LinkNotReady
         })?;
-        group.watch(&self.bell);
-        self.host.link_groups().enter(group.clone());
-        Draft::new(self.host.link_groups(), &group, &link, self.buffer).map_err(|error| {
-            group.abandon();
+        group.watch(&self.notifier);
+        self.host.link_groups().add(group.clone());
+        PendingConn::new(self.host.link_groups(), &group, &link, self.buffer).map_err(|error| {
+            group.fail_first_contact();
             reason_of(&error)
         })
     }
@@ -239,32 +241,32 @@ impl Accepting {
         &mut self,
         tcp: &TcpStream,
         selection: Selection,
-        mut draft: Draft,
+        mut pending: PendingConn,
     ) -> Result<(), Broken> {
-        let known = draft.group.terms();
-        let own = draft.end(self.direct);
+        let known = pending.group.terms();
+        let own = pending.end(self.direct);
         let offered =
             own.and_then(|own| selection.accept_r(self.peer.version(), known, own, Tick(0)));
         let Some((awaiting, message)) = offered else {
-            draft.group.abandon();
+            pending.group.fail_first_contact();
             return Err(Broken::Late(DeclineReason::Internal));
         };
-        draft.tell();
+        pending.mark_announced();
         let first = known.is_none();
         if let Err(error) = send(tcp, &message) {
-            draft.group.abandon();
+            pending.group.fail_first_contact();
             return Err(error.into());
         }
         let reader = awaiting.reader();
-        self.deadline = Instant::now() + self.patience;
-        self.stage = Stage::Confirm(Box::new(Accepted { awaiting, reader, draft, first }));
+        self.deadline = Instant::now() + self.confirm_timeout;
+        self.stage = Stage::Confirm(Box::new(Accepted { awaiting, reader, pending, first }));
         Ok(())
     }
 
-    /// A first contact that comes to nothing takes its group with it.
+    /// Ends the group of a first contact that failed.
     fn drop_first(&self, accepted: &Accepted) {
         if accepted.first {
-            accepted.draft.group.abandon();
+            accepted.pending.group.fail_first_contact();
         }
     }
 
@@ -273,23 +275,23 @@ impl Accepting {
         tcp: &TcpStream,
         accepted: Accepted,
     ) -> Result<Option<Outcome>, Broken> {
-        let Accepted { awaiting, reader, draft, first } = accepted;
-        let group = draft.group.clone();
+        let Accepted { awaiting, reader, pending, first } = accepted;
+        let group = pending.group.clone();
         let is_link = |peer: &PeerLink| link_to(&group, peer).is_some();
         let message = reader.message().unwrap_or_default();
-        let abandon = || {
+        let fail_first_contact = || {
             if first {
-                group.abandon()
+                group.fail_first_contact()
             }
         };
         let established = match awaiting.handle(message, is_link) {
             ConfirmStepR::Established(established) => established,
             ConfirmStepR::Decline(decline) => {
-                abandon();
+                fail_first_contact();
                 return send_decline(tcp, decline).map(Some);
             }
             ConfirmStepR::PeerDeclined(declined) => {
-                abandon();
+                fail_first_contact();
                 if declined.out_of_sync && !first {
                     let reason = smc_core::wire::llc::DeleteReason::LOST_PATH;
                     group.with(|machine, now| machine.terminate(reason, now));
@@ -297,7 +299,7 @@ impl Accepting {
                 return Ok(Some(Outcome::Tcp(FallbackReason::DeclinedByPeer(declined).into())));
             }
             ConfirmStepR::Fail(error) => {
-                abandon();
+                fail_first_contact();
                 return Err(error.into());
             }
         };
@@ -307,27 +309,27 @@ impl Accepting {
             let peer = &established.peer;
             let find = |machine: &mut LinkGroup, _| machine.link_to(peer.qpn, peer.gid);
             let on = group.with(find).flatten();
-            let joined = on.map(|on| draft.join(&established.peer, on));
+            let joined = on.map(|on| pending.join(&established.peer, on));
             return match joined {
-                Some(Ok(())) => finish(draft, established).map(Some),
+                Some(Ok(())) => finish_established(pending, established).map(Some),
                 // Too late for TCP: the client may have written already (CLC-53).
                 Some(Err(error)) => Err(Broken::Late(reason_of(&error))),
                 None => Err(Broken::Late(DeclineReason::NoActiveLink)),
             };
         }
         let remote = remote_of(&established.peer, established.mtu);
-        if let Err(error) = draft.link.connect(remote, self.direct) {
+        if let Err(error) = pending.link.connect(remote, self.direct) {
             tracing::debug!(%error, "no first link");
-            abandon();
+            fail_first_contact();
             return match established.decline(&self.config, DeclineReason::LinkNotReady) {
                 Some(decline) => send_decline(tcp, decline).map(Some),
                 None => Err(Broken::Late(DeclineReason::LinkNotReady)),
             };
         }
-        draft.start(Role::Server, &established);
-        self.deadline = Instant::now() + FIRST_PATIENCE;
-        let rising = Rising::new(draft, established, self.config.clone());
-        self.stage = Stage::Llc(Box::new(rising));
+        pending.start(Role::Server, &established);
+        self.deadline = Instant::now() + FIRST_CONTACT_TIMEOUT;
+        let bring_up = LinkBringUp::new(pending, established, self.config.clone());
+        self.stage = Stage::Llc(Box::new(bring_up));
         Ok(None)
     }
 }
@@ -339,7 +341,7 @@ fn link_to(group: &Arc<Group>, peer: &PeerLink) -> Option<LinkKey> {
 
 impl Drop for Accepting {
     fn drop(&mut self) {
-        // Given up by its owner: TCP broke, or the listener was closed.
+        // The owner dropped the handshake: TCP broke, or the listener was closed.
         if let Stage::Confirm(accepted) = &self.stage {
             self.drop_first(accepted);
         }

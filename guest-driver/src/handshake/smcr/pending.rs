@@ -1,4 +1,4 @@
-//! What both ends of a handshake do alike.
+//! A connection under construction, and what both ends of a handshake share.
 //!
 //! Rules kept here: CLCV2-72, CLCV2-73, CLCV2-84, LG-28, RMB-4, RMB-10, RMB-12, RMB-25, ERR-1.
 
@@ -15,13 +15,13 @@ use smc_core::wire::ids::{Mac, Mtu, SizeCode};
 use super::super::{Broken, EstablishedConn, Outcome};
 use crate::smcr::alternates::alternates;
 use crate::smcr::buffers::Rmb;
-use crate::smcr::element::SmcrConn;
+use crate::smcr::conn::SmcrConn;
 use crate::smcr::endpoint::{Endpoint, Target};
-use crate::smcr::group::{Group, NoPlace};
+use crate::smcr::group::{Group, JoinError};
 use crate::smcr::groups::LinkGroups;
 use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
-use crate::smcr::spans::Shape;
+use crate::smcr::spans::RingLayout;
 use crate::verbs::VerbsError;
 
 /// Elements are so many times as long as the receive buffer that was asked for. There is no send
@@ -30,44 +30,45 @@ use crate::verbs::VerbsError;
 const ELEMENT: u32 = 2;
 
 /// A connection that is being made: taken back when dropped, unless it becomes an [`SmcrConn`].
-pub(super) struct Draft {
+pub(super) struct PendingConn {
     groups: Arc<LinkGroups>,
     pub(super) group: Arc<Group>,
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) link: Arc<Link>,
     rmb: Option<Arc<Rmb>>,
-    /// The peer may write, or may have written.
-    told: bool,
+    /// The RMB was announced to the peer, which may write from then on.
+    announced: bool,
 }
 
-impl Draft {
+impl PendingConn {
     /// An RMB for a receive buffer of so many bytes, and a token.
     pub(super) fn new(
         groups: &Arc<LinkGroups>,
         group: &Arc<Group>,
         link: &Arc<Link>,
         buffer: u32,
-    ) -> Result<Draft, NoPlace> {
+    ) -> Result<PendingConn, JoinError> {
         let rmb = group.take_rmb(buffer.saturating_mul(ELEMENT), link.key())?;
         let (number, start) = (group.number(), group.shared().options.ring_start());
         let made = group.shared().tokens.insert(|token| Endpoint::new(token, number, start));
         let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
         let key = link.key();
         let (groups, group, link) = (groups.clone(), group.clone(), link.clone());
-        let draft = Draft { groups, group, endpoint, link, rmb: Some(rmb), told: false };
-        // What was taken is given back with the draft.
-        draft.group.reserve(&draft.endpoint, key)?;
-        Ok(draft)
+        let pending =
+            PendingConn { groups, group, endpoint, link, rmb: Some(rmb), announced: false };
+        // Dropping `pending` releases what was taken.
+        pending.group.reserve(&pending.endpoint, key)?;
+        Ok(pending)
     }
 
-    /// Whether the peer knows the RMB; `None`: it does not want it.
+    /// Whether the peer has confirmed the RMB; `None`: the peer has refused it.
     pub(super) fn is_confirmed(&self) -> Option<bool> {
         self.group.is_confirmed(self.rmb.as_ref()?)
     }
 
-    /// The peer is told now.
-    pub(super) fn tell(&mut self) {
-        self.told = true;
+    /// The next message announces the RMB to the peer.
+    pub(super) fn mark_announced(&mut self) {
+        self.announced = true;
     }
 
     /// This end, as Accept or Confirm has it.
@@ -100,16 +101,16 @@ impl Draft {
     }
 
     /// It writes into the peer's element from now on, over the link `on`.
-    pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), NoPlace> {
+    pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), JoinError> {
         let size = peer.size.bytes();
-        let shape = Shape::new(size, self.group.shared().options.eye_catcher);
+        let layout = RingLayout::new(size, self.group.shared().options.eye_catcher);
         let offset = u64::from(peer.index.saturating_sub(1)) * u64::from(size);
         let token = peer.token;
-        let target = |rmb| Target { rmb, offset, shape, token };
+        let target = |rmb| Target { rmb, offset, layout, token };
         self.group.join(&self.endpoint, on, region_of(peer), target)
     }
 
-    /// It is a connection.
+    /// Makes the established connection.
     pub(super) fn finish(mut self, established: EstablishedR) -> Option<SmcrConn> {
         let rmb = self.rmb.take()?;
         Some(SmcrConn::new(
@@ -122,14 +123,14 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for PendingConn {
     fn drop(&mut self) {
         let Some(rmb) = self.rmb.take() else { return };
         self.endpoint.fail();
         self.group.shared().tokens.remove(self.endpoint.token());
-        self.group.leave(&self.endpoint);
-        // The peer's writes may still come if it was told.
-        self.group.give_back(&rmb, (!self.told).then_some(0));
+        self.group.remove_connection(&self.endpoint);
+        // The peer's writes may still come if the RMB was announced.
+        self.group.release_rmb(&rmb, (!self.announced).then_some(0));
     }
 }
 
@@ -177,20 +178,20 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
     params
 }
 
-/// What a failure means to the peer.
-pub(super) fn reason_of(error: &NoPlace) -> DeclineReason {
+/// The reason that a Decline gives for an error.
+pub(super) fn reason_of(error: &JoinError) -> DeclineReason {
     tracing::debug!(%error, "no link for a connection");
     match error {
-        NoPlace::Verbs(VerbsError::Memory { .. } | VerbsError::Pin { .. }) => {
+        JoinError::Verbs(VerbsError::Memory { .. } | VerbsError::Pin { .. }) => {
             DeclineReason::NoMemory
         }
-        NoPlace::Verbs(_) => DeclineReason::LinkNotReady,
-        NoPlace::Use(smc_core::link_group::UseError::TooManyRmbs) => DeclineReason::TooManyRkeys,
-        NoPlace::Use(_) | NoPlace::Gone => DeclineReason::NoActiveLink,
+        JoinError::Verbs(_) => DeclineReason::LinkNotReady,
+        JoinError::Use(smc_core::link_group::UseError::TooManyRmbs) => DeclineReason::TooManyRkeys,
+        JoinError::Use(_) | JoinError::Gone => DeclineReason::NoActiveLink,
     }
 }
 
-/// What the end of a first contact means to the peer.
+/// The reason that a Decline gives for the end of a first contact.
 pub(super) fn reason_of_end(reason: Reason) -> DeclineReason {
     match reason {
         Reason::NoConfirmLink => DeclineReason::ConfirmLinkTimeout,
@@ -200,9 +201,12 @@ pub(super) fn reason_of_end(reason: Reason) -> DeclineReason {
     }
 }
 
-/// The connection is SMC-R.
-pub(super) fn finish(draft: Draft, established: EstablishedR) -> Result<Outcome, Broken> {
-    match draft.finish(established) {
+/// Finishes a handshake with an SMC-R connection.
+pub(super) fn finish_established(
+    pending: PendingConn,
+    established: EstablishedR,
+) -> Result<Outcome, Broken> {
+    match pending.finish(established) {
         Some(element) => Ok(Outcome::Smc(EstablishedConn::R(Box::new(element)))),
         None => Err(Broken::Late(DeclineReason::Internal)),
     }

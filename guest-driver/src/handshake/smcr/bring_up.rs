@@ -13,31 +13,35 @@ use smc_core::link_group::{Ending, Reason};
 use super::super::decline::send_decline;
 use super::super::tcp::peek;
 use super::super::{Broken, Outcome};
-use super::contact::{Draft, finish, reason_of, reason_of_end};
+use super::pending::{PendingConn, finish_established, reason_of, reason_of_end};
 use crate::smcr::group::Status;
 
 /// Bytes of the longest Decline.
 const DECLINE: usize = 44;
 
-/// Either side: CLC is through, and LLC confirms the link.
-pub(super) struct Rising {
-    draft: Option<Draft>,
+/// Either side of a first contact: CLC is complete, and LLC confirms the link.
+pub(super) struct LinkBringUp {
+    pending: Option<PendingConn>,
     established: EstablishedR,
     config: Arc<Config>,
     declined: Option<PeerDecline>,
 }
 
-impl Rising {
-    pub(super) fn new(draft: Draft, established: EstablishedR, config: Arc<Config>) -> Rising {
-        Rising { draft: Some(draft), established, config, declined: None }
+impl LinkBringUp {
+    pub(super) fn new(
+        pending: PendingConn,
+        established: EstablishedR,
+        config: Arc<Config>,
+    ) -> LinkBringUp {
+        LinkBringUp { pending: Some(pending), established, config, declined: None }
     }
 
-    /// What it ended in; `None`: not yet.
+    /// The outcome; `None`: the peer has to answer.
     pub(super) fn advance(&mut self, tcp: &TcpStream) -> Result<Option<Outcome>, Broken> {
-        let Some(draft) = &self.draft else {
+        let Some(pending) = &self.pending else {
             return Err(Broken::Io(std::io::ErrorKind::NotConnected.into()));
         };
-        let group = draft.group.clone();
+        let group = pending.group.clone();
         if group.status() == Status::Forming && self.declined.is_none() {
             self.declined = take_decline(tcp)?;
             if self.declined.is_some() {
@@ -49,11 +53,11 @@ impl Rising {
             Status::Usable => {}
             Status::Over => return self.ended(tcp, group.ending()).map(Some),
         }
-        let Some(draft) = self.draft.take() else { return Ok(None) };
-        let on = draft.link.key();
-        match draft.join(&self.established.peer, on) {
-            Ok(()) => finish(draft, self.established).map(Some),
-            // The peer takes the connection for SMC already.
+        let Some(pending) = self.pending.take() else { return Ok(None) };
+        let on = pending.link.key();
+        match pending.join(&self.established.peer, on) {
+            Ok(()) => finish_established(pending, self.established).map(Some),
+            // For the peer the connection is on SMC already.
             Err(error) => Err(Broken::Late(reason_of(&error))),
         }
     }
@@ -63,7 +67,7 @@ impl Rising {
         tcp: &TcpStream,
         ending: Option<(Reason, Ending)>,
     ) -> Result<Outcome, Broken> {
-        self.draft = None;
+        self.pending = None;
         let (reason, ending) = ending.unwrap_or((Reason::NoConfirmLink, Ending::Reset));
         let reason = reason_of_end(reason);
         match (ending, self.declined) {
@@ -79,8 +83,8 @@ impl Rising {
     }
 }
 
-/// Takes a Decline that came in the place of LLC messages (ERR-46). Anything else is data, which
-/// has no business there.
+/// Takes a Decline that came in the place of LLC messages (ERR-46). Anything else is data, which a
+/// peer must not send here.
 fn take_decline(tcp: &TcpStream) -> Result<Option<PeerDecline>, Broken> {
     let mut bytes = [0u8; DECLINE];
     let n = match peek(tcp, &mut bytes)? {

@@ -13,7 +13,7 @@ use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
 use super::groups::LinkGroups;
 use super::info;
-use super::spans::Shape;
+use super::spans::RingLayout;
 use crate::info::SmcrInfo;
 use crate::sys::OutOfBounds;
 
@@ -44,7 +44,7 @@ impl SmcrConn {
         SmcrConn { groups, group, endpoint, rmb, established, eye_catcher, dirty: None }
     }
 
-    /// Under which number [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
+    /// The number by which [`ReactorEvent::Arrived`](crate::reactor::source::ReactorEvent::Arrived) names it: the own
     /// alert token. Unique in the process for as long as the element lives.
     pub(crate) fn key(&self) -> u32 {
         self.endpoint.token()
@@ -57,8 +57,8 @@ impl SmcrConn {
         self.endpoint.words().load()
     }
 
-    /// Takes the mark of a peer that went over to another link (F) off the words; whether there was
-    /// one. What it said last on the old link may be lost.
+    /// Removes the failover mark (F) of the peer from the words. `true`: there was one, and the peer's
+    /// last message on the old link may be lost.
     pub(crate) fn take_move(&self) -> bool {
         self.endpoint.words().take_move()
     }
@@ -75,12 +75,12 @@ impl SmcrConn {
         self.rmb.buffer().memory().copy_out(offset, into)
     }
 
-    /// Somebody has written over the eye catcher: the connection is reset (RMB-8).
+    /// The peer has written over the eye catcher: the connection is reset (RMB-8).
     #[cold]
     fn overlaid(&self) {
         if !self.endpoint.has_failed() {
             tracing::warn!(connection = self.key(), "the eye catcher of an element is gone: reset");
-            self.group.lose(&self.endpoint);
+            self.group.fail_connection(&self.endpoint);
         }
     }
 
@@ -105,7 +105,7 @@ impl SmcrConn {
 
     /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread
     /// at a time calls this, in the order of the stream. It does not wait: what the queue pair has
-    /// no room for now follows by itself (the bytes are in the send element until the peer has read
+    /// no room for now follows by itself (the bytes are in the send buffer until the peer has read
     /// them), a failover included. Words that wait are replaced by newer ones; a receiver sees
     /// flags and cursors of one message together, so nothing is lost on it.
     ///
@@ -129,22 +129,23 @@ impl SmcrConn {
         self.endpoint.has_failed()
     }
 
-    /// Has the link tested if it has been silent for so long (RFC 7609 section 4.5.3).
+    /// Tests the link if it has been silent for so long (RFC 7609 section 4.5.3).
     pub(crate) fn test(&self, silence: Duration) {
         let Some(link) = self.endpoint.link() else { return };
-        let (key, heard) = (link.key(), link.was_heard());
+        let (key, last_receipt) = (link.key(), link.take_last_receipt());
         self.group.with(|machine, now| {
-            if let Some(heard) = heard {
-                machine.handle_received(key, heard);
+            if let Some(last_receipt) = last_receipt {
+                machine.handle_received(key, last_receipt);
             }
             machine.handle_keepalive(key, silence, now);
         });
         self.group.shared().timers_changed();
     }
 
-    /// Called every second: asks a peer for what it may hold back since a failover.
-    pub(crate) fn coax(&self) {
-        if let Some(congestion) = self.endpoint.coax() {
+    /// Asks a peer that may hold back bytes since a failover for its cursor. The helper thread calls
+    /// this every second.
+    pub(crate) fn probe_peer(&self) {
+        if let Some(congestion) = self.endpoint.probe_peer() {
             self.group.shared().make_room(&self.endpoint, &congestion);
         }
     }
@@ -169,21 +170,21 @@ impl SmcrConn {
     /// What was negotiated, and how it travels now.
     pub(crate) fn info(&self) -> SmcrInfo {
         let rmb = self.rmb.buffer();
-        info::connection(&self.group, &self.endpoint, rmb, &self.established, self.shape())
+        info::connection(&self.group, &self.endpoint, rmb, &self.established, self.layout())
     }
 
-    fn shape(&self) -> Shape {
-        Shape::new(self.established.peer.size.bytes(), self.eye_catcher)
+    fn layout(&self) -> RingLayout {
+        RingLayout::new(self.established.peer.size.bytes(), self.eye_catcher)
     }
 }
 
 impl Drop for SmcrConn {
     fn drop(&mut self) {
         self.endpoint.release();
-        // What the peer wrote on a link that it has left may be on its way still (LG-32).
+        // Writes of the peer on a link that it no longer uses may still be under way (LG-32).
         let dirty = self.dirty.filter(|_| !self.endpoint.has_moved());
-        self.group.give_back(&self.rmb, dirty);
-        self.groups.part(self.group.clone(), self.endpoint.clone());
+        self.group.release_rmb(&self.rmb, dirty);
+        self.groups.close(self.group.clone(), self.endpoint.clone());
     }
 }
 

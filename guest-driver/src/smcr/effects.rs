@@ -1,4 +1,4 @@
-//! What a link group orders, carried out.
+//! Executes the outputs of a link group's state machine.
 //!
 //! Rules kept here: LLC-13, LLC-44, LG-19, LG-24, LG-27, LG-56, CLOSE-34, CLOSE-37.
 
@@ -11,19 +11,20 @@ use smc_core::link_group::{
 use super::group::{Core, Group, Status};
 use super::inbox::Input;
 use super::link::Link;
-use super::shared::Retired;
+use super::shared::DeferredClose;
 use crate::verbs::VerbsError;
 
 impl Group {
-    /// Carries out all orders. The group's state is locked all the while: orders have an order.
-    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core) {
+    /// Executes all outputs of the state machine, in their order: the caller holds the lock of the
+    /// group's state.
+    pub(super) fn apply_outputs(self: &Arc<Self>, core: &mut Core) {
         let mut any = false;
         while let Some(output) = core.machine.as_mut().and_then(|machine| machine.poll_output()) {
             tracing::trace!(group = self.number(), ?output, "order");
             any = true;
             self.execute(core, output);
         }
-        any |= self.reunite(core);
+        any |= self.retry_awaiting_rkey(core);
         if any {
             self.shared().timers_changed();
         }
@@ -48,7 +49,7 @@ impl Group {
             Output::ActivateLink { .. } => {}
             Output::LinkUsable { link } => {
                 tracing::debug!(group = self.number(), link = link.get(), "link usable");
-                self.ring();
+                self.notify_watchers();
             }
             Output::GroupUsable => {
                 tracing::debug!(group = self.number(), "link group usable");
@@ -56,19 +57,21 @@ impl Group {
             }
             Output::RmbConfirmed { rmb } => {
                 core.confirmed.insert(rmb);
-                self.ring();
+                self.notify_watchers();
             }
             Output::RmbRefused { rmb } => {
                 core.refused.insert(rmb);
                 core.buffers.remove(rmb);
-                self.ring();
+                self.notify_watchers();
             }
             Output::RmbDeleted { rmb } => {
                 core.confirmed.remove(&rmb);
                 core.buffers.remove(rmb);
             }
             Output::PeerRmbDeleted { rmb } => self.peer_rmb_deleted(core, rmb),
-            Output::MoveConnections { from, to, dead } => self.relocate(core, from, to, dead),
+            Output::MoveConnections { from, to, dead } => {
+                self.move_connections(core, from, to, dead)
+            }
             Output::DestroyLink { link } => self.destroy(core, link),
             Output::Terminated { reason, ending } => {
                 tracing::debug!(group = self.number(), ?reason, ?ending, "link group over");
@@ -100,7 +103,7 @@ impl Group {
         let source = port.source_of(gid, v1).ok_or_else(gone)?;
         let group = (self.number(), self.inputs());
         let link = Link::new(key, group, &port, (source.index, source.gid), self.version())?;
-        self.shared().enter_link(&link)?;
+        self.shared().add_link(&link)?;
         let mut regions = Vec::new();
         for rmb in core.buffers.all() {
             rmb.buffer().register(key, link.pd())?;
@@ -112,9 +115,8 @@ impl Group {
         Ok(())
     }
 
-    /// Connects a link on a thread of its own: that may take the network about a second, if the
-    /// peer's port does not answer, and others have their messages to send meanwhile. What is to be
-    /// sent on the link waits until it is connected.
+    /// Connects a link on a thread of its own, because address resolution may take about a second if
+    /// the peer's port does not answer. LLC messages for the link wait until it is connected.
     fn connect(self: &Arc<Self>, core: &Core, key: LinkKey, remote: RemoteEnd) {
         let machine = core.machine.as_ref();
         let direct = machine.and_then(|machine| machine.link(key)).is_none_or(|l| l.rnic.direct);
@@ -134,12 +136,11 @@ impl Group {
         }
     }
 
-    /// The peer may write to other memory under that key any time: connections that use it have
-    /// ended, or end now.
+    /// The peer may use that key for other memory at any time, so connections that still use it fail.
     fn peer_rmb_deleted(&self, core: &Core, rmb: PeerRmbId) {
         for (endpoint, _) in core.connections.values() {
             if endpoint.target().is_some_and(|(target, _)| target == rmb) {
-                self.lose(endpoint);
+                self.fail_connection(endpoint);
             }
         }
     }
@@ -147,21 +148,21 @@ impl Group {
     fn end(self: &Arc<Self>, core: &mut Core, ending: Ending) {
         let mut links = Vec::new();
         while let Some(key) = core.links.last().map(|link| link.key()) {
-            links.extend(detach(core, key));
+            links.extend(take_link(core, key));
         }
         let lost = match ending {
             Ending::Quiet => Vec::new(),
             _ => core.connections.values().map(|(endpoint, _)| endpoint.clone()).collect(),
         };
-        self.shared().retire(Retired { links, lost });
+        self.shared().defer_close(DeferredClose { links, lost });
         self.set_status(Status::Over);
         // The next work removes the group from the list.
         self.shared().signal().post();
     }
 
     fn destroy(&self, core: &mut Core, key: LinkKey) {
-        let links = detach(core, key).into_iter().collect();
-        self.shared().retire(Retired { links, lost: Vec::new() });
+        let links = take_link(core, key).into_iter().collect();
+        self.shared().defer_close(DeferredClose { links, lost: Vec::new() });
     }
 }
 
@@ -169,12 +170,12 @@ pub(super) fn find(core: &Core, key: LinkKey) -> Option<&Arc<Link>> {
     core.links.iter().find(|link| link.key() == key)
 }
 
-/// Takes a link out of the group, with the keys that its end has to outlast.
-fn detach(core: &mut Core, key: LinkKey) -> Option<Arc<Link>> {
+/// Removes a link from the group. The link keeps the registrations that must outlive its queue pair.
+fn take_link(core: &mut Core, key: LinkKey) -> Option<Arc<Link>> {
     let at = core.links.iter().position(|link| link.key() == key)?;
     let link = core.links.swap_remove(at);
-    let mut keys = core.buffers.forget_link(key);
-    keys.extend(core.connections.values().filter_map(|(endpoint, _)| endpoint.forget_link(key)));
+    let mut keys = core.buffers.remove_link(key);
+    keys.extend(core.connections.values().filter_map(|(endpoint, _)| endpoint.remove_link(key)));
     link.keep(keys);
     Some(link)
 }
