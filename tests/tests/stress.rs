@@ -198,7 +198,7 @@ fn stress(bench: &Bench, seed: u64, time: Duration) {
     let open = |n: usize, recv_buffer| {
         let mut config = bench.config(n);
         config.recv_buffer = recv_buffer;
-        config.close_timeout = Duration::from_secs(5);
+        config.testing.close_timeout = Duration::from_secs(5);
         Stack::open(config).unwrap()
     };
     let pair = Pair::new(open(0, 64 << 10), open(1, 16 << 10), bench.is_smc());

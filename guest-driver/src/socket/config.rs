@@ -1,4 +1,4 @@
-//! How a process wants its sockets.
+//! The configuration of a stack.
 //!
 //! Rules kept here: EID-11, EID-17, RMB-13, SOCK-4.
 
@@ -24,8 +24,6 @@ pub struct Config {
     pub smcr: SmcrOptions,
     /// User EIDs: peers need one in common.
     pub eids: Vec<Eid>,
-    /// System EID, if this machine has one.
-    pub seid: Option<Eid>,
     /// Receive buffer of new connections, bytes; rounded up to 16 KiB times a power of two, at
     /// most 1 MiB. An element of SMC-R is twice as long.
     pub recv_buffer: usize,
@@ -33,35 +31,54 @@ pub struct Config {
     pub spin: Duration,
     /// How bytes travel.
     pub path: DataPath,
-    /// Guest memory of a device, for rings and for buffers of the move path, bytes. Touched only as
-    /// it is used.
+    /// Bytes of guest memory of a device, for rings and for buffers of the move path. Pages take no
+    /// memory before the driver uses them.
     pub guest_memory: usize,
     /// How long one CLC message of the peer may take.
     pub clc_timeout: Duration,
     /// How long a server waits for the first bytes of a client before it takes it for an ordinary
     /// TCP client.
     pub detect_timeout: Duration,
-    /// How long a closed connection waits for its peer to close too.
-    pub close_timeout: Duration,
-    /// How long a peer without connections is remembered, with its buffers.
-    pub idle_peer_timeout: Duration,
-    /// Least keepalive time on the TCP connection of an SMC connection, whatever applications set:
-    /// nothing but these probes travels there (SOCK-15).
-    pub shortest_keepalive: Duration,
-    /// How peers are found that speak SMC.
+    /// How the stack finds out which peers speak SMC.
     pub rendezvous: Mode,
-    /// Of TCP option 254: whose sockets take part, and which peers are spoken to.
+    /// Of TCP option 254: which processes use it, and for which peers.
     pub rendezvous_options: rendezvous::Options,
-    /// Socket at which others may ask what this process has, see [`statistics`](super::statistics).
+    /// Socket at which this process reports on itself, see [`statistics`](super::statistics).
     pub statistics: Option<PathBuf>,
-    /// Offer SMCv2 release 2.0 only (emulated devices then never match): for tests of old peers.
+    /// Options that only tests change.
+    #[doc(hidden)]
+    pub testing: TestOptions,
+}
+
+/// Options that only tests change.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct TestOptions {
+    /// System EID.
+    pub seid: Option<Eid>,
+    /// How long a closed connection waits for its peer to close, too.
+    pub close_timeout: Duration,
+    /// How long the stack keeps a peer without connections, with its buffers.
+    pub idle_peer_timeout: Duration,
+    /// Offer SMCv2 release 2.0 only, as old peers do. Emulated devices then never match.
     pub release_2_0: bool,
+}
+
+impl Default for TestOptions {
+    fn default() -> TestOptions {
+        TestOptions {
+            seid: None,
+            close_timeout: Duration::from_secs(60),
+            idle_peer_timeout: Duration::from_secs(600),
+            release_2_0: false,
+        }
+    }
 }
 
 /// At most this many emulated devices fit into a Proposal (EISM-12).
 pub const MAX_DEVICES: usize = 4;
 
-/// The EID of a stack that was not told one. Both ends of a connection need the same.
+/// The EID of a stack whose configuration has none. Both ends of a connection need the same.
 pub const DEFAULT_EID: &str = "VIRTIO-ISM";
 
 /// How bytes travel to a peer on the same fabric.
@@ -104,20 +121,16 @@ impl Default for Config {
             rnics: Rnics::Auto,
             smcr: SmcrOptions::default(),
             eids: default_eids(),
-            seid: None,
             recv_buffer: 64 << 10,
             spin: Duration::from_micros(50),
             path: DataPath::Auto,
             guest_memory: 64 << 20,
             clc_timeout: Duration::from_secs(6),
             detect_timeout: Duration::from_millis(200),
-            close_timeout: Duration::from_secs(60),
-            idle_peer_timeout: Duration::from_secs(600),
-            shortest_keepalive: Duration::from_secs(1),
             rendezvous: Mode::Off,
             rendezvous_options: rendezvous::Options::default(),
             statistics: None,
-            release_2_0: false,
+            testing: TestOptions::default(),
         }
     }
 }

@@ -18,6 +18,8 @@ pub use crate::info::{
     SmcdInfo, SmcrInfo, show_gid,
 };
 pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
+#[doc(hidden)]
+pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use incoming::Incoming;
 pub use listener::SmcListener;

@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 
 use super::SmcStream;
 
-/// When a silent peer is asked whether it is still there (SO_KEEPALIVE, TCP_KEEPIDLE,
+/// When and how often the kernel probes a peer that sends nothing (SO_KEEPALIVE, TCP_KEEPIDLE,
 /// TCP_KEEPINTVL, TCP_KEEPCNT).
 ///
 /// TCP has seconds; fractions are rounded up.
@@ -30,6 +30,10 @@ impl Default for KeepAlive {
     }
 }
 
+/// Least keepalive time on the TCP connection of an SMC connection. Only these probes travel there
+/// (SOCK-15).
+const SHORTEST_KEEPALIVE: Duration = Duration::from_secs(1);
+
 impl KeepAlive {
     fn apply(&self, tcp: &TcpStream, shortest: Duration) -> io::Result<()> {
         let [idle, interval] = [self.idle, self.interval].map(|time| seconds(time.max(shortest)));
@@ -47,7 +51,7 @@ fn seconds(time: Duration) -> Duration {
 
 impl SmcStream {
     /// Remembered; SMC sends everything at once anyway (SOCK-5, CDC-25). The TCP connection underneath
-    /// carries nothing that could wait, so it is not told: that is a system call less.
+    /// carries nothing that could wait, so its option is not set, which saves a system call.
     ///
     /// # Errors
     /// Those of the socket option, on a connection that is TCP.
@@ -86,11 +90,11 @@ impl SmcStream {
         self.with_tcp(TcpStream::ttl)
     }
 
-    /// Whether and when a silent peer is asked whether it is still there (SOCK-10 to SOCK-15).
+    /// Sets whether and when the kernel probes a peer that sends nothing (SOCK-10 to SOCK-15).
     ///
-    /// TCP asks on its connection, which is idle while SMC carries the data: that keeps it alive in
-    /// whatever lies between the two ends. On it,
-    /// [`Config::shortest_keepalive`](super::Config::shortest_keepalive) is the least time. SMC-R
+    /// TCP probes on its connection, which is idle while SMC carries the data. So firewalls between the
+    /// two ends keep it alive. On it,
+    /// a second is the least time. SMC-R
     /// also tests the link (TEST LINK) when the connection and the link have been silent for
     /// [`KeepAlive::idle`]; a link that does not answer is one that has failed.
     ///
@@ -99,7 +103,7 @@ impl SmcStream {
     pub fn set_keepalive(&self, keepalive: Option<KeepAlive>) -> io::Result<()> {
         let smc = self.conn();
         let shortest = match smc {
-            Some(_) => self.stack().config().shortest_keepalive,
+            Some(_) => SHORTEST_KEEPALIVE,
             None => Duration::ZERO,
         };
         self.with_tcp(|tcp| match keepalive {

@@ -370,10 +370,10 @@ impl Stack {
         let mut config = handshake::Config::new(self.peer_id);
         config.hostname = hostname();
         config.ueids = self.config.eids.clone();
-        config.seid = self.config.seid;
+        config.seid = self.config.testing.seid;
         config.wait = self.config.clc_timeout;
         config.tolerance = Tolerance { sizes: Limits::LINUX, ..Tolerance::STRICT };
-        if self.config.release_2_0 {
+        if self.config.testing.release_2_0 {
             config.release = Release::V2_0;
         }
         if let Some(rdma) = self.rdma() {
@@ -533,7 +533,7 @@ impl Stack {
             conn.check_tcp();
         }
         // No event says that a peer has become idle, so each round checks all peers.
-        let timeout = self.config.idle_peer_timeout.max(SHORTEST_PAUSE);
+        let timeout = self.config.testing.idle_peer_timeout.max(SHORTEST_PAUSE);
         let idle = fabric.and_then(|fabric| fabric.remove_idle_peers(timeout));
         let idle = idle.map_or(timeout, |idle| idle.max(SHORTEST_PAUSE));
         let mut quiet = !self.adopted.swap(false, Ordering::SeqCst) && closing.is_empty();

@@ -157,7 +157,7 @@ impl SmcStream {
             fabrics: &current.fabrics,
             rdma: current.rdma(),
             buffer: stack.buffer_len(),
-            spin: &|look| stack.spin().until_asked(look),
+            spin: &|condition| stack.spin().until_asked(condition),
             awaited,
             deadline,
         };
@@ -203,7 +203,8 @@ impl SmcStream {
             EstablishedConn::D(parts) => Carrier::smcd(*parts),
             EstablishedConn::R(parts) => Carrier::smcr(*parts),
         };
-        let conn = Conn::new(carrier, tcp, reactor.clone(), stack.spin(), config.close_timeout)?;
+        let conn =
+            Conn::new(carrier, tcp, reactor.clone(), stack.spin(), config.testing.close_timeout)?;
         Ok(Self::new(stack, Kind::Smc(conn)))
     }
 
@@ -518,10 +519,6 @@ impl SmcStream {
     /// The keepalive times that were set last.
     pub(super) fn keepalive_slot(&self) -> MutexGuard<'_, Option<KeepAlive>> {
         self.shared.keepalive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn stack(&self) -> &Arc<Stack> {
-        &self.shared.stack
     }
 
     pub(super) fn conn(&self) -> Option<&Arc<Conn>> {

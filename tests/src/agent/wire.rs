@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
+use guest_driver::socket::TestOptions;
 use guest_driver::{Config, ConnectionInfo, DataPath, DeviceAddress, Rnics, SmcdInfo, SmcrOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -203,7 +204,7 @@ impl Settings {
             v1: config.smcr.v1,
             v2: config.smcr.v2,
             eids: config.eids.iter().map(name).collect(),
-            seid: config.seid.as_ref().map(name),
+            seid: config.testing.seid.as_ref().map(name),
             recv_buffer: config.recv_buffer,
             spin: config.spin,
             window: match config.path {
@@ -214,9 +215,9 @@ impl Settings {
             guest_memory: config.guest_memory,
             clc_timeout: config.clc_timeout,
             detect_timeout: config.detect_timeout,
-            close_timeout: config.close_timeout,
-            idle_peer_timeout: config.idle_peer_timeout,
-            release_2_0: config.release_2_0,
+            close_timeout: config.testing.close_timeout,
+            idle_peer_timeout: config.testing.idle_peer_timeout,
+            release_2_0: config.testing.release_2_0,
         }
     }
 
@@ -241,7 +242,6 @@ impl Settings {
             },
             smcr: SmcrOptions { v1: self.v1, v2: self.v2, ..SmcrOptions::default() },
             eids: self.eids.iter().map(eid).collect::<io::Result<_>>()?,
-            seid: self.seid.as_ref().map(eid).transpose()?,
             recv_buffer: self.recv_buffer,
             spin: self.spin,
             path: match self.window {
@@ -252,9 +252,12 @@ impl Settings {
             guest_memory: self.guest_memory,
             clc_timeout: self.clc_timeout,
             detect_timeout: self.detect_timeout,
-            close_timeout: self.close_timeout,
-            idle_peer_timeout: self.idle_peer_timeout,
-            release_2_0: self.release_2_0,
+            testing: TestOptions {
+                seid: self.seid.as_ref().map(eid).transpose()?,
+                close_timeout: self.close_timeout,
+                idle_peer_timeout: self.idle_peer_timeout,
+                release_2_0: self.release_2_0,
+            },
             // No TCP option: each end is configured to expect SMC.
             ..Config::default()
         })
@@ -454,9 +457,9 @@ mod tests {
     fn a_configuration_comes_back_as_it_went() {
         let own = DeviceAddress::from("/own");
         let mut config = Config::new("/own").eid(crate::eid("A")).eid(crate::eid("B-2"));
-        config.seid = Some(crate::eid("SYSTEM"));
+        config.testing.seid = Some(crate::eid("SYSTEM"));
         config.path = DataPath::Move;
-        config.idle_peer_timeout = Duration::from_millis(300);
+        config.testing.idle_peer_timeout = Duration::from_millis(300);
         let settings = serde_json::to_vec(&Settings::of(&config, Device::Own)).unwrap();
         let settings: Settings = serde_json::from_slice(&settings).unwrap();
         let back = settings.config(&own).unwrap();

@@ -84,7 +84,7 @@ impl Net {
                 "v1" => (config.smcr.v1, config.smcr.v2) = (true, false),
                 "no-option" => config.rendezvous = Mode::Off,
                 "eyes" => config.smcr.eye_catcher = true,
-                "v2.0" => config.release_2_0 = true,
+                "v2.0" => config.testing.release_2_0 = true,
                 "links" => config.smcr.max_links = number as u8,
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),
                 "test" => config.smcr.test_link = Duration::from_millis(number),

@@ -200,7 +200,8 @@ fn buffers_have_the_size_that_was_asked_for(site: &Site) {
 }
 
 fn idle_peers_are_forgotten_with_their_buffers(site: &Site) {
-    let pair = site.pair_with(|config| config.idle_peer_timeout = Duration::from_millis(300));
+    let pair =
+        site.pair_with(|config| config.testing.idle_peer_timeout = Duration::from_millis(300));
     for _ in 0..2 {
         let (client, server) = pair.connect();
         assert!(info(&client).first_contact, "the peer was forgotten meanwhile");

@@ -205,7 +205,7 @@ fn the_last_of_eight_eids_matches_and_a_ninth_is_not_offered(site: &Site) {
 fn a_system_eid_alone_is_enough(site: &Site) {
     let pair = site.pair_with(|config| {
         config.eids.clear();
-        config.seid = Some(eid("SYSTEM-1"));
+        config.testing.seid = Some(eid("SYSTEM-1"));
     });
     let (client, server) = pair.connect();
     for end in [client, server] {
@@ -216,7 +216,7 @@ fn a_system_eid_alone_is_enough(site: &Site) {
 fn a_peer_of_release_2_0_never_uses_an_emulated_device(site: &Site) {
     let old = |role, n| {
         let mut config = site.config(n);
-        config.release_2_0 = true;
+        config.testing.release_2_0 = true;
         site.open(role, config).unwrap()
     };
     {

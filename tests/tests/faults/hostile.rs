@@ -42,7 +42,7 @@ struct Stage {
 
 fn stage(fabric: Fabric) -> Stage {
     let bench = Bench::new(fabric, 4);
-    let pair = bench.pair_with(|config| config.close_timeout = Duration::from_secs(1));
+    let pair = bench.pair_with(|config| config.testing.close_timeout = Duration::from_secs(1));
     let honest = pair.connect();
     let device = Device::open(&bench, 2);
     Stage { bench, pair, honest, device }
