@@ -290,7 +290,7 @@ fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
 
 /// Waits until the stream has changed since `token`.
 fn wait(stream: &SmcStream, token: ChangeToken, write: bool) -> std::io::Result<()> {
-    match stream.wait_for_news(token, write, None) {
+    match stream.wait_for_change(token, write, None) {
         Err(error) if !would_block(&error) => Err(error),
         _ => Ok(()),
     }

@@ -80,9 +80,9 @@ fn is_program() -> bool {
     let server_first = std::env::var("FIRST").unwrap() == "server";
     let greet = |mut stream: &TcpStream| stream.write_all(b"220 ready").unwrap();
     let await_greeting = |mut stream: &TcpStream| {
-        let mut greeting = [0; 9];
-        stream.read_exact(&mut greeting).unwrap();
-        assert_eq!(&greeting, b"220 ready");
+        let mut banner = [0; 9];
+        stream.read_exact(&mut banner).unwrap();
+        assert_eq!(&banner, b"220 ready");
     };
     if role == "server" {
         if std::env::var_os("CLOSES_ALL").is_some() {

@@ -13,7 +13,7 @@ const OPENING_LEN: usize = 8;
 /// What a client has sent on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstBytes {
-    /// Nothing, or too few bytes to tell.
+    /// Nothing, or too few bytes to decide.
     Incomplete,
     /// The beginning of a CLC message.
     Smc(ClcPrefix),

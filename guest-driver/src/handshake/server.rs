@@ -92,7 +92,7 @@ impl ServerHandshake {
     /// Goes on as far as the received bytes allow. `None`: more bytes have to come.
     ///
     /// With `drain` it reads until the stream is empty, for callers that epoll wakes on edges. Without,
-    /// it does not look for Confirm right after it has sent Accept.
+    /// it does not try to read Confirm right after it has sent Accept.
     pub(crate) fn advance(
         &mut self,
         tcp: &TcpStream,

@@ -1,4 +1,4 @@
-//! `SmcListener`: accepts SMC and plain TCP clients on one port.
+//! `SmcListener`: accepts SMC clients and ordinary TCP clients on one port.
 //!
 //! Rules kept here: OPT-8.
 

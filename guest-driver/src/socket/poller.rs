@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
-use super::{SmcListener, SmcStream};
+use super::SmcStream;
 use crate::conn::Conn;
 use crate::reactor::Reactor;
 use crate::reactor::wait::{RECHECK_INTERVAL, Spin, Waiter};
@@ -18,9 +18,9 @@ use crate::reactor::wait::{RECHECK_INTERVAL, Spin, Waiter};
 /// Which readiness is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// Tell when a read would not block.
+    /// Report when a read would not block.
     pub readable: bool,
-    /// Tell when a write would not block.
+    /// Report when a write would not block.
     pub writable: bool,
 }
 
@@ -58,24 +58,25 @@ pub struct Poller {
     epoll: OwnedFd,
     waiter: Arc<Waiter>,
     spin: Spin,
-    /// Threads that want to change what is watched, for which a waiting one makes room.
+    /// Number of threads that want to change the list of connections. A waiting thread releases the
+    /// lock for them.
     changing: AtomicUsize,
 }
 
 struct Inner {
     conns: Vec<Watched>,
     at: HashMap<u64, usize>,
-    /// The device whose events this poller listens to while it sleeps; those of others are listened
-    /// to by their background threads.
+    /// The reactor whose events this poller handles while it sleeps. Background threads handle those
+    /// of other reactors.
     reactor: Option<Arc<Reactor<Conn>>>,
-    /// Connections of that device.
+    /// Number of connections of that reactor.
     ours: usize,
-    /// Those that nobody but who looks takes news from: RNICs.
+    /// A reactor that has to be polled, because its RNICs store nothing into memory by themselves.
     polled: Option<Arc<Reactor<Conn>>>,
-    /// Where the next look begins, so that nobody starves.
+    /// The connection that the next round checks first, so that none starves.
     first: usize,
     kernel: HashMap<u64, OwnedFd>,
-    /// When epoll is asked although SMC connections keep the thread busy.
+    /// When the poller asks epoll although SMC connections keep the thread busy.
     ask_kernel: Instant,
 }
 
@@ -83,9 +84,9 @@ struct Watched {
     key: u64,
     conn: Arc<Conn>,
     interest: Interest,
-    /// Control words at the last look, if nothing was ready then.
+    /// Control words at the last check, if nothing was ready then.
     quiet: Option<[u64; 2]>,
-    /// Its device is not the one the poller listens to.
+    /// It belongs to another reactor than the poller's.
     foreign: bool,
 }
 
@@ -106,7 +107,7 @@ impl std::fmt::Debug for Inner {
 
 /// The epoll key of the waiter's notifier.
 const NOTIFIER: u64 = u64::MAX;
-/// How long a busy poller leaves the kernel unasked.
+/// How long a busy poller does not ask the kernel.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);
 
 impl Poller {
@@ -179,14 +180,6 @@ impl Poller {
         inner.at.insert(key, at);
         inner.conns.push(Watched { key, conn: conn.clone(), interest, quiet: None, foreign });
         Ok(())
-    }
-
-    /// Watches a listener, which should be non-blocking.
-    ///
-    /// # Errors
-    /// As [`Poller::add`].
-    pub fn add_listener(&self, listener: &SmcListener, key: u64) -> io::Result<()> {
-        self.add_fd(listener.pollable(), key, Interest::READ)
     }
 
     /// Watches any other descriptor.
@@ -274,7 +267,7 @@ impl Poller {
             }
             let mut inner = self.lock();
             inner.poll();
-            inner.look(ready, max);
+            inner.check_all(ready, max);
             let now = Instant::now();
             if ready.is_empty() || now >= inner.ask_kernel {
                 inner.ask_kernel = now + KERNEL_PAUSE;
@@ -347,21 +340,21 @@ impl Poller {
 
 impl Inner {
     /// Looks at every connection once, beginning behind the one that came last.
-    fn look(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
+    fn check_all(&mut self, ready: &mut Vec<PollEvent>, max: usize) {
         let n = self.conns.len();
         let start = if self.first < n { self.first } else { 0 };
         for step in 0..n {
             let at = if start + step < n { start + step } else { start + step - n };
             let Some(watched) = self.conns.get_mut(at) else { return };
-            if watched.quiet.is_some_and(|seen| !watched.conn.may_have_changed(seen)) {
+            if watched.quiet.is_some_and(|words| !watched.conn.may_have_changed(words)) {
                 continue;
             }
-            let seen = watched.conn.control_words();
+            let words = watched.conn.control_words();
             let state = watched.conn.ready();
             let readable = watched.interest.readable && state.readable;
             let writable = watched.interest.writable && state.writable;
             if !readable && !writable && !state.hang_up {
-                watched.quiet = Some(seen);
+                watched.quiet = Some(words);
                 continue;
             }
             watched.quiet = None;
@@ -383,7 +376,7 @@ impl Inner {
         self.poll();
         self.conns
             .iter()
-            .any(|watched| watched.quiet.is_none_or(|seen| watched.conn.may_have_changed(seen)))
+            .any(|watched| watched.quiet.is_none_or(|words| watched.conn.may_have_changed(words)))
     }
 }
 

@@ -1,8 +1,8 @@
 //! `Watch`: waiting for any of several connections and one more descriptor, for callers that have
 //! an event loop of their own and do not want a system call per event.
 //!
-//! The order is that of every such wait: look at the connections; note what was seen; say "asleep" on
-//! each; look again; sleep.
+//! Every such wait has the same order. The thread reads the state of the connections and keeps their
+//! tokens, arms each connection, compares the tokens again, and sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ pub struct Readiness {
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// Something may have happened: look again.
+    /// A connection or the extra descriptor may have changed.
     Changed,
     /// A signal was handled.
     Interrupted,
@@ -76,34 +76,34 @@ impl Watch {
         Ok(Watch { waiter: Arc::new(Waiter::with_notifier()?), spin: Spin::new(spin) })
     }
 
-    /// Spins until `changed` says so. `false`: not for as long as that is worth it.
+    /// Spins until `changed` returns `true`, for as long as that is worthwhile. `false`: it did not.
     pub fn spin_until(&self, changed: impl FnMut() -> bool) -> bool {
         self.spin.until(changed)
     }
 
-    /// Notes how long a wait took that had to sleep, so that the next one spins wisely.
+    /// Records how long a wait with a sleep took. Later waits spin for a time that depends on it.
     pub fn slept(&self, wait: Duration) {
         self.spin.note_sleep(wait);
     }
 
-    /// Readable when the watch was woken while it slept. A descriptor given to [`Watch::sleep`] must
-    /// be an epoll set that has this one in it.
-    pub fn bell(&self) -> BorrowedFd<'_> {
+    /// An eventfd that becomes readable when a connection wakes the sleeper. The descriptor given to
+    /// [`Watch::sleep`] must be an epoll set that contains this one.
+    pub fn notifier(&self) -> BorrowedFd<'_> {
         match self.waiter.notifier() {
             Some(notifier) => notifier.as_fd(),
-            // Made with one.
+            // `new` gives the waiter a notifier.
             None => std::process::abort(),
         }
     }
 
-    /// Takes back that the bell rang.
-    pub fn clear_bell(&self) {
+    /// Makes the notifier unreadable again.
+    pub fn clear_notifier(&self) {
         if let Some(notifier) = self.waiter.notifier() {
             notifier.clear();
         }
     }
 
-    /// Number of wake-ups so far; read before the connections are looked at.
+    /// Number of wake-ups so far. The caller reads it before the state of the connections.
     pub fn count(&self) -> u32 {
         self.waiter.wake_count()
     }
@@ -128,8 +128,8 @@ impl Watch {
         woken
     }
 
-    /// Sleeps until woken after `count`, until `extra` is readable, or for `timeout` (a second at
-    /// most). `any` is one of the connections that are watched, if there are any.
+    /// Sleeps until a connection wakes it after `count`, until `extra` is readable, or for `timeout`
+    /// (a second at most). `any` is one of the watched connections, if there are any.
     pub fn sleep(
         &self,
         any: Option<&SmcStream>,
@@ -151,9 +151,9 @@ impl Watch {
 }
 
 impl SmcStream {
-    /// What the connection can do right now; about urgent data only if that is `wanted`. For TCP:
-    /// nothing is known.
-    pub fn readiness(&self, wanted: bool) -> Readiness {
+    /// What the connection can do right now. With `urgent` this includes urgent data. For TCP: the
+    /// default.
+    pub fn readiness(&self, urgent: bool) -> Readiness {
         let Some(conn) = self.conn() else { return Readiness::default() };
         conn.reactor().poll();
         let ready = conn.ready();
@@ -163,25 +163,25 @@ impl SmcStream {
             read_closed: ready.read_closed,
             hang_up: ready.hang_up,
             failed: conn.has_failed(),
-            urgent: wanted && conn.has_urgent().unwrap_or(false),
+            urgent: urgent && conn.has_urgent().unwrap_or(false),
         }
     }
 
-    /// How it is, to be compared by [`SmcStream::changed_since`]: four loads.
+    /// The state of the connection, for [`SmcStream::changed_since`]. Costs four loads.
     pub fn change_token(&self) -> ChangeToken {
         let Some(conn) = self.conn() else { return ChangeToken::default() };
         ChangeToken { words: conn.control_words(), end: conn.local_end() }
     }
 
-    /// Whether [`SmcStream::readiness`] may have changed since `seen`.
-    pub fn changed_since(&self, seen: ChangeToken) -> bool {
+    /// Whether [`SmcStream::readiness`] may differ from that at `earlier`.
+    pub fn changed_since(&self, earlier: ChangeToken) -> bool {
         self.conn().is_some_and(|conn| {
             conn.reactor().poll();
-            conn.control_words() != seen.words || conn.local_end() != seen.end
+            conn.control_words() != earlier.words || conn.local_end() != earlier.end
         })
     }
 
-    /// From now on the watch is woken when the connection has news while it is armed.
+    /// From now on a change of the connection wakes the watch while the connection is armed.
     pub fn watch(&self, watch: &Watch) {
         if let Some(conn) = self.conn() {
             conn.add_sleeper(&watch.waiter);
@@ -195,7 +195,8 @@ impl SmcStream {
         }
     }
 
-    /// Says "asleep": the peer's next change wakes who watches. `false`: there was one; look again.
+    /// Tells the peer that its next change has to wake this end's watches. `false`: the connection has
+    /// changed already, so the caller must not sleep.
     pub fn arm(&self) -> bool {
         self.conn().is_none_or(|conn| conn.arm_for_poller())
     }
@@ -207,34 +208,34 @@ impl SmcStream {
         }
     }
 
-    /// Takes what the device has to tell, if nobody else does: for callers that find enough to do
-    /// without ever sleeping, so that its records do not pile up. Costs a look at the clock.
+    /// Handles the events of the device, unless another thread does. A caller that never sleeps calls
+    /// this now and then, so that events do not pile up. Costs a reading of the clock.
     pub fn poll_events(&self) {
         if let Some(conn) = self.conn() {
             conn.reactor().try_poll();
         }
     }
 
-    /// Looks whether the TCP connection underneath was reset. Worth doing once a second.
-    pub fn look_at_tcp(&self) {
+    /// Checks whether the TCP connection underneath was reset. Once a second is often enough.
+    pub fn check_tcp(&self) {
         if let Some(conn) = self.conn() {
             conn.check_tcp();
         }
     }
 
-    /// Waits until a read (`write`: or a write) may do something that it could not at `seen`. Spins
-    /// for a while first.
+    /// Waits until a read (with `write`: or a write) may do something that it could not at `earlier`.
+    /// Spins first.
     ///
     /// # Errors
     /// `WouldBlock` at the deadline; `Interrupted`: a signal was handled.
-    pub fn wait_for_news(
+    pub fn wait_for_change(
         &self,
-        seen: ChangeToken,
+        earlier: ChangeToken,
         write: bool,
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         match self.conn() {
-            Some(conn) => conn.wait_for_change(seen.words, write, deadline),
+            Some(conn) => conn.wait_for_change(earlier.words, write, deadline),
             None => Ok(()),
         }
     }

@@ -23,8 +23,8 @@ pub(crate) fn control(
     }
     if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected {
         // Usually the handshake is complete within the short wait.
-        let verdict = resolve(descriptor, fd, Wait::Short);
-        if matches!(verdict, Selected::Tcp | Selected::Failed) {
+        let selected = resolve(descriptor, fd, Wait::Short);
+        if matches!(selected, Selected::Tcp | Selected::Failed) {
             return raw::epoll_ctl(set, op, fd, events, data);
         }
     }

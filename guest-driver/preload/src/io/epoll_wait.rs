@@ -150,13 +150,13 @@ fn sleep(
         any.as_ref().and_then(|descriptor| descriptor.stream()).and_then(StreamSocket::smc);
     let timeout = left.unwrap_or(Duration::MAX);
     let woken = sleeper.watch.sleep_with_mask(mask, stream, count, timeout, sleeper.outer.as_fd());
-    sleeper.watch.clear_bell();
+    sleeper.watch.clear_notifier();
     let mut members = set.lock();
     let late = members.tcp_is_due();
     for stream in members.streams() {
         stream.disarm();
         if late {
-            stream.look_at_tcp();
+            stream.check_tcp();
         }
     }
     woken

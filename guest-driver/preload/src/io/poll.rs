@@ -189,12 +189,12 @@ fn poll_once(
             stream.disarm();
             stream.unwatch(&sleeper.watch);
             if late {
-                stream.look_at_tcp();
+                stream.check_tcp();
             }
         }
     }
     added.iter().for_each(|fd| sleeper.remove(*fd));
-    sleeper.watch.clear_bell();
+    sleeper.watch.clear_notifier();
     release_sleeper(sleeper);
     if woken == Woken::Interrupted { Err(Errno(libc::EINTR)) } else { Ok(None) }
 }

@@ -88,7 +88,7 @@ fn wait(
     write: bool,
     deadline: Option<Instant>,
 ) -> Result<(), Errno> {
-    match stream.wait_for_news(token, write, deadline) {
+    match stream.wait_for_change(token, write, deadline) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Interrupted => match interrupted(deadline) {
             Some(error) => Err(error),
@@ -384,7 +384,7 @@ pub(crate) fn splice_in(
         match send(to, &rest, libc::MSG_DONTWAIT) {
             Ok(sent) => done += sent,
             Err(Errno(libc::EAGAIN)) => {
-                let _ = to.1.wait_for_news(token, true, None);
+                let _ = to.1.wait_for_change(token, true, None);
             }
             Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
         }

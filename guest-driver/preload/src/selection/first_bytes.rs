@@ -1,4 +1,4 @@
-//! The first bytes of a client, which tell whether it speaks SMC.
+//! The first bytes of a client, which show whether it speaks SMC.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;

@@ -207,7 +207,7 @@ impl EpollSet {
     /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes
     /// part of the kernel's set.
     fn interrupt_kernel_waits(&self, set: c_int, sleeper: &Sleeper) {
-        let eventfd = sleeper.watch.bell();
+        let eventfd = sleeper.watch.notifier();
         let _ = raw::epoll_ctl(
             set,
             libc::EPOLL_CTL_ADD,
@@ -238,9 +238,9 @@ impl EpollSet {
                 out.copy_within(at + 1..n, at);
                 n -= 1;
                 if let Some(sleeper) = self.sleeper.get() {
-                    let eventfd = sleeper.watch.bell().as_raw_fd();
+                    let eventfd = sleeper.watch.notifier().as_raw_fd();
                     let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, eventfd, 0, 0);
-                    sleeper.watch.clear_bell();
+                    sleeper.watch.clear_notifier();
                 }
             } else {
                 at += 1;

@@ -25,7 +25,7 @@ impl Sleeper {
         let outer = raw::epoll_create1(libc::EPOLL_CLOEXEC)
             .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
         let outer = crate::sys::owned(outer as c_int);
-        let eventfd = watch.bell().as_raw_fd();
+        let eventfd = watch.notifier().as_raw_fd();
         raw::epoll_ctl(outer.as_raw_fd(), libc::EPOLL_CTL_ADD, eventfd, libc::EPOLLIN as u32, 0)
             .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
         Ok(Sleeper { watch, outer })
