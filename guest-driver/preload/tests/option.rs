@@ -79,7 +79,7 @@ fn is_program() -> bool {
     let Some((role, port)) = my_role() else { return false };
     let server_first = std::env::var("FIRST").unwrap() == "server";
     let greet = |mut stream: &TcpStream| stream.write_all(b"220 ready").unwrap();
-    let await_greeting = |mut stream: &TcpStream| {
+    let await_banner = |mut stream: &TcpStream| {
         let mut banner = [0; 9];
         stream.read_exact(&mut banner).unwrap();
         assert_eq!(&banner, b"220 ready");
@@ -114,12 +114,12 @@ fn is_program() -> bool {
             }
         };
         if server_first {
-            await_greeting(&stream);
+            await_banner(&stream);
         }
         stream.write_all(b"GET /").unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         if !server_first {
-            await_greeting(&stream);
+            await_banner(&stream);
         }
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         println!("took {} ms", begun.elapsed().as_millis());
