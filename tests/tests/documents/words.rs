@@ -22,9 +22,7 @@ const ALLOWED: &[&str] = &["GIVEN_UP"];
 const EXEMPT: &[&str] = &["CHANGELOG.md", "tests/src/vm/qmp.rs"];
 
 /// The same words in files that have not been renamed yet; each folder or file that is done goes.
-const NOT_YET: &[&str] = &[
-    "docs/protocol-map.md",
-];
+const NOT_YET: &[&str] = &["docs/protocol-map.md"];
 
 /// Parts of a name in lower case: `RmbElement` and `rmb_element` have two.
 pub(crate) fn parts(name: &str) -> Vec<String> {
