@@ -4,16 +4,17 @@
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::close::ABORT_TIMEOUT_US;
 use smc_core::connection::{Actions, Event, State};
 use smc_core::wire::cdc::StateFlags;
 
-use super::{ABORTED, Conn, Deadline, NO_FAILURE, RESET, Tx};
-use crate::sys::{lock, reset_tcp};
+use super::{ABORTED, Conn, Deadline, ENDED, NO_FAILURE, RESET, Tx};
+use crate::sys::{lock, poll_readable, reset_tcp};
 
 impl Conn {
     /// `shutdown`, either half or both.
@@ -101,7 +102,7 @@ impl Conn {
 
     pub(super) fn lost_locked(&self, tx: &mut Tx) {
         let purged = self.purged.load(Ordering::Acquire);
-        if self.end_by_loss(tx) {
+        if self.end_by_loss(tx, true) {
             // The bytes that arrived before are in own memory, so the application may read them.
             self.purged.store(purged, Ordering::Release);
         }
@@ -111,13 +112,17 @@ impl Conn {
     /// The peer uses its buffer for another connection, so this one is over. Unread bytes count for
     /// nothing (RMB-23), unless the peer had closed in order.
     pub(super) fn taken(&self) {
-        self.end_by_loss(&mut self.tx());
+        self.end_by_loss(&mut self.tx(), false);
         self.wake_all();
         self.sync_readiness();
     }
 
     /// Nothing can be sent to the peer any more. `true`: that resets the connection.
-    fn end_by_loss(&self, tx: &mut Tx) -> bool {
+    ///
+    /// With `may_be_end` a peer whose process has ended may have come to an end of data: the kernel
+    /// has closed its TCP connection by a FIN, and it had read all that was written here. TCP
+    /// tells the application the same. A peer that was lost with its machine sends no FIN.
+    fn end_by_loss(&self, tx: &mut Tx, may_be_end: bool) -> bool {
         self.carrier.fail();
         // The last words of the peer still count: after its "closed" nothing was lost.
         self.refresh_tx(tx);
@@ -125,11 +130,36 @@ impl Conn {
         if over || tx.close.peer_flags().contains(StateFlags::CLOSED) {
             return false;
         }
+        let has_read_all = tx.sender.in_flight() == 0 && self.carrier.has_memory();
+        if may_be_end && has_read_all && self.tcp_has_ended() {
+            self.on_peer_flags(tx, StateFlags::CLOSED);
+            self.fail(ENDED);
+            return false;
+        }
         self.step(tx, Event::TcpReset);
         // No answer can come.
         self.step(tx, Event::Timeout);
         self.fail(RESET);
         true
+    }
+
+    /// Whether the peer's TCP has sent a FIN. The device may say that a process is gone a moment
+    /// before the kernel has closed the process's sockets.
+    fn tcp_has_ended(&self) -> bool {
+        let tcp = lock(&self.tcp);
+        let Some(tcp) = &*tcp else { return false };
+        let mut byte = [0u8; 1];
+        loop {
+            match peek(tcp, &mut byte) {
+                Ok(n) => return n == 0,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !await_fin(tcp) {
+                        return false;
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
     }
 
     fn on(&self, event: Event) {
@@ -141,7 +171,11 @@ impl Conn {
 
     /// The peer's state flags have changed.
     pub(super) fn on_peer_flags(&self, tx: &mut Tx, flags: StateFlags) {
+        let purged = self.purged.load(Ordering::Acquire);
         self.step(tx, Event::Peer { flags, unsent: false });
+        // TCP delivers what came before a reset, and so does this end, although CLOSE-26 would let
+        // it throw the bytes away.
+        self.purged.store(purged, Ordering::Release);
         if tx.close.peer_done() {
             self.peer_done.store(true, Ordering::Release);
         }
@@ -215,6 +249,25 @@ impl Conn {
             }
         }
     }
+}
+
+/// How long all connections together wait for FINs of peers that are gone, in any second.
+const FIN_BUDGET: Duration = Duration::from_millis(50);
+
+/// Waits a moment until the peer's FIN may have come. `false`: the time for that is used up.
+fn await_fin(tcp: &TcpStream) -> bool {
+    /// The second, and how much of its budget is left.
+    static LEFT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
+    let mut left = lock(&LEFT);
+    let now = Instant::now();
+    let (second, budget) = match *left {
+        Some((second, budget)) if now < second + Duration::from_secs(1) => (second, budget),
+        _ => (now, FIN_BUDGET),
+    };
+    let _ = poll_readable(&[tcp.as_fd()], Some(budget), None);
+    let rest = budget.saturating_sub(now.elapsed());
+    *left = Some((second, rest));
+    !rest.is_zero()
 }
 
 /// Peeks without blocking, whatever the mode of the stream.

@@ -48,6 +48,8 @@ const NO_FAILURE: u8 = 0;
 const RESET: u8 = 1;
 /// Calls fail with `ConnectionAborted`.
 const ABORTED: u8 = 2;
+/// The peer's process has ended without a word, which is an end of data.
+const ENDED: u8 = 3;
 
 /// The send side.
 pub(super) struct Tx {
@@ -291,9 +293,15 @@ impl Conn {
         self.carrier.words()
     }
 
+    /// Whether the connection has ended in a way that its control words do not tell.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.load(Ordering::Acquire) != NO_FAILURE
+    }
+
+    /// Whether calls fail with an error.
+    pub(crate) fn has_error(&self) -> bool {
+        !matches!(self.failure.load(Ordering::Acquire), NO_FAILURE | ENDED)
     }
 
     /// Fails if the connection has ended abnormally.
@@ -302,7 +310,7 @@ impl Conn {
     /// `ConnectionReset` or `ConnectionAborted`.
     fn check(&self) -> io::Result<()> {
         match self.failure.load(Ordering::Acquire) {
-            NO_FAILURE => Ok(()),
+            NO_FAILURE | ENDED => Ok(()),
             RESET => Err(io::ErrorKind::ConnectionReset.into()),
             _ => Err(io::ErrorKind::ConnectionAborted.into()),
         }

@@ -32,7 +32,7 @@ impl Conn {
         let ended = self.refresh_rx(rx).unwrap_or(true);
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        let failed = self.has_failed();
+        let failed = self.has_error();
         let shut = self.read_shut.load(Ordering::Acquire);
         let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
         Ready {

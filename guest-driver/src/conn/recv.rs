@@ -43,11 +43,15 @@ impl Conn {
                 self.check()?;
             }
             if (rx.receiver.readable() as usize) < wanted {
-                let ended = self.refresh_rx(&mut rx)?;
-                if rx.receiver.readable() == 0 {
-                    // Bytes that the peer wrote before it was lost come before the error.
+                let ended = self.refresh_rx(&mut rx);
+                if self.purged.load(Ordering::Acquire) {
                     self.check()?;
-                    if ended || self.read_shut.load(Ordering::Acquire) {
+                }
+                if rx.receiver.readable() == 0 {
+                    // What a peer wrote before it vanished or aborted is delivered before the error
+                    // is.
+                    self.check()?;
+                    if ended? || self.read_shut.load(Ordering::Acquire) {
                         return Ok(0);
                     }
                 }

@@ -274,7 +274,7 @@ fn complete(tcp: &TcpStream, accepted: Accepted) -> Result<Outcome, Broken> {
     let Accepted { awaiting, reader, fabric, peer, mut own } = accepted;
     let dirty = own.dmb().memory().len();
     match awaiting.handle(reader.message().unwrap_or_default()) {
-        ConfirmStep::Established(established) => match peer.attach(established.peer) {
+        ConfirmStep::Established(established) => match peer.attach_or_gone(established.peer) {
             Ok(Some(theirs)) => {
                 peer.established(established.terms, established.peer_link);
                 let conn = SmcdConn { fabric, peer, own, theirs, established };

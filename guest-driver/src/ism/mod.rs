@@ -240,6 +240,19 @@ impl IsmDevice {
         peer::attach(self, token, expected_len)
     }
 
+    /// A DMB of a peer that has left the fabric, for a connection that still has bytes to read.
+    ///
+    /// # Errors
+    /// The device has no place for another DMB, or is gone.
+    pub(crate) fn gone_dmb(
+        self: &Arc<Self>,
+        token: Token,
+        len: u32,
+        owner: Gid,
+    ) -> Result<PeerDmb, IsmError> {
+        peer::gone(self, token, len, owner)
+    }
+
     /// Sends a software event.
     ///
     /// # Errors

@@ -263,6 +263,18 @@ pub(super) fn attach(
     result
 }
 
+/// A DMB whose owner has left the fabric before it could be attached: all deliveries fail.
+pub(super) fn gone(
+    device: &Arc<IsmDevice>,
+    token: Token,
+    len: u32,
+    owner: Gid,
+) -> Result<PeerDmb, IsmError> {
+    let path = device.running().open_path(token)?;
+    path.fail();
+    Ok(PeerDmb { device: Arc::clone(device), path, owner, len, placed: None, stores: false })
+}
+
 fn accept(
     device: &Arc<IsmDevice>,
     token: Token,

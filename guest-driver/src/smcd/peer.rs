@@ -13,7 +13,8 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 use smc_core::handshake::{Dmbe, Terms};
 use smc_core::wire::ids::{DmbToken, LinkId, SizeCode};
-use virtio_ism_abi::{Gid, Token};
+use virtio_ism_abi::command::Op;
+use virtio_ism_abi::{Gid, Status, Token};
 
 use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
 use crate::sys::lock;
@@ -220,6 +221,22 @@ impl Peer {
         let free =
             buffer.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         Ok(free.then_some(buffer))
+    }
+
+    /// As [`Peer::attach`], for a peer that has written into our DMB already. If it has left since,
+    /// its own DMB is gone, and what it wrote is still to be read.
+    ///
+    /// # Errors
+    /// As [`Peer::attach`].
+    pub(crate) fn attach_or_gone(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
+        match self.attach(theirs) {
+            Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent | Status::Enodev }) => {
+                let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
+                let dmb = self.device.gone_dmb(token, len, self.gid)?;
+                Ok(Some(Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(true) })))
+            }
+            result => result,
+        }
     }
 
     /// Removes the attachment of a DMB that is gone, and returns it.

@@ -162,7 +162,7 @@ impl SmcStream {
             writable: ready.writable,
             read_closed: ready.read_closed,
             hang_up: ready.hang_up,
-            failed: conn.has_failed(),
+            failed: conn.has_error(),
             urgent: urgent && conn.has_urgent().unwrap_or(false),
         }
     }
