@@ -208,9 +208,14 @@ impl RunConfig {
             && self.policy.accept(client, port) == AllowedProtocol::Smc
     }
 
-    /// Whether a server needs the client's address to decide.
+    /// Whether the settings name the clients that may be on SMC.
+    pub(crate) fn names_clients(&self) -> bool {
+        !self.accept.iter().all(PeerRule::is_everyone)
+    }
+
+    /// Whether it depends on a client's address what an accepted connection may be.
     pub(crate) fn depends_on_client(&self) -> bool {
-        self.policy.depends_on_client() || !self.accept.iter().all(PeerRule::is_everyone)
+        self.policy.depends_on_client() || self.names_clients()
     }
 }
 

@@ -18,6 +18,20 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// Number of child processes that may have inherited this process's descriptors.
+static CHILDREN: AtomicU32 = AtomicU32::new(0);
+
+/// Counts a child that inherits this process's descriptors.
+pub(crate) fn note_child() {
+    CHILDREN.fetch_add(1, Ordering::SeqCst);
+}
+
+/// What [`note_child`] has counted. A descriptor that is older than the last child may be open in
+/// another process.
+pub(crate) fn children() -> u32 {
+    CHILDREN.load(Ordering::SeqCst)
+}
+
 /// Stores the process id at the program's start.
 pub(crate) fn init() {
     PID.store(raw::getpid(), Ordering::Relaxed);

@@ -17,8 +17,8 @@
 //! - `config`, `status`, `fork`: settings, the report of what happened, and the process's identity;
 //! - `socket`: what the library knows of a descriptor;
 //! - `selection`: whether SMC or TCP carries a connection, and the handshake;
+//! - `relay`: connections that the kernel serves (it uses `socket` and `sys` only);
 //! - `io`: the calls that read, write and wait;
-//! - `relay`: connections that a child of a fork inherits (it uses `socket` and `sys` only);
 //! - `hooks`: the exported functions.
 //!
 //! Only `sys` and `hooks` have `unsafe` code.

@@ -70,6 +70,10 @@ pub enum ServerAction {
     AwaitProposal,
     /// A Proposal may come: the server peeks at the first bytes, for a short time.
     Peek,
+    /// The client has not announced a Proposal. One that knows by its configuration that the server
+    /// speaks SMC may propose all the same: a server that does not have to wait for the first bytes
+    /// anyway takes the client for a plain one.
+    NotAnnounced,
     /// No Proposal will come: the server hands the connection to the application at once.
     UseTcp,
 }
@@ -226,8 +230,8 @@ fn server_action(mode: Mode, attached: bool, known: Option<bool>) -> ServerActio
         (Mode::Auto, _) if !attached => ServerAction::Peek,
         (Mode::Required, _) if !attached => ServerAction::UseTcp,
         (_, Some(true)) => ServerAction::AwaitProposal,
-        // A client that knows by configuration that the server speaks SMC sends no option.
-        (Mode::Auto, Some(false) | None) => ServerAction::Peek,
+        (Mode::Auto, Some(false)) => ServerAction::NotAnnounced,
+        (Mode::Auto, None) => ServerAction::Peek,
         (Mode::Required, Some(false)) => ServerAction::UseTcp,
         // The client may have sent the option, and the kernel may have answered it.
         (Mode::Required, None) => ServerAction::Peek,

@@ -40,7 +40,9 @@ impl Incoming {
             ServerAction::AwaitProposal => {
                 (FirstBytes::Incomplete, PROPOSAL_TIMEOUT.min(config.clc_timeout))
             }
-            ServerAction::Peek => (FirstBytes::Incomplete, config.detect_timeout),
+            ServerAction::Peek | ServerAction::NotAnnounced => {
+                (FirstBytes::Incomplete, config.detect_timeout)
+            }
             ServerAction::UseTcp => (FirstBytes::Other, Duration::ZERO),
         };
         Self::begin(stack, tcp, first_bytes, timeout)

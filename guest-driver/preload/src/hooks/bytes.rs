@@ -5,8 +5,10 @@ use std::io::{IoSlice, IoSliceMut};
 
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
+use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::transfer::{self, Dispatch};
+use crate::selection::establish;
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
@@ -19,6 +21,7 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
     match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
         Dispatch::Kernel => None,
         Dispatch::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),
+        Dispatch::Keep(_) => Some(Err(Errno(libc::EAGAIN))),
         Dispatch::Fail(error) => Some(Err(error)),
     }
 }
@@ -27,10 +30,17 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
-    match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
-        Dispatch::Kernel => None,
-        Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
-        Dispatch::Fail(error) => Some(Err(error)),
+    loop {
+        return match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+            Dispatch::Kernel => None,
+            Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
+            Dispatch::Keep(socket) => match socket.keep_early(bufs) {
+                Some(0) => Some(Err(Errno(libc::EAGAIN))),
+                Some(n) => Some(Ok(n)),
+                None => continue,
+            },
+            Dispatch::Fail(error) => Some(Err(error)),
+        };
     }
 }
 
@@ -213,35 +223,15 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
         (fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
     if result >= 0 {
         // SAFETY: the kernel has filled the header in.
-        unsafe { remove_stale_received(message) };
+        unsafe { passed_descriptors(message, receive_descriptor) };
     }
     result
 }
 
-/// Removes stale entries of descriptors that the program received by SCM_RIGHTS.
-///
-/// # Safety
-/// `message` leads to a header that the kernel filled in.
-unsafe fn remove_stale_received(message: *const msghdr) {
-    // SAFETY: the caller's promise, as for all that follows.
-    let Some(header) = (unsafe { message.as_ref() }) else { return };
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
-    // SAFETY: the control data is as long as the kernel says; CMSG_* stay within.
-    unsafe {
-        let mut at = libc::CMSG_FIRSTHDR(header);
-        while let Some(control) = at.as_ref() {
-            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let list = libc::CMSG_DATA(at).cast::<c_int>();
-                let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
-                for i in 0..n {
-                    descriptors::remove_stale(list.add(i).read_unaligned());
-                }
-            }
-            at = libc::CMSG_NXTHDR(header, at);
-        }
-    }
+/// What the library does with a descriptor that the program has received.
+fn receive_descriptor(fd: c_int) {
+    descriptors::remove_stale(fd);
+    establish::add_relayed(fd);
 }
 
 #[unsafe(no_mangle)]
@@ -252,6 +242,8 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
             return libc_result(result);
         }
     }
+    // SAFETY: the program's header.
+    unsafe { leave_passed(message) };
     call_libc!(sendmsg, libc::SYS_sendmsg,
         (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
 }
@@ -305,6 +297,10 @@ unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c
             }
         }
     }
+    for i in 0..n as usize {
+        // SAFETY: the program's list of `n` headers.
+        unsafe { leave_passed(&raw const (*list.add(i)).msg_hdr) };
+    }
     call_libc!(sendmmsg, libc::SYS_sendmmsg,
         (fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int)
 }
@@ -322,6 +318,7 @@ unsafe fn sendfile_here(
     let descriptor = DESCRIPTORS.get(to)?;
     Some(match transfer::dispatch_write(&descriptor, to, false) {
         Dispatch::Kernel => return None,
+        Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
         Dispatch::Fail(error) => Err(error),
         Dispatch::Smc(socket, stream) => {
             // SAFETY: the caller's promise.
@@ -369,6 +366,7 @@ unsafe extern "C" fn splice(
         let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_write };
         match dispatch(&descriptor, fd, dont_wait) {
             Dispatch::Kernel => {}
+            Dispatch::Keep(_) => return libc_result(Err(Errno(libc::EAGAIN))),
             Dispatch::Fail(error) => return libc_result(Err(error)),
             Dispatch::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
                 return libc_result(Err(Errno(libc::ESPIPE)));
@@ -383,4 +381,63 @@ unsafe extern "C" fn splice(
     }
     call_libc!(splice, libc::SYS_splice, (from: c_int, from_at: *mut off64_t, to: c_int,
           to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
+}
+
+/// Defines `preadv2` and `pwritev2`, which are `readv` and `writev` at the offset -1.
+macro_rules! positioned {
+    ($($name:ident, $number:ident, $without:ident, $flag:expr;)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            fd: c_int,
+            iov: *const iovec,
+            n: c_int,
+            offset: off64_t,
+            flags: c_int,
+        ) -> ssize_t {
+            if DESCRIPTORS.has(fd) && offset == -1 {
+                // SAFETY: the program's list.
+                return unsafe { $without(fd, iov, n, flags & $flag != 0) };
+            }
+            // The kernel takes the offset in two halves.
+            let (low, high) = (offset as usize, 0usize);
+            let args = [fd as usize, iov as usize, n as usize, low, high, flags as usize];
+            // SAFETY: the program's arguments, unchanged.
+            libc_result(unsafe { crate::sys::raw::call(libc::$number, args) })
+        })*
+    };
+}
+
+positioned! {
+    preadv2, SYS_preadv2, read_at_once, libc::RWF_NOWAIT;
+    preadv64v2, SYS_preadv2, read_at_once, libc::RWF_NOWAIT;
+    pwritev2, SYS_pwritev2, write_at_once, libc::RWF_NOWAIT;
+    pwritev64v2, SYS_pwritev2, write_at_once, libc::RWF_NOWAIT;
+}
+
+/// # Safety
+/// As `readv`.
+unsafe fn read_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
+    // SAFETY: the program's list.
+    match unsafe { user_memory::read_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
+        Err(error) => libc_result(Err(error)),
+        Ok(rooms) => match recv_into(fd, rooms, if dont_wait { libc::MSG_DONTWAIT } else { 0 }) {
+            Some(result) => libc_result(result),
+            // SAFETY: the same call.
+            None => unsafe { readv(fd, iov, n) },
+        },
+    }
+}
+
+/// # Safety
+/// As `writev`.
+unsafe fn write_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
+    // SAFETY: the program's list.
+    match unsafe { user_memory::write_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
+        Err(error) => libc_result(Err(error)),
+        Ok(pieces) => match send_from(fd, pieces, if dont_wait { libc::MSG_DONTWAIT } else { 0 }) {
+            Some(result) => libc_result(result),
+            // SAFETY: the same call.
+            None => unsafe { writev(fd, iov, n) },
+        },
+    }
 }

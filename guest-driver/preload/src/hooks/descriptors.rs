@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
 use super::init::close_connections;
 use crate::config;
+use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
-use crate::io::control;
+use crate::io::{control, kernel};
 use crate::selection::option;
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
@@ -17,17 +18,21 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if option::is_reserved(fd) {
         return libc_result(Err(Errno(libc::EBADF))) as c_int;
     }
-    if DESCRIPTORS.has(fd) {
-        descriptors::close(fd);
+    if !DESCRIPTORS.has(fd) {
+        return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
+    let _numbers = descriptors::lock_numbers(fd, fd);
+    kernel::close(fd);
     call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let mut _numbers = None;
     if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
-        descriptors::close_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
+        _numbers = descriptors::lock_numbers(c_int::try_from(first).unwrap_or(c_int::MAX), end);
+        kernel::close_range(c_int::try_from(first).unwrap_or(c_int::MAX), end);
     }
     let all = || raw::close_range(first as c_int, last as c_int, flags);
     let range = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
@@ -45,8 +50,10 @@ fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
+    let mut _numbers = None;
     if config::get().is_some() {
-        descriptors::close_range(first.max(0), c_int::MAX);
+        _numbers = descriptors::lock_numbers(first.max(0), c_int::MAX);
+        kernel::close_range(first.max(0), c_int::MAX);
     }
     let _ = close_around(first.max(0), c_int::MAX, 0);
 }
@@ -58,6 +65,7 @@ unsafe extern "C" fn dup(old: c_int) -> c_int {
         descriptors::remove_stale(new);
         if DESCRIPTORS.has(old) {
             descriptors::duplicate(old, new);
+            leave_standard(new);
         }
     }
     new
@@ -72,10 +80,17 @@ fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
     if let Err(error) = raw::fcntl(old, libc::F_GETFD, 0) {
         return libc_result(Err(error)) as c_int;
     }
-    descriptors::remove_stale(new);
+    let numbers = descriptors::lock_numbers(new, new);
+    if DESCRIPTORS.has(new) {
+        kernel::close(new);
+    }
     let result = libc_result(raw::dup3(old, new, flags)) as c_int;
     if result >= 0 {
         descriptors::duplicate(old, new);
+    }
+    drop(numbers);
+    if result >= 0 {
+        leave_standard(new);
     }
     result
 }
@@ -105,8 +120,11 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
             descriptors::remove_stale(result);
             if DESCRIPTORS.has(fd) {
                 descriptors::duplicate(fd, result);
+                leave_standard(result);
             }
         }
+        // The kernel sends the signals.
+        libc::F_SETFL if result >= 0 && argument & libc::O_ASYNC as c_ulong != 0 => leave(fd),
         libc::F_SETFL if result >= 0 => {
             if DESCRIPTORS.has(fd)
                 && let Some(descriptor) = DESCRIPTORS.get(fd)

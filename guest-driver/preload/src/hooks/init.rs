@@ -1,9 +1,10 @@
 //! The functions that run when the library is loaded, when the process forks, and when it exits.
 
-use super::libc_symbols;
+use super::{escapes, libc_symbols};
 use crate::config::RunConfig;
-use crate::selection::{establish, option, session, short_lived};
-use crate::socket::descriptors;
+use crate::io::kernel;
+use crate::selection::{establish, handshake, option, session, short_lived};
+use crate::socket::table::{DESCRIPTORS, NUMBERS};
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
 
@@ -44,20 +45,30 @@ extern "C" fn begin() {
         status::init();
         option::init();
         establish::add_inherited();
+        // A program that is executed for each client may use stdio at once.
+        (0..=2).for_each(escapes::leave_standard);
     }
 }
 
 unsafe extern "C" fn before_fork() {
-    relay::prepare();
+    fork::note_child();
+    handshake::before_fork();
+    NUMBERS.acquire_before_fork();
+    relay::fork::prepare();
 }
 
 unsafe extern "C" fn in_parent() {
-    relay::in_parent();
+    relay::fork::in_parent();
+    NUMBERS.release_after_fork();
+    handshake::in_parent();
 }
 
 unsafe extern "C" fn in_child() {
     fork::in_child();
-    relay::in_child();
+    relay::forward::in_child();
+    relay::fork::in_child();
+    NUMBERS.release_after_fork();
+    handshake::in_child();
 }
 
 /// Closes all connections when the program ends, as the kernel would.
@@ -66,10 +77,15 @@ pub(super) fn close_connections() {
         return;
     }
     short_lived::record_exit();
-    descriptors::close_all();
+    kernel::close_all();
 }
 
 extern "C" fn end() {
+    if DESCRIPTORS.highest() >= 0 {
+        // libc would write what stdio has buffered only after this function.
+        // SAFETY: null stands for all streams.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+    }
     close_connections();
     session::shutdown();
 }

@@ -5,18 +5,18 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function of libc.
-pub(super) struct Symbol {
+pub(in crate::hooks) struct Symbol {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
 impl Symbol {
-    pub(super) const fn new(name: &'static CStr) -> Symbol {
+    pub(in crate::hooks) const fn new(name: &'static CStr) -> Symbol {
         Symbol { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
     /// Looks the function up.
-    pub(super) fn find(&self) {
+    pub(in crate::hooks) fn find(&self) {
         // SAFETY: the name ends with a zero byte.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Release);
@@ -24,7 +24,7 @@ impl Symbol {
 
     /// The function, if it was found.
     #[inline]
-    pub(super) fn get(&self) -> Option<*mut c_void> {
+    pub(in crate::hooks) fn get(&self) -> Option<*mut c_void> {
         let found = self.found.load(Ordering::Relaxed);
         (!found.is_null()).then_some(found)
     }
@@ -57,7 +57,10 @@ functions! {
     getpeername getsockopt setsockopt read readv recv recvfrom recvmsg recvmmsg write writev send
     sendto sendmsg sendmmsg sendfile splice poll ppoll select pselect epoll_create epoll_create1
     epoll_ctl epoll_wait epoll_pwait epoll_pwait2 open open64 openat openat64 eventfd
-    timerfd_create memfd_create
+    timerfd_create memfd_create fdopen dprintf vdprintf __dprintf_chk
+    __vdprintf_chk fork vfork posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
+    posix_spawn_file_actions_destroy system popen aio_read aio_read64 aio_write aio_write64
+    lio_listio lio_listio64
 }
 
 /// `call_libc!(name, number, (a: type, ...) -> type)`: calls libc's function. Before `init` has run

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod descriptors;
+mod escapes;
 mod fortify;
 mod init;
 mod libc_symbols;

@@ -6,9 +6,10 @@ use libc::{sockaddr, socklen_t};
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
-use crate::io::control;
+use crate::io::{control, kernel};
 use crate::selection::{establish, option};
 use crate::socket::descriptors;
+use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::user_memory::{self, libc_result};
@@ -94,8 +95,20 @@ fn tcp_fd_of(fd: c_int) -> c_int {
     descriptor.as_ref().and_then(|descriptor| descriptor.stream()?.tcp_fd()).unwrap_or(fd)
 }
 
+/// The addresses of a connection that a relay of another process serves.
+fn relayed_names(fd: c_int) -> Option<AddressPair> {
+    if !DESCRIPTORS.has(fd) {
+        return None;
+    }
+    DESCRIPTORS.get(fd)?.stream()?.names().copied()
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Some((local, _)) = relayed_names(fd) {
+        // SAFETY: the program's room.
+        return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
+    }
     let fd = tcp_fd_of(fd);
     call_libc!(getsockname, libc::SYS_getsockname, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
@@ -103,6 +116,10 @@ unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Some((_, peer)) = relayed_names(fd) {
+        // SAFETY: the program's room.
+        return libc_result(unsafe { user_memory::write_address(addr, len, peer) }) as c_int;
+    }
     let fd = tcp_fd_of(fd);
     call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)
@@ -149,6 +166,10 @@ unsafe extern "C" fn setsockopt(
         return libc_result(Err(Errno(libc::EOPNOTSUPP))) as c_int;
     }
     let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
+    if level != libc::SOL_SOCKET && relayed_names(fd).is_some() {
+        // There is no TCP connection whose behaviour the option could change.
+        return 0;
+    }
     let result = call_libc!(setsockopt, libc::SYS_setsockopt, (fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> c_int);
     if result == 0
@@ -193,14 +214,9 @@ unsafe extern "C" fn syscall(
                 // SAFETY: the program's arguments.
                 return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
             }
-            libc::SYS_close => {
-                descriptors::close(a as c_int);
-            }
+            libc::SYS_close => kernel::close(a as c_int),
             libc::SYS_close_range if c & libc::CLOSE_RANGE_CLOEXEC as usize == 0 => {
-                descriptors::close_range(
-                    a as c_int,
-                    c_int::try_from(b as u32).unwrap_or(c_int::MAX),
-                );
+                kernel::close_range(a as c_int, c_int::try_from(b as u32).unwrap_or(c_int::MAX));
             }
             _ => {}
         }

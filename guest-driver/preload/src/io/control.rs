@@ -73,6 +73,9 @@ pub(crate) fn get_option(
     name: c_int,
 ) -> Option<c_int> {
     let socket = descriptor.stream()?;
+    if socket.state() == SocketState::Relayed {
+        return relayed_option(socket, level, name);
+    }
     if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
         return None;
     }
@@ -90,6 +93,22 @@ pub(crate) fn get_option(
         }
         SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
+    }
+}
+
+/// The same for a Unix socket in the place of a connection.
+fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_int> {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => match (socket.tcp_fd(), socket.names()) {
+            (Some(tcp), _) => raw::socket_option(tcp, level, name).ok(),
+            (None, Some((local, _))) if local.is_ipv6() => Some(libc::AF_INET6),
+            (None, Some(_)) => Some(libc::AF_INET),
+            (None, None) => None,
+        },
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(libc::IPPROTO_TCP),
+        // What a connection has that nobody has changed.
+        (libc::IPPROTO_TCP, _) if socket.names().is_some() => Some(0),
+        _ => None,
     }
 }
 

@@ -3,5 +3,6 @@
 pub(crate) mod control;
 pub(crate) mod epoll_ctl;
 pub(crate) mod epoll_wait;
+pub(crate) mod kernel;
 pub(crate) mod poll;
 pub(crate) mod transfer;

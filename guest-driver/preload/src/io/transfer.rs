@@ -9,7 +9,7 @@ use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::stream::StreamSocket;
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, SysResult};
 
@@ -19,6 +19,8 @@ pub(crate) enum Dispatch<'a> {
     Kernel,
     /// The SMC connection.
     Smc(&'a StreamSocket, &'a SmcStream),
+    /// Nobody yet: the library keeps what the call writes until the connection is decided.
+    Keep(&'a StreamSocket),
     /// Nothing: the call fails.
     Fail(Errno),
 }
@@ -49,7 +51,12 @@ pub(crate) fn dispatch_write(
         return Dispatch::Smc(socket, stream);
     }
     socket.note_write();
-    undecided(descriptor, socket, fd, dont_wait)
+    match undecided(descriptor, socket, fd, dont_wait) {
+        Dispatch::Fail(Errno(libc::EAGAIN)) if socket.state() == SocketState::Deciding => {
+            Dispatch::Keep(socket)
+        }
+        dispatch => dispatch,
+    }
 }
 
 #[cold]
@@ -354,12 +361,31 @@ pub(crate) fn splice_out(
     len: usize,
     dont_wait: bool,
 ) -> SysResult {
-    let mut buf = vec![0u8; TURN.min(len)];
+    let room = pipe_room(pipe, dont_wait || is_nonblocking(pipe))?;
+    let mut buf = vec![0u8; TURN.min(len).min(room)];
     let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     let n = recv((socket, stream), &mut [IoSliceMut::new(&mut buf)], flags)?;
     let written = raw::write(pipe, buf.get(..n).unwrap_or_default())?;
     let taken = buf.get_mut(..written).unwrap_or_default();
     recv((socket, stream), &mut [IoSliceMut::new(taken)], libc::MSG_DONTWAIT)
+}
+
+fn is_nonblocking(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags as c_int & libc::O_NONBLOCK != 0)
+}
+
+/// Bytes that a pipe takes without blocking, whatever its flags are: all of an empty pipe, and a
+/// page (PIPE_BUF) of one that is not full. Waits for a full one, unless `dont_wait`.
+fn pipe_room(pipe: c_int, dont_wait: bool) -> Result<usize, Errno> {
+    let mut list = [libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 }];
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    if raw::ppoll(&mut list, dont_wait.then_some(&now), None)? == 0 {
+        return Err(Errno(libc::EAGAIN));
+    }
+    match (raw::bytes_in_pipe(pipe), raw::fcntl(pipe, libc::F_GETPIPE_SZ, 0)) {
+        (Ok(0), Ok(size)) => Ok(size),
+        _ => Ok(libc::PIPE_BUF),
+    }
 }
 
 /// `splice` from a pipe into an SMC connection.

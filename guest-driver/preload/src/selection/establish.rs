@@ -10,9 +10,9 @@ use crate::selection::first_bytes::peek;
 use crate::selection::handshake::delay_acks;
 use crate::selection::option::AcceptAction;
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
-use crate::socket::registrations;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
+use crate::socket::{pair, registrations};
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
@@ -74,6 +74,13 @@ pub(crate) fn connect(
             },
             _ => native(),
         };
+    }
+    if socket.is_proposal_forbidden() {
+        let result = native();
+        if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
+            DESCRIPTORS.remove_if(fd, descriptor);
+        }
+        return result;
     }
     let fast =
         raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
@@ -161,11 +168,29 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
     }
     match option::after_accept(borrowed(fd)) {
         AcceptAction::Tcp => status::server_stays_on_tcp(borrowed(fd)),
-        AcceptAction::Peek(timeout) => {
+        AcceptAction::Peek { timeout, announced } => {
             let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
             socket.set_detect_timeout(timeout);
+            if announced {
+                socket.set_announced();
+            }
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }
+    }
+}
+
+/// Makes the entry of an end of a pair that another process has made in the place of a connection.
+pub(crate) fn add_relayed(fd: c_int) {
+    if config::get().is_none() || fork::shares_memory() {
+        return;
+    }
+    if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) != Ok(libc::AF_UNIX) {
+        return;
+    }
+    if let Some(names) = pair::names_of(borrowed(fd)) {
+        let socket = StreamSocket::new(SocketState::Relayed, SocketRole::Server, false);
+        socket.set_names(names);
+        DESCRIPTORS.install(fd, Descriptor::Stream(socket));
     }
 }
 
@@ -178,6 +203,7 @@ pub(crate) fn add_inherited() {
     let mut known: Vec<(u64, c_int)> = Vec::new();
     for fd in fds {
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) != Ok(libc::IPPROTO_TCP) {
+            add_relayed(fd);
             continue;
         }
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {

@@ -39,7 +39,9 @@ pub(crate) fn await_first_bytes(
         let found = peek(tcp);
         let left = if socket.wants_to_write() { socket.detect_timeout() } else { limit };
         let left = left.saturating_sub(begun.elapsed());
-        if found != FirstBytes::Incomplete || left.is_zero() || descriptor.handles() == 0 {
+        // The program has closed the connection, and nobody waits for the end of the handshake.
+        let closed = descriptor.handles() == 0 && !socket.must_finish();
+        if found != FirstBytes::Incomplete || left.is_zero() || closed {
             return found;
         }
         wait_readable(&[Some(tcp.as_fd())], left.min(CHECK_INTERVAL));

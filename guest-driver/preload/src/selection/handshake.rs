@@ -1,9 +1,10 @@
 //! The handshake of one connection, in a thread of its own if it takes long.
 
 use std::ffi::c_int;
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SmcStream};
@@ -16,6 +17,7 @@ use crate::socket::registrations;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
+use crate::sys::fork_lock::ForkLock;
 use crate::sys::raw::{self, Errno};
 use crate::sys::{STACK, borrowed, lock, wait_readable};
 
@@ -47,7 +49,7 @@ pub(crate) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
                 lock(&socket.request).map(|request| option::after_connect(request, &tcp))
         {
             status::client_stays_on_tcp(&tcp, why);
-            return complete_with_tcp(descriptor, fd);
+            return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
         }
         return spawn(descriptor, fd, move |descriptor, fd| propose(descriptor, fd, tcp));
     }
@@ -90,9 +92,13 @@ fn serve(
 ) {
     if !first_bytes.is_smc() {
         status::server_stays_on_tcp(&tcp);
-        return complete_with_tcp(descriptor, fd);
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
     }
-    let Some(session) = session::for_client() else { return complete_with_tcp(descriptor, fd) };
+    let may_be_smc = descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let session = if may_be_smc { session::for_client() } else { session::declining() };
+    let Some(session) = session else {
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    };
     let mut incoming = session.incoming(tcp, first_bytes);
     let result =
         if may_wait { finish_incoming(&mut incoming).map(Some) } else { incoming.advance_soon() };
@@ -113,12 +119,85 @@ fn spawn(
     job: impl FnOnce(&DescriptorRef, c_int) + Send + 'static,
 ) {
     let theirs = descriptor.clone();
-    let made = std::thread::Builder::new()
-        .name("smc-handshake".into())
-        .stack_size(STACK)
-        .spawn(move || job(&theirs, fd));
+    {
+        let _running = RUNNING_LOCK.lock();
+        lock(&RUNNING).push(descriptor.clone());
+    }
+    let made = std::thread::Builder::new().name("smc-handshake".into()).stack_size(STACK).spawn(
+        move || {
+            job(&theirs, fd);
+            end(theirs);
+        },
+    );
     if let Err(error) = made {
         complete(descriptor, fd, Err(error));
+        end(descriptor.clone());
+    }
+}
+
+/// Held by those who use [`RUNNING`], and by a process while it forks.
+static RUNNING_LOCK: ForkLock = ForkLock::new();
+/// The connections whose handshakes run in threads of their own.
+static RUNNING: Mutex<Vec<DescriptorRef>> = Mutex::new(Vec::new());
+
+/// Keeps the list of handshakes as it is while the process forks.
+pub(crate) fn before_fork() {
+    RUNNING_LOCK.acquire_before_fork();
+}
+
+/// Undoes [`before_fork`], in the parent.
+pub(crate) fn in_parent() {
+    RUNNING_LOCK.release_after_fork();
+}
+
+/// Undoes [`before_fork`], in the child, which has none of the threads.
+pub(crate) fn in_child() {
+    let parents = std::mem::take(&mut *lock(&RUNNING));
+    // The child's copies of the threads' stacks hold references as well, for ever.
+    std::mem::forget(parents);
+    RUNNING_LOCK.release_after_fork();
+}
+
+fn end(descriptor: DescriptorRef) {
+    let other = {
+        let _running = RUNNING_LOCK.lock();
+        let mut running = lock(&RUNNING);
+        let at = running.iter().position(|other| other.is(&descriptor));
+        at.map(|at| running.swap_remove(at))
+    };
+    // The last references close a connection whose descriptors the program has closed.
+    drop((other, descriptor));
+}
+
+/// How long a process that ends waits for handshakes that must come to their end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits for handshakes of connections that the program has closed, when the process ends.
+pub(crate) fn finish() {
+    let begun = Instant::now();
+    let must_finish = |found: &DescriptorRef| found.stream().is_some_and(StreamSocket::must_finish);
+    let any = || {
+        let _running = RUNNING_LOCK.lock();
+        lock(&RUNNING).iter().any(must_finish)
+    };
+    while begun.elapsed() < EXIT_TIMEOUT && any() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The program closes the last descriptor of a connection that is not decided. A client that has
+/// proposed SMC gets an answer in any case: TCP would reset the connection for its unread message.
+/// A child process that has the descriptor, too, may do the handshake itself.
+pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
+    let Some(socket) = descriptor.stream() else { return };
+    if socket.state() == SocketState::Undecided
+        && !socket.may_be_shared()
+        && socket.role() == SocketRole::Server
+        && (socket.is_announced() || peek(borrowed(fd)).is_smc())
+        && socket.forbid_proposal()
+        && socket.advance(SocketState::Undecided, SocketState::Deciding)
+    {
+        raw::without_signals(|| start(descriptor, socket, fd, Wait::Short));
     }
 }
 
@@ -131,22 +210,27 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
             Err(rustix::io::Errno::INTR) => continue,
             Ok(_) if !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
             // The kernel reports the error to the program.
-            _ => return complete_with_tcp(descriptor, fd),
+            _ => return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early)),
         }
     }
     if connects_to_itself(&tcp) {
-        return complete_with_tcp(descriptor, fd);
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
     }
     let request = descriptor.stream().and_then(|socket| *lock(&socket.request));
     let proposal = match request.map(|request| option::after_connect(request, &tcp)) {
         Some(Ok(proposal)) => proposal,
         Some(Err(why)) => {
             status::client_stays_on_tcp(&tcp, why);
-            return complete_with_tcp(descriptor, fd);
+            return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
         }
         None => PlannedProposal { awaited: false },
     };
-    let Some(session) = session::current() else { return complete_with_tcp(descriptor, fd) };
+    if !descriptor.stream().is_some_and(StreamSocket::begin_proposal) {
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    }
+    let Some(session) = session::current() else {
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    };
     complete(descriptor, fd, session.propose(tcp, proposal));
 }
 
@@ -170,17 +254,44 @@ fn finish_incoming(incoming: &mut Incoming) -> io::Result<SmcStream> {
     }
 }
 
-/// Completes the handshake: TCP carries the connection.
-fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int) {
+/// Completes the handshake: TCP carries the connection. `send` sends what the program has written by
+/// now.
+fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl FnOnce(&[u8])) {
     let Some(socket) = descriptor.stream() else { return };
     if socket.role() == SocketRole::Client
         && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
     {
         delay_acks(fd, false);
     }
-    registrations::follow(descriptor, socket, SocketState::Tcp);
-    socket.complete(SocketState::Tcp);
+    {
+        let mut early = socket.early();
+        if !early.is_empty() {
+            send(&std::mem::take(&mut *early));
+        }
+        registrations::follow(descriptor, socket, SocketState::Tcp);
+        socket.complete(SocketState::Tcp);
+    }
     DESCRIPTORS.remove_if(fd, descriptor);
+}
+
+/// Sends what the program wrote during the handshake. An error comes again with the program's next
+/// call.
+fn send_early(tcp: &TcpStream, mut early: &[u8]) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
+    while !early.is_empty() {
+        match rustix::net::send(tcp, early, rustix::net::SendFlags::NOSIGNAL) {
+            Ok(n) => early = early.get(n..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
+                if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
 }
 
 /// Records how a server has answered a Proposal.
@@ -213,8 +324,10 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 record_answer(borrowed(fd), &info);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
-                drop(stream);
-                return complete_with_tcp(descriptor, fd);
+                // An error comes again with the program's next call.
+                return complete_with_tcp(descriptor, fd, |early| {
+                    let _ = (&stream).write_all(early);
+                });
             }
             // The library waits by itself; see `io/transfer.rs`.
             let _ = stream.set_nonblocking(true);
@@ -226,9 +339,19 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             {
                 let _ = stream.set_oob_inline(true);
             }
+            let mut early = socket.early();
+            if !early.is_empty() {
+                // The peer's buffer is empty, and takes more than this.
+                let _ = (&stream).write_all(&std::mem::take(&mut *early));
+            }
             socket.set_stream(stream);
             registrations::follow(descriptor, socket, SocketState::Smc);
             socket.complete(SocketState::Smc);
+        }
+        Err(error) if role == "client" && is_end_of_tcp(&error) => {
+            // The server has closed the connection without an answer. TCP tells the program that.
+            status::connection_failed(role, &error);
+            complete_with_tcp(descriptor, fd, |_| {});
         }
         Err(error) => {
             status::connection_failed(role, &error);
@@ -240,6 +363,11 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             socket.complete(SocketState::Failed);
         }
     }
+}
+
+fn is_end_of_tcp(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the

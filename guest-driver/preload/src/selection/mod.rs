@@ -11,7 +11,7 @@ mod declined_servers;
 mod device_lock;
 pub(crate) mod establish;
 mod first_bytes;
-mod handshake;
+pub(crate) mod handshake;
 mod listening_ports;
 pub(crate) mod option;
 pub(crate) mod resolve;

@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use guest_driver::Fallback;
 use guest_driver::rendezvous::{
@@ -27,8 +28,13 @@ static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 /// What a server does with a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcceptAction {
-    /// Waits for the client's first bytes for this long.
-    Peek(std::time::Duration),
+    /// Looks at the client's first bytes.
+    Peek {
+        /// How long the client may take if the program wants to write first.
+        timeout: Duration,
+        /// The client has announced a Proposal.
+        announced: bool,
+    },
     /// Leaves it to TCP.
     Tcp,
 }
@@ -152,10 +158,19 @@ pub(crate) fn before_listen(fd: c_int) {
 /// What a server does with a connection that it has just accepted.
 pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
+    let names_clients = config::get().is_some_and(config::RunConfig::names_clients);
     match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
-        Some(ServerAction::AwaitProposal) => AcceptAction::Peek(PROPOSAL_TIMEOUT),
+        Some(ServerAction::AwaitProposal) => {
+            AcceptAction::Peek { timeout: PROPOSAL_TIMEOUT, announced: true }
+        }
         Some(ServerAction::UseTcp) => AcceptAction::Tcp,
-        Some(ServerAction::Peek) | None => AcceptAction::Peek(detect),
+        // A client that may propose SMC would have said so, unless the settings name it.
+        Some(ServerAction::NotAnnounced) if !names_clients => {
+            AcceptAction::Peek { timeout: Duration::ZERO, announced: false }
+        }
+        Some(ServerAction::Peek | ServerAction::NotAnnounced) | None => {
+            AcceptAction::Peek { timeout: detect, announced: false }
+        }
     }
 }
 

@@ -117,6 +117,23 @@ pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     current()
 }
 
+/// A session without a device, which declines all Proposals. `None`: the library does nothing in
+/// this process.
+pub(crate) fn declining() -> Option<&'static ProcessSession> {
+    static DECLINING: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
+    let config = config::get()?;
+    let _one_at_a_time = sys::lock(&OPENING);
+    let known = leaked(DECLINING.load(Ordering::Acquire));
+    if let Some(open) = known.filter(|open: &&ProcessSession| open.generation == fork::generation())
+    {
+        return Some(open);
+    }
+    let opened = raw::without_signals(|| without_device(config, false));
+    let opened: &'static ProcessSession = Box::leak(Box::new(opened));
+    DECLINING.store(std::ptr::from_ref(opened).cast_mut(), Ordering::Release);
+    Some(opened)
+}
+
 /// Whether the last attempt to open a device failed less than [`RETRY`] ago.
 pub(crate) fn lacks_device() -> bool {
     raw_current().is_some_and(|open| {

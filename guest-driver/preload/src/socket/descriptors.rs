@@ -5,7 +5,9 @@ use std::net::Shutdown;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
-use crate::socket::table::{DESCRIPTORS, Descriptor};
+use crate::socket::stream::StreamSocket;
+use crate::socket::table::{DESCRIPTORS, Descriptor, NUMBERS};
+use crate::sys::fork_lock::ForkLockGuard;
 use crate::{config, fork};
 
 /// Removes the entry of a descriptor that is about to be closed, and closes the connection with the
@@ -22,23 +24,33 @@ pub(crate) fn close(fd: c_int) {
         Descriptor::Stream(socket) => {
             registrations::close(socket);
             // A call of another thread still refers to the connection, and the process may exit
-            // before the call returns. The shutdown informs the peer in any case.
+            // before the call returns. The shutdown informs the peer in any case. Where a child may
+            // have the connection, its relay does that.
             if descriptor.is_in_use()
+                && !socket.has_offers()
                 && let Some(stream) = socket.smc()
             {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
-        Descriptor::Set(set) => set.close(fd),
+        Descriptor::Set(set) => {
+            set.close(fd);
+            registrations::forget_set(fd);
+        }
     }
 }
 
-/// Does what [`close`] does for a range of descriptors.
-pub(crate) fn close_range(first: c_int, last: c_int) {
+/// Keeps relays away from a range of numbers that the program is closing, if there may be one.
+pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
+    let has_offers = |fd| {
+        DESCRIPTORS
+            .get(fd)
+            .is_some_and(|found| found.stream().is_some_and(StreamSocket::has_offers))
+    };
     let last = last.min(DESCRIPTORS.highest());
-    if first >= 0 && !fork::shares_memory() {
-        (first..=last).for_each(close);
-    }
+    let any = !fork::shares_memory()
+        && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && has_offers(fd));
+    any.then(|| NUMBERS.lock())
 }
 
 /// Gives `new` the entry of `old`, of which it is a duplicate.
@@ -63,14 +75,5 @@ pub(crate) fn remove_stale(fd: c_int) {
 pub(crate) fn add_epoll_set(fd: c_int) {
     if config::get().is_some() && !fork::shares_memory() {
         DESCRIPTORS.install(fd, Descriptor::Set(EpollSet::new()));
-    }
-}
-
-/// Closes all connections, when the program ends.
-pub(crate) fn close_all() {
-    for fd in 0..=DESCRIPTORS.highest() {
-        if DESCRIPTORS.get(fd).is_some_and(|descriptor| descriptor.stream().is_some()) {
-            close(fd);
-        }
     }
 }

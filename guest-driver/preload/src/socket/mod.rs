@@ -4,6 +4,7 @@
 pub(crate) mod descriptors;
 pub(crate) mod epoll_set;
 pub(crate) mod owner_pipe;
+pub(crate) mod pair;
 pub(crate) mod registrations;
 pub(crate) mod sleeper;
 pub(crate) mod stream;

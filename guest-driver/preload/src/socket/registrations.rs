@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
-use crate::socket::table::{DescriptorRef, epoll_set_of};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef, epoll_set_of};
 use crate::sys::raw;
 
 /// Enters a registration in the set as the state of its socket requires.
@@ -134,6 +134,17 @@ pub(crate) fn close(socket: &StreamSocket) {
     let registrations = std::mem::take(&mut *socket.registrations());
     for registration in registrations.iter().filter(|r| r.target != EpollTarget::Native) {
         remove(registration);
+    }
+}
+
+/// Removes all registrations in a set that is closed: another set may get its number.
+pub(crate) fn forget_set(set: c_int) {
+    for fd in 0..=DESCRIPTORS.highest() {
+        if let Some(descriptor) = DESCRIPTORS.get(fd)
+            && let Some(socket) = descriptor.stream()
+        {
+            socket.registrations().retain(|r| r.set != set);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The state of a stream socket.
 
 use std::ffi::c_int;
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -10,6 +11,7 @@ use guest_driver::SmcStream;
 use guest_driver::rendezvous::OptionRequest;
 
 use crate::fork;
+use crate::socket::pair::AddressPair;
 use crate::sys::{lock, raw};
 
 /// What carries a socket's connection.
@@ -40,6 +42,17 @@ pub(crate) enum SocketRole {
     /// Connected.
     Client,
 }
+
+/// Bytes that [`StreamSocket::keep_early`] keeps at most: no more than the smallest buffer of a peer
+/// takes.
+const MAX_EARLY: usize = 8 << 10;
+
+/// The handshake has not come to the part that may end with SMC.
+const PROPOSAL_ALLOWED: u32 = 0;
+/// The handshake may end with SMC.
+const PROPOSAL_BEGUN: u32 = 1;
+/// The connection stays on TCP.
+const PROPOSAL_FORBIDDEN: u32 = 2;
 
 /// How a client asks its server for SMC.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +110,18 @@ pub(crate) struct StreamSocket {
     tcp_fd: AtomicI32,
     /// For [`SocketState::Relayed`]: whether the owner was asked to carry the connection.
     owner_requested: AtomicBool,
+    /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
+    names: OnceLock<AddressPair>,
+    /// Whether the handshake may propose SMC, or answer a Proposal with anything but a Decline.
+    proposal: AtomicU32,
+    /// Bytes that the program has written before the connection was decided.
+    early: Mutex<Vec<u8>>,
+    /// What [`fork::children`] was when the socket was made.
+    children_before: u32,
+    /// For a server: the client has announced a Proposal.
+    announced: AtomicBool,
+    /// Number of relays that may come to serve the connection.
+    offers: AtomicU32,
     /// The last write did not fit, so an edge-triggered set must report when there is room.
     pub(crate) write_blocked: AtomicBool,
     /// For a server: how long it waits for the client's first bytes, milliseconds.
@@ -125,6 +150,12 @@ impl StreamSocket {
             error: AtomicI32::new(0),
             tcp_fd: AtomicI32::new(-1),
             owner_requested: AtomicBool::new(false),
+            names: OnceLock::new(),
+            proposal: AtomicU32::new(PROPOSAL_ALLOWED),
+            early: Mutex::new(Vec::new()),
+            children_before: fork::children(),
+            announced: AtomicBool::new(false),
+            offers: AtomicU32::new(0),
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
             wants_to_write: AtomicBool::new(false),
@@ -304,6 +335,112 @@ impl StreamSocket {
     /// `true`.
     pub(crate) fn request_owner_once(&self) -> bool {
         !self.owner_requested.swap(true, Ordering::Relaxed)
+    }
+
+    /// Stores the addresses of a relayed connection that has no TCP socket in this process.
+    pub(crate) fn set_names(&self, names: AddressPair) {
+        let _ = self.names.set(names);
+    }
+
+    /// What [`StreamSocket::set_names`] stored.
+    pub(crate) fn names(&self) -> Option<&AddressPair> {
+        self.names.get()
+    }
+
+    /// Whether a child process may have inherited the socket.
+    pub(crate) fn may_be_shared(&self) -> bool {
+        self.children_before != fork::children() || self.is_inherited()
+    }
+
+    /// Stores that the client has announced a Proposal.
+    pub(crate) fn set_announced(&self) {
+        self.announced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the client has announced a Proposal.
+    pub(crate) fn is_announced(&self) -> bool {
+        self.announced.load(Ordering::Relaxed)
+    }
+
+    /// Whether the handshake must come to its end although the program has closed the connection: a
+    /// client that has announced a Proposal would see a reset instead of an end of data, and bytes
+    /// that the program has written would be lost.
+    pub(crate) fn must_finish(&self) -> bool {
+        matches!(self.state(), SocketState::Undecided | SocketState::Deciding)
+            && (self.has_early()
+                || self.is_announced()
+                    && self.role() == SocketRole::Server
+                    && !self.may_be_shared())
+    }
+
+    /// Keeps bytes of a call that must not wait for the handshake, as TCP keeps what it cannot send
+    /// yet. Returns how many there was room for; `None`: the connection is decided.
+    pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>]) -> Option<usize> {
+        let mut early = lock(&self.early);
+        if self.state() != SocketState::Deciding {
+            return None;
+        }
+        let before = early.len();
+        for buf in bufs {
+            let room = buf.len().min(MAX_EARLY - early.len());
+            early.extend_from_slice(buf.get(..room).unwrap_or_default());
+        }
+        Some(early.len() - before)
+    }
+
+    /// Whether [`StreamSocket::keep_early`] has kept bytes that are not sent yet.
+    pub(crate) fn has_early(&self) -> bool {
+        !lock(&self.early).is_empty()
+    }
+
+    /// What [`StreamSocket::keep_early`] has kept, locked. Whoever decides the connection sends it
+    /// before it stores the state and releases the lock, so no write of the program comes between.
+    pub(crate) fn early(&self) -> MutexGuard<'_, Vec<u8>> {
+        lock(&self.early)
+    }
+
+    /// Begins the part of a handshake that may end with SMC. `false`: the connection has to stay on
+    /// TCP.
+    pub(crate) fn begin_proposal(&self) -> bool {
+        self.move_proposal(PROPOSAL_BEGUN)
+    }
+
+    /// Makes the connection stay on TCP. `false`: it is too late for that.
+    pub(crate) fn forbid_proposal(&self) -> bool {
+        self.move_proposal(PROPOSAL_FORBIDDEN)
+    }
+
+    /// Whether [`StreamSocket::forbid_proposal`] was called in time.
+    pub(crate) fn is_proposal_forbidden(&self) -> bool {
+        self.proposal.load(Ordering::Acquire) == PROPOSAL_FORBIDDEN
+    }
+
+    fn move_proposal(&self, to: u32) -> bool {
+        match self.proposal.compare_exchange(
+            PROPOSAL_ALLOWED,
+            to,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => true,
+            Err(now) => now == to,
+        }
+    }
+
+    /// A relay may come to serve the connection: it must live on when the program has closed its
+    /// last descriptor.
+    pub(crate) fn add_offer(&self) {
+        self.offers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Undoes one [`StreamSocket::add_offer`].
+    pub(crate) fn remove_offer(&self) {
+        self.offers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a relay may come to serve the connection.
+    pub(crate) fn has_offers(&self) -> bool {
+        self.offers.load(Ordering::SeqCst) > 0
     }
 
     /// The TCP socket of a relayed connection.

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::stream::StreamSocket;
+use crate::sys::fork_lock::ForkLock;
 use crate::sys::table::{FdTable, FdTableRef};
 
 /// What the library knows of a descriptor.
@@ -20,6 +21,11 @@ pub(crate) type DescriptorRef = FdTableRef<Descriptor>;
 
 /// The descriptors that this library knows.
 pub(crate) static DESCRIPTORS: FdTable<Descriptor> = FdTable::new();
+
+/// Held while a number of a connection changes what it is, and while the program closes a number of
+/// a connection that a relay may replace: otherwise the relay could bring back a number that the
+/// program has just closed. A process holds it while it forks.
+pub(crate) static NUMBERS: ForkLock = ForkLock::new();
 
 impl Descriptor {
     /// The stream socket, if it is one.

@@ -1,6 +1,7 @@
 //! System calls, the type of the table of descriptors, and memory of the program. Only this room
 //! and `hooks` have `unsafe` code.
 
+pub(crate) mod fork_lock;
 pub(crate) mod raw;
 pub(crate) mod table;
 pub(crate) mod user_memory;

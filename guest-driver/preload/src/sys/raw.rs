@@ -172,6 +172,15 @@ pub(crate) fn write(fd: c_int, buf: &[u8]) -> SysResult {
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
+/// Bytes that a pipe holds (FIONREAD).
+pub(crate) fn bytes_in_pipe(pipe: c_int) -> SysResult {
+    let mut bytes: c_int = 0;
+    let at = std::ptr::from_mut(&mut bytes) as usize;
+    // SAFETY: the number is valid until the call returns.
+    unsafe { call(libc::SYS_ioctl, [pipe as usize, libc::FIONREAD as usize, at, 0, 0, 0]) }
+        .map(|_| bytes as usize)
+}
+
 /// Maps a page of zeros that this process shares with the processes that it forks. The page is
 /// never unmapped.
 pub(crate) fn shared_page() -> Option<*mut u8> {

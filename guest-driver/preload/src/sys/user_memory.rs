@@ -96,6 +96,45 @@ pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<So
     }
 }
 
+/// Writes an address where the program wants it, as `getsockname` does.
+///
+/// # Safety
+/// `addr` must lead to as many bytes as `len` says, if it is not null.
+pub(crate) unsafe fn write_address(
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+    address: SocketAddr,
+) -> SysResult {
+    if addr.is_null() || len.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    let (mut v4, mut v6): (libc::sockaddr_in, libc::sockaddr_in6) =
+        // SAFETY: all zeros are a value of both.
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let (from, size) = match address {
+        SocketAddr::V4(address) => {
+            v4.sin_family = libc::AF_INET as u16;
+            v4.sin_port = address.port().to_be();
+            v4.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+            (std::ptr::from_ref(&v4).cast::<u8>(), std::mem::size_of_val(&v4))
+        }
+        SocketAddr::V6(address) => {
+            v6.sin6_family = libc::AF_INET6 as u16;
+            v6.sin6_port = address.port().to_be();
+            v6.sin6_addr.s6_addr = address.ip().octets();
+            v6.sin6_scope_id = address.scope_id();
+            (std::ptr::from_ref(&v6).cast::<u8>(), std::mem::size_of_val(&v6))
+        }
+    };
+    // SAFETY: the caller's promise; the source has `size` bytes.
+    unsafe {
+        let room = (*len as usize).min(size);
+        std::ptr::copy_nonoverlapping(from, addr.cast(), room);
+        *len = size as libc::socklen_t;
+    }
+    Ok(0)
+}
+
 /// A timeout; `None`: for ever.
 ///
 /// # Safety

@@ -1,0 +1,323 @@
+//! Hooks of the functions by which a descriptor goes where the library cannot follow: stdio, other
+//! processes, asynchronous I/O. Each leaves the descriptor to the kernel first.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Mutex;
+
+use libc::{aiocb, pid_t};
+
+use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
+use crate::io::kernel;
+use crate::socket::table::DESCRIPTORS;
+use crate::sys::lock;
+use crate::sys::raw::Errno;
+use crate::sys::user_memory::libc_result;
+use crate::{config, fork, relay};
+
+/// Leaves a descriptor to the kernel if the library knows it.
+#[inline]
+pub(super) fn leave(fd: c_int) {
+    if DESCRIPTORS.has(fd) {
+        kernel::leave_to_kernel(fd);
+    }
+}
+
+/// A standard descriptor is for stdio, and for the program that is executed next.
+#[inline]
+pub(super) fn leave_standard(fd: c_int) {
+    if (0..=2).contains(&fd) {
+        leave(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
+    leave(fd);
+    call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void)
+}
+
+/// Leaves the descriptors to the kernel that a message passes on.
+///
+/// # Safety
+/// `message` is null or leads to a header of the program.
+pub(super) unsafe fn leave_passed(message: *const libc::msghdr) {
+    // SAFETY: the caller's promise.
+    unsafe { passed_descriptors(message, leave) };
+}
+
+/// Calls `f` with each descriptor that a message passes by SCM_RIGHTS.
+///
+/// # Safety
+/// `message` is null or leads to a header whose control data is valid.
+pub(super) unsafe fn passed_descriptors(message: *const libc::msghdr, f: impl Fn(c_int)) {
+    // SAFETY: the caller's promise, as for all that follows.
+    let Some(header) = (unsafe { message.as_ref() }) else { return };
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the control data is as long as the header says; CMSG_* stay within.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while let Some(control) = at.as_ref() {
+            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+                let list = libc::CMSG_DATA(at).cast::<c_int>();
+                let n = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                for i in 0..n {
+                    f(list.add(i).read_unaligned());
+                }
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+// Functions with a variable number of arguments, and one that returns twice. Each is a few
+// instructions that keep all arguments, call a function of this library, and jump to libc's function.
+
+macro_rules! trampolines {
+    ($($name:ident, $prepare:ident;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "endbr64",
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "sub rsp, 128",
+                "movups [rsp], xmm0", "movups [rsp + 16], xmm1",
+                "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
+                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5",
+                "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
+                "call {prepare}",
+                "mov r11, rax",
+                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]",
+                "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
+                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]",
+                "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
+                "add rsp, 128",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                prepare = sym $prepare,
+            )
+        }
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "hint #34", // bti c
+                "stp x29, x30, [sp, #-224]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "str x8, [sp, #80]",
+                "stp q0, q1, [sp, #96]", "stp q2, q3, [sp, #128]",
+                "stp q4, q5, [sp, #160]", "stp q6, q7, [sp, #192]",
+                "bl {prepare}",
+                "mov x16, x0",
+                "ldp q0, q1, [sp, #96]", "ldp q2, q3, [sp, #128]",
+                "ldp q4, q5, [sp, #160]", "ldp q6, q7, [sp, #192]",
+                "ldr x8, [sp, #80]",
+                "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
+                "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
+                "ldp x29, x30, [sp], #224",
+                "br x16",
+                prepare = sym $prepare,
+            )
+        }
+    )*};
+}
+
+trampolines! {
+    dprintf, before_dprintf;
+    vdprintf, before_vdprintf;
+    __dprintf_chk, before_dprintf_chk;
+    __vdprintf_chk, before_vdprintf_chk;
+    vfork, before_vfork;
+}
+
+/// The address of libc's function.
+fn found(symbol: &Symbol) -> *mut c_void {
+    if symbol.get().is_none() {
+        symbol.find();
+    }
+    // The program could not have been linked without it.
+    symbol.get().unwrap_or_else(|| std::process::abort())
+}
+
+extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {
+    leave(fd);
+    found(&symbols::dprintf)
+}
+
+extern "C" fn before_vdprintf(fd: c_int) -> *mut c_void {
+    leave(fd);
+    found(&symbols::vdprintf)
+}
+
+extern "C" fn before_dprintf_chk(fd: c_int) -> *mut c_void {
+    leave(fd);
+    found(&symbols::__dprintf_chk)
+}
+
+extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
+    leave(fd);
+    found(&symbols::__vdprintf_chk)
+}
+
+/// A child of `vfork` shares the memory of its parent, so it cannot change what the library knows of
+/// its descriptors. While there are SMC connections, the child is one of `fork`, as POSIX allows.
+extern "C" fn before_vfork() -> *mut c_void {
+    fork::note_child();
+    let in_use = config::get().is_some() && relay::hand_over::has_connections();
+    found(if in_use { &symbols::fork } else { &symbols::vfork })
+}
+
+// posix_spawn and what libc makes of it.
+
+/// Descriptors that file actions of the program duplicate, by the address of the actions.
+static NAMED: Mutex<Vec<(usize, c_int)>> = Mutex::new(Vec::new());
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    actions: *mut c_void,
+    fd: c_int,
+    new: c_int,
+) -> c_int {
+    if DESCRIPTORS.has(fd) {
+        lock(&NAMED).push((actions as usize, fd));
+    }
+    call_libc!(posix_spawn_file_actions_adddup2, -1,
+        (actions: *mut c_void, fd: c_int, new: c_int) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
+    lock(&NAMED).retain(|(of, _)| *of != actions as usize);
+    call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
+}
+
+fn before_spawn(actions: usize) {
+    fork::note_child();
+    if config::get().is_some() && relay::hand_over::has_connections() {
+        let named = lock(&NAMED).clone();
+        kernel::leave_inherited(|fd| named.contains(&(actions, fd)));
+    }
+}
+
+/// Defines hooks of functions that start a program.
+macro_rules! spawns {
+    ($($name:ident($($arg:ident : $type:ty),*) -> $result:ty, $actions:expr;)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            before_spawn($actions);
+            call_libc!($name, -1, ($($arg: $type),*) -> $result)
+        })*
+    };
+}
+
+spawns! {
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
+        argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+    posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void,
+        argv: *const c_void, envp: *const c_void) -> c_int, actions as usize;
+    system(command: *const c_char) -> c_int, 0;
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void, 0;
+}
+
+// POSIX asynchronous I/O: libc's threads make the calls.
+
+macro_rules! asynchronous {
+    ($($name:ident;)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(block: *mut aiocb) -> c_int {
+            // SAFETY: the program's control block.
+            if let Some(block) = unsafe { block.as_ref() } {
+                leave(block.aio_fildes);
+            }
+            call_libc!($name, -1, (block: *mut aiocb) -> c_int)
+        })*
+    };
+}
+
+asynchronous! {
+    aio_read;
+    aio_read64;
+    aio_write;
+    aio_write64;
+}
+
+macro_rules! lists {
+    ($($name:ident;)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            mode: c_int,
+            list: *const *mut aiocb,
+            n: c_int,
+            event: *mut c_void,
+        ) -> c_int {
+            for i in 0..usize::try_from(n).unwrap_or(0) {
+                // SAFETY: the program's list of `n` addresses, each null or of a control block.
+                if let Some(block) = unsafe { list.add(i).read().as_ref() } {
+                    leave(block.aio_fildes);
+                }
+            }
+            call_libc!($name, -1, (mode: c_int, list: *const *mut aiocb, n: c_int,
+                event: *mut c_void) -> c_int)
+        })*
+    };
+}
+
+lists! {
+    lio_listio;
+    lio_listio64;
+}
+
+// io_uring: liburing makes its system calls itself, so its functions fail. The library could not see
+// what the kernel does with the descriptors. Without it, programs use epoll.
+
+/// Defines functions of liburing that fail with ENOSYS, as on a kernel without io_uring. In a
+/// process that the library leaves alone they call liburing's.
+macro_rules! rings {
+    ($($name:ident($($arg:ident : $type:ty),*);)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            if config::get().is_some() {
+                return -libc::ENOSYS;
+            }
+            call_next(stringify_c!($name), [$($arg as usize),*])
+        })*
+    };
+}
+
+macro_rules! stringify_c {
+    ($name:ident) => {
+        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+            Ok(name) => name,
+            Err(_) => c"",
+        }
+    };
+}
+
+/// Calls the next function of a name, with up to six arguments.
+fn call_next<const N: usize>(name: &CStr, given: [usize; N]) -> c_int {
+    // SAFETY: the name ends with a zero byte.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if found.is_null() {
+        return libc_result(Err(Errno(libc::ENOSYS))) as c_int;
+    }
+    let mut all = [0usize; 6];
+    all.iter_mut().zip(given).for_each(|(slot, value)| *slot = value);
+    type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c_int;
+    // SAFETY: a function that takes fewer arguments does not look at the other registers.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { function(all[0], all[1], all[2], all[3], all[4], all[5]) }
+}
+
+rings! {
+    io_uring_setup(entries: u32, params: *mut c_void);
+    io_uring_queue_init(entries: u32, ring: *mut c_void, flags: u32);
+    io_uring_queue_init_params(entries: u32, ring: *mut c_void, params: *mut c_void);
+    io_uring_queue_init_mem(entries: u32, ring: *mut c_void, params: *mut c_void, buf: *mut c_void,
+        size: usize);
+}

@@ -1,0 +1,112 @@
+//! Descriptors that go where the library cannot follow: to stdio, to another process, to io_uring.
+//! From then on the kernel carries out all calls on them.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use crate::selection::resolve::resolve;
+use crate::selection::{Selected, Wait, handshake};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
+use crate::socket::{descriptors, owner_pipe};
+use crate::sys::raw;
+use crate::{fork, relay};
+
+/// How long a descriptor that is handed over waits for a handshake that may end with SMC.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Leaves a descriptor to the kernel. A connection that is not decided yet stays on TCP, and one
+/// that SMC carries gets a relay. The call may wait for a handshake.
+pub(crate) fn leave_to_kernel(fd: c_int) {
+    let Some(descriptor) = DESCRIPTORS.get(fd) else { return };
+    let Some(socket) = descriptor.stream() else { return };
+    raw::without_signals(|| leave_socket(&descriptor, socket, fd));
+}
+
+fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    match socket.state() {
+        SocketState::Unconnected => {
+            socket.forbid_proposal();
+        }
+        SocketState::Undecided | SocketState::Deciding => decide(descriptor, socket, fd),
+        SocketState::Relayed => owner_pipe::request(socket),
+        SocketState::Smc | SocketState::Tcp | SocketState::Failed => {}
+    }
+    if socket.state() == SocketState::Smc {
+        // Without descriptors for a pair the connection stays with the library, which the program
+        // may not use for it.
+        let _ = relay::hand_over::hand_over(descriptor);
+    }
+}
+
+/// Decides a connection for TCP, if no handshake has begun that may end with SMC.
+fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    let stays_on_tcp = socket.forbid_proposal();
+    if stays_on_tcp && socket.role() == SocketRole::Client {
+        // The thread of the handshake proposes nothing, so the program's bytes may go at once.
+        return;
+    }
+    // A server takes a Proposal out of the stream and declines it. The program does not wait for a
+    // client that sends nothing.
+    socket.note_write();
+    if resolve(descriptor, fd, Wait::Block) == Selected::Pending {
+        socket.await_decision(HANDSHAKE_TIMEOUT);
+    }
+}
+
+/// Does what the library has to do before the kernel closes a descriptor.
+pub(crate) fn close(fd: c_int) {
+    if let Some(descriptor) = DESCRIPTORS.get(fd)
+        && descriptor.handles() == 1
+        && !fork::shares_memory()
+    {
+        handshake::before_close(&descriptor, fd);
+    }
+    descriptors::close(fd);
+}
+
+/// [`close`] for a range of descriptors.
+pub(crate) fn close_range(first: c_int, last: c_int) {
+    for fd in first.max(0)..=last.min(DESCRIPTORS.highest()) {
+        if DESCRIPTORS.has(fd) {
+            close(fd);
+        }
+    }
+}
+
+/// Closes all connections when the program ends, as the kernel would, and waits for what has to be
+/// done before the process is gone.
+pub(crate) fn close_all() {
+    for fd in 0..=DESCRIPTORS.highest() {
+        let is_stream = DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some());
+        if is_stream {
+            let is_relayed = DESCRIPTORS
+                .get(fd)
+                .and_then(|found| Some(found.stream()?.state() == SocketState::Relayed));
+            close(fd);
+            if is_relayed == Some(true) {
+                // The relay then sees the end of what the program wrote.
+                let _ = raw::close(fd);
+            }
+        }
+    }
+    handshake::finish();
+    relay::forward::finish();
+}
+
+/// Leaves all connections to the kernel that a program executed next inherits, and those of which
+/// `named` says that the program gets them although they are closed by exec.
+pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
+    for fd in 0..=DESCRIPTORS.highest() {
+        if !DESCRIPTORS.has(fd) {
+            continue;
+        }
+        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
+        // A connection that is not decided is decided by the program that gets it.
+        let in_use = descriptor.stream().is_some_and(|socket| socket.smc().is_some());
+        let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
+        if in_use && (named(fd) || stays_open()) {
+            leave_to_kernel(fd);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Connections that go to the kernel for good.
+//!
+//! The library cannot see what stdio, another process or io_uring does with a descriptor. Before a
+//! descriptor gets there, the kernel must be able to carry out all calls on it. A connection that
+//! no handshake has decided yet stays on TCP. One that SMC carries gets a pair of Unix sockets in
+//! the place of all its descriptors.
+
+use std::ffi::c_int;
+
+use super::forward::{replace, start};
+use crate::socket::pair::SocketPair;
+use crate::socket::stream::StreamSocket;
+use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
+
+/// Hands a decided connection over. `false`: it is on SMC and there are no descriptors for a pair.
+pub(crate) fn hand_over(descriptor: &DescriptorRef) -> bool {
+    let _numbers = NUMBERS.lock();
+    if descriptor.stream().and_then(StreamSocket::smc).is_none() {
+        return true;
+    }
+    let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
+    let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
+    let Some(&first) = fds.first() else { return true };
+    let Some(pair) = SocketPair::new(first) else { return false };
+    replace(descriptor, &fds, &pair.program_end);
+    start(descriptor.clone(), pair);
+    true
+}
+
+/// Whether this process has an SMC connection.
+pub(crate) fn has_connections() -> bool {
+    let is_smc = |fd| {
+        DESCRIPTORS
+            .get(fd)
+            .is_some_and(|found| found.stream().and_then(StreamSocket::smc).is_some())
+    };
+    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && is_smc(fd))
+}
