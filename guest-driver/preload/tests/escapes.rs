@@ -54,14 +54,14 @@ fn connect(port: u16) -> TcpStream {
 }
 
 /// One exchange, so that the connection is decided and in use.
-fn greet_as_server(stream: &mut TcpStream) {
+fn exchange_as_server(stream: &mut TcpStream) {
     let mut word = [0; 5];
     stream.read_exact(&mut word).unwrap();
     assert_eq!(&word, b"hello");
     stream.write_all(b"there").unwrap();
 }
 
-fn greet_as_client(stream: &mut TcpStream) {
+fn exchange_as_client(stream: &mut TcpStream) {
     stream.write_all(b"hello").unwrap();
     let mut word = [0; 5];
     stream.read_exact(&mut word).unwrap();
@@ -131,12 +131,12 @@ fn stdio_on_a_fresh_connection() {
 fn stdio_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        greet_as_server(&mut stream);
+        exchange_as_server(&mut stream);
         answer_by_stdio(stream);
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         expect_upper(stream);
     }
     in_all_combinations("stdio_on_a_connection_in_use", server, client);
@@ -174,7 +174,7 @@ fn stdio_at_the_client() {
 fn formatted_output_to_a_descriptor() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        greet_as_server(&mut stream);
+        exchange_as_server(&mut stream);
         for i in 0..3 {
             let n = unsafe {
                 dprintf(stream.as_raw_fd(), c"%d %s %.2f|".as_ptr(), i, c"word".as_ptr(), 1.5)
@@ -185,7 +185,7 @@ fn formatted_output_to_a_descriptor() {
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         let mut back = String::new();
         stream.read_to_string(&mut back).unwrap();
         assert_eq!(back, "0 word 1.50|1 word 1.50|2 word 1.50|.");
@@ -264,7 +264,7 @@ fn an_end_by_a_signal_is_an_end_of_data() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
             let (mut stream, _) = listener.accept().unwrap();
-            greet_as_server(&mut stream);
+            exchange_as_server(&mut stream);
             let mut text = String::new();
             stream.read_to_string(&mut text).unwrap();
             assert_eq!(text, "last words");
@@ -274,7 +274,7 @@ fn an_end_by_a_signal_is_an_end_of_data() {
         for _ in 0..5 {
             let child = c::fork(move || {
                 let mut stream = connect(port);
-                greet_as_client(&mut stream);
+                exchange_as_client(&mut stream);
                 stream.write_all(b"last words").unwrap();
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             });
@@ -290,14 +290,14 @@ fn an_end_by_a_signal_is_an_end_of_data() {
 fn what_came_before_a_reset_is_read() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        greet_as_server(&mut stream);
+        exchange_as_server(&mut stream);
         stream.write_all(b"last words").unwrap();
         // The client's last byte is unread, so the close is a reset.
         while c::number(&stream, libc::FIONREAD).unwrap() == 0 {}
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         stream.write_all(b"x").unwrap();
         std::thread::sleep(std::time::Duration::from_millis(100));
         let mut words = [0; 100];
@@ -363,7 +363,7 @@ fn connections_are_passed_to_another_process() {
         for i in 0..4 {
             let (mut stream, _) = listener.accept().unwrap();
             if i % 2 == 1 {
-                greet_as_server(&mut stream);
+                exchange_as_server(&mut stream);
             }
             pass(&ours, stream.as_raw_fd());
         }
@@ -373,7 +373,7 @@ fn connections_are_passed_to_another_process() {
         for i in 0..4 {
             let mut stream = connect(port);
             if i % 2 == 1 {
-                greet_as_client(&mut stream);
+                exchange_as_client(&mut stream);
             }
             expect_upper(stream);
         }
@@ -386,7 +386,7 @@ fn a_program_is_spawned_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
             let (mut stream, _) = listener.accept().unwrap();
-            greet_as_server(&mut stream);
+            exchange_as_server(&mut stream);
             // `std` calls posix_spawn.
             let input = OwnedFd::from(stream.try_clone().unwrap());
             let mut tr = Command::new("tr");
@@ -399,7 +399,7 @@ fn a_program_is_spawned_on_a_connection_in_use() {
     fn client(port: u16) {
         for _ in 0..5 {
             let mut stream = connect(port);
-            greet_as_client(&mut stream);
+            exchange_as_client(&mut stream);
             expect_upper(stream);
         }
     }
@@ -413,7 +413,7 @@ fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
     fn server(listener: TcpListener) {
         for _ in 0..N {
             let (mut stream, _) = listener.accept().unwrap();
-            greet_as_server(&mut stream);
+            exchange_as_server(&mut stream);
             let fd = stream.as_raw_fd();
             let child = c::fork(move || unsafe {
                 libc::dup2(fd, 0);
@@ -428,7 +428,7 @@ fn a_program_that_is_executed_takes_over_a_connection_that_its_parent_closes() {
     fn client(port: u16) {
         for _ in 0..N {
             let mut stream = connect(port);
-            greet_as_client(&mut stream);
+            exchange_as_client(&mut stream);
             expect_upper(stream);
         }
     }
@@ -462,7 +462,7 @@ fn vfork_and_a_program_on_a_connection_in_use() {
     fn server(listener: TcpListener) {
         for _ in 0..5 {
             let (mut stream, _) = listener.accept().unwrap();
-            greet_as_server(&mut stream);
+            exchange_as_server(&mut stream);
             let args = [c"tr".as_ptr(), c"a-z".as_ptr(), c"A-Z".as_ptr(), std::ptr::null()];
             let child = spawn_by_vfork(stream.as_raw_fd(), &args);
             drop(stream);
@@ -472,7 +472,7 @@ fn vfork_and_a_program_on_a_connection_in_use() {
     fn client(port: u16) {
         for _ in 0..5 {
             let mut stream = connect(port);
-            greet_as_client(&mut stream);
+            exchange_as_client(&mut stream);
             expect_upper(stream);
         }
     }
@@ -496,7 +496,7 @@ fn vectors_at_no_offset() {
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     in_all_combinations("vectors_at_no_offset", server, client);
@@ -523,7 +523,7 @@ fn asynchronous_reads_and_writes() {
     }
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        greet_as_server(&mut stream);
+        exchange_as_server(&mut stream);
         let mut buf = [0; 7];
         assert_eq!(unsafe { run(libc::aio_read, stream.as_raw_fd(), &mut buf) }, 7);
         buf.make_ascii_uppercase();
@@ -531,7 +531,7 @@ fn asynchronous_reads_and_writes() {
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         expect_upper(stream);
     }
     in_all_combinations("asynchronous_reads_and_writes", server, client);
@@ -590,7 +590,7 @@ fn splice_into_a_pipe_that_is_nearly_full_does_not_wait() {
     fn server(listener: TcpListener) {
         use std::io::pipe;
         let (mut stream, _) = listener.accept().unwrap();
-        greet_as_server(&mut stream);
+        exchange_as_server(&mut stream);
         let (mut reader, writer) = pipe().unwrap();
         let (none, flags) = (std::ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
         let mut all = Vec::new();
@@ -614,7 +614,7 @@ fn splice_into_a_pipe_that_is_nearly_full_does_not_wait() {
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         stream.write_all(&common::pattern(N)).unwrap();
     }
     in_all_combinations("splice_into_a_pipe_that_is_nearly_full_does_not_wait", server, client);
@@ -637,13 +637,13 @@ fn a_set_with_the_number_of_a_closed_one_is_empty() {
             assert_eq!(add(second), 0, "{}", std::io::Error::last_os_error());
             c::close(second);
             if !in_use {
-                greet_as_server(&mut stream);
+                exchange_as_server(&mut stream);
             }
         }
     }
     fn client(port: u16) {
         let mut stream = connect(port);
-        greet_as_client(&mut stream);
+        exchange_as_client(&mut stream);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
     in_all_combinations("a_set_with_the_number_of_a_closed_one_is_empty", server, client);
