@@ -289,9 +289,9 @@ mod tests {
 
     #[test]
     fn a_server_waits_peeks_or_uses_tcp() {
-        use ServerAction::{AwaitProposal, Peek, UseTcp};
+        use ServerAction::{AwaitProposal, NotAnnounced, Peek, UseTcp};
         for (mode, moves) in [
-            (Mode::Auto, [Peek, Peek, AwaitProposal]),
+            (Mode::Auto, [Peek, NotAnnounced, AwaitProposal]),
             (Mode::Required, [Peek, UseTcp, AwaitProposal]),
         ] {
             assert_eq!(KNOWN.map(|known| server_action(mode, true, known)), moves, "{mode:?}");
