@@ -223,6 +223,12 @@ impl Peer {
         Ok(free.then_some(buffer))
     }
 
+    /// Whether the device does not know the peer any more. Not to be had of peers on a loopback
+    /// fabric, which share a GID: any of them may have left.
+    fn has_left(&self) -> bool {
+        self.gid == self.device.gid() || matches!(self.device.query_gid(self.gid), Ok(None))
+    }
+
     /// As [`Peer::attach`], for a peer that has written into our DMB already. If it has left since,
     /// its own DMB is gone, and what it wrote is still to be read.
     ///
@@ -230,7 +236,9 @@ impl Peer {
     /// As [`Peer::attach`].
     pub(crate) fn attach_or_gone(&self, theirs: Dmbe) -> Result<Option<Arc<PeerBuffer>>, IsmError> {
         match self.attach(theirs) {
-            Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent | Status::Enodev }) => {
+            Err(IsmError::Refused { op: Op::Attach, status: Status::Enoent })
+                if self.has_left() =>
+            {
                 let (token, len) = (Token(theirs.token.0), theirs.size.bytes());
                 let dmb = self.device.gone_dmb(token, len, self.gid)?;
                 Ok(Some(Arc::new(PeerBuffer { dmb, busy: AtomicBool::new(true) })))

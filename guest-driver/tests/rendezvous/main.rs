@@ -563,7 +563,7 @@ fn proposals_are_sent_and_awaited_only_where_both_ends_agree() {
             (&required, &auto, proposes(true), ServerAction::AwaitProposal),
             (&required, &off, plain, ServerAction::Peek),
             (&auto, &off, plain, ServerAction::Peek),
-            (&off, &auto, proposes(false), ServerAction::Peek),
+            (&off, &auto, proposes(false), ServerAction::NotAnnounced),
             (&off, &off, proposes(false), ServerAction::Peek),
         ] {
             let listener = TcpListener::bind(any(0)).unwrap();
