@@ -1,0 +1,240 @@
+//! Sequences of operations on TCP sockets, each with the library at both ends, at one end, and at
+//! none. A program must see what it would see on TCP: return values, errors, bytes, the order of
+//! events and ends of data are compared. Time is not.
+//!
+//! `sequences/` has the sequences, `differences/` the differences that are known.
+//!
+//!     cargo test -p smc-preload --test differential
+//!     SMC_DIFFERENTIAL=epoll cargo test -p smc-preload --test differential -- --nocapture
+//!
+//! The second form runs the sequences whose names contain a word, and prints how each went.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "the calls are what is tested")]
+
+mod agent;
+#[path = "../common/mod.rs"]
+mod common;
+mod differences;
+mod run;
+mod script;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use common::Fabric;
+use differences::Difference;
+use run::{HANGS, Outcome, Way, run};
+use script::Sequence;
+
+/// The name of the test, which the programs are started with.
+const TEST: &str = "programs_see_what_they_would_see_on_tcp";
+/// Sequences that run at the same time.
+const AT_ONCE: usize = 3;
+/// Only sequences whose names contain this run.
+const ONLY: &str = "SMC_DIFFERENTIAL";
+
+fn table() -> Vec<Sequence> {
+    let texts = [
+        include_str!("sequences/tcp.txt"),
+        include_str!("sequences/socket.txt"),
+        include_str!("sequences/poll.txt"),
+        include_str!("sequences/epoll.txt"),
+        include_str!("sequences/descriptors.txt"),
+        include_str!("sequences/files.txt"),
+        include_str!("sequences/around.txt"),
+        include_str!("sequences/processes.txt"),
+        include_str!("sequences/signals.txt"),
+    ];
+    texts.into_iter().flat_map(script::parse).collect()
+}
+
+/// The names of the rows of a run: the steps, and the ends of the two programs.
+fn rows(sequence: &Sequence) -> Vec<String> {
+    let steps = sequence.steps.iter().map(ToString::to_string);
+    steps.chain(["c ends".into(), "s ends".into()]).collect()
+}
+
+/// The rows whose answers differ.
+fn differing(sequence: &Sequence, tcp: &Outcome, seen: &Outcome) -> Vec<(String, String)> {
+    let rows = rows(sequence).into_iter().zip(tcp.answers.iter().zip(&seen.answers));
+    let differ = rows.filter(|(_, (tcp, seen))| tcp != seen);
+    let mut differ: Vec<_> = differ.map(|(row, (_, seen))| (row, seen.clone())).collect();
+    // Nothing is done after a step that hangs.
+    if let Some(at) = differ.iter().position(|(_, answer)| answer.ends_with(HANGS)) {
+        differ.truncate(at + 1);
+    }
+    differ
+}
+
+/// Both runs, side by side.
+fn side_by_side(sequence: &Sequence, tcp: &Outcome, seen: &Outcome, way: &str) -> String {
+    let mut text = format!("  {:44} {:34} {way}\n", "step", "TCP");
+    for (row, (tcp, seen)) in rows(sequence).iter().zip(tcp.answers.iter().zip(&seen.answers)) {
+        let mark = if tcp == seen { ' ' } else { '*' };
+        let _ = writeln!(text, "{mark} {row:44} {tcp:34} {seen}");
+    }
+    for line in seen.notes.lines() {
+        let _ = writeln!(text, "    {line}");
+    }
+    text
+}
+
+/// An entry of the lists of differences, to be completed by hand.
+fn entry(sequence: &Sequence, way: Way, answers: &[(String, String)]) -> String {
+    let mut text = format!("{} | {} | B\n  why: \n", sequence.name, way.name());
+    for (row, answer) in answers {
+        let _ = writeln!(text, "  {row} => {answer}");
+    }
+    text
+}
+
+/// Two equal runs on TCP, or an error.
+fn on_tcp(fabric: &Fabric, sequence: &Sequence) -> Result<Outcome, String> {
+    let mut first = run(fabric, sequence, Way::Tcp, None);
+    for _ in 0..2 {
+        let second = run(fabric, sequence, Way::Tcp, None);
+        if first.answers == second.answers {
+            let all = first.answers.join("\n");
+            let bad = ["unknown operation", "exit 101", "no such thread", HANGS];
+            return match bad.iter().find(|bad| all.contains(**bad)) {
+                Some(bad) => {
+                    Err(format!("{bad}\n{}", side_by_side(sequence, &first, &second, "TCP again")))
+                }
+                None => Ok(first),
+            };
+        }
+        first = second;
+    }
+    let second = run(fabric, sequence, Way::Tcp, None);
+    let text = side_by_side(sequence, &first, &second, "TCP again");
+    Err(format!("it does not have the same result twice on TCP\n{text}"))
+}
+
+/// Judges one way of a sequence. Returns what is wrong, with an entry for the lists if one is
+/// missing.
+fn judge(
+    fabric: &Fabric,
+    sequence: &Sequence,
+    tcp: &Outcome,
+    way: Way,
+    known: &[Difference],
+) -> Result<(), String> {
+    let known: Vec<_> = known.iter().filter(|one| one.is_about(&sequence.name, way)).collect();
+    let hang = known.iter().find_map(|one| one.step_that_hangs());
+    let mut seen = run(fabric, sequence, way, hang);
+    let mut differences = differing(sequence, tcp, &seen);
+    // A busy machine may hide a difference; a repaired one never comes back.
+    let expected = known.iter().any(|one| !one.sometimes);
+    for _ in 0..3 {
+        if !(expected && differences.is_empty()) {
+            break;
+        }
+        seen = run(fabric, sequence, way, hang);
+        differences = differing(sequence, tcp, &seen);
+    }
+    let wrong = if differences.is_empty() {
+        if expected {
+            Some("a listed difference no longer occurs; remove it from the list".to_owned())
+        } else {
+            carried_wrongly(sequence, way, &seen)
+        }
+    } else if known.iter().any(|one| one.fits(&differences)) {
+        None
+    } else {
+        let entry = entry(sequence, way, &differences);
+        Some(format!("a difference from TCP that is not listed:\n{entry}"))
+    };
+    match wrong {
+        None => Ok(()),
+        Some(wrong) => Err(format!("{wrong}\n{}", side_by_side(sequence, tcp, &seen, way.name()))),
+    }
+}
+
+/// Whether something else carried the connections than it should have.
+fn carried_wrongly(sequence: &Sequence, way: Way, seen: &Outcome) -> Option<String> {
+    match way {
+        Way::Both if sequence.expects_smc && seen.on_smc == 0 => {
+            Some("SMC carried no connection".into())
+        }
+        Way::Server | Way::Client if seen.on_smc > 0 => Some("SMC carried a connection".into()),
+        _ => None,
+    }
+}
+
+/// Runs a sequence in all ways. Returns what is wrong.
+fn try_out(fabric: &Fabric, sequence: &Sequence, known: &[Difference]) -> Vec<String> {
+    let head = |way: &str| format!("{} ({}), {way}: ", sequence.name, sequence.page);
+    let tcp = match on_tcp(fabric, sequence) {
+        Ok(tcp) => tcp,
+        Err(wrong) => return vec![head("TCP") + &wrong],
+    };
+    let ways = Way::WITH_LIBRARY.into_iter();
+    ways.filter_map(|way| {
+        let wrong = judge(fabric, sequence, &tcp, way, known).err()?;
+        Some(head(way.name()) + &wrong)
+    })
+    .collect()
+}
+
+/// Every entry is about a sequence that exists and has a reason; no two sequences share a name.
+fn check_lists(sequences: &[Sequence], known: &[Difference]) {
+    let mut names = BTreeSet::new();
+    for sequence in sequences {
+        assert!(names.insert(&sequence.name), "two sequences have the name {}", sequence.name);
+    }
+    let ways = Way::WITH_LIBRARY.map(Way::name);
+    for one in known {
+        assert!(names.contains(&one.sequence), "no sequence has the name {}", one.sequence);
+        assert!(!one.why.is_empty(), "{}: the entry has no reason", one.sequence);
+        for way in &one.ways {
+            assert!(ways.contains(&way.as_str()), "{}: no way is {way}", one.sequence);
+        }
+    }
+}
+
+#[test]
+fn programs_see_what_they_would_see_on_tcp() {
+    agent::run_if_agent();
+    let (sequences, known) = (table(), differences::known());
+    check_lists(&sequences, &known);
+    let only = std::env::var(ONLY).ok();
+    let verbose = only.is_some();
+    let (number, defects) = (sequences.len(), known.iter().filter(|one| one.defect).count());
+    let has_uring = agent::has_uring();
+    let wanted = |sequence: &Sequence| {
+        only.as_ref().is_none_or(|word| sequence.name.contains(word))
+            && (has_uring || !sequence.needs_uring)
+    };
+    let queue: VecDeque<_> = sequences.into_iter().filter(wanted).collect();
+    let queue = Mutex::new(queue);
+    let wrong = Mutex::new(Vec::new());
+    // Cargo builds it now, if it has to.
+    common::library();
+    let fabric = Fabric::new(8 * AT_ONCE);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(sequence) = queue.lock().unwrap().pop_front() else { break };
+                    let begun = Instant::now();
+                    let found = try_out(&fabric, &sequence, &known);
+                    if verbose {
+                        let took = begun.elapsed().as_millis();
+                        println!("{}: {} wrong, {took} ms", sequence.name, found.len());
+                    }
+                    wrong.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
+    println!(
+        "{number} sequences, {} differences are known ({defects} of them defects), {:?}",
+        known.len(),
+        begun.elapsed()
+    );
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
+}

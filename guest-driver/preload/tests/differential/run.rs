@@ -1,0 +1,324 @@
+//! One run of a sequence: two processes at first, which carry out its operations one after another.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::agent;
+use crate::common::Fabric;
+use crate::script::{Sequence, Step};
+
+/// Which ends have the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    Tcp,
+    Both,
+    Server,
+    Client,
+}
+
+impl Way {
+    /// The ways that are compared with TCP.
+    pub(crate) const WITH_LIBRARY: [Way; 3] = [Way::Both, Way::Server, Way::Client];
+
+    /// Its name in the lists of differences.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Way::Tcp => "tcp",
+            Way::Both => "both",
+            Way::Server => "server",
+            Way::Client => "client",
+        }
+    }
+}
+
+/// What became of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// The answer of each step, and at last how the two programs ended.
+    pub(crate) answers: Vec<String>,
+    /// Ends of connections that SMC carried.
+    pub(crate) on_smc: usize,
+    /// What the programs printed, and the library's reports.
+    pub(crate) notes: String,
+}
+
+/// The answer of an operation that does not return.
+pub(crate) const HANGS: &str = "hangs";
+/// A sequence that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The limit for a step that is known to hang.
+const KNOWN_HANG: Duration = Duration::from_millis(1200);
+/// How long the programs may take to start on a busy machine.
+const START: Duration = Duration::from_secs(30);
+/// In place of an answer, after an operation that hangs or in a process that has ended.
+const NOT_DONE: &str = "-";
+
+/// One program.
+struct Agent {
+    child: Option<Child>,
+    pid: i32,
+    status: Option<String>,
+    to: File,
+    from: File,
+    received: Vec<u8>,
+}
+
+fn state_of(pid: i32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.chars().next()
+}
+
+fn status_text(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (_, Some(signal)) => agent::signal_name(signal),
+        _ => "?".into(),
+    }
+}
+
+impl Agent {
+    /// How it ended, if it has ended. Only the children of this process have a status.
+    fn ended(&mut self) -> Option<String> {
+        if self.status.is_none() {
+            self.status = match &mut self.child {
+                Some(child) => child.try_wait().ok().flatten().map(status_text),
+                None if self.pid == 0 || state_of(self.pid).is_some_and(|state| state != 'Z') => {
+                    None
+                }
+                None => Some("ended".into()),
+            };
+        }
+        self.status.clone()
+    }
+
+    /// The next line that it sends; its end; or nothing until the deadline.
+    fn line(&mut self, deadline: Instant) -> String {
+        let mut has_ended = false;
+        loop {
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return String::from_utf8_lossy(&line).trim_end().to_owned();
+            }
+            if has_ended {
+                return self.ended().unwrap_or_default();
+            }
+            if Instant::now() >= deadline {
+                return HANGS.into();
+            }
+            let mut list = [libc::pollfd { fd: self.from.as_raw_fd(), events: 1, revents: 0 }];
+            let shown = unsafe { libc::poll(list.as_mut_ptr(), 1, 5) };
+            if shown > 0 {
+                let mut room = [0; 4096];
+                if let Ok(n) = self.from.read(&mut room) {
+                    self.received.extend_from_slice(&room[..n]);
+                }
+            } else {
+                // What it sent before its end may still be in the FIFO: one more look.
+                has_ended = self.ended().is_some();
+                let mut more = [libc::pollfd { fd: self.from.as_raw_fd(), events: 1, revents: 0 }];
+                if has_ended && unsafe { libc::poll(more.as_mut_ptr(), 1, 0) } > 0 {
+                    has_ended = false;
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        self.to.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+}
+
+/// A run that goes on.
+struct Run<'a> {
+    fabric: &'a Fabric,
+    dir: PathBuf,
+    way: Way,
+    agents: BTreeMap<String, Agent>,
+    port: Option<String>,
+    deadline: Instant,
+}
+
+fn fifo(path: &Path) -> File {
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    // Opened for both, it neither blocks nor ends.
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+impl Run<'_> {
+    fn start(&mut self, name: &str) {
+        let pipe = |end| fifo(&self.dir.join(format!("{name}.{end}")));
+        let (to, from) = (pipe("in"), pipe("out"));
+        let mut agent = Agent { child: None, pid: 0, status: None, to, from, received: Vec::new() };
+        let with_library = match name {
+            "s" => matches!(self.way, Way::Both | Way::Server),
+            "c" => matches!(self.way, Way::Both | Way::Client),
+            // A process of the sequence starts it.
+            _ => {
+                self.agents.insert(name.to_owned(), agent);
+                return;
+            }
+        };
+        let mut command = self.fabric.on(with_library, std::env::current_exe().unwrap());
+        let error = File::create(self.dir.join(format!("{name}.err"))).unwrap();
+        command
+            .args([crate::TEST, "--exact", "--nocapture", "--test-threads=1"])
+            .env(agent::DIR, &self.dir)
+            .env(agent::NAME, name)
+            .env("SMC_RUN_STATUS", self.dir.join("status"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(error)
+            .process_group(0);
+        self.tell_settings(&mut command);
+        let child = command.spawn().unwrap();
+        (agent.pid, agent.child) = (child.id() as i32, Some(child));
+        let hello = agent.line(self.deadline);
+        assert!(hello.starts_with("hello"), "{name}: {hello}");
+        self.agents.insert(name.to_owned(), agent);
+    }
+
+    fn tell_settings(&self, command: &mut Command) {
+        match self.way {
+            // A busy machine may take longer than 200 ms to deliver a Proposal.
+            Way::Both => command.env("SMC_RUN_DETECT_MS", "10000"),
+            // The settings name no server that the client connects to: servers that do not speak
+            // SMC are not to get a Proposal.
+            Way::Client => command.env("SMC_RUN_CONNECT", "*:1"),
+            _ => command,
+        };
+    }
+
+    /// Carries out a step and returns its answer.
+    fn step(&mut self, step: &Step) -> String {
+        let Step { agent: name, operation } = step;
+        let mut words = operation.split_whitespace();
+        let op = words.next().unwrap_or_default();
+        if name == "-" {
+            std::thread::sleep(Duration::from_millis(op.parse().unwrap()));
+            return "ok".into();
+        }
+        let deadline = self.deadline;
+        let Some(agent) = self.agents.get_mut(name).filter(|agent| agent.pid != 0) else {
+            return NOT_DONE.into();
+        };
+        if agent.ended().is_some() {
+            return NOT_DONE.into();
+        }
+        agent.tell(operation);
+        let mut answer = agent.line(deadline);
+        if answer.starts_with("hello ") {
+            answer = "ok".into();
+        }
+        if let Some(port) = answer.strip_prefix("ok port=") {
+            self.port = Some(port.to_owned());
+            let others: Vec<_> = self.agents.keys().cloned().collect();
+            others.iter().for_each(|other| self.tell_port(other));
+            return "ok".into();
+        }
+        let makes_agent =
+            matches!(op, "fork" | "vfork" | "spawn" | "clone" | "clone-sys" | "clone-asm");
+        if makes_agent && answer == "ok" {
+            let child = words.next().unwrap().to_owned();
+            let agent = self.agents.get_mut(&child).unwrap();
+            let hello = agent.line(deadline);
+            let Some(pid) = hello.strip_prefix("hello ") else { return format!("{child} {hello}") };
+            agent.pid = pid.parse().unwrap();
+            self.tell_port(&child);
+        }
+        answer
+    }
+
+    fn tell_port(&mut self, name: &str) {
+        let agent = self.agents.get_mut(name).unwrap();
+        if let Some(port) = &self.port
+            && agent.pid != 0
+            && agent.ended().is_none()
+        {
+            agent.tell(&format!("port {port}"));
+            agent.line(self.deadline);
+        }
+    }
+
+    /// Ends the programs, children first, and returns how the two first ones ended.
+    fn finish(&mut self) -> Vec<String> {
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut names: Vec<_> = self.agents.keys().cloned().collect();
+        names.sort_by_key(|name| !name.contains('.'));
+        let mut ends = Vec::new();
+        for name in names {
+            let agent = self.agents.get_mut(&name).unwrap();
+            if agent.pid != 0 && agent.ended().is_none() {
+                agent.tell("exit 0");
+                agent.line(until);
+            }
+            if agent.child.is_some() {
+                ends.push(agent.ended().unwrap_or_else(|| HANGS.into()));
+            }
+        }
+        ends
+    }
+
+    fn notes(&self) -> (usize, String) {
+        let mut notes = String::new();
+        let mut on_smc = 0;
+        for entry in std::fs::read_dir(self.dir.join("status")).into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            on_smc += text.matches("\"smc\":true").count();
+            notes += &text;
+        }
+        for name in ["s", "c"] {
+            notes +=
+                &std::fs::read_to_string(self.dir.join(format!("{name}.err"))).unwrap_or_default();
+        }
+        (on_smc, notes)
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        for agent in self.agents.values_mut() {
+            if let Some(child) = &mut agent.child {
+                // All its children are in its group.
+                unsafe { libc::kill(-agent.pid, libc::SIGKILL) };
+                let _ = child.wait();
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Runs a sequence once.
+///
+/// `hang` is the step that is known to hang; it gets less time than others.
+pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&str>) -> Outcome {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let dir = fabric.file(&format!("run-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    std::fs::create_dir_all(dir.join("status")).unwrap();
+    let deadline = Instant::now() + START;
+    let agents = BTreeMap::new();
+    let mut run = Run { fabric, dir, way, agents, port: None, deadline };
+    sequence.agents().iter().for_each(|name| run.start(name));
+    run.deadline = Instant::now() + LIMIT;
+    let mut outcome = Outcome::default();
+    for step in &sequence.steps {
+        let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
+        if hang.is_some_and(|hang| step.to_string() == hang) {
+            run.deadline = run.deadline.min(Instant::now() + KNOWN_HANG);
+        }
+        let answer = if hangs { NOT_DONE.into() } else { run.step(step) };
+        outcome.answers.push(answer);
+    }
+    let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
+    outcome.answers.extend(if hangs { vec![NOT_DONE.into(); 2] } else { run.finish() });
+    (outcome.on_smc, outcome.notes) = run.notes();
+    outcome
+}
