@@ -146,6 +146,16 @@ struct Run<'a> {
     deadline: Instant,
 }
 
+/// Where in the kernel the threads of a process wait.
+fn whereabouts(name: &str, pid: i32) -> String {
+    let mut text = String::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let read = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        text += &format!("{name}: {} waits in {}\n", read("comm").trim(), read("wchan"));
+    }
+    text
+}
+
 fn fifo(path: &Path) -> File {
     let name = CString::new(path.to_str().unwrap()).unwrap();
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
@@ -267,13 +277,17 @@ impl Run<'_> {
         ends
     }
 
-    fn notes(&self) -> (usize, String) {
+    fn notes(&self, hangs: bool) -> (usize, String) {
         let mut notes = String::new();
         let mut on_smc = 0;
         for entry in std::fs::read_dir(self.dir.join("status")).into_iter().flatten().flatten() {
             let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
             on_smc += text.matches("\"smc\":true").count();
             notes += &text;
+        }
+        let all_hang = hangs.then_some(&self.agents).into_iter().flatten();
+        for (name, agent) in all_hang.filter(|(_, agent)| agent.pid != 0) {
+            notes += &whereabouts(name, agent.pid);
         }
         for name in ["s", "c"] {
             notes +=
@@ -319,6 +333,7 @@ pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&
     }
     let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
     outcome.answers.extend(if hangs { vec![NOT_DONE.into(); 2] } else { run.finish() });
-    (outcome.on_smc, outcome.notes) = run.notes();
+    let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
+    (outcome.on_smc, outcome.notes) = run.notes(hangs);
     outcome
 }

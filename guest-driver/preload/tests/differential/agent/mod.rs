@@ -81,6 +81,8 @@ pub(crate) fn run_if_agent() {
         processes::connect_send_exit(port.parse().unwrap());
     }
     let Ok(name) = std::env::var(NAME) else { return };
+    // Does not outlive the test. A forked child is killed with its group.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     for pair in std::env::var(FDS).unwrap_or_default().split(',') {
         if let Some((name, number)) = pair.split_once('=') {
             named(name, number.parse().unwrap());

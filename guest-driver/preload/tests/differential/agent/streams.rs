@@ -57,6 +57,32 @@ fn recv_all(fd: c_int, wanted: Option<usize>) -> String {
     format!("{} {}", data.len(), show(&data))
 }
 
+/// `many N`: N connections, each of which sends a line and has it back before any is closed.
+fn many(n: i64) -> String {
+    let port = super::sockets::server_port();
+    let connect = |_| {
+        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
+        (super::sockets::connect_to(fd, false, port) == 0).then_some(fd)
+    };
+    let fds: Vec<_> = (0..n).filter_map(connect).collect();
+    let sent = fds.iter().filter(|fd| send_all(**fd, b"line") == "4").count();
+    let back = fds.iter().filter(|fd| recv_all(**fd, Some(4)) == "4 \"line\"").count();
+    fds.iter().for_each(|fd| _ = unsafe { libc::close(*fd) });
+    format!("{} connected, {sent} sent, {back} had it back", fds.len())
+}
+
+/// `echo N`: accepts N connections, and sends back what comes on each up to its end.
+fn echo(n: i64) -> String {
+    let none = std::ptr::null_mut();
+    let accept = |_| unsafe { libc::accept(fd("l"), none, std::ptr::null_mut()) };
+    let fds: Vec<_> = (0..n).map(accept).collect();
+    let received = fds.iter().filter(|fd| recv_all(**fd, Some(4)) == "4 \"line\"").count();
+    let sent = fds.iter().filter(|fd| send_all(**fd, b"line") == "4").count();
+    let ends = fds.iter().filter(|fd| recv_all(**fd, None) == "0 \"\", then end of data").count();
+    fds.iter().for_each(|fd| _ = unsafe { libc::close(*fd) });
+    format!("{received} received, {sent} sent, {ends} ends")
+}
+
 /// Sends until no more fits.
 fn fill(fd: c_int) -> String {
     static SENT: Mutex<usize> = Mutex::new(0);
@@ -103,6 +129,8 @@ pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<Str
         }
         "drain" => recv_all(fd(name), None),
         "fill" => fill(fd(name)),
+        "many" => many(words.number()),
+        "echo" => echo(words.number()),
         "file" => named(name, file(usize::try_from(words.number()).unwrap())),
         "open" => {
             let path = std::ffi::CString::new(words.word()).unwrap();
