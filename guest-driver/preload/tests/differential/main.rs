@@ -51,10 +51,10 @@ fn table() -> Vec<Sequence> {
     texts.into_iter().flat_map(script::parse).collect()
 }
 
-/// The names of the rows of a run: the steps, and the ends of the two programs.
+/// The names of the rows of a run: the steps, and the ends of the programs.
 fn rows(sequence: &Sequence) -> Vec<String> {
     let steps = sequence.steps.iter().map(ToString::to_string);
-    steps.chain(["c ends".into(), "s ends".into()]).collect()
+    steps.chain(["c ends", "s ends", "others end"].map(String::from)).collect()
 }
 
 /// The rows whose answers differ. If none does, what carried the connections is a row, if it should

@@ -258,22 +258,29 @@ impl Run<'_> {
         }
     }
 
-    /// Ends the programs, children first, and returns how the two first ones ended.
+    /// Ends the programs, children first, and returns how the client, the server and the others
+    /// ended.
     fn finish(&mut self) -> Vec<String> {
-        let until = Instant::now() + Duration::from_secs(3);
         let mut names: Vec<_> = self.agents.keys().cloned().collect();
         names.sort_by_key(|name| !name.contains('.'));
-        let mut ends = Vec::new();
+        let (mut ends, mut others) = (Vec::new(), "ended".to_owned());
         for name in names {
             let agent = self.agents.get_mut(&name).unwrap();
-            if agent.pid != 0 && agent.ended().is_none() {
-                agent.tell("exit 0");
-                agent.line(until);
+            if agent.pid == 0 {
+                continue;
             }
+            if agent.ended().is_none() {
+                agent.tell("exit 0");
+                agent.line(Instant::now() + Duration::from_secs(2));
+            }
+            let end = agent.ended();
             if agent.child.is_some() {
-                ends.push(agent.ended().unwrap_or_else(|| HANGS.into()));
+                ends.push(end.unwrap_or_else(|| HANGS.into()));
+            } else if end.is_none() {
+                others = format!("{name} {HANGS}");
             }
         }
+        ends.push(others);
         ends
     }
 
@@ -332,7 +339,7 @@ pub(crate) fn run(fabric: &Fabric, sequence: &Sequence, way: Way, hang: Option<&
         outcome.answers.push(answer);
     }
     let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
-    outcome.answers.extend(if hangs { vec![NOT_DONE.into(); 2] } else { run.finish() });
+    outcome.answers.extend(if hangs { vec![NOT_DONE.into(); 3] } else { run.finish() });
     let hangs = outcome.answers.iter().any(|answer| answer.contains(HANGS));
     (outcome.on_smc, outcome.notes) = run.notes(hangs);
     outcome
