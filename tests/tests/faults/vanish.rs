@@ -78,9 +78,11 @@ fn a_client_may_vanish_at_every_point() {
                 let own = device.ism.register(victim, LEN, 0).unwrap();
                 let (_, confirm) = accepted.confirm(dmbe(own.token().0, LEN), LINK);
                 if point == 4 {
-                    // The DMB it names is gone when the server attaches it.
+                    // The DMB it names is gone when the server attaches it, and the client is not, so
+                    // the server breaks the connection.
                     drop(own);
                     put(&tcp, &confirm);
+                    assert!(std::io::Read::read(&mut &tcp, &mut [0; 1]).is_err());
                     go(device_first, device, tcp, theirs);
                     continue;
                 }
