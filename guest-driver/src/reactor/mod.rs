@@ -37,7 +37,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 pub(crate) use self::source::PeerObserver;
 use self::source::{OTHER, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
-use crate::sys::{EventFd, lock};
+use crate::sys::{EventFd, lock, out_of_the_way};
 
 /// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {
@@ -405,7 +405,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
 /// An epoll set of the descriptors' edges.
 fn edges<const N: usize>(fds: [BorrowedFd<'_>; N]) -> io::Result<OwnedFd> {
-    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     for fd in fds {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&set, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
-use crate::sys::lock;
+use crate::sys::{lock, out_of_the_way};
 
 /// The readiness of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,8 @@ impl ReadinessFd {
     /// A pair that shows "writable".
     pub(crate) fn new() -> std::io::Result<ReadinessFd> {
         let (ours, application) = UnixStream::pair()?;
+        let [ours, application] =
+            [ours, application].map(|end| UnixStream::from(out_of_the_way(end.into())));
         ours.set_nonblocking(true)?;
         application.set_nonblocking(true)?;
         // The kernel rounds up to its minimum: a few bytes then fill the pair.

@@ -25,6 +25,7 @@ use super::subnets::Subnets;
 use super::{NoRdma, Rnics, SmcrOptions, info};
 use crate::info::{LinkGroupInfo, RnicInfo};
 use crate::reactor::source::{OTHER, ReactorEvent, Source};
+use crate::sys::out_of_the_way;
 use crate::verbs::{self, AsyncEvent};
 
 /// How soon closing connections, whose last words are under way, are checked again.
@@ -315,7 +316,7 @@ fn is_listed(class: &Path, node: &Path) -> bool {
 }
 
 fn listen(signal: &WorkSignal, devices: &[Arc<Device>]) -> std::io::Result<OwnedFd> {
-    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let set = out_of_the_way(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let add = |fd: BorrowedFd<'_>, name, how| {
         epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN | how)
     };

@@ -323,6 +323,20 @@ impl SmcStream {
         }
     }
 
+    /// As [`SmcStream::peek`], into several buffers. On TCP only the first buffer is filled.
+    ///
+    /// # Errors
+    /// As [`SmcStream::peek`].
+    pub fn peek_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv(bufs, true, &self.deadline(&self.shared.read_timeout)),
+            Kind::Tcp(tcp, _) => match bufs.iter_mut().find(|buf| !buf.is_empty()) {
+                Some(buf) => tcp.peek(buf),
+                None => Ok(0),
+            },
+        }
+    }
+
     /// Sends one byte of urgent data (MSG_OOB). Later sends wait until the peer's reader has reached it.
     ///
     /// # Errors

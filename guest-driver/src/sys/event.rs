@@ -1,12 +1,12 @@
 //! Waiting for descriptors.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::timespec;
+use super::{out_of_the_way, timespec};
 
 /// An eventfd(2) counter, which wakes threads that wait for it. Reads and writes never block.
 #[derive(Debug)]
@@ -18,8 +18,11 @@ impl EventFd {
     /// # Errors
     /// Those of eventfd(2) (out of descriptors).
     pub fn new() -> io::Result<EventFd> {
-        let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
-        Ok(EventFd(vmm_sys_util::eventfd::EventFd::new(flags)?))
+        use rustix::event::{EventfdFlags, eventfd};
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let fd = out_of_the_way(fd).into_raw_fd();
+        // SAFETY: the descriptor is an eventfd, and nobody else owns it.
+        Ok(EventFd(unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fd) }))
     }
 
     /// Makes it readable.

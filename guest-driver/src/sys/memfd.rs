@@ -7,6 +7,8 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
+use super::out_of_the_way;
+
 /// A new memory file of `len` bytes whose size no process can change.
 ///
 /// A device accepts only such files: if a file shrinks, the kernel kills processes that access the
@@ -16,6 +18,7 @@ use rustix::fs::{
 /// Those of the system calls.
 pub fn sealed_memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let fd = out_of_the_way(fd);
     ftruncate(&fd, len)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)

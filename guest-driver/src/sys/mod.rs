@@ -5,6 +5,7 @@
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
 //! a socket.
 
+mod descriptor;
 mod dma;
 mod event;
 mod mapping;
@@ -16,6 +17,8 @@ mod tcp;
 mod time;
 mod vfio;
 
+pub(crate) use descriptor::out_of_the_way;
+pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};
 pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,

@@ -26,6 +26,15 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
     }
 }
 
+/// Reads and throws away, if the descriptor is an SMC connection: the program need have no buffer.
+fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
+    let descriptor = DESCRIPTORS.get(fd)?;
+    match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        Dispatch::Smc(socket, stream) => Some(transfer::discard((socket, stream), n, flags)),
+        _ => None,
+    }
+}
+
 /// Writes, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
@@ -34,11 +43,13 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult>
         return match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
             Dispatch::Kernel => None,
             Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
-            Dispatch::Keep(socket) => match socket.keep_early(bufs) {
-                Some(0) => Some(Err(Errno(libc::EAGAIN))),
-                Some(n) => Some(Ok(n)),
-                None => continue,
-            },
+            Dispatch::Keep(socket) => {
+                let dont_wait = flags & libc::MSG_DONTWAIT != 0;
+                match transfer::keep(&descriptor, socket, fd, bufs, dont_wait) {
+                    Some(result) => Some(result),
+                    None => continue,
+                }
+            }
             Dispatch::Fail(error) => Some(Err(error)),
         };
     }
@@ -69,7 +80,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         let rooms =
@@ -87,7 +98,7 @@ unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
         match unsafe { user_memory::write_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
@@ -110,6 +121,12 @@ pub(super) unsafe extern "C" fn recv(
     flags: c_int,
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
+        if flags & libc::MSG_TRUNC != 0
+            && flags & libc::MSG_PEEK == 0
+            && let Some(result) = discard(fd, n, flags)
+        {
+            return libc_result(result);
+        }
         // SAFETY: the program's buffer.
         let room = unsafe { user_memory::read_buffer(buf, n) };
         if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
@@ -158,7 +175,7 @@ pub(super) unsafe extern "C" fn send(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendto(
+pub(super) unsafe extern "C" fn sendto(
     fd: c_int,
     buf: *const c_void,
     n: size_t,
@@ -212,7 +229,7 @@ unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Sy
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { receive(fd, message, flags) } {
@@ -235,7 +252,11 @@ fn receive_descriptor(fd: c_int) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's header.
         if let Some(result) = unsafe { transmit(fd, message, flags) } {
@@ -249,7 +270,7 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvmmsg(
+pub(super) unsafe extern "C" fn recvmmsg(
     fd: c_int,
     list: *mut mmsghdr,
     n: c_uint,
@@ -280,7 +301,12 @@ unsafe extern "C" fn recvmmsg(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    list: *mut mmsghdr,
+    n: c_uint,
+    flags: c_int,
+) -> c_int {
     if DESCRIPTORS.has(fd) && n > 0 && !list.is_null() {
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
@@ -329,7 +355,12 @@ unsafe fn sendfile_here(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, n: size_t) -> ssize_t {
+pub(super) unsafe extern "C" fn sendfile(
+    to: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    n: size_t,
+) -> ssize_t {
     if DESCRIPTORS.has(to) {
         // SAFETY: the program's offset.
         if let Some(result) = unsafe { sendfile_here(to, from, offset, n) } {
@@ -352,7 +383,7 @@ unsafe extern "C" fn sendfile64(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn splice(
+pub(super) unsafe extern "C" fn splice(
     from: c_int,
     from_at: *mut off64_t,
     to: c_int,

@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut _numbers = None;
     if config::get().is_some() && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         let end = c_int::try_from(last).unwrap_or(c_int::MAX);
@@ -59,7 +59,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup(old: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup(old: c_int) -> c_int {
     let new = call_libc!(dup, libc::SYS_dup, (old: c_int) -> c_int);
     if new >= 0 {
         descriptors::remove_stale(new);
@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     replace(old, new, flags)
 }
 
@@ -139,7 +139,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     if let Some(descriptor) = &known
         && let Some(answer) = control::ioctl(fd, descriptor, request)

@@ -50,20 +50,20 @@ extern "C" fn begin() {
     }
 }
 
-unsafe extern "C" fn before_fork() {
+pub(super) unsafe extern "C" fn before_fork() {
     fork::note_child();
     handshake::before_fork();
     NUMBERS.acquire_before_fork();
     relay::fork::prepare();
 }
 
-unsafe extern "C" fn in_parent() {
+pub(super) unsafe extern "C" fn in_parent() {
     relay::fork::in_parent();
     NUMBERS.release_after_fork();
     handshake::in_parent();
 }
 
-unsafe extern "C" fn in_child() {
+pub(super) unsafe extern "C" fn in_child() {
     fork::in_child();
     relay::forward::in_child();
     relay::fork::in_child();

@@ -10,3 +10,4 @@ mod init;
 mod libc_symbols;
 mod readiness;
 mod sockets;
+mod syscall;

@@ -12,7 +12,7 @@ use crate::hooks::libc_symbols::call_libc;
 use crate::io::{epoll_ctl, epoll_wait};
 use crate::socket::table::DESCRIPTORS;
 use crate::socket::{descriptors, registrations};
-use crate::sys::raw::SysResult;
+use crate::sys::raw::{Errno, SysResult};
 use crate::sys::user_memory::{self, libc_result};
 
 /// The program's list.
@@ -159,7 +159,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     let fd = call_libc!(epoll_create1, libc::SYS_epoll_create1, (flags: c_int) -> c_int);
     if fd >= 0 {
         descriptors::remove_stale(fd);
@@ -169,12 +169,20 @@ unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+pub(super) unsafe extern "C" fn epoll_ctl(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
     if DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
     {
         match descriptor.stream() {
             Some(socket) => {
+                if event.is_null() && op != libc::EPOLL_CTL_DEL {
+                    return libc_result(Err(Errno(libc::EFAULT))) as c_int;
+                }
                 // SAFETY: the program's event; packed, so it is copied.
                 let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
                 let event = event.map_or((0, 0), |event| (event.events, event.u64));
@@ -208,7 +216,7 @@ unsafe fn wait_here(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_wait(
+pub(super) unsafe extern "C" fn epoll_wait(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,
@@ -226,7 +234,7 @@ unsafe extern "C" fn epoll_wait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait(
+pub(super) unsafe extern "C" fn epoll_pwait(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,
@@ -247,7 +255,7 @@ unsafe extern "C" fn epoll_pwait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait2(
+pub(super) unsafe extern "C" fn epoll_pwait2(
     set: c_int,
     list: *mut epoll_event,
     max: c_int,

@@ -6,16 +6,16 @@ use libc::{sockaddr, socklen_t};
 
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
-use crate::io::{control, kernel};
+use crate::io::control;
 use crate::selection::{establish, option};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::raw::{Errno, SysResult};
 use crate::sys::user_memory::{self, libc_result};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = call_libc!(socket, libc::SYS_socket, (domain: c_int, kind: c_int, protocol: c_int)
                    -> c_int);
     if fd >= 0 {
@@ -43,6 +43,11 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         && let Some(socket) = descriptor.stream()
     {
         // SAFETY: the program's address.
+        if unsafe { user_memory::is_unspecified(addr, len) } {
+            descriptors::disconnect(&descriptor);
+            return libc_result(native_connect(fd, addr, len)) as c_int;
+        }
+        // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };
         let native = || native_connect(fd, addr, len);
         return libc_result(establish::connect(fd, &descriptor, socket, to, native)) as c_int;
@@ -52,7 +57,7 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     option::before_listen(fd);
     let result = call_libc!(listen, libc::SYS_listen, (fd: c_int, backlog: c_int) -> c_int);
     if result == 0 && config::get().is_some() {
@@ -62,7 +67,11 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn accept(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     let new = call_libc!(accept, libc::SYS_accept,
         (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
     if new >= 0 {
@@ -73,7 +82,7 @@ unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept4(
+pub(super) unsafe extern "C" fn accept4(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
@@ -104,7 +113,11 @@ fn relayed_names(fd: c_int) -> Option<AddressPair> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getsockname(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     if let Some((local, _)) = relayed_names(fd) {
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, local) }) as c_int;
@@ -115,7 +128,11 @@ unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getpeername(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     if let Some((_, peer)) = relayed_names(fd) {
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, peer) }) as c_int;
@@ -126,7 +143,7 @@ unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getsockopt(
+pub(super) unsafe extern "C" fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -153,7 +170,7 @@ unsafe extern "C" fn getsockopt(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn setsockopt(
+pub(super) unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -180,8 +197,19 @@ unsafe extern "C" fn setsockopt(
     result
 }
 
+/// libc makes the system call itself.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    let mut mark: c_int = 0;
+    // SAFETY: the number is valid until the call returns.
+    match unsafe { super::descriptors::ioctl(fd, control::SIOCATMARK, &raw mut mark) } {
+        0 => mark,
+        error => error,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if DESCRIPTORS.has(fd)
         && let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(result) = control::shutdown(fd, &descriptor, how)
@@ -189,38 +217,4 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         return libc_result(result) as c_int;
     }
     call_libc!(shutdown, libc::SYS_shutdown, (fd: c_int, how: c_int) -> c_int)
-}
-
-/// `syscall` bypasses all other hooks, so this hook calls them for the numbers that matter.
-///
-/// # Safety
-/// As the system call.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall(
-    number: i64,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> i64 {
-    if config::get().is_some() {
-        match number {
-            // The library could not see the calls that io_uring makes. Without it, programs use
-            // epoll.
-            libc::SYS_io_uring_setup => return libc_result(Err(Errno(libc::ENOSYS))) as i64,
-            libc::SYS_accept4 => {
-                // SAFETY: the program's arguments.
-                return unsafe { accept4(a as c_int, b as *mut _, c as *mut _, d as c_int) }.into();
-            }
-            libc::SYS_close => kernel::close(a as c_int),
-            libc::SYS_close_range if c & libc::CLOSE_RANGE_CLOEXEC as usize == 0 => {
-                kernel::close_range(a as c_int, c_int::try_from(b as u32).unwrap_or(c_int::MAX));
-            }
-            _ => {}
-        }
-    }
-    // SAFETY: the program's arguments, unchanged.
-    libc_result(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
 }

@@ -18,6 +18,9 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
         return None;
     }
     let stream = socket.smc()?;
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+        socket.set_write_shut();
+    }
     let how = match how {
         libc::SHUT_RD => Shutdown::Read,
         libc::SHUT_WR => Shutdown::Write,
@@ -56,7 +59,8 @@ pub(crate) fn ioctl(
     let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
     Some(Ok(match request {
         libc::FIONREAD => number(stream.readable().unwrap_or(0)),
-        libc::TIOCOUTQ => number(stream.unread_by_peer().unwrap_or(0)),
+        // What was written is in the peer's memory, which is what TCP's acknowledgements say.
+        libc::TIOCOUTQ => 0,
         _ => c_int::from(stream.at_mark().ok().flatten().unwrap_or(false)),
     }))
 }
@@ -76,6 +80,10 @@ pub(crate) fn get_option(
     if socket.state() == SocketState::Relayed {
         return relayed_option(socket, level, name);
     }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK) && socket.smc().is_some() {
+        // The handshake has changed it on the TCP socket; by default it is on.
+        return Some(1);
+    }
     if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
         return None;
     }
@@ -89,7 +97,8 @@ pub(crate) fn get_option(
         }
         SocketState::Smc => {
             let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
-            Some(error.map_or(0, |error| Errno::from(error).0))
+            let error = error.and_then(|error| socket.report_once(error.into()).err());
+            Some(error.map_or(0, |Errno(error)| error))
         }
         SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
@@ -120,6 +129,10 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
     match name {
         libc::SO_RCVTIMEO => socket.set_timeouts(Some(raw::timeout_of(fd, name)), None),
         libc::SO_SNDTIMEO => socket.set_timeouts(None, Some(raw::timeout_of(fd, name))),
+        libc::SO_RCVLOWAT => {
+            let bytes = raw::socket_option(fd, level, name).unwrap_or(0);
+            socket.set_low_water(u32::try_from(bytes).unwrap_or(0));
+        }
         libc::SO_OOBINLINE => {
             let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
             if let Some(stream) = socket.smc() {

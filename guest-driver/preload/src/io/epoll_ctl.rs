@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::registrations::{insert, remove};
+use crate::socket::registrations::{insert, remove, writable_only};
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
 use crate::sys::raw::{self, Errno, SysResult};
@@ -28,6 +28,7 @@ pub(crate) fn control(
             return raw::epoll_ctl(set, op, fd, events, data);
         }
     }
+    check(set, op, fd, events)?;
     let mut registrations = socket.registrations();
     let at = registrations.iter().position(|r| r.set == set && r.fd == fd);
     let state = socket.state();
@@ -45,12 +46,19 @@ pub(crate) fn control(
         }
         (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno(libc::EEXIST)),
         (_, None) => raw::epoll_ctl(set, op, fd, events, data),
+        (libc::EPOLL_CTL_MOD, Some(at))
+            if (events | registrations.get(at).map_or(0, |known| known.events)) & EXCLUSIVE
+                != 0 =>
+        {
+            Err(Errno(libc::EINVAL))
+        }
         (libc::EPOLL_CTL_MOD, Some(at)) => {
             let Some(known) = registrations.get_mut(at) else { return Err(Errno(libc::ENOENT)) };
             (known.events, known.data) = (events, data);
             match known.target {
                 EpollTarget::Nothing => Ok(0),
                 EpollTarget::Native => raw::epoll_ctl(set, op, fd, events, data),
+                EpollTarget::Writable => raw::epoll_ctl(set, op, fd, writable_only(events), data),
                 EpollTarget::ReadinessFd(readiness_fd) => {
                     raw::epoll_ctl(set, op, readiness_fd, events, data)
                 }
@@ -71,4 +79,32 @@ pub(crate) fn control(
         }
         _ => Err(Errno(libc::EINVAL)),
     }
+}
+
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// The errors that the kernel would find, of a call that the library carries out itself.
+fn check(set: c_int, op: c_int, fd: c_int, events: u32) -> Result<(), Errno> {
+    if set == fd {
+        return Err(Errno(libc::EINVAL));
+    }
+    if epoll_set_of(set).is_none() {
+        // The set is another process's, or none at all.
+        match raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, set, 0, 0) {
+            Err(Errno(libc::EINVAL)) if crate::sys::is_epoll_set(set) => {}
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+    }
+    let allowed = (libc::EPOLLIN
+        | libc::EPOLLOUT
+        | libc::EPOLLERR
+        | libc::EPOLLHUP
+        | libc::EPOLLWAKEUP
+        | libc::EPOLLET
+        | libc::EPOLLEXCLUSIVE) as u32;
+    if op == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(())
 }

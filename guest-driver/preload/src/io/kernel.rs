@@ -46,6 +46,9 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
         // The thread of the handshake proposes nothing, so the program's bytes may go at once.
         return;
     }
+    if socket.role() == SocketRole::Client && relay::hand_over::hand_over_undecided(descriptor) {
+        return;
+    }
     // A server takes a Proposal out of the stream and declines it. The program does not wait for a
     // client that sends nothing.
     socket.note_write();

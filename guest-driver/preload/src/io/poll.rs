@@ -76,11 +76,13 @@ fn raw_poll(
 }
 
 /// Divides the descriptors. First come the connections that the library polls. Second comes the
-/// list for the kernel, in which those are negative. Third come the undecided sockets, whose
-/// decision descriptors are in the kernel's list.
+/// list for the kernel, in which those are negative, and which ends with the decision descriptors of
+/// clients that may write already. Third come the undecided sockets, whose decision descriptors are
+/// in the kernel's list.
 fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<DescriptorRef>) {
     let (mut polled, mut undecided) = (Vec::new(), Vec::new());
     let mut native = fds.to_vec();
+    let mut decisions = Vec::new();
     for (at, (fd, native)) in fds.iter().zip(&mut native).enumerate() {
         native.revents = 0;
         if !DESCRIPTORS.has(fd.fd) {
@@ -97,10 +99,21 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         match resolve(&descriptor, fd.fd, Wait::Short) {
             Selected::Tcp | Selected::Failed => {}
             Selected::Pending => {
-                // It is not ready for anything. The descriptor is readable when the handshake is
-                // complete.
-                native.fd = socket.decision_fd().unwrap_or(-1);
-                native.events = libc::POLLIN;
+                let decided = libc::pollfd {
+                    fd: socket.decision_fd().unwrap_or(-1),
+                    events: libc::POLLIN,
+                    revents: 0,
+                };
+                if fd.events & libc::POLLOUT != 0 && socket.is_writable_early() {
+                    // The kernel says when TCP is connected, and the library keeps what the program
+                    // writes then.
+                    native.events = fd.events & (libc::POLLOUT | libc::POLLWRNORM);
+                    decisions.push(decided);
+                } else {
+                    // It is not ready for anything. The descriptor is readable when the handshake is
+                    // complete.
+                    *native = decided;
+                }
                 undecided.push(descriptor);
             }
             Selected::Smc if socket.smc().is_some() => {
@@ -110,12 +123,13 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
             Selected::Smc => {}
         }
     }
+    native.extend(decisions);
     (polled, native, undecided)
 }
 
 /// The events of a connection, of those that the program asked for.
-fn revents_of(stream: &SmcStream, events: i16) -> i16 {
-    let readiness = stream.readiness(events & libc::POLLPRI != 0);
+fn revents_of(socket: &StreamSocket, stream: &SmcStream, events: i16) -> i16 {
+    let readiness = socket.readiness(stream, events & libc::POLLPRI != 0);
     let asked = events as u16 as u32 | (libc::POLLERR | libc::POLLHUP) as u32;
     // poll and epoll encode the events that both know in the same way.
     (epoll_events(readiness) & asked) as i16
@@ -140,7 +154,8 @@ fn poll_once(
     }
     for one in polled.iter() {
         let (Some(stream), Some(fd)) = (one.stream(), fds.get_mut(one.at)) else { continue };
-        fd.revents = revents_of(stream, fd.events);
+        let Some(socket) = one.descriptor.stream() else { continue };
+        fd.revents = revents_of(socket, stream, fd.events);
         any |= fd.revents != 0;
     }
     if others {

@@ -9,7 +9,7 @@ use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
-use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, SysResult};
 
@@ -51,11 +51,41 @@ pub(crate) fn dispatch_write(
         return Dispatch::Smc(socket, stream);
     }
     socket.note_write();
-    match undecided(descriptor, socket, fd, dont_wait) {
+    // TCP sends what a client writes whether the server's program uses the connection or not.
+    let is_client = socket.role() == SocketRole::Client;
+    match undecided(descriptor, socket, fd, dont_wait || is_client) {
         Dispatch::Fail(Errno(libc::EAGAIN)) if socket.state() == SocketState::Deciding => {
+            if is_client && !crate::sys::is_writable(fd) {
+                // TCP is still connecting.
+                return match dont_wait || socket.is_nonblocking() {
+                    true => Dispatch::Fail(Errno(libc::EAGAIN)),
+                    false => undecided(descriptor, socket, fd, false),
+                };
+            }
             Dispatch::Keep(socket)
         }
         dispatch => dispatch,
+    }
+}
+
+/// Keeps what a call writes on a connection that is not decided. `None`: it is decided now.
+pub(crate) fn keep(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    bufs: &[IoSlice<'_>],
+    dont_wait: bool,
+) -> Option<SysResult> {
+    let may_wait = !dont_wait && !socket.is_nonblocking();
+    match socket.keep_early(bufs, may_wait) {
+        Some(0) if bufs.iter().all(|buf| buf.is_empty()) => Some(Ok(0)),
+        Some(0) if may_wait => {
+            let _ = resolve(descriptor, fd, Wait::Block);
+            None
+        }
+        Some(0) => Some(Err(Errno(libc::EAGAIN))),
+        Some(n) => Some(Ok(n)),
+        None => None,
     }
 }
 
@@ -123,16 +153,14 @@ pub(crate) fn recv(
         return discard((socket, stream), bufs.iter().map(|b| b.len()).sum(), flags);
     }
     let mut deadline = None;
-    let all = flags & libc::MSG_WAITALL != 0 && !peek;
+    let all = flags & libc::MSG_WAITALL != 0;
     let wanted: usize = if all { bufs.iter().map(|buf| buf.len()).sum() } else { 0 };
     let mut done = 0usize;
     loop {
         let token = stream.change_token();
         let result = if peek {
-            match bufs.iter_mut().find(|buf| !buf.is_empty()) {
-                Some(buf) => stream.peek(buf),
-                None => return Ok(0),
-            }
+            done = 0;
+            stream.peek_vectored(bufs)
         } else if done == 0 {
             (&mut &*stream).read_vectored(bufs)
         } else {
@@ -142,8 +170,14 @@ pub(crate) fn recv(
             Ok(0) => return Ok(done),
             Ok(n) => {
                 done += n;
-                if done >= wanted {
+                if done >= wanted || peek && (dont_wait || has_ended(stream)) {
                     return Ok(done);
+                }
+                if peek {
+                    // The bytes stay, so another look finds them again.
+                    if wait(stream, token, false, deadline).is_err() {
+                        return Ok(done);
+                    }
                 }
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -158,9 +192,13 @@ pub(crate) fn recv(
                 }
             }
             Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error.into()),
+            Err(error) => return socket.report_once(error.into()),
         }
     }
+}
+
+fn has_ended(stream: &SmcStream) -> bool {
+    stream.readiness(false).read_closed
 }
 
 /// Reads into the buffers, behind their first `done` bytes.
@@ -180,15 +218,28 @@ fn read_rest(
 }
 
 /// MSG_TRUNC: reads bytes and discards them, as TCP does.
-fn discard(
+pub(crate) fn discard(
     (socket, stream): (&StreamSocket, &SmcStream),
     wanted: usize,
     flags: c_int,
 ) -> SysResult {
-    let mut sink = [0u8; 4096];
-    let n = wanted.min(sink.len());
-    let sink = sink.get_mut(..n).unwrap_or_default();
-    recv((socket, stream), &mut [IoSliceMut::new(sink)], flags & !libc::MSG_TRUNC)
+    let mut sink = vec![0u8; wanted.min(TURN)];
+    let mut flags = flags & !libc::MSG_TRUNC;
+    let mut done = 0;
+    while done < wanted {
+        let n = sink.len().min(wanted - done);
+        let room = sink.get_mut(..n).unwrap_or_default();
+        match recv((socket, stream), &mut [IoSliceMut::new(room)], flags) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if flags & libc::MSG_WAITALL == 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+    }
+    Ok(done)
 }
 
 fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> SysResult {
@@ -216,6 +267,15 @@ pub(crate) fn send(
         send_urgent((socket, stream), bufs, flags)
     } else {
         send_all((socket, stream), bufs, flags)
+    };
+    let sent = match sent {
+        Err(Errno(libc::EPIPE)) if socket.may_write_in_vain() => {
+            // TCP takes these bytes, and learns from the peer's answer that nobody reads them.
+            Ok(bufs.iter().map(|buf| buf.len()).sum())
+        }
+        // After a reset that was reported, writes fail as on a closed connection.
+        Err(error) => socket.report_once(error).and(Err(Errno(libc::EPIPE))),
+        sent => sent,
     };
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         raw::raise_sigpipe();
@@ -320,6 +380,9 @@ pub(crate) fn sendfile(
     mut offset: Option<&mut i64>,
     count: usize,
 ) -> SysResult {
+    if !crate::sys::is_file(file)? {
+        return Err(Errno(libc::EINVAL));
+    }
     let mut buf = vec![0u8; TURN.min(count)];
     let mut done = 0usize;
     while done < count {

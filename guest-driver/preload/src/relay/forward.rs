@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use guest_driver::{ChangeToken, SmcStream};
 use rustix::event::{PollFd, PollFlags};
@@ -81,6 +82,73 @@ pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair) {
         // Both ends are closed now: the program reads an end of data, and its writes fail.
         remove(&owner_end);
     }
+}
+
+/// As [`start`], for a connection whose handshake is still under way: the pair keeps what the program
+/// writes until the connection is decided. `tcp` carries it if SMC does not.
+pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) {
+    drop(pair.program_end);
+    let owner_end = Arc::new(pair.owner_end);
+    lock(&RELAYS).push(owner_end.clone());
+    let ours = owner_end.clone();
+    let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
+    let run = move || {
+        if let Some(socket) = descriptor.stream() {
+            while matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
+                socket.await_decision(Duration::from_secs(1));
+            }
+            match (socket.state(), socket.smc()) {
+                (SocketState::Smc, Some(stream)) => forward(&descriptor, stream, &ours),
+                (SocketState::Tcp, _) => forward_on_tcp(&tcp, &ours),
+                _ => {}
+            }
+        }
+        drop((descriptor, tcp));
+        let _numbers = NUMBERS.lock();
+        remove(&ours);
+    };
+    if raw::without_signals(|| thread.spawn(run)).is_err() {
+        remove(&owner_end);
+    }
+}
+
+/// Forwards bytes both ways between the pair and a TCP socket.
+fn forward_on_tcp(tcp: &OwnedFd, owner_end: &OwnedFd) {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        let _ = thread.spawn_scoped(scope, || copy(tcp, owner_end));
+        copy(owner_end, tcp);
+    });
+}
+
+/// Copies bytes from one socket to another until an end of data, which it passes on. The sockets may
+/// be non-blocking.
+fn copy(from: &OwnedFd, to: &OwnedFd) {
+    use rustix::net::{RecvFlags, SendFlags, Shutdown};
+    let wait = |fd: &OwnedFd, flags| {
+        let mut fds = [PollFd::new(fd, flags)];
+        let _ = rustix::event::poll(&mut fds, None);
+    };
+    let mut bytes = vec![0u8; CHUNK];
+    'all: loop {
+        let mut rest = match rustix::net::recv(from, &mut bytes[..], RecvFlags::empty()) {
+            Ok((n @ 1.., _)) => bytes.get(..n).unwrap_or_default(),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                wait(from, PollFlags::IN);
+                continue;
+            }
+            Ok(_) | Err(_) => break,
+        };
+        while !rest.is_empty() {
+            match rustix::net::send(to, rest, SendFlags::NOSIGNAL) {
+                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => wait(to, PollFlags::OUT),
+                Err(_) => break 'all,
+            }
+        }
+        note_progress();
+    }
+    let _ = rustix::net::shutdown(to, Shutdown::Write);
 }
 
 fn remove(owner_end: &Arc<OwnedFd>) {

@@ -7,10 +7,11 @@
 
 use std::ffi::c_int;
 
-use super::forward::{replace, start};
-use crate::socket::pair::SocketPair;
+use super::forward::{replace, start, start_undecided};
+use crate::socket::pair::{HIGH_FDS, SocketPair};
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
+use crate::sys::{owned, raw};
 
 /// Hands a decided connection over. `false`: it is on SMC and there are no descriptors for a pair.
 pub(crate) fn hand_over(descriptor: &DescriptorRef) -> bool {
@@ -24,6 +25,21 @@ pub(crate) fn hand_over(descriptor: &DescriptorRef) -> bool {
     let Some(pair) = SocketPair::new(first) else { return false };
     replace(descriptor, &fds, &pair.program_end);
     start(descriptor.clone(), pair);
+    true
+}
+
+/// Hands a connection over whose handshake has begun and may end with SMC: the program need not
+/// wait for it. `false`: there are no descriptors for a pair.
+pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
+    let _numbers = NUMBERS.lock();
+    let numbers = |fd: &c_int| DESCRIPTORS.get(*fd).is_some_and(|now| now.is(descriptor));
+    let fds: Vec<c_int> = (0..=DESCRIPTORS.highest()).filter(numbers).collect();
+    let Some(&first) = fds.first() else { return true };
+    let Ok(tcp) = raw::fcntl(first, libc::F_DUPFD_CLOEXEC, HIGH_FDS) else { return false };
+    let tcp = owned(tcp as c_int);
+    let Some(pair) = SocketPair::new(first) else { return false };
+    replace(descriptor, &fds, &pair.program_end);
+    start_undecided(descriptor.clone(), pair, tcp);
     true
 }
 

@@ -1,5 +1,6 @@
 //! The SMC session of this process: an SMC stack on a device that the first handshake opens.
 
+use std::ffi::c_int;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -175,11 +176,25 @@ fn has_free_fds(descriptors: usize) -> bool {
     others.len() + 1 == descriptors
 }
 
+/// Lowest numbers for the driver's descriptors. The first one that leaves room below the limit of
+/// the process holds.
+const DRIVER_FDS: [c_int; 3] = [62_000, 4_500, 900];
+
+fn lowest_descriptor() -> c_int {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.unwrap_or(u64::MAX);
+    let fits = |lowest: &&c_int| **lowest as u64 + 100 <= limit;
+    DRIVER_FDS.iter().find(fits).copied().unwrap_or(0)
+}
+
 /// Opens a session on the first free device. An error says why there is none.
 fn open(config: &RunConfig) -> Result<ProcessSession, String> {
     if !has_free_fds(FREE_FDS) {
         return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
     }
+    // Above the duplicates of TCP sockets: the kernel closes descriptors by their numbers when a
+    // process is killed, and a peer should see the end of TCP before the end of the device.
+    guest_driver::sys::set_lowest_descriptor(lowest_descriptor());
     let tried = Mutex::new(Instant::now());
     let generation = fork::generation();
     let (mut taken, mut failed) = (0, None);

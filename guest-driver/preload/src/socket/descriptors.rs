@@ -1,12 +1,11 @@
 //! What `close`, `dup` and their like do to the table.
 
 use std::ffi::c_int;
-use std::net::Shutdown;
 
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
 use crate::socket::stream::StreamSocket;
-use crate::socket::table::{DESCRIPTORS, Descriptor, NUMBERS};
+use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkLockGuard;
 use crate::{config, fork};
 
@@ -23,15 +22,8 @@ pub(crate) fn close(fd: c_int) {
     match &*descriptor {
         Descriptor::Stream(socket) => {
             registrations::close(socket);
-            // A call of another thread still refers to the connection, and the process may exit
-            // before the call returns. The shutdown informs the peer in any case. Where a child may
-            // have the connection, its relay does that.
-            if descriptor.is_in_use()
-                && !socket.has_offers()
-                && let Some(stream) = socket.smc()
-            {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
+            // A call of another thread still refers to the connection, as one refers to a file in
+            // the kernel: the connection ends with that call, or with the process.
         }
         Descriptor::Set(set) => {
             set.close(fd);
@@ -51,6 +43,20 @@ pub(crate) fn lock_numbers(first: c_int, last: c_int) -> Option<ForkLockGuard> {
     let any = !fork::shares_memory()
         && (first.max(0)..=last).any(|fd| DESCRIPTORS.has(fd) && has_offers(fd));
     any.then(|| NUMBERS.lock())
+}
+
+/// Ends an SMC connection that the program disconnects; the socket is one of the kernel's then.
+pub(crate) fn disconnect(descriptor: &DescriptorRef) {
+    let Some(socket) = descriptor.stream() else { return };
+    let Some(stream) = socket.smc() else { return };
+    let _ = stream.set_linger(Some(std::time::Duration::ZERO));
+    registrations::detach(socket);
+    for fd in 0..=DESCRIPTORS.highest() {
+        if DESCRIPTORS.get(fd).is_some_and(|found| found.is(descriptor)) {
+            registrations::attach_to_kernel(socket, fd);
+            drop(DESCRIPTORS.remove(fd));
+        }
+    }
 }
 
 /// Gives `new` the entry of `old`, of which it is a duplicate.

@@ -96,7 +96,8 @@ impl EpollMember {
             self.idle = Some(token);
             return 0;
         }
-        let found = epoll_events(stream.readiness(self.events & PRI != 0)) & (self.events | ALWAYS);
+        let readiness = socket.readiness(stream, self.events & PRI != 0);
+        let found = epoll_events(readiness) & (self.events | ALWAYS);
         if found == 0 {
             self.idle = Some(token);
             return 0;

@@ -19,6 +19,10 @@ pub(crate) fn insert(
 ) -> EpollTarget {
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
+        SocketState::Undecided | SocketState::Deciding if socket.is_writable_early() => {
+            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, writable_only(events), data);
+            EpollTarget::Writable
+        }
         SocketState::Undecided | SocketState::Deciding => EpollTarget::Nothing,
         SocketState::Unconnected
         | SocketState::Tcp
@@ -32,6 +36,13 @@ pub(crate) fn insert(
             None => insert_readiness_fd(set, socket, registration),
         },
     }
+}
+
+/// What the kernel watches of a client that is not decided: the bytes that come are those of the
+/// handshake.
+pub(crate) fn writable_only(events: u32) -> u32 {
+    let kept = libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLET | libc::EPOLLONESHOT;
+    events & kept as u32
 }
 
 fn insert_smc(
@@ -65,7 +76,7 @@ fn insert_readiness_fd(
 pub(crate) fn remove(registration: &Registration) {
     match registration.target {
         EpollTarget::Nothing => {}
-        EpollTarget::Native => {
+        EpollTarget::Native | EpollTarget::Writable => {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
         }
         EpollTarget::ReadinessFd(readiness_fd) => {
@@ -132,7 +143,10 @@ fn registrations_of(socket: &StreamSocket, fd: c_int) -> Vec<Registration> {
 /// its own.
 pub(crate) fn close(socket: &StreamSocket) {
     let registrations = std::mem::take(&mut *socket.registrations());
-    for registration in registrations.iter().filter(|r| r.target != EpollTarget::Native) {
+    for registration in registrations
+        .iter()
+        .filter(|r| !matches!(r.target, EpollTarget::Native | EpollTarget::Writable))
+    {
         remove(registration);
     }
 }

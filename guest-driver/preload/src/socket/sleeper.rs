@@ -24,7 +24,7 @@ impl Sleeper {
         let watch = Watch::new(config::get().map_or(Duration::ZERO, |config| config.spin))?;
         let outer = raw::epoll_create1(libc::EPOLL_CLOEXEC)
             .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;
-        let outer = crate::sys::owned(outer as c_int);
+        let outer = crate::socket::pair::high(crate::sys::owned(outer as c_int));
         let eventfd = watch.notifier().as_raw_fd();
         raw::epoll_ctl(outer.as_raw_fd(), libc::EPOLL_CTL_ADD, eventfd, libc::EPOLLIN as u32, 0)
             .map_err(|Errno(error)| std::io::Error::from_raw_os_error(error))?;

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use guest_driver::SmcStream;
 use guest_driver::rendezvous::OptionRequest;
+use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::AddressPair;
+use crate::sys::raw::{Errno, SysResult};
 use crate::sys::{lock, raw};
 
 /// What carries a socket's connection.
@@ -86,6 +87,8 @@ pub(crate) enum EpollTarget {
     Native,
     /// Nothing yet: the handshake is not complete.
     Nothing,
+    /// The socket itself, for its room to write only: the handshake of a client is not complete.
+    Writable,
     /// The readiness descriptor of the SMC connection.
     ReadinessFd(c_int),
     /// Nothing: the library polls the connection for the set.
@@ -110,6 +113,14 @@ pub(crate) struct StreamSocket {
     tcp_fd: AtomicI32,
     /// For [`SocketState::Relayed`]: whether the owner was asked to carry the connection.
     owner_requested: AtomicBool,
+    /// The program has ended its own direction.
+    write_shut: AtomicBool,
+    /// A write went to a peer that has closed.
+    wrote_in_vain: AtomicBool,
+    /// A call has reported that the connection was reset.
+    reset_reported: AtomicBool,
+    /// SO_RCVLOWAT, if it is more than a byte.
+    low_water: AtomicU32,
     /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
     names: OnceLock<AddressPair>,
     /// Whether the handshake may propose SMC, or answer a Proposal with anything but a Decline.
@@ -150,6 +161,10 @@ impl StreamSocket {
             error: AtomicI32::new(0),
             tcp_fd: AtomicI32::new(-1),
             owner_requested: AtomicBool::new(false),
+            write_shut: AtomicBool::new(false),
+            wrote_in_vain: AtomicBool::new(false),
+            reset_reported: AtomicBool::new(false),
+            low_water: AtomicU32::new(0),
             names: OnceLock::new(),
             proposal: AtomicU32::new(PROPOSAL_ALLOWED),
             early: Mutex::new(Vec::new()),
@@ -352,6 +367,51 @@ impl StreamSocket {
         self.children_before != fork::children() || self.is_inherited()
     }
 
+    /// Stores that the program has ended its own direction.
+    pub(crate) fn set_write_shut(&self) {
+        self.write_shut.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a write that fails because the peer has closed is the first one, which TCP accepts.
+    pub(crate) fn may_write_in_vain(&self) -> bool {
+        !self.write_shut.load(Ordering::Relaxed)
+            && !self.reset_reported.load(Ordering::Relaxed)
+            && !self.wrote_in_vain.swap(true, Ordering::Relaxed)
+    }
+
+    /// The result of a call that found the connection reset: only the first one reports that. Later
+    /// reads find an end of data.
+    pub(crate) fn report_once(&self, error: Errno) -> SysResult {
+        let is_reset = matches!(error, Errno(libc::ECONNRESET | libc::ECONNABORTED));
+        if is_reset && self.reset_reported.swap(true, Ordering::Relaxed) {
+            return Ok(0);
+        }
+        Err(error)
+    }
+
+    /// Whether a call has reported that the connection was reset.
+    pub(crate) fn is_reset_reported(&self) -> bool {
+        self.reset_reported.load(Ordering::Relaxed)
+    }
+
+    /// Stores SO_RCVLOWAT.
+    pub(crate) fn set_low_water(&self, bytes: u32) {
+        self.low_water.store(if bytes > 1 { bytes } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// What the program's poll shows of the connection.
+    pub(crate) fn readiness(&self, stream: &SmcStream, urgent: bool) -> Readiness {
+        let mut readiness = stream.readiness(urgent);
+        if readiness.failed && self.is_reset_reported() {
+            readiness.failed = false;
+        }
+        let low_water = self.low_water.load(Ordering::Relaxed) as usize;
+        if low_water > 1 && readiness.readable && !readiness.read_closed {
+            readiness.readable = stream.readable().is_ok_and(|bytes| bytes >= low_water);
+        }
+        readiness
+    }
+
     /// Stores that the client has announced a Proposal.
     pub(crate) fn set_announced(&self) {
         self.announced.store(true, Ordering::Relaxed);
@@ -374,11 +434,16 @@ impl StreamSocket {
     }
 
     /// Keeps bytes of a call that must not wait for the handshake, as TCP keeps what it cannot send
-    /// yet. Returns how many there was room for; `None`: the connection is decided.
-    pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>]) -> Option<usize> {
+    /// yet. Returns how many there was room for, with `all` none unless there is room for all;
+    /// `None`: the connection is decided.
+    pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>], all: bool) -> Option<usize> {
         let mut early = lock(&self.early);
         if self.state() != SocketState::Deciding {
             return None;
+        }
+        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if all && wanted > MAX_EARLY - early.len() {
+            return Some(0);
         }
         let before = early.len();
         for buf in bufs {
@@ -386,6 +451,11 @@ impl StreamSocket {
             early.extend_from_slice(buf.get(..room).unwrap_or_default());
         }
         Some(early.len() - before)
+    }
+
+    /// Whether a client that is not decided may write all the same.
+    pub(crate) fn is_writable_early(&self) -> bool {
+        self.role() == SocketRole::Client && lock(&self.early).len() < MAX_EARLY
     }
 
     /// Whether [`StreamSocket::keep_early`] has kept bytes that are not sent yet.

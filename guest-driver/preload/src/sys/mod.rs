@@ -120,3 +120,25 @@ pub(crate) fn epoll_wait(
     // SAFETY: list and mask are valid until the call returns.
     unsafe { raw::call(libc::SYS_epoll_pwait, args) }
 }
+
+/// Whether a descriptor is an epoll set.
+pub(crate) fn is_epoll_set(fd: c_int) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    link.is_ok_and(|name| name.to_string_lossy().contains("eventpoll"))
+}
+
+/// Whether a write on a socket would not block.
+pub(crate) fn is_writable(fd: c_int) -> bool {
+    let mut list = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    raw::ppoll(&mut list, Some(&now), None).is_ok_and(|n| n > 0)
+        && list[0].revents & (libc::POLLERR | libc::POLLHUP) == 0
+}
+
+/// Whether a descriptor is a file that `sendfile` may read; EBADF if it is not open.
+pub(crate) fn is_file(fd: c_int) -> Result<bool, Errno> {
+    use rustix::fs::FileType;
+    let stat = rustix::fs::fstat(borrowed(fd))?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    Ok(matches!(kind, FileType::RegularFile | FileType::BlockDevice))
+}

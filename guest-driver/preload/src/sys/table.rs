@@ -59,11 +59,6 @@ impl<T> FdTableRef<T> {
         self.slot().handles.load(Ordering::Acquire)
     }
 
-    /// Whether there are references besides the caller's.
-    pub(crate) fn is_in_use(&self) -> bool {
-        self.slot().refs.load(Ordering::Acquire) > 1
-    }
-
     /// Whether both refer to the same value.
     pub(crate) fn is(&self, other: &FdTableRef<T>) -> bool {
         self.0 == other.0

@@ -96,6 +96,17 @@ pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<So
     }
 }
 
+/// Whether an address is of no family, which disconnects a socket.
+///
+/// # Safety
+/// `addr` must lead to `len` bytes.
+pub(crate) unsafe fn is_unspecified(addr: *const libc::sockaddr, len: u32) -> bool {
+    // SAFETY: the caller's promise; the length was compared.
+    !addr.is_null()
+        && len >= 2
+        && c_int::from(unsafe { addr.cast::<u16>().read_unaligned() }) == libc::AF_UNSPEC
+}
+
 /// Writes an address where the program wants it, as `getsockname` does.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Process, find};
-use crate::sys::{EventFd, timespec};
+use crate::sys::{EventFd, out_of_the_way, timespec};
 
 /// Number of clients at a time; others wait in the queue of the socket.
 const MAX_CLIENTS: usize = 8;
@@ -115,6 +115,7 @@ fn bind_one(path: &Path) -> io::Result<UnixListener> {
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = out_of_the_way(socket);
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket.into())

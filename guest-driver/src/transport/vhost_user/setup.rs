@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::channel::{BackendChannel, WindowServer};
 use super::{VhostUser, connect_error};
-use crate::sys::{EventFd, Reservation};
+use crate::sys::{EventFd, Reservation, out_of_the_way};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 
@@ -45,6 +45,7 @@ pub fn connect(
     guest_memory: u64,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let stream = UnixStream::connect(socket).map_err(|source| connect_error(socket, source))?;
+    let stream = UnixStream::from(out_of_the_way(stream.into()));
     set_up(stream, move_queues, guest_memory)
 }
 
@@ -56,7 +57,7 @@ pub(super) fn set_up(
     let health = Health::new();
     let ready = Arc::new(AtomicBool::new(false));
     let server = Arc::new(WindowServer::default());
-    let main: OwnedFd = stream.try_clone().map_err(system("dup"))?.into();
+    let main = out_of_the_way(stream.try_clone().map_err(system("dup"))?.into());
     let channel =
         BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&ready))
             .map_err(system("backend channel"))?;

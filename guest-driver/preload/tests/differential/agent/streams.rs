@@ -10,7 +10,7 @@ use super::{fd, named, names, ret, show};
 use crate::script::Words;
 
 /// After this time without progress a loop ends.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn would_block() -> bool {
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
@@ -29,7 +29,7 @@ fn send_all(fd: c_int, data: &[u8]) -> String {
         let n = unsafe { libc::send(fd, rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
         match usize::try_from(n) {
             Ok(n) => (done, begun) = (done + n, Instant::now()),
-            Err(_) if would_block() && begun.elapsed() < PATIENCE => wait_for(fd, libc::POLLOUT),
+            Err(_) if would_block() && begun.elapsed() < TIMEOUT => wait_for(fd, libc::POLLOUT),
             Err(_) => return format!("{done}, then {}", ret(-1)),
         }
     }
@@ -50,7 +50,7 @@ fn recv_all(fd: c_int, wanted: Option<usize>) -> String {
                 data.extend_from_slice(&room[..n]);
                 begun = Instant::now();
             }
-            Err(_) if would_block() && begun.elapsed() < PATIENCE => wait_for(fd, libc::POLLIN),
+            Err(_) if would_block() && begun.elapsed() < TIMEOUT => wait_for(fd, libc::POLLIN),
             Err(_) => return format!("{} {}, then {}", data.len(), show(&data), ret(-1)),
         }
     }

@@ -1,0 +1,147 @@
+//! `syscall`, which bypasses all other hooks: this hook calls them for the numbers that matter.
+
+use std::ffi::c_int;
+
+use libc::{off64_t, socklen_t};
+
+use super::{bytes, descriptors, init, readiness, sockets};
+use crate::config;
+use crate::sys::raw::{self, Errno};
+use crate::sys::user_memory::libc_result;
+
+/// Converts arguments to the types of a hook's parameters, and calls it.
+macro_rules! call {
+    ($room:ident :: $hook:ident ($($arg:expr => $type:ty),*)) => {
+        // SAFETY: the program's arguments, as the system call takes them.
+        unsafe { $room::$hook($($arg as $type),*) as i64 }
+    };
+}
+
+/// `syscall`.
+///
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: i64,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> i64 {
+    if config::get().is_some()
+        && let Some(result) = by_hook(number, [a, b, c, d, e, f])
+    {
+        return result;
+    }
+    // SAFETY: the program's arguments, unchanged.
+    libc_result(unsafe { raw::call(number, [a, b, c, d, e, f]) }) as i64
+}
+
+fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
+    Some(match number {
+        // The library could not see the calls that io_uring makes. Without it, programs use epoll.
+        libc::SYS_io_uring_setup => libc_result(Err(Errno(libc::ENOSYS))) as i64,
+        libc::SYS_socket => call!(sockets::socket(a => c_int, b => c_int, c => c_int)),
+        libc::SYS_connect => call!(sockets::connect(a => c_int, b => *const _, c => socklen_t)),
+        libc::SYS_listen => call!(sockets::listen(a => c_int, b => c_int)),
+        libc::SYS_accept => call!(sockets::accept(a => c_int, b => *mut _, c => *mut _)),
+        libc::SYS_accept4 => {
+            call!(sockets::accept4(a => c_int, b => *mut _, c => *mut _, d => c_int))
+        }
+        libc::SYS_shutdown => call!(sockets::shutdown(a => c_int, b => c_int)),
+        libc::SYS_getsockname => call!(sockets::getsockname(a => c_int, b => *mut _, c => *mut _)),
+        libc::SYS_getpeername => call!(sockets::getpeername(a => c_int, b => *mut _, c => *mut _)),
+        libc::SYS_getsockopt => call!(sockets::getsockopt(
+            a => c_int, b => c_int, c => c_int, d => *mut _, e => *mut _)),
+        libc::SYS_setsockopt => call!(sockets::setsockopt(
+            a => c_int, b => c_int, c => c_int, d => *const _, e => socklen_t)),
+        libc::SYS_read => call!(bytes::read(a => c_int, b => *mut _, c => usize)),
+        libc::SYS_write => call!(bytes::write(a => c_int, b => *const _, c => usize)),
+        libc::SYS_readv => call!(bytes::readv(a => c_int, b => *const _, c => c_int)),
+        libc::SYS_writev => call!(bytes::writev(a => c_int, b => *const _, c => c_int)),
+        libc::SYS_recvfrom => call!(bytes::recvfrom(
+            a => c_int, b => *mut _, c => usize, d => c_int, e => *mut _, f => *mut _)),
+        libc::SYS_sendto => call!(bytes::sendto(
+            a => c_int, b => *const _, c => usize, d => c_int, e => *const _, f => socklen_t)),
+        libc::SYS_recvmsg => call!(bytes::recvmsg(a => c_int, b => *mut _, c => c_int)),
+        libc::SYS_sendmsg => call!(bytes::sendmsg(a => c_int, b => *const _, c => c_int)),
+        libc::SYS_recvmmsg => call!(bytes::recvmmsg(
+            a => c_int, b => *mut _, c => u32, d => c_int, e => *mut _)),
+        libc::SYS_sendmmsg => {
+            call!(bytes::sendmmsg(a => c_int, b => *mut _, c => u32, d => c_int))
+        }
+        libc::SYS_sendfile => {
+            call!(bytes::sendfile(a => c_int, b => c_int, c => *mut off64_t, d => usize))
+        }
+        libc::SYS_splice => call!(bytes::splice(a => c_int, b => *mut off64_t, c => c_int,
+            d => *mut off64_t, e => usize, f => u32)),
+        libc::SYS_dup => call!(descriptors::dup(a => c_int)),
+        libc::SYS_dup3 => call!(descriptors::dup3(a => c_int, b => c_int, c => c_int)),
+        libc::SYS_fcntl => call!(descriptors::fcntl(a => c_int, b => c_int, c => u64)),
+        libc::SYS_ioctl => call!(descriptors::ioctl(a => c_int, b => u64, c => *mut c_int)),
+        libc::SYS_close => call!(descriptors::close(a => c_int)),
+        libc::SYS_close_range => {
+            call!(descriptors::close_range(a => u32, b => u32, c => c_int))
+        }
+        libc::SYS_ppoll => {
+            call!(readiness::ppoll(a => *mut _, b => u64, c => *const _, d => *const _))
+        }
+        libc::SYS_epoll_create1 => call!(readiness::epoll_create1(a => c_int)),
+        libc::SYS_epoll_ctl => {
+            call!(readiness::epoll_ctl(a => c_int, b => c_int, c => c_int, d => *mut _))
+        }
+        libc::SYS_epoll_pwait => call!(readiness::epoll_pwait(
+            a => c_int, b => *mut _, c => c_int, d => c_int, e => *const _)),
+        libc::SYS_epoll_pwait2 => call!(readiness::epoll_pwait2(
+            a => c_int, b => *mut _, c => c_int, d => *const _, e => *const _)),
+        libc::SYS_exit_group => {
+            init::close_connections();
+            return None;
+        }
+        libc::SYS_clone if is_fork(a, b) => fork_by(number, [a, b, c, d, e, f]),
+        _ => return by_old_number(number, [a, b, c, d, e, f]),
+    })
+}
+
+/// Calls that newer architectures do not have.
+#[cfg(target_arch = "x86_64")]
+fn by_old_number(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
+    Some(match number {
+        libc::SYS_dup2 => call!(descriptors::dup2(a => c_int, b => c_int)),
+        libc::SYS_poll => call!(readiness::poll(a => *mut _, b => u64, c => c_int)),
+        libc::SYS_epoll_wait => {
+            call!(readiness::epoll_wait(a => c_int, b => *mut _, c => c_int, d => c_int))
+        }
+        libc::SYS_fork => fork_by(number, [a, b, c, d, e, f]),
+        _ => return None,
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn by_old_number(_number: i64, _arguments: [usize; 6]) -> Option<i64> {
+    None
+}
+
+/// Whether a `clone` makes a process as `fork` does, on the caller's stack.
+fn is_fork(flags: usize, stack: usize) -> bool {
+    flags & (libc::CLONE_VM | libc::CLONE_THREAD) as usize == 0 && stack == 0
+}
+
+/// A fork without libc, which would have called the handlers.
+fn fork_by(number: i64, arguments: [usize; 6]) -> i64 {
+    // SAFETY: the handlers that libc would call around a fork.
+    unsafe { init::before_fork() };
+    // SAFETY: the program's arguments, unchanged; the child goes on with a copy of this stack.
+    let result = unsafe { raw::call(number, arguments) };
+    // SAFETY: as above.
+    unsafe {
+        match result {
+            Ok(0) => init::in_child(),
+            _ => init::in_parent(),
+        }
+    }
+    libc_result(result) as i64
+}
