@@ -21,7 +21,8 @@ pub(crate) fn control(
     if op != libc::EPOLL_CTL_DEL && events & libc::EPOLLOUT as u32 != 0 {
         socket.note_write();
     }
-    if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected {
+    let is_lazy = socket.state() == SocketState::Undecided && socket.is_plain_if_silent();
+    if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected && !is_lazy {
         // Usually the handshake is complete within the short wait.
         let selected = resolve(descriptor, fd, Wait::Short);
         if matches!(selected, Selected::Tcp | Selected::Failed) {

@@ -12,7 +12,7 @@ use crate::selection::{Selected, Wait};
 use crate::socket::epoll_set::epoll_events;
 use crate::socket::registrations::hand_to_kernel;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::StreamSocket;
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{left_of, lock, timespec};
@@ -95,6 +95,10 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         };
         if fd.events & libc::POLLOUT != 0 {
             socket.note_write();
+        }
+        if socket.state() == SocketState::Undecided && socket.is_plain_if_silent() {
+            // The program's next call finds out.
+            continue;
         }
         match resolve(&descriptor, fd.fd, Wait::Short) {
             Selected::Tcp | Selected::Failed => {}

@@ -9,6 +9,7 @@ use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
+use crate::socket::registrations;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, SysResult};
@@ -83,7 +84,15 @@ pub(crate) fn keep(
             let _ = resolve(descriptor, fd, Wait::Block);
             None
         }
-        Some(0) => Some(Err(Errno(libc::EAGAIN))),
+        Some(0) => {
+            // The kernel must not report room while there is none. Whoever decides the connection
+            // holds this lock.
+            let _early = socket.early();
+            if socket.state() == SocketState::Deciding {
+                registrations::follow(descriptor, socket, SocketState::Deciding);
+            }
+            Some(Err(Errno(libc::EAGAIN)))
+        }
         Some(n) => Some(Ok(n)),
         None => None,
     }

@@ -18,7 +18,7 @@ use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
 use crate::sys::{STACK, lock, raw};
 
 /// How long a process that ends waits for a peer that takes nothing.
-const FINISH_TIMEOUT: futex::Timespec = futex::Timespec { tv_sec: 10, tv_nsec: 0 };
+const FINISH_TIMEOUT: futex::Timespec = futex::Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// The owner's ends of the relays of this process. Whoever takes the lock holds [`NUMBERS`], so no
 /// other thread has it while the process forks.

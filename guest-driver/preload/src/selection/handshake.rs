@@ -62,6 +62,9 @@ pub(crate) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
         }
         // Peek first: often the client's message is there already.
         Wait::Short => match peek(&tcp) {
+            FirstBytes::Incomplete if socket.is_plain_if_silent() && socket.wants_to_write() => {
+                serve(descriptor, fd, tcp, FirstBytes::Incomplete, false);
+            }
             FirstBytes::Incomplete => spawn(descriptor, fd, move |descriptor, fd| {
                 let Some(socket) = descriptor.stream() else { return };
                 let first_bytes = await_first_bytes(descriptor, socket, &tcp, SILENCE_TIMEOUT);
@@ -105,10 +108,16 @@ fn serve(
     match result {
         Ok(Some(stream)) => complete(descriptor, fd, Ok(stream)),
         Err(error) => complete(descriptor, fd, Err(error)),
-        Ok(None) => spawn(descriptor, fd, move |descriptor, fd| {
-            let result = finish_incoming(&mut incoming);
-            complete(descriptor, fd, result);
-        }),
+        Ok(None) => {
+            if let Some(socket) = descriptor.stream() {
+                // The bytes that come next are those of the handshake.
+                registrations::follow(descriptor, socket, SocketState::Deciding);
+            }
+            spawn(descriptor, fd, move |descriptor, fd| {
+                let result = finish_incoming(&mut incoming);
+                complete(descriptor, fd, result);
+            })
+        }
     }
 }
 
@@ -169,18 +178,26 @@ fn end(descriptor: DescriptorRef) {
     drop((other, descriptor));
 }
 
-/// How long a process that ends waits for handshakes that must come to their end.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a process that ends waits for handshakes of connections on which it has written: longer
+/// than a client waits for its server.
+const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
+/// How long it waits for other handshakes that must come to their end.
+const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for handshakes of connections that the program has closed, when the process ends.
 pub(crate) fn finish() {
     let begun = Instant::now();
-    let must_finish = |found: &DescriptorRef| found.stream().is_some_and(StreamSocket::must_finish);
+    let must_finish = |found: &DescriptorRef| {
+        found.stream().is_some_and(|socket| {
+            let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
+            socket.must_finish() && begun.elapsed() < most
+        })
+    };
     let any = || {
         let _running = RUNNING_LOCK.lock();
         lock(&RUNNING).iter().any(must_finish)
     };
-    while begun.elapsed() < EXIT_TIMEOUT && any() {
+    while any() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

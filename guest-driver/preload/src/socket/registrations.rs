@@ -19,6 +19,10 @@ pub(crate) fn insert(
 ) -> EpollTarget {
     let Registration { set, fd, events, data, .. } = *registration;
     match state {
+        SocketState::Undecided if socket.is_plain_if_silent() => {
+            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
+            EpollTarget::Native
+        }
         SocketState::Undecided | SocketState::Deciding if socket.is_writable_early() => {
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, writable_only(events), data);
             EpollTarget::Writable
@@ -100,6 +104,9 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
     }
     let mut registrations = socket.registrations();
     for registration in registrations.iter_mut() {
+        if state == SocketState::Tcp && registration.target == EpollTarget::Native {
+            continue;
+        }
         remove(registration);
         registration.target = EpollTarget::Nothing;
         // For SMC the loop below enters them: `StreamSocket::smc` returns the stream only in that

@@ -127,6 +127,9 @@ pub(crate) struct StreamSocket {
     proposal: AtomicU32,
     /// Bytes that the program has written before the connection was decided.
     early: Mutex<Vec<u8>>,
+    /// There was no room for more of them. Apart from the lock, which the registrations may not
+    /// take: whoever decides the connection takes it before theirs.
+    early_full: AtomicBool,
     /// What [`fork::children`] was when the socket was made.
     children_before: u32,
     /// For a server: the client has announced a Proposal.
@@ -168,6 +171,7 @@ impl StreamSocket {
             names: OnceLock::new(),
             proposal: AtomicU32::new(PROPOSAL_ALLOWED),
             early: Mutex::new(Vec::new()),
+            early_full: AtomicBool::new(false),
             children_before: fork::children(),
             announced: AtomicBool::new(false),
             offers: AtomicU32::new(0),
@@ -412,6 +416,12 @@ impl StreamSocket {
         readiness
     }
 
+    /// Whether the client of this server is a plain one unless its first bytes say otherwise: it has
+    /// announced nothing. Until the program reads them, the kernel carries out all calls.
+    pub(crate) fn is_plain_if_silent(&self) -> bool {
+        self.role() == SocketRole::Server && self.detect_timeout().is_zero()
+    }
+
     /// Stores that the client has announced a Proposal.
     pub(crate) fn set_announced(&self) {
         self.announced.store(true, Ordering::Relaxed);
@@ -442,7 +452,8 @@ impl StreamSocket {
             return None;
         }
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
-        if all && wanted > MAX_EARLY - early.len() {
+        if early.len() == MAX_EARLY || all && wanted > MAX_EARLY - early.len() {
+            self.early_full.store(true, Ordering::Relaxed);
             return Some(0);
         }
         let before = early.len();
@@ -455,7 +466,7 @@ impl StreamSocket {
 
     /// Whether a client that is not decided may write all the same.
     pub(crate) fn is_writable_early(&self) -> bool {
-        self.role() == SocketRole::Client && lock(&self.early).len() < MAX_EARLY
+        self.role() == SocketRole::Client && !self.early_full.load(Ordering::Relaxed)
     }
 
     /// Whether [`StreamSocket::keep_early`] has kept bytes that are not sent yet.
