@@ -34,14 +34,15 @@ impl Conn {
         self.refresh_tx(&mut tx);
         let failed = self.has_error();
         let shut = self.read_shut.load(Ordering::Acquire);
-        // Both directions have ended, as the kernel understands POLLHUP.
+        // The peer closed, so that nothing goes either way, or both directions have ended.
+        let closed = tx.close.peer_flags().contains(StateFlags::CLOSED);
         let said = tx.close.flags().union(tx.close.pending());
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.receiver.readable() > 0 || ended || shut || failed,
             writable: failed || !tx.close.can_write() || has_room(&tx.sender),
             read_closed: ended || shut || failed,
-            hang_up: failed || (own_end && (ended || shut)),
+            hang_up: failed || closed || (own_end && (ended || shut)),
         }
     }
 

@@ -406,6 +406,10 @@ impl StreamSocket {
     /// What the program's poll shows of the connection.
     pub(crate) fn readiness(&self, stream: &SmcStream, urgent: bool) -> Readiness {
         let mut readiness = stream.readiness(urgent);
+        // POLLHUP means that both directions have ended. A peer that has closed has ended only its
+        // own, as far as TCP knows.
+        let both = readiness.read_closed && self.write_shut.load(Ordering::Relaxed);
+        readiness.hang_up &= readiness.failed || both;
         if readiness.failed && self.is_reset_reported() {
             readiness.failed = false;
         }
