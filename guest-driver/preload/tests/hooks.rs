@@ -371,6 +371,9 @@ fn a_wait_with_a_signal_mask_lets_signals_in_and_leaves_the_set_as_it_is() {
     }
     fn client(port: u16) {
         let mut stream = connect(port);
+        // The connection is decided when the byte is back.
+        stream.write_all(b"a").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
         let set = c::Epoll::new();
         set.add(&stream, IN, 1);
         assert_eq!(set.wait(0), []);

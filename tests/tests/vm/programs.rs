@@ -74,7 +74,7 @@ fn unmodified_programs_meet_in_all_four_combinations() {
             name: "ssh, files, MB/s",
             server: &sessions::ssh_server([&a, &b]),
             measure: &|port, client| sessions::copy(&b, port, client),
-            kind: Kind::Sessions,
+            kind: Kind::StandardDescriptors,
         },
     ];
     table([&a, &b], &cases, false);

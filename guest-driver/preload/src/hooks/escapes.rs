@@ -30,10 +30,50 @@ pub(super) fn leave_standard(fd: c_int) {
     }
 }
 
+/// Streams of stdio on connections that the kernel serves.
+static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     leave(fd);
-    call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void)
+    let stream = call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void);
+    if !stream.is_null() && DESCRIPTORS.has(fd) {
+        lock(&STREAMS).push(stream as usize);
+    }
+    stream
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fclose(stream: *mut c_void) -> c_int {
+    lock(&STREAMS).retain(|known| *known != stream as usize);
+    call_libc!(fclose, -1, (stream: *mut c_void) -> c_int)
+}
+
+unsafe extern "C" {
+    static stdout: *mut libc::FILE;
+    static stderr: *mut libc::FILE;
+    fn ftrylockfile(stream: *mut libc::FILE) -> c_int;
+    fn funlockfile(stream: *mut libc::FILE);
+}
+
+/// Writes what stdio has buffered for connections, when the program ends: libc would do that only
+/// after the relays have ended. A stream that another thread is using is left alone, as by libc.
+pub(super) fn flush_streams() {
+    let mut streams = std::mem::take(&mut *lock(&STREAMS));
+    // SAFETY: libc's streams for standard output and error.
+    let standard = unsafe { [(1, stdout), (2, stderr)] };
+    let ours = standard.iter().filter(|(fd, _)| DESCRIPTORS.has(*fd));
+    streams.extend(ours.map(|(_, stream)| *stream as usize));
+    for stream in streams {
+        let stream = stream as *mut libc::FILE;
+        // SAFETY: a stream that the program has not closed.
+        unsafe {
+            if ftrylockfile(stream) == 0 {
+                libc::fflush(stream);
+                funlockfile(stream);
+            }
+        }
+    }
 }
 
 /// Leaves the descriptors to the kernel that a message passes on.

@@ -4,7 +4,7 @@ use super::{escapes, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
 use crate::selection::{establish, handshake, option, session, short_lived};
-use crate::socket::table::{DESCRIPTORS, NUMBERS};
+use crate::socket::table::NUMBERS;
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
 
@@ -81,11 +81,7 @@ pub(super) fn close_connections() {
 }
 
 extern "C" fn end() {
-    if DESCRIPTORS.highest() >= 0 {
-        // libc would write what stdio has buffered only after this function.
-        // SAFETY: null stands for all streams.
-        unsafe { libc::fflush(std::ptr::null_mut()) };
-    }
+    escapes::flush_streams();
     close_connections();
     session::shutdown();
 }

@@ -41,6 +41,8 @@ pub(super) enum Kind {
     Lasting,
     /// It has a process per session.
     Sessions,
+    /// It executes itself with the connection as its standard input and output, which stay on TCP.
+    StandardDescriptors,
     /// What it is written in makes system calls itself, and it stays on TCP.
     OwnSystemCalls,
 }
