@@ -13,7 +13,7 @@ use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
 use super::groups::LinkGroups;
 use super::info;
-use super::spans::RingLayout;
+use super::options::ring;
 use crate::info::SmcrInfo;
 use crate::sys::OutOfBounds;
 
@@ -84,23 +84,14 @@ impl SmcrConn {
         }
     }
 
-    fn ring(&self, len: u32) -> Ring {
-        let ring = match self.eye_catcher {
-            true => Ring::smcr(len),
-            false => Ring::smcr_without_eye_catcher(len),
-        };
-        // Elements are of 16 KiB to 512 MiB, which all are rings.
-        ring.unwrap_or_else(|_| smallest())
-    }
-
     /// The ring that the peer writes.
     pub(crate) fn local_ring(&self) -> Ring {
-        self.ring(self.rmb.buffer().len())
+        ring(self.rmb.buffer().len(), self.eye_catcher)
     }
 
     /// The ring that this end writes.
     pub(crate) fn peer_ring(&self) -> Ring {
-        self.ring(self.established.peer.size.bytes())
+        ring(self.established.peer.size.bytes(), self.eye_catcher)
     }
 
     /// Writes the pieces (offset in the peer's element, bytes) and then sends the words. One thread
@@ -170,11 +161,7 @@ impl SmcrConn {
     /// What was negotiated, and how it travels now.
     pub(crate) fn info(&self) -> SmcrInfo {
         let rmb = self.rmb.buffer();
-        info::connection(&self.group, &self.endpoint, rmb, &self.established, self.layout())
-    }
-
-    fn layout(&self) -> RingLayout {
-        RingLayout::new(self.established.peer.size.bytes(), self.eye_catcher)
+        info::connection(&self.group, &self.endpoint, rmb, &self.established, self.peer_ring())
     }
 }
 
@@ -186,13 +173,4 @@ impl Drop for SmcrConn {
         self.group.release_rmb(&self.rmb, dirty);
         self.groups.close(self.group.clone(), self.endpoint.clone());
     }
-}
-
-/// A ring as small as rings can be.
-fn smallest() -> Ring {
-    const ONE: Ring = match Ring::smcr_without_eye_catcher(1) {
-        Ok(ring) => ring,
-        Err(_) => panic!("one byte is a ring"),
-    };
-    ONE
 }

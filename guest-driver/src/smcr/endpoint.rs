@@ -5,14 +5,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use smc_core::connection::{Outbound, Ring};
 use smc_core::link_group::{LinkKey, PeerRmbId};
 use smc_core::wire::Cursor;
-use smc_core::wire::cdc::{ConsumerWord, StateFlags};
+use smc_core::wire::cdc::ConsumerWord;
 
 use super::buffers::SendBuffer;
 use super::link::{Link, NotPosted, Path};
-use super::outbound::Outbound;
-use super::spans::RingLayout;
 use super::words::Words;
 use crate::sys::lock;
 use crate::verbs::Mr;
@@ -49,8 +48,8 @@ pub(crate) struct Target {
     pub(crate) rmb: PeerRmbId,
     /// Where the element begins in the RMB, bytes.
     pub(crate) offset: u64,
-    /// Its form.
-    pub(crate) layout: RingLayout,
+    /// The ring in it.
+    pub(crate) ring: Ring,
     /// The peer's alert token.
     pub(crate) token: u32,
 }
@@ -119,7 +118,7 @@ impl Endpoint {
 
     /// From now on the connection writes into the peer's element.
     pub(crate) fn open(&self, target: Target, send_buffer: Arc<SendBuffer>, path: Path) {
-        let outbound = Outbound::new(target.layout, target.token);
+        let outbound = Outbound::new(target.ring, target.token);
         *self.out() = Some(Out {
             outbound,
             target,
@@ -186,7 +185,7 @@ impl Endpoint {
             return Err(SmcrSendError::Failed);
         };
         for (offset, bytes) in pieces {
-            let element_len = out.target.layout.len();
+            let element_len = out.target.ring.element_len();
             if u64::from(*offset) + bytes.len() as u64 > u64::from(element_len) {
                 return Err(SmcrSendError::Range {
                     offset: *offset,
@@ -268,8 +267,9 @@ impl Endpoint {
         let guard = self.out();
         let Some(out) = guard.as_ref().filter(|_| !self.has_failed()) else { return true };
         let Some(path) = &out.path else { return false };
-        let last = out.outbound.last();
-        out.outbound.plan().is_none() && path.link.unacknowledged(out.target.token, last).is_none()
+        let last = out.outbound.last_sequence();
+        out.outbound.next_post().is_none()
+            && path.link.unacknowledged(out.target.token, last).is_none()
     }
 
     /// Returns when no thread is posting a message that began before the link was [held](Link::hold).
@@ -284,25 +284,15 @@ impl Endpoint {
         let mut guard = self.out();
         let Some(out) = guard.as_mut() else { return false };
         let Some(path) = out.path.take_if(|path| path.link.key() == from) else { return false };
-        let last = out.outbound.last();
-        let oldest = path.link.unacknowledged(out.target.token, last);
-        if self.released.load(Ordering::Acquire) && oldest.is_none() && !out.outbound.is_due() {
-            // The peer has the last words; its element may be another connection's by now.
-            self.fail();
-            return false;
-        }
+        let oldest = path.link.unacknowledged(out.target.token, out.outbound.last_sequence());
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
-        if peer.state_flags.contains(StateFlags::ABORT) {
-            // It answers nothing any more, and its element may be another connection's.
+        let goes_on = out.outbound.fail_over(oldest, peer, self.released.load(Ordering::Acquire));
+        if !goes_on {
+            // The peer has the last words or answers nothing any more, and its element may be
+            // another connection's by now.
             self.fail();
-            return false;
         }
-        let arrived = oldest.map_or(last, |oldest| oldest.wrapping_sub(1));
-        // A peer that has closed reads nothing any more, so no byte is written again.
-        let closed = peer.state_flags.contains(StateFlags::CLOSED);
-        let confirmed = if closed { out.outbound.produced() } else { peer.cursor };
-        out.outbound.move_on(arrived, confirmed);
-        true
+        goes_on
     }
 
     /// The peer's RMB and the send buffer, if the connection works and is between two links.
@@ -357,9 +347,9 @@ impl ProbeBackoff {
 fn post(out: &mut Out) -> Option<Congestion> {
     // Without a path, and on a dead link, it is due until the group has found another one.
     let path = out.path.as_ref()?;
-    while let Some(plan) = out.outbound.plan() {
-        match path.link.post(path, out.target.token, &plan) {
-            Ok(()) => out.outbound.posted(&plan),
+    while let Some(post) = out.outbound.next_post() {
+        match path.link.post(path, out.target.token, &post) {
+            Ok(()) => out.outbound.on_posted(&post),
             Err(NotPosted::Dead) => return None,
             Err(NotPosted::NoRoom) => return Some(Congestion::Full(path.link.clone())),
         }
@@ -377,12 +367,12 @@ mod tests {
     /// An element of the peer's only RMB.
     fn target(index: u32) -> Target {
         let (rmb, offset) = (PeerRmbId::default(), u64::from(index) * u64::from(LEN));
-        Target { rmb, offset, layout: RingLayout::new(LEN, false), token: 1 }
+        Target { rmb, offset, ring: Ring::smcr_without_eye_catcher(LEN).unwrap(), token: 1 }
     }
 
     /// A connection that writes into `target`, between two links.
     fn connection(target: Target) -> Arc<Endpoint> {
-        let outbound = Outbound::new(target.layout, target.token);
+        let outbound = Outbound::new(target.ring, target.token);
         let out = Out {
             outbound,
             target,

@@ -455,7 +455,7 @@ impl Group {
             }
         }
         let link = core.links.iter().find(|link| link.key() == on).ok_or(JoinError::Gone)?;
-        let len = target.layout.len();
+        let len = target.ring.element_len();
         let send_buffer = match core.buffers.take_send_buffer(len) {
             Some(send_buffer) => send_buffer,
             None => send_buffer(len)?,

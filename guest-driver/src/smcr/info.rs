@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
 use smc_core::link_group::{LinkKey, LinkState, Role, Topology};
 use smc_core::wire::clc::Version;
@@ -13,7 +14,6 @@ use super::group::Group;
 use super::link::Link;
 use super::port::Port;
 use super::shared::Shared;
-use super::spans::RingLayout;
 use crate::info::{LinkGroupInfo, LinkInfo, RnicInfo, SmcrInfo};
 
 fn version(version: Version) -> u8 {
@@ -60,7 +60,7 @@ pub(super) fn connection(
     endpoint: &Endpoint,
     own: &Registered,
     established: &EstablishedR,
-    peer: RingLayout,
+    peer: Ring,
 ) -> SmcrInfo {
     let links = links(group);
     let using = endpoint.link();
@@ -83,7 +83,7 @@ pub(super) fn connection(
         tokens: (endpoint.token(), established.peer.token),
         rkeys: (rkey, endpoint.peer_rkey().unwrap_or(0)),
         local_buffer: own.len(),
-        peer_buffer: peer.len(),
+        peer_buffer: peer.element_len(),
         eye_catcher: peer.has_eye_catcher(),
         failovers: endpoint.failovers(),
         peer_host: established.peer_host.and_then(|host| host.hostname.text().map(str::to_owned)),

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use smc_core::connection::Span;
+use smc_core::connection::{Post, Span};
 use smc_core::link_group::{Cause, LinkKey, RemoteEnd};
 use smc_core::time::Tick;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
@@ -16,7 +16,6 @@ use smc_core::wire::llc::{LLC_LEN, LLC_MAX_LEN};
 
 use super::inbox::{Inbox, Input};
 use super::llc::LlcQueue;
-use super::outbound::Plan;
 use super::port::Port;
 use super::slots::{CDC_SLOTS, LLC_SLOTS, RECEIVES, REQUESTS_PER_SLOT, SLOTS, Slots};
 use super::tokens::random_psn;
@@ -322,9 +321,9 @@ impl Link {
         self.slots.used_by_cdc() != 0
     }
 
-    /// Posts a plan of a connection.
+    /// Posts what a connection has to send.
     #[inline]
-    pub(crate) fn post(&self, path: &Path, token: u32, plan: &Plan) -> Result<(), NotPosted> {
+    pub(crate) fn post(&self, path: &Path, token: u32, post: &Post) -> Result<(), NotPosted> {
         let Some(qp) = self.ready.get().filter(|_| !self.is_dead()) else {
             return Err(NotPosted::Dead);
         };
@@ -333,7 +332,7 @@ impl Link {
         }
         let slot = self.slots.take_cdc().ok_or(NotPosted::NoRoom)?;
         if let Some(sent) = self.sent.get(slot as usize) {
-            sent.store(u64::from(token) << 16 | u64::from(plan.sequence), Ordering::Relaxed);
+            sent.store(u64::from(token) << 16 | u64::from(post.sequence), Ordering::Relaxed);
         }
         let write = |Span { offset, len }: Span, short| {
             let payload = self.span_payload(path, offset as usize, len as usize, short)?;
@@ -341,9 +340,9 @@ impl Link {
             Some(Work::write(u64::from(slot), payload, address, path.rkey))
         };
         let mut short = [0; INLINE];
-        let Some(payload) = self.payload(slot, &plan.cdc) else { return Err(NotPosted::Dead) };
+        let Some(payload) = self.payload(slot, &post.cdc) else { return Err(NotPosted::Dead) };
         let send = Work::send(u64::from(slot), payload).signaled();
-        let posted = match plan.spans {
+        let posted = match post.spans {
             [Span { len: 0, .. }, Span { len: 0, .. }] => qp.post_send(&[send]),
             [one, Span { len: 0, .. }] | [Span { len: 0, .. }, one] => match write(one, &mut short)
             {

@@ -3,15 +3,15 @@
 //! From the ground up; each file uses only files before it:
 //!
 //! - [`inbox`]: the inputs of a link group, and the signal that makes a thread handle them.
-//! - [`slots`], [`words`], [`spans`], [`outbound`], [`llc`], [`tokens`], [`buffers`]: room in a send
-//!   queue, the peer's control words, offsets in a ring, what has to be sent, tables and memory.
+//! - [`slots`], [`words`], [`llc`], [`tokens`], [`buffers`]: room in a send queue, the peer's control
+//!   words, LLC messages, tables and memory.
 //! - [`device`], [`port`], [`pnet`]: the RNICs, their ports and addresses.
 //! - [`link`]: one queue pair. [`link_table`]: the links over one RNIC.
 //! - [`endpoint`]: one connection as links see it.
 //! - [`shared`]: what all link groups use, and the dispatch of completions.
 //! - [`group`]: one link group with its links, buffers and connections.
 //! - [`groups`]: all link groups of the process.
-//! - [`element`]: one connection as the sockets see it.
+//! - [`conn`]: one connection as the sockets see it.
 //! - [`host`]: all RNICs as one event source of a reactor.
 //!
 //! # How a completion travels
@@ -72,13 +72,11 @@ pub(crate) mod link;
 mod link_table;
 mod llc;
 mod options;
-mod outbound;
 pub(crate) mod pnet;
 pub(crate) mod port;
 mod route;
 pub(crate) mod shared;
 mod slots;
-pub(crate) mod spans;
 mod subnets;
 mod tokens;
 mod words;

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use smc_core::connection::EYE_CATCHER_LEN;
+use smc_core::connection::Ring;
 use smc_core::wire::Cursor;
 use thiserror::Error;
-
-use super::spans::RingLayout;
 
 /// Which RNICs a process uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,10 +42,38 @@ pub struct SmcrOptions {
 }
 
 impl SmcrOptions {
+    /// The ring in an element of `len` bytes.
+    pub(crate) fn ring(&self, len: u32) -> Ring {
+        ring(len, self.eye_catcher)
+    }
+
     /// Where the cursors of an element start.
     pub(crate) fn ring_start(&self) -> Cursor {
-        RingLayout::new(EYE_CATCHER_LEN, self.eye_catcher).start()
+        smallest(self.eye_catcher).start()
     }
+}
+
+/// The ring in an element of `len` bytes, behind an eye catcher or not.
+pub(crate) fn ring(len: u32, eye_catcher: bool) -> Ring {
+    let ring = match eye_catcher {
+        true => Ring::smcr(len),
+        false => Ring::smcr_without_eye_catcher(len),
+    };
+    // Elements are of 16 KiB to 512 MiB, which all are rings.
+    ring.unwrap_or_else(|_| smallest(eye_catcher))
+}
+
+/// A ring as small as elements can hold.
+fn smallest(eye_catcher: bool) -> Ring {
+    const WITH: Ring = match Ring::smcr(16 << 10) {
+        Ok(ring) => ring,
+        Err(_) => panic!("16 KiB hold a ring"),
+    };
+    const WITHOUT: Ring = match Ring::smcr_without_eye_catcher(16 << 10) {
+        Ok(ring) => ring,
+        Err(_) => panic!("16 KiB are a ring"),
+    };
+    if eye_catcher { WITH } else { WITHOUT }
 }
 
 impl Default for SmcrOptions {

@@ -151,20 +151,6 @@ fn words_of(cdc: &Cdc) -> [u64; 2] {
     [producer.to_u64(), consumer.to_u64()]
 }
 
-/// The message that says what two words say.
-#[inline]
-pub(crate) fn cdc_of([producer, consumer]: [u64; 2], sequence: u16, token: u32) -> Cdc {
-    let consumer = ConsumerWord::from_u64(consumer);
-    Cdc {
-        sequence,
-        token,
-        producer: ProducerWord::from_u64(producer).cursor,
-        consumer: consumer.cursor,
-        producer_flags: consumer.producer_flags,
-        state_flags: consumer.state_flags,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,7 +171,7 @@ mod tests {
     fn a_message_and_its_words_are_the_same() {
         let words = Words::default();
         assert_eq!(words.take(&message(1, 7)), Received::Stored);
-        assert_eq!(cdc_of(words.load(), 1, 1), message(1, 7));
+        assert_eq!(Cdc::from_words(words.load(), 1, 1), message(1, 7));
     }
 
     // Shows: LG-63, CDC-7.
@@ -195,7 +181,7 @@ mod tests {
         assert_eq!(words.take(&message(5, 50)), Received::Stored);
         assert_eq!(words.take(&message(4, 40)), Received::Overtaken);
         assert_eq!(words.take(&message(5, 50)), Received::Stored);
-        assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
+        assert_eq!(Cdc::from_words(words.load(), 5, 1), message(5, 50));
     }
 
     // Shows: LG-37, CDC-35, SEC-15.
@@ -208,7 +194,7 @@ mod tests {
         assert_eq!(words.take(&validation(5)), Received::Validated);
         assert_eq!(words.take(&validation(6)), Received::Missing(6));
         assert!(words.take_move());
-        assert_eq!(cdc_of(words.load(), 5, 1), message(5, 50));
+        assert_eq!(Cdc::from_words(words.load(), 5, 1), message(5, 50));
         assert!(!words.has_seen(6));
         assert_eq!(words.take(&message(6, 60)), Received::Stored);
         assert!(words.has_seen(6) && !words.has_seen(7));
@@ -229,7 +215,7 @@ mod tests {
         assert!(words.take_move());
         assert!(!mark(&words) && !words.take_move());
         assert!(words.has_moved());
-        assert_eq!(cdc_of(words.load(), 2, 1), message(2, 8));
+        assert_eq!(Cdc::from_words(words.load(), 2, 1), message(2, 8));
     }
 
     // Shows: RMB-29.
@@ -244,7 +230,7 @@ mod tests {
             });
             let mut last = 0;
             while last < 19_999 {
-                let cdc = cdc_of(words.load(), 0, 0);
+                let cdc = Cdc::from_words(words.load(), 0, 0);
                 if cdc.consumer.count != 0 {
                     assert_eq!(cdc.producer.count + 1, cdc.consumer.count);
                 }

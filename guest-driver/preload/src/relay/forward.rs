@@ -64,50 +64,44 @@ pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c
 /// Starts the thread that forwards the bytes of a connection. The relay keeps the connection. The
 /// caller holds [`NUMBERS`].
 pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair) {
-    drop(pair.program_end);
-    let owner_end = Arc::new(pair.owner_end);
-    lock(&RELAYS).push(owner_end.clone());
-    let ours = owner_end.clone();
-    let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
-    let run = move || {
+    run(pair, move |owner_end| {
         if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
-            forward(&descriptor, stream, &ours);
+            forward(&descriptor, stream, owner_end);
         }
-        // The peer learns of the end here if the program has closed the connection.
-        drop(descriptor);
-        let _numbers = NUMBERS.lock();
-        remove(&ours);
-    };
-    if raw::without_signals(|| thread.spawn(run)).is_err() {
-        // Both ends are closed now: the program reads an end of data, and its writes fail.
-        remove(&owner_end);
-    }
+    });
 }
 
 /// As [`start`], for a connection whose handshake is still under way: the pair keeps what the program
 /// writes until the connection is decided. `tcp` carries it if SMC does not.
 pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) {
+    run(pair, move |owner_end| {
+        let Some(socket) = descriptor.stream() else { return };
+        while matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
+            socket.await_decision(Duration::from_secs(1));
+        }
+        match (socket.state(), socket.smc()) {
+            (SocketState::Smc, Some(stream)) => forward(&descriptor, stream, owner_end),
+            (SocketState::Tcp, _) => forward_on_tcp(&tcp, owner_end),
+            _ => {}
+        }
+    });
+}
+
+/// Runs a relay in a thread of its own. What `body` owns ends before the relay is off the list: the
+/// peer learns of the end there.
+fn run(pair: SocketPair, body: impl FnOnce(&OwnedFd) + Send + 'static) {
     drop(pair.program_end);
     let owner_end = Arc::new(pair.owner_end);
     lock(&RELAYS).push(owner_end.clone());
     let ours = owner_end.clone();
     let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
     let run = move || {
-        if let Some(socket) = descriptor.stream() {
-            while matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
-                socket.await_decision(Duration::from_secs(1));
-            }
-            match (socket.state(), socket.smc()) {
-                (SocketState::Smc, Some(stream)) => forward(&descriptor, stream, &ours),
-                (SocketState::Tcp, _) => forward_on_tcp(&tcp, &ours),
-                _ => {}
-            }
-        }
-        drop((descriptor, tcp));
+        body(&ours);
         let _numbers = NUMBERS.lock();
         remove(&ours);
     };
     if raw::without_signals(|| thread.spawn(run)).is_err() {
+        // Both ends are closed now: the program reads an end of data, and its writes fail.
         remove(&owner_end);
     }
 }

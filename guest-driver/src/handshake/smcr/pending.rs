@@ -21,7 +21,6 @@ use crate::smcr::group::{Group, JoinError};
 use crate::smcr::groups::LinkGroups;
 use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
-use crate::smcr::spans::RingLayout;
 use crate::verbs::VerbsError;
 
 /// Elements are so many times as long as the receive buffer that was asked for. There is no send
@@ -103,10 +102,10 @@ impl PendingConn {
     /// It writes into the peer's element from now on, over the link `on`.
     pub(super) fn join(&self, peer: &SmcrLink, on: LinkKey) -> Result<(), JoinError> {
         let size = peer.size.bytes();
-        let layout = RingLayout::new(size, self.group.shared().options.eye_catcher);
+        let ring = self.group.shared().options.ring(size);
         let offset = u64::from(peer.index.saturating_sub(1)) * u64::from(size);
         let token = peer.token;
-        let target = |rmb| Target { rmb, offset, layout, token };
+        let target = |rmb| Target { rmb, offset, ring, token };
         self.group.join(&self.endpoint, on, region_of(peer), target)
     }
 
