@@ -7,12 +7,13 @@ use std::time::Duration;
 use guest_driver::FirstBytes;
 
 use crate::selection::first_bytes::peek;
-use crate::selection::handshake::delay_acks;
 use crate::selection::option::AcceptAction;
+use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
+use crate::socket::pair;
+use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
-use crate::socket::{pair, registrations};
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
@@ -75,10 +76,11 @@ pub(crate) fn connect(
             _ => native(),
         };
     }
-    if socket.is_proposal_forbidden() {
+    let stay_plain = || carry_out(descriptor, fd, SocketEvent::ConnectPlain, ActionInput::Nothing);
+    if socket.stage() == SocketStage::UnconnectedForTcp {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
-            DESCRIPTORS.remove_if(fd, descriptor);
+            stay_plain();
         }
         return result;
     }
@@ -91,7 +93,7 @@ pub(crate) fn connect(
         if fast || !failed {
             // TCP carries it. After a failure the program may try another address, so the entry
             // stays.
-            DESCRIPTORS.remove_if(fd, descriptor);
+            stay_plain();
         }
         return result;
     };
@@ -107,10 +109,10 @@ pub(crate) fn connect(
             if let Err(why) = option::after_connect(request, borrowed(fd)) {
                 delay_acks(fd, false);
                 status::client_stays_on_tcp(borrowed(fd), why);
-                DESCRIPTORS.remove_if(fd, descriptor);
+                stay_plain();
                 return Ok(0);
             }
-            mark_undecided(descriptor, socket);
+            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
             start_and_wait(descriptor, fd, socket);
             match socket.state() {
                 SocketState::Failed => match socket.take_error() {
@@ -121,24 +123,18 @@ pub(crate) fn connect(
             }
         }
         Err(Errno(libc::EINPROGRESS)) => {
-            mark_undecided(descriptor, socket);
+            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
             resolve::start(descriptor, fd);
             result
         }
         // Interrupted: the kernel goes on connecting, and the program polls for the result.
         Err(Errno(libc::EINTR)) => {
-            mark_undecided(descriptor, socket);
+            carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
             resolve::start(descriptor, fd);
             result
         }
         error => error,
     }
-}
-
-/// Moves a socket that is connecting to [`SocketState::Undecided`].
-fn mark_undecided(descriptor: &DescriptorRef, socket: &StreamSocket) {
-    registrations::follow(descriptor, socket, SocketState::Undecided);
-    socket.advance(SocketState::Unconnected, SocketState::Undecided);
 }
 
 /// Begins the handshake, and waits for it for a short time if the socket is blocking.

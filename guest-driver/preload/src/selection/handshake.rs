@@ -12,10 +12,12 @@ use smc_core::handshake::{DeclineCode, FallbackReason};
 
 use crate::selection::first_bytes::{SILENCE_TIMEOUT, await_first_bytes, peek};
 use crate::selection::session::PlannedProposal;
+use crate::selection::transitions::{ActionInput, carry_out};
 use crate::selection::{Wait, declined_servers, listening_ports, option, session};
 use crate::socket::registrations;
+use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
-use crate::socket::table::{DESCRIPTORS, DescriptorRef};
+use crate::socket::table::DescriptorRef;
 use crate::status;
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::raw::{self, Errno};
@@ -36,8 +38,19 @@ fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
-/// Begins the handshake. The caller has moved the socket to [`SocketState::Deciding`].
-pub(crate) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, wait: Wait) {
+/// Begins the handshake, if the state of the socket allows it after this event.
+pub(super) fn begin(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    (event, wait): (SocketEvent, Wait),
+) {
+    let start = || start(descriptor, socket, fd, wait);
+    carry_out(descriptor, fd, event, ActionInput::Start(&start));
+}
+
+/// Begins the handshake. The socket is in [`SocketState::Deciding`].
+fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, wait: Wait) {
     let Ok(tcp) = duplicate(fd) else {
         // Without a descriptor the library could not even decline a client's Proposal.
         return complete(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
@@ -211,10 +224,8 @@ pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
         && !socket.may_be_shared()
         && socket.role() == SocketRole::Server
         && (socket.is_announced() || peek(borrowed(fd)).is_smc())
-        && socket.forbid_proposal()
-        && socket.advance(SocketState::Undecided, SocketState::Deciding)
     {
-        raw::without_signals(|| start(descriptor, socket, fd, Wait::Short));
+        begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short));
     }
 }
 
@@ -273,22 +284,8 @@ fn finish_incoming(incoming: &mut Incoming) -> io::Result<SmcStream> {
 
 /// Completes the handshake: TCP carries the connection. `send` sends what the program has written by
 /// now.
-fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl FnOnce(&[u8])) {
-    let Some(socket) = descriptor.stream() else { return };
-    if socket.role() == SocketRole::Client
-        && DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
-    {
-        delay_acks(fd, false);
-    }
-    {
-        let mut early = socket.early();
-        if !early.is_empty() {
-            send(&std::mem::take(&mut *early));
-        }
-        registrations::follow(descriptor, socket, SocketState::Tcp);
-        socket.complete(SocketState::Tcp);
-    }
-    DESCRIPTORS.remove_if(fd, descriptor);
+fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl Fn(&[u8])) {
+    carry_out(descriptor, fd, SocketEvent::EndOnTcp, ActionInput::Send(&send));
 }
 
 /// Sends what the program wrote during the handshake. An error comes again with the program's next
@@ -356,14 +353,14 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             {
                 let _ = stream.set_oob_inline(true);
             }
-            let mut early = socket.early();
-            if !early.is_empty() {
-                // The peer's buffer is empty, and takes more than this.
-                let _ = (&stream).write_all(&std::mem::take(&mut *early));
-            }
             socket.set_stream(stream);
-            registrations::follow(descriptor, socket, SocketState::Smc);
-            socket.complete(SocketState::Smc);
+            // The peer's buffer is empty, and takes more than this.
+            let send = |early: &[u8]| {
+                if let Some(mut stream) = socket.stream() {
+                    let _ = stream.write_all(early);
+                }
+            };
+            carry_out(descriptor, fd, SocketEvent::EndOnSmc, ActionInput::Send(&send));
         }
         Err(error) if role == "client" && is_end_of_tcp(&error) => {
             // The server has closed the connection without an answer. TCP tells the program that.
@@ -372,12 +369,8 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
         }
         Err(error) => {
             status::connection_failed(role, &error);
-            socket.set_error(Errno::from(error).0);
-            if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor)) {
-                raw::disconnect(fd);
-            }
-            registrations::follow(descriptor, socket, SocketState::Failed);
-            socket.complete(SocketState::Failed);
+            let error = ActionInput::Error(Errno::from(error));
+            carry_out(descriptor, fd, SocketEvent::Break, error);
         }
     }
 }
@@ -385,11 +378,4 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
 fn is_end_of_tcp(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
-}
-
-/// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the
-/// last acknowledgement of the three-way handshake. A connection that stays on TCP must not delay
-/// it: a server whose program writes first would learn of its client much later.
-pub(crate) fn delay_acks(fd: c_int, delay: bool) {
-    let _ = rustix::net::sockopt::set_tcp_quickack(borrowed(fd), !delay);
 }

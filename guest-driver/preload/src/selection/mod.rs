@@ -17,6 +17,7 @@ pub(crate) mod option;
 pub(crate) mod resolve;
 pub(crate) mod session;
 pub(crate) mod short_lived;
+pub(crate) mod transitions;
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,11 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use crate::selection::handshake;
-use crate::selection::{Selected, Wait};
+use crate::selection::{Selected, Wait, handshake};
 use crate::socket::owner_pipe;
+use crate::socket::states::SocketEvent;
 use crate::socket::stream::SocketState;
 use crate::socket::table::DescriptorRef;
-use crate::sys::raw;
 
 /// How long [`Wait::Short`] waits.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
@@ -29,9 +28,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             SocketState::Smc => return Selected::Smc,
             SocketState::Failed => return Selected::Failed,
             SocketState::Undecided => {
-                if socket.advance(SocketState::Undecided, SocketState::Deciding) {
-                    raw::without_signals(|| handshake::start(descriptor, socket, fd, wait));
-                }
+                handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
             }
             SocketState::Deciding => match wait {
                 Wait::Block => socket.await_decision(RECHECK_INTERVAL),
@@ -47,9 +44,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
 
 /// Begins the handshake if no thread has, without waiting for it.
 pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int) {
-    if let Some(socket) = descriptor.stream()
-        && socket.advance(SocketState::Undecided, SocketState::Deciding)
-    {
-        raw::without_signals(|| handshake::start(descriptor, socket, fd, Wait::Short));
+    if let Some(socket) = descriptor.stream() {
+        handshake::begin(descriptor, socket, fd, (SocketEvent::Use, Wait::Short));
     }
 }

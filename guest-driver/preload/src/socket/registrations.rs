@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
 use crate::socket::epoll_set::EpollSet;
+use crate::socket::states::SocketEvent;
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, epoll_set_of};
 use crate::sys::raw;
@@ -119,7 +120,7 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
     if state == SocketState::Smc {
         // The state must be `Smc` before `insert` asks for the stream. The lock on the
         // registrations keeps `epoll_ctl` out in between.
-        socket.complete(SocketState::Smc);
+        socket.store(SocketEvent::EndOnSmc);
         for registration in registrations.iter_mut() {
             registration.target = insert(descriptor, socket, registration, SocketState::Smc);
         }

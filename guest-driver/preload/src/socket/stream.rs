@@ -12,28 +12,10 @@ use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::AddressPair;
+pub(crate) use crate::socket::states::SocketState;
+use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
 use crate::sys::raw::{Errno, SysResult};
 use crate::sys::{lock, raw};
-
-/// What carries a socket's connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum SocketState {
-    /// The socket is not connected. The kernel carries out all calls.
-    Unconnected = 0,
-    /// TCP has connected it or is connecting it, and no thread has begun the handshake.
-    Undecided = 1,
-    /// A thread does the handshake.
-    Deciding = 2,
-    /// SMC.
-    Smc = 3,
-    /// TCP. The kernel carries out all calls.
-    Tcp = 4,
-    /// Nothing: the handshake failed and took the connection with it.
-    Failed = 5,
-    /// Another process; the descriptor is a Unix socket. See `relay.rs`.
-    Relayed = 6,
-}
 
 /// Which end of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +29,6 @@ pub(crate) enum SocketRole {
 /// Bytes that [`StreamSocket::keep_early`] keeps at most: no more than the smallest buffer of a peer
 /// takes.
 const MAX_EARLY: usize = 8 << 10;
-
-/// The handshake has not come to the part that may end with SMC.
-const PROPOSAL_ALLOWED: u32 = 0;
-/// The handshake may end with SMC.
-const PROPOSAL_BEGUN: u32 = 1;
-/// The connection stays on TCP.
-const PROPOSAL_FORBIDDEN: u32 = 2;
 
 /// How a client asks its server for SMC.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +73,8 @@ pub(crate) enum EpollTarget {
 /// A stream socket.
 #[derive(Debug)]
 pub(crate) struct StreamSocket {
-    state: AtomicU32,
+    /// The number of a [`SocketStage`].
+    stage: AtomicU32,
     /// Whether `accept` made it. Otherwise `socket` did, and it is a client.
     server: AtomicBool,
     stream: OnceLock<SmcStream>,
@@ -123,8 +99,6 @@ pub(crate) struct StreamSocket {
     low_water: AtomicU32,
     /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
     names: OnceLock<AddressPair>,
-    /// Whether the handshake may propose SMC, or answer a Proposal with anything but a Decline.
-    proposal: AtomicU32,
     /// Bytes that the program has written before the connection was decided.
     early: Mutex<Vec<u8>>,
     /// There was no room for more of them. Apart from the lock, which the registrations may not
@@ -154,7 +128,7 @@ impl StreamSocket {
     /// A socket in a state of the caller's choice.
     pub(crate) fn new(state: SocketState, role: SocketRole, nonblocking: bool) -> StreamSocket {
         StreamSocket {
-            state: AtomicU32::new(state as u32),
+            stage: AtomicU32::new(SocketStage::first(state) as u32),
             server: AtomicBool::new(role == SocketRole::Server),
             stream: OnceLock::new(),
             generation: AtomicU32::new(fork::generation()),
@@ -169,7 +143,6 @@ impl StreamSocket {
             reset_reported: AtomicBool::new(false),
             low_water: AtomicU32::new(0),
             names: OnceLock::new(),
-            proposal: AtomicU32::new(PROPOSAL_ALLOWED),
             early: Mutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
@@ -184,32 +157,37 @@ impl StreamSocket {
         }
     }
 
+    /// The row of the table of states.
+    #[inline]
+    pub(crate) fn stage(&self) -> SocketStage {
+        SocketStage::of(self.stage.load(Ordering::Acquire))
+    }
+
     /// What carries the connection.
     #[inline]
     pub(crate) fn state(&self) -> SocketState {
-        match self.state.load(Ordering::Acquire) {
-            0 => SocketState::Unconnected,
-            1 => SocketState::Undecided,
-            2 => SocketState::Deciding,
-            3 => SocketState::Smc,
-            4 => SocketState::Tcp,
-            6 => SocketState::Relayed,
-            _ => SocketState::Failed,
+        self.stage().state()
+    }
+
+    /// Stores what an event makes of the state. Returns what is to be done; `None`: nothing happens,
+    /// as the table of states says, or another thread was faster.
+    pub(crate) fn store(&self, event: SocketEvent) -> Option<SocketTransition> {
+        let mut now = self.stage.load(Ordering::Acquire);
+        loop {
+            let transition = states::next(SocketStage::of(now), event)?;
+            let to = transition.to as u32;
+            let stored = self.stage.compare_exchange(now, to, Ordering::AcqRel, Ordering::Acquire);
+            match stored {
+                Ok(_) => return Some(transition),
+                Err(other) => now = other,
+            }
         }
     }
 
-    /// Moves from one state to the next. `false`: another thread was faster.
-    pub(crate) fn advance(&self, from: SocketState, to: SocketState) -> bool {
-        self.state
-            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-    }
-
-    /// Stores the result of the handshake, and wakes the threads that wait for it.
-    pub(crate) fn complete(&self, state: SocketState) {
-        self.state.store(state as u32, Ordering::Release);
+    /// Wakes the threads that wait for the decision.
+    pub(crate) fn wake(&self) {
         let _ = rustix::thread::futex::wake(
-            &self.state,
+            &self.stage,
             rustix::thread::futex::Flags::PRIVATE,
             i32::MAX as u32,
         );
@@ -225,13 +203,11 @@ impl StreamSocket {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
         let flags = rustix::thread::futex::Flags::PRIVATE;
-        // The caller looks at the state again, whatever ended the sleep.
-        let _ = rustix::thread::futex::wait(
-            &self.state,
-            flags,
-            SocketState::Deciding as u32,
-            Some(&timeout),
-        );
+        let now = self.stage.load(Ordering::Acquire);
+        if SocketStage::of(now).state() == SocketState::Deciding {
+            // The caller looks at the state again, whatever ended the sleep.
+            let _ = rustix::thread::futex::wait(&self.stage, flags, now, Some(&timeout));
+        }
     }
 
     /// A descriptor that becomes readable when the handshake is complete.
@@ -279,9 +255,15 @@ impl StreamSocket {
     /// The SMC connection, if it is one of this process.
     #[inline]
     pub(crate) fn smc(&self) -> Option<&SmcStream> {
-        (self.state() == SocketState::Smc && !self.is_inherited())
+        let stage = self.stage.load(Ordering::Acquire);
+        (stage == SocketStage::Smc as u32 && !self.is_inherited())
             .then(|| self.stream.get())
             .flatten()
+    }
+
+    /// The SMC connection, also while the handshake is being completed.
+    pub(crate) fn stream(&self) -> Option<&SmcStream> {
+        self.stream.get()
     }
 
     /// Whether the connection belongs to an ancestor of this process.
@@ -290,7 +272,7 @@ impl StreamSocket {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Stores the SMC connection. The caller then calls [`StreamSocket::complete`].
+    /// Stores the SMC connection. The caller then stores [`SocketEvent::EndOnSmc`].
     pub(crate) fn set_stream(&self, stream: SmcStream) {
         self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
@@ -347,7 +329,7 @@ impl StreamSocket {
         if old >= 0 {
             let _ = raw::close(old);
         }
-        self.state.store(SocketState::Relayed as u32, Ordering::Release);
+        self.store(SocketEvent::HandOver);
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns
@@ -487,29 +469,12 @@ impl StreamSocket {
     /// Begins the part of a handshake that may end with SMC. `false`: the connection has to stay on
     /// TCP.
     pub(crate) fn begin_proposal(&self) -> bool {
-        self.move_proposal(PROPOSAL_BEGUN)
+        self.store(SocketEvent::Propose).is_some()
     }
 
     /// Makes the connection stay on TCP. `false`: it is too late for that.
     pub(crate) fn forbid_proposal(&self) -> bool {
-        self.move_proposal(PROPOSAL_FORBIDDEN)
-    }
-
-    /// Whether [`StreamSocket::forbid_proposal`] was called in time.
-    pub(crate) fn is_proposal_forbidden(&self) -> bool {
-        self.proposal.load(Ordering::Acquire) == PROPOSAL_FORBIDDEN
-    }
-
-    fn move_proposal(&self, to: u32) -> bool {
-        match self.proposal.compare_exchange(
-            PROPOSAL_ALLOWED,
-            to,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => true,
-            Err(now) => now == to,
-        }
+        self.store(SocketEvent::Forbid).is_some()
     }
 
     /// A relay may come to serve the connection: it must live on when the program has closed its

@@ -1,0 +1,351 @@
+//! The states of a socket, as one table: what each event makes of each state, and what is to be done
+//! about it. Nothing here reads a descriptor, takes a lock or waits.
+//!
+//! ```text
+//!     socket()                           accept()
+//!         │                                 │
+//! ┌───────▼───────┐  Connect         ┌──────▼──────┐
+//! │  Unconnected  ├─────────────────►│  Undecided  │
+//! └───────┬───────┘                  └──────┬──────┘
+//!         │                                 │ Use, Close
+//!         │                          ┌──────▼──────┐ Propose ┌─────────────┐
+//!         │ ConnectPlain             │  Deciding   ├────────►│  Proposing  │
+//!         │                          └──┬───────┬──┘         └─┬─────────┬─┘
+//!         │                    EndOnTcp │       │ Break        │ Break   │ EndOnSmc
+//!         │                             │       │ ┌────────────┘         │
+//! ┌───────▼───────┐◄────────────────────┘ ┌─────▼─▼─────┐         ┌──────▼──────┐
+//! │      Tcp      │◄── EndOnTcp           │   Failed    │         │     Smc     │
+//! └───────────────┘    (Proposing)        └─────────────┘         └──────┬──────┘
+//!                                                                        │ HandOver
+//!                                                                 ┌──────▼──────┐
+//!                                                                 │   Relayed   │
+//!                                                                 └─────────────┘
+//! ```
+//!
+//! `Forbid` moves Unconnected, Undecided and Deciding to a state of the same kind whose name ends
+//! with `ForTcp`. From there on all goes the same way, but `Propose` is refused: a client proposes
+//! nothing, and a server declines.
+//!
+//! The whole table. `-`: nothing happens, and the one who brought the event learns that. A state in
+//! its own row: it stays, and the answer is yes.
+//!
+//! | | Connect | ConnectPlain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | HandOver |
+//! |---|---|---|---|---|---|---|---|---|---|---|
+//! | Unconnected | Undecided | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - |
+//! | UnconnectedForTcp | Tcp | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - |
+//! | Undecided | - | - | Deciding | UndecidedForTcp | - | DecidingForTcp | - | - | - | - |
+//! | UndecidedForTcp | - | - | DecidingForTcp | UndecidedForTcp | - | DecidingForTcp | - | - | - | - |
+//! | Deciding | - | - | - | DecidingForTcp | Proposing | - | Tcp | - | Failed | - |
+//! | DecidingForTcp | - | - | - | DecidingForTcp | - | - | Tcp | - | Failed | - |
+//! | Proposing | - | - | - | - | Proposing | - | Tcp | Smc | Failed | - |
+//! | Smc | - | - | - | - | - | - | - | - | - | Relayed |
+//! | Tcp | - | - | - | Tcp | - | - | - | - | - | - |
+//! | Failed | - | - | - | - | - | - | - | - | - | - |
+//! | Relayed | - | - | - | - | - | - | - | - | - | Relayed |
+
+/// What carries a socket's connection, as the program's calls need to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SocketState {
+    /// The socket is not connected. The kernel carries out all calls.
+    Unconnected,
+    /// TCP has connected it or is connecting it, and no thread has begun the handshake.
+    Undecided,
+    /// A thread does the handshake.
+    Deciding,
+    /// SMC.
+    Smc,
+    /// TCP. The kernel carries out all calls.
+    Tcp,
+    /// Nothing: the handshake failed and took the connection with it.
+    Failed,
+    /// Another process; the descriptor is a Unix socket. See `relay.rs`.
+    Relayed,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum SocketStage {
+    /// Not connected.
+    Unconnected,
+    /// Not connected, and the connection will stay on TCP.
+    UnconnectedForTcp,
+    /// Connected, or about to be; no thread has begun the handshake.
+    Undecided,
+    /// As `Undecided`, and the connection stays on TCP.
+    UndecidedForTcp,
+    /// The handshake has begun, and has not come to the part that may end with SMC.
+    Deciding,
+    /// The handshake has begun, and must end with TCP.
+    DecidingForTcp,
+    /// The handshake may end with SMC.
+    Proposing,
+    /// SMC carries the connection.
+    Smc,
+    /// TCP carries the connection.
+    Tcp,
+    /// The handshake took the connection with it.
+    Failed,
+    /// Another process carries the connection.
+    Relayed,
+}
+
+/// What happens to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SocketEvent {
+    /// TCP has connected the socket, or is connecting it, and the client may propose SMC.
+    Connect,
+    /// The same, and the client does not propose SMC.
+    ConnectPlain,
+    /// A call needs to know what carries the connection.
+    Use,
+    /// The connection has to stay on TCP: it goes where only the kernel can serve it.
+    Forbid,
+    /// The handshake comes to the part that may end with SMC.
+    Propose,
+    /// The program has closed a server's connection, whose client waits for an answer.
+    Close,
+    /// The handshake has ended with TCP.
+    EndOnTcp,
+    /// The handshake has ended with SMC.
+    EndOnSmc,
+    /// The handshake has broken the connection.
+    Break,
+    /// Another process carries the connection from now on.
+    HandOver,
+}
+
+/// What is to be done about an event. The order in a transition is the order in which it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SocketAction {
+    /// Stores the new state: from here on, calls of the program see it.
+    Store,
+    /// Begins the handshake.
+    StartHandshake,
+    /// Undoes what `connect` has changed of TCP's acknowledgements.
+    RestoreAcks,
+    /// Sends what the program has written by now.
+    SendEarly,
+    /// Keeps the error for a call of the program.
+    KeepError,
+    /// Disconnects the TCP socket.
+    Disconnect,
+    /// Makes the registrations in epoll sets those of the new state. For SMC they need the new
+    /// state, so it is stored in between.
+    MoveRegistrations,
+    /// Wakes the threads that wait for the decision.
+    Wake,
+    /// Removes the descriptor from the table: the kernel carries out all calls.
+    RemoveEntry,
+}
+
+/// What an event makes of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketTransition {
+    /// The new state.
+    pub(crate) to: SocketStage,
+    /// What is to be done.
+    pub(crate) actions: &'static [SocketAction],
+}
+
+/// The table. `None`: nothing happens.
+pub(crate) const fn next(stage: SocketStage, event: SocketEvent) -> Option<SocketTransition> {
+    use SocketAction::{
+        Disconnect, KeepError, MoveRegistrations, RemoveEntry, RestoreAcks, SendEarly,
+        StartHandshake, Store, Wake,
+    };
+    use SocketEvent as E;
+    use SocketStage as S;
+    let (to, actions): (S, &'static [SocketAction]) = match (stage, event) {
+        (S::Unconnected, E::Connect) => (S::Undecided, &[MoveRegistrations, Store]),
+        (S::UnconnectedForTcp, E::Connect)
+        | (S::Unconnected | S::UnconnectedForTcp, E::ConnectPlain) => {
+            (S::Tcp, &[Store, RemoveEntry])
+        }
+        (S::Undecided, E::Use) => (S::Deciding, &[Store, StartHandshake]),
+        (S::UndecidedForTcp, E::Use) | (S::Undecided | S::UndecidedForTcp, E::Close) => {
+            (S::DecidingForTcp, &[Store, StartHandshake])
+        }
+        (S::Unconnected, E::Forbid) => (S::UnconnectedForTcp, &[Store]),
+        (S::Undecided, E::Forbid) => (S::UndecidedForTcp, &[Store]),
+        (S::Deciding, E::Forbid) => (S::DecidingForTcp, &[Store]),
+        (S::UnconnectedForTcp | S::UndecidedForTcp | S::DecidingForTcp | S::Tcp, E::Forbid) => {
+            (stage, &[])
+        }
+        (S::Deciding, E::Propose) => (S::Proposing, &[Store]),
+        (S::Proposing, E::Propose) => (stage, &[]),
+        (S::Deciding | S::DecidingForTcp | S::Proposing, E::EndOnTcp) => {
+            (S::Tcp, &[RestoreAcks, SendEarly, MoveRegistrations, Store, Wake, RemoveEntry])
+        }
+        (S::Proposing, E::EndOnSmc) => (S::Smc, &[SendEarly, MoveRegistrations, Store, Wake]),
+        (S::Deciding | S::DecidingForTcp | S::Proposing, E::Break) => {
+            (S::Failed, &[KeepError, Disconnect, MoveRegistrations, Store, Wake])
+        }
+        (S::Smc, E::HandOver) => (S::Relayed, &[Store]),
+        (S::Relayed, E::HandOver) => (stage, &[]),
+        _ => return None,
+    };
+    Some(SocketTransition { to, actions })
+}
+
+impl SocketStage {
+    /// All rows, in the order of their numbers.
+    const ALL: [SocketStage; 11] = [
+        SocketStage::Unconnected,
+        SocketStage::UnconnectedForTcp,
+        SocketStage::Undecided,
+        SocketStage::UndecidedForTcp,
+        SocketStage::Deciding,
+        SocketStage::DecidingForTcp,
+        SocketStage::Proposing,
+        SocketStage::Smc,
+        SocketStage::Tcp,
+        SocketStage::Failed,
+        SocketStage::Relayed,
+    ];
+
+    /// The row of a number.
+    pub(crate) fn of(number: u32) -> SocketStage {
+        // All numbers come from this type.
+        Self::ALL.get(number as usize).copied().unwrap_or(SocketStage::Failed)
+    }
+
+    /// The row in which a socket begins.
+    pub(crate) const fn first(state: SocketState) -> SocketStage {
+        match state {
+            SocketState::Unconnected => SocketStage::Unconnected,
+            SocketState::Undecided => SocketStage::Undecided,
+            SocketState::Deciding => SocketStage::Deciding,
+            SocketState::Smc => SocketStage::Smc,
+            SocketState::Tcp => SocketStage::Tcp,
+            SocketState::Failed => SocketStage::Failed,
+            SocketState::Relayed => SocketStage::Relayed,
+        }
+    }
+
+    /// What the program's calls need to know of it.
+    pub(crate) const fn state(self) -> SocketState {
+        match self {
+            SocketStage::Unconnected | SocketStage::UnconnectedForTcp => SocketState::Unconnected,
+            SocketStage::Undecided | SocketStage::UndecidedForTcp => SocketState::Undecided,
+            SocketStage::Deciding | SocketStage::DecidingForTcp | SocketStage::Proposing => {
+                SocketState::Deciding
+            }
+            SocketStage::Smc => SocketState::Smc,
+            SocketStage::Tcp => SocketState::Tcp,
+            SocketStage::Failed => SocketState::Failed,
+            SocketStage::Relayed => SocketState::Relayed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const EVENTS: [SocketEvent; 10] = [
+        SocketEvent::Connect,
+        SocketEvent::ConnectPlain,
+        SocketEvent::Use,
+        SocketEvent::Forbid,
+        SocketEvent::Propose,
+        SocketEvent::Close,
+        SocketEvent::EndOnTcp,
+        SocketEvent::EndOnSmc,
+        SocketEvent::Break,
+        SocketEvent::HandOver,
+    ];
+
+    /// The table in the documentation above: state and event to the new state, or `-`.
+    fn documented() -> BTreeMap<(String, String), String> {
+        let rows = include_str!("states.rs").lines().filter_map(|line| line.strip_prefix("//! |"));
+        let mut rows = rows.map(|row| row.split('|').map(|cell| cell.trim().to_owned()));
+        let events: Vec<String> = rows.next().unwrap().collect();
+        rows.next();
+        let mut table = BTreeMap::new();
+        for row in rows {
+            let row: Vec<String> = row.collect();
+            for (event, to) in
+                events.iter().zip(&row).skip(1).filter(|(event, _)| !event.is_empty())
+            {
+                table.insert((row[0].clone(), event.clone()), to.clone());
+            }
+        }
+        table
+    }
+
+    #[test]
+    fn each_event_does_in_each_state_what_the_documentation_says() {
+        let documented = documented();
+        assert_eq!(documented.len(), SocketStage::ALL.len() * EVENTS.len());
+        for stage in SocketStage::ALL {
+            for event in EVENTS {
+                let to = next(stage, event).map_or("-".to_owned(), |t| format!("{:?}", t.to));
+                let key = (format!("{stage:?}"), format!("{event:?}"));
+                assert_eq!(Some(&to), documented.get(&key), "{key:?}");
+            }
+        }
+    }
+
+    /// Each pair of a state and an event that does something.
+    fn transitions() -> impl Iterator<Item = (SocketStage, SocketEvent, SocketTransition)> {
+        let pairs = SocketStage::ALL.into_iter().flat_map(|s| EVENTS.map(|event| (s, event)));
+        pairs.filter_map(|(stage, event)| Some((stage, event, next(stage, event)?)))
+    }
+
+    #[test]
+    fn a_new_state_is_stored_once_and_an_old_one_needs_nothing() {
+        for (stage, event, transition) in transitions() {
+            let stored = transition.actions.iter().filter(|a| **a == SocketAction::Store).count();
+            assert_eq!(stored, usize::from(transition.to != stage), "{stage:?} {event:?}");
+            assert!(transition.to != stage || transition.actions.is_empty());
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_the_decision_is_woken_after_it_is_stored() {
+        for (stage, event, SocketTransition { to, actions }) in transitions() {
+            let at = |action| actions.iter().position(|a| *a == action);
+            let decided =
+                stage.state() == SocketState::Deciding && to.state() != SocketState::Deciding;
+            assert_eq!(at(SocketAction::Wake).is_some(), decided, "{stage:?} {event:?}");
+            assert!(!decided || at(SocketAction::Wake) > at(SocketAction::Store));
+            // What the program wrote goes out before it can write more.
+            assert!(at(SocketAction::SendEarly) < at(SocketAction::Store) || !decided);
+            assert!(at(SocketAction::MoveRegistrations) < at(SocketAction::Store) || !decided);
+            // The kernel must have all before the library forgets the socket.
+            assert_eq!(
+                at(SocketAction::RemoveEntry).is_some(),
+                to == SocketStage::Tcp && to != stage
+            );
+        }
+    }
+
+    #[test]
+    fn a_connection_that_must_stay_on_tcp_never_comes_to_smc() {
+        let mut reached = vec![
+            SocketStage::UnconnectedForTcp,
+            SocketStage::UndecidedForTcp,
+            SocketStage::DecidingForTcp,
+        ];
+        let mut at = 0;
+        while let Some(&stage) = reached.get(at) {
+            for to in EVENTS.into_iter().filter_map(|event| Some(next(stage, event)?.to)) {
+                if !reached.contains(&to) {
+                    reached.push(to);
+                }
+            }
+            at += 1;
+        }
+        assert!(!reached.contains(&SocketStage::Proposing) && !reached.contains(&SocketStage::Smc));
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_rows() {
+        for stage in SocketStage::ALL {
+            assert_eq!(SocketStage::of(stage as u32), stage);
+        }
+    }
+}
