@@ -454,3 +454,64 @@ fn a_killed_daemon_is_noticed_at_once() {
     assert!(a.is_gone());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
+
+/// Opens the device of a socket that another process may use.
+fn try_open(world: &World, name: &str, timeout: Duration) -> Result<Arc<IsmDevice>, IsmError> {
+    IsmDevice::open(OpenOptions { timeout, ..OpenOptions::new(world.dir.socket(name)) })
+}
+
+#[test]
+fn a_device_in_use_is_awaited_as_long_as_the_caller_says() {
+    let world = World::new();
+    let first = world.open("a", Prefer::Auto);
+    for timeout in [0, 30].map(Duration::from_millis) {
+        let start = Instant::now();
+        assert!(try_open(&world, "a", timeout).unwrap_err().is_in_use());
+        assert!(start.elapsed() >= timeout);
+    }
+    thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| {
+            scope.spawn(|| {
+                let device = try_open(&world, "a", TIMEOUT).unwrap();
+                thread::sleep(Duration::from_millis(20));
+                drop(device);
+            })
+        });
+        thread::sleep(Duration::from_millis(50));
+        assert!(waiting.iter().all(|thread| !thread.is_finished()));
+        drop(first);
+    });
+    // Nobody waits, and nothing is left behind.
+    drop(try_open(&world, "a", TIMEOUT).unwrap());
+    assert_eq!(std::fs::read_dir(&world.dir.0).unwrap().count(), 2);
+}
+
+#[test]
+fn processes_that_search_for_a_device_find_each_free_one_and_no_other() {
+    let world = World::new();
+    let owners = AtomicU32::new(0);
+    let try_both = || {
+        ["a", "b"].into_iter().find_map(|name| match try_open(&world, name, Duration::ZERO) {
+            Ok(device) => Some(device),
+            Err(error) if error.is_in_use() => None,
+            Err(error) => panic!("{error}"),
+        })
+    };
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let mut device = None;
+                    eventually("a free device", || {
+                        device = try_both();
+                        device.is_some()
+                    });
+                    assert!(owners.fetch_add(1, Ordering::SeqCst) < 2);
+                    thread::sleep(Duration::from_millis(1));
+                    owners.fetch_sub(1, Ordering::SeqCst);
+                    drop(device);
+                }
+            });
+        }
+    });
+}

@@ -38,7 +38,7 @@ impl Device {
     /// As [`IsmDevice::open_on`].
     pub fn at(address: impl Into<DeviceAddress>) -> Result<Device, IsmError> {
         let options = OpenOptions { prefer: Prefer::Window, ..OpenOptions::new(address) };
-        let transport = options.address.open(options.move_queues, 16 << 20)?;
+        let transport = options.address.open(options.move_queues, 16 << 20, options.timeout)?;
         let ism = IsmDevice::open_on(transport.clone(), &options)?;
         Ok(Device { ism, transport })
     }

@@ -1,4 +1,9 @@
 //! A device socket: the socket of one guest, and one connection after the other on it.
+//!
+//! The queue of the socket has room for one connection. While a front end is connected, the daemon
+//! fills the queue with a connection of its own. Another front end that connects then waits in
+//! connect(2), and one that does not want to wait gets EAGAIN. So processes find a free device
+//! without a lock or a file of their own, and who connects first has it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -9,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::listen;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::Error as FrameworkError;
 
@@ -18,7 +24,7 @@ use super::faults::{FAULTS, Fault, Faults};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::timers::Timers;
-use super::unix_socket::{BoundSocket, SocketError, bind_listener};
+use super::unix_socket::{BoundSocket, SocketError, bind_listener, connect_to_oneself};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
@@ -90,6 +96,7 @@ impl DeviceSocket {
         };
         // The framework's accept must block: it spins on a listener that does not.
         listener.set_nonblocking(false).map_err(system(&spec))?;
+        listen(&listener, 0).map_err(|error| system(&spec)(error.into()))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let options = Options {
             name: spec.name.clone(),
@@ -186,7 +193,7 @@ impl Inner {
                 continue;
             }
             match self.connect(&mut listener) {
-                Ok((connection, framework)) => self.serve(&connection, framework),
+                Ok((connection, framework)) => self.serve(&connection, framework, &socket),
                 Err(error) => {
                     self.refuse(&socket, Fault::RefusedConnection, format_args!("{error}"));
                     self.pause();
@@ -220,7 +227,21 @@ impl Inner {
 
     fn refuse(&self, socket: &UnixListener, fault: Fault, detail: std::fmt::Arguments<'_>) {
         self.faults.record(&self.spec.name, fault, detail);
-        // A front end that still waits sees the connection end.
+        self.drop_next(socket);
+    }
+
+    /// Fills the queue of the socket with a connection of the daemon's own. `false`: it is full by
+    /// another front end, which waits, or the socket has lost its name, so nobody connects.
+    fn fill_queue(&self, socket: &UnixListener) -> bool {
+        let filled = connect_to_oneself(socket);
+        if let Err(error) = filled {
+            tracing::debug!(guest = self.spec.name, %error, "the queue was not filled");
+        }
+        filled.is_ok()
+    }
+
+    /// Ends the connection that is next in the queue, if there is one.
+    fn drop_next(&self, socket: &UnixListener) {
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
         if poll(&mut fds, Some(&AT_ONCE)) == Ok(1) {
             drop(socket.accept());
@@ -260,7 +281,8 @@ impl Inner {
         Ok((connection, framework))
     }
 
-    fn serve(&self, connection: &Arc<Connection>, mut framework: Framework) {
+    fn serve(&self, connection: &Arc<Connection>, mut framework: Framework, socket: &UnixListener) {
+        let filled = self.fill_queue(socket);
         self.connections.fetch_add(1, Ordering::Relaxed);
         *lock(&self.connection) = Some(connection.clone());
         if self.stopping.load(Ordering::SeqCst) {
@@ -275,6 +297,9 @@ impl Inner {
             Err(error) => connection.fault(Fault::BadMessage, format_args!("{error}")),
         }
         *lock(&self.connection) = None;
+        if filled {
+            self.drop_next(socket);
+        }
         self.finish(connection, framework);
         tracing::info!(guest = self.spec.name, "front end gone");
     }

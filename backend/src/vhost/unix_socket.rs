@@ -11,11 +11,12 @@ use std::time::SystemTime;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
+    socket_with,
 };
 use thiserror::Error;
 
-/// Connections that wait to be accepted. One front end is served at a time.
+/// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
 
 /// Why a socket cannot be made.
@@ -94,6 +95,15 @@ pub(crate) fn bind_listener(
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(io_failed("protect"))?;
     Ok((UnixListener::from(socket), bound))
+}
+
+/// Begins a connection to a listener of this process, which stays in the listener's queue.
+///
+/// # Errors
+/// [`Errno::AGAIN`]: the queue is full. Others: the listener's name is another's, or gone.
+pub(super) fn connect_to_oneself(listener: &UnixListener) -> rustix::io::Result<()> {
+    let address = SocketAddrUnix::try_from(getsockname(listener)?)?;
+    connect(&unix_socket(SocketFlags::NONBLOCK)?, &address)
 }
 
 fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {

@@ -320,6 +320,31 @@ fn a_front_end_that_comes_back_has_a_new_gid_and_its_peer_is_told() {
 }
 
 #[test]
+fn while_a_front_end_is_connected_others_wait_in_connect_or_are_told() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let place = Place::new();
+    let _daemon = place.daemon(&["a"]);
+    let path = place.path("a");
+    let at_once = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&path).unwrap())
+    };
+    let (first, gid) = FrontEnd::greet(&path);
+    eventually("a full queue", || at_once() == Err(rustix::io::Errno::AGAIN));
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| FrontEnd::greet(&path));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!second.is_finished());
+        drop(first);
+        let (_second, new) = second.join().unwrap();
+        assert_ne!(new, gid);
+        eventually("a full queue again", || at_once() == Err(rustix::io::Errno::AGAIN));
+    });
+}
+
+#[test]
 fn reset_ends_the_life_in_order_and_keeps_the_connection() {
     let place = Place::new();
     let _daemon = place.daemon(&["a", "b"]);

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use guest_driver::rendezvous::{AllowedProtocol, Mode, Policy};
+use guest_driver::rendezvous::{AllowedProtocol, Mode, PeerRule, Policy};
 use smc_core::wire::ids::Eid;
 
 /// Devices, separated by colons: sockets, or directories of sockets (`*.sock`).
 const DEVICES: &str = "SMC_RUN_DEVICES";
 /// EIDs, separated by commas.
 const EIDS: &str = "SMC_RUN_EIDS";
-/// Which connections to make over SMC: rules separated by commas, see [`PeerRule`].
+/// Which connections to make over SMC: rules separated by commas, see [`PeerRule`]. `smc run` has
+/// checked them.
 const CONNECT: &str = "SMC_RUN_CONNECT";
 /// Which ports accept SMC clients: rules separated by commas. The addresses in the rules are the
 /// clients'.
@@ -65,6 +66,8 @@ pub(crate) struct RunConfig {
     pub(crate) spin: Duration,
     /// How long a server waits for the first bytes of a client.
     pub(crate) detect: Duration,
+    /// What could not be read, for the user.
+    pub(crate) mistakes: Vec<String>,
 }
 
 static CONFIG: OnceLock<RunConfig> = OnceLock::new();
@@ -80,79 +83,24 @@ pub(crate) fn get() -> Option<&'static RunConfig> {
     CONFIG.get()
 }
 
-/// A peer filter: `ADDRESS[/BITS][:PORT[-PORT]]`, where the address may be `*`, and an IPv6 address
-/// has brackets if a port follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PeerRule {
-    address: Option<(IpAddr, u8)>,
-    ports: (u16, u16),
+/// The rules of a list. One that cannot be read matches no peer, so it does not widen the list.
+fn rules(name: &str, text: &str, mistakes: &mut Vec<String>) -> Vec<PeerRule> {
+    let rules = text.split(',').filter(|rule| !rule.is_empty());
+    rules
+        .map(|rule| {
+            rule.parse().unwrap_or_else(|error| {
+                mistakes.push(format!("{name}: {error}"));
+                PeerRule::NONE
+            })
+        })
+        .collect()
 }
 
-impl PeerRule {
-    /// Reads one rule.
-    pub(crate) fn parse(text: &str) -> Option<PeerRule> {
-        let (host, ports) = match text.rfind(':') {
-            Some(at) if text.starts_with('[') || text.find(':') == Some(at) => {
-                (text.get(..at)?, Some(text.get(at + 1..)?))
-            }
-            _ => (text, None),
-        };
-        let ports = match ports {
-            None | Some("*") => (0, u16::MAX),
-            Some(ports) => match ports.split_once('-') {
-                Some((first, last)) => (first.parse().ok()?, last.parse().ok()?),
-                None => ports.parse().ok().map(|port| (port, port))?,
-            },
-        };
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let address = match host {
-            "*" | "any" | "" => None,
-            host => {
-                let (ip, bits) = host.split_once('/').unwrap_or((host, ""));
-                let ip: IpAddr = ip.trim_end_matches(']').parse().ok()?;
-                let most = if ip.is_ipv4() { 32 } else { 128 };
-                let bits = if bits.is_empty() { most } else { bits.parse().ok()? };
-                (bits <= most).then_some(())?;
-                Some((ip, bits))
-            }
-        };
-        Some(PeerRule { address, ports })
-    }
-
-    /// Whether the rule is about all clients.
-    pub(crate) fn is_everyone(&self) -> bool {
-        self.address.is_none()
-    }
-
-    /// Whether the rule is about this port.
-    pub(crate) fn has_port(&self, port: u16) -> bool {
-        (self.ports.0..=self.ports.1).contains(&port)
-    }
-
-    /// Whether the rule is about this address and port.
-    pub(crate) fn matches(&self, ip: IpAddr, port: u16) -> bool {
-        self.has_port(port)
-            && self.address.is_none_or(|(net, bits)| within(ip.to_canonical(), net, bits))
-    }
-}
-
-fn within(ip: IpAddr, net: IpAddr, bits: u8) -> bool {
-    match (ip, net) {
-        (IpAddr::V4(ip), IpAddr::V4(net)) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
-            ip.to_bits() & mask == net.to_bits() & mask
-        }
-        (IpAddr::V6(ip), IpAddr::V6(net)) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
-            ip.to_bits() & mask == net.to_bits() & mask
-        }
-        _ => false,
-    }
-}
-
-fn rules(name: &str) -> Vec<PeerRule> {
-    let text = std::env::var(name).unwrap_or_default();
-    text.split(',').filter(|rule| !rule.is_empty()).filter_map(PeerRule::parse).collect()
+/// The EIDs of a list; `None`: one of them cannot be read.
+fn eids(text: &str, mistakes: &mut Vec<String>) -> Option<Vec<Eid>> {
+    let eids = text.split(',').filter(|eid| !eid.is_empty());
+    let read = eids.map(|eid| Eid::new(eid).map_err(|error| format!("{EIDS}: `{eid}`: {error}")));
+    read.collect::<Result<_, _>>().map_err(|error| mistakes.push(error)).ok()
 }
 
 /// The rules for this program. If the file can no longer be read, no connection may be on SMC: `smc
@@ -173,14 +121,20 @@ impl RunConfig {
     /// Reads the environment. `None`: `smc run` did not start this program.
     pub(crate) fn from_environment() -> Option<RunConfig> {
         let devices = std::env::var_os(DEVICES)?;
-        let eids = std::env::var(EIDS).unwrap_or_default();
+        let text = |name| std::env::var(name).unwrap_or_default();
+        let mut mistakes = Vec::new();
+        let eids = eids(&text(EIDS), &mut mistakes);
+        let policy = std::env::var_os(POLICY).map(|path| policy(&path)).unwrap_or_default();
         Some(RunConfig {
             devices: std::env::split_paths(&devices)
                 .filter(|p| !p.as_os_str().is_empty())
                 .collect(),
-            eids: eids.split(',').filter_map(|eid| Eid::new(eid).ok()).collect(),
-            connect: rules(CONNECT),
-            accept: rules(ACCEPT),
+            connect: rules(CONNECT, &text(CONNECT), &mut mistakes),
+            accept: rules(ACCEPT, &text(ACCEPT), &mut mistakes),
+            // Without EIDs the stack would use the default, which the user did not mean.
+            policy: if eids.is_some() { policy } else { Policy::none() },
+            eids: eids.unwrap_or_default(),
+            mistakes,
             rendezvous: match std::env::var(RENDEZVOUS).as_deref() {
                 Ok("auto") => Mode::Auto,
                 Ok("required") => Mode::Required,
@@ -188,7 +142,6 @@ impl RunConfig {
             },
             option: std::env::var(OPTION).ok(),
             no_option: std::env::var(NO_OPTION).ok(),
-            policy: std::env::var_os(POLICY).map(|path| policy(&path)).unwrap_or_default(),
             status: std::env::var_os(STATUS).map(PathBuf::from),
             statistics: std::env::var_os(STATISTICS).map(PathBuf::from),
             buffer: usize::try_from(number(BUFFER, 256 << 10)).unwrap_or(256 << 10),
@@ -223,30 +176,14 @@ impl RunConfig {
 mod tests {
     use super::*;
 
-    fn matches(rule: &str, addr: &str) -> bool {
-        let addr: SocketAddr = addr.parse().unwrap();
-        PeerRule::parse(rule).unwrap().matches(addr.ip(), addr.port())
-    }
-
     #[test]
-    fn rules_name_networks_and_ports() {
-        assert!(matches("*", "10.1.2.3:80"));
-        assert!(matches("*:80", "10.1.2.3:80"));
-        assert!(!matches("*:81-90", "10.1.2.3:80"));
-        assert!(matches("10.0.0.0/8:70-80", "10.1.2.3:80"));
-        assert!(!matches("10.0.0.0/8", "11.1.2.3:80"));
-        assert!(matches("10.1.2.3", "10.1.2.3:80"));
-        assert!(matches("0.0.0.0/0", "10.1.2.3:80"));
-        assert!(matches("[fd00::/8]:80", "[fd01::2]:80"));
-        assert!(matches("fd00::/8", "[fd01::2]:80"));
-        assert!(!matches("fd00::/8", "10.1.2.3:80"));
-        assert!(matches("10.0.0.0/8", "[::ffff:10.1.2.3]:80"));
-    }
-
-    #[test]
-    fn nonsense_is_no_rule() {
-        for bad in ["10.0.0.0/33", "host:80", "*:x", "*:1-", "*:70000"] {
-            assert_eq!(PeerRule::parse(bad), None, "{bad}");
-        }
+    fn a_rule_that_cannot_be_read_matches_nothing() {
+        let mut mistakes = Vec::new();
+        let ip = "10.1.2.3".parse().unwrap();
+        let rules = rules(CONNECT, "10.1.2.3/8x,typo.example,,*:70000", &mut mistakes);
+        assert_eq!(rules, [PeerRule::NONE, PeerRule::NONE, PeerRule::NONE]);
+        assert!(!rules.iter().any(|rule| rule.matches(ip, 80)));
+        assert_eq!(mistakes.len(), 3);
+        assert!(mistakes[1].starts_with("SMC_RUN_CONNECT: `typo.example` is not"), "{mistakes:?}");
     }
 }

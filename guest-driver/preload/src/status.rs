@@ -76,6 +76,13 @@ pub(crate) fn no_device(why: &str) {
     }
 }
 
+/// Reports settings that cannot be read, on standard error.
+pub(crate) fn cannot_read(mistakes: &[String]) {
+    for mistake in mistakes {
+        print_error(&format!("smc run: {mistake}: no connection is on SMC because of it\n"));
+    }
+}
+
 /// Device and inode of standard error when the program began.
 static STANDARD_ERROR: OnceLock<(u64, u64)> = OnceLock::new();
 /// Whether standard error has the message that there is no device. Forked children do not repeat

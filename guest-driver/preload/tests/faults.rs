@@ -225,7 +225,7 @@ fn a_device_that_is_full_leaves_tcp() {
     meet(test, &mut set(program(&fabric)), &mut set(program(&fabric)));
     let (smc, tcp) = fabric.decided();
     assert_eq!((smc, tcp), (6, 14), "{:?}", fabric.broken());
-    assert_eq!(fabric.lock_files(), Vec::<String>::new(), "both programs have ended");
+    assert_eq!(fabric.left_behind(), Vec::<String>::new(), "both programs have ended");
 }
 
 /// A server waits for first bytes only for a short time. The program would read a later Proposal as

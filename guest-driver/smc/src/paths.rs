@@ -1,7 +1,8 @@
 //! Default paths of sockets, so that commands in different terminals find each other without options.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::error::CliError;
 
@@ -27,6 +28,18 @@ pub(crate) fn directory() -> PathBuf {
 /// A socket in [`directory`].
 pub(crate) fn socket(name: &str) -> PathBuf {
     directory().join(name)
+}
+
+/// Checks that a daemon listens on the socket of a device, which another process may be using. The
+/// connection is closed before a byte is sent.
+///
+/// # Errors
+/// No daemon listens there, or this user may not connect.
+pub(crate) fn listens(socket: &Path) -> std::io::Result<()> {
+    match guest_driver::sys::connect_unix(socket, Duration::ZERO) {
+        Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Makes [`directory`], for this user only.

@@ -8,6 +8,7 @@ use virtio_ism_abi::{Gid, Status};
 
 use crate::sys::OutOfBounds;
 use crate::transport::TransportError;
+use crate::transport::pci::PciError;
 use crate::virtqueue::QueueError;
 
 /// Why a call of the driver failed.
@@ -103,6 +104,18 @@ pub enum IsmError {
     /// A computed range lies outside the shared memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
+}
+
+impl IsmError {
+    /// Whether the device cannot be opened because another process uses it.
+    pub fn is_in_use(&self) -> bool {
+        matches!(
+            self,
+            IsmError::Transport(
+                TransportError::InUse | TransportError::Pci { source: PciError::InUse, .. }
+            )
+        )
+    }
 }
 
 impl IsmError {

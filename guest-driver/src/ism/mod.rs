@@ -90,7 +90,8 @@ impl IsmDevice {
     /// # Errors
     /// The device cannot be reached, is no virtio-ism device of this revision, or refuses HELLO.
     pub fn open(options: OpenOptions) -> Result<Arc<IsmDevice>, IsmError> {
-        let running = options.address.open(options.move_queues, options.guest_memory)?;
+        let running =
+            options.address.open(options.move_queues, options.guest_memory, options.timeout)?;
         Self::open_on(running, &options)
     }
 

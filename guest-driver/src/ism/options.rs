@@ -1,5 +1,7 @@
 //! Options of an ISM device.
 
+use std::time::Duration;
+
 use crate::transport::DeviceAddress;
 
 /// Which data path to use for DMBs.
@@ -28,11 +30,13 @@ pub struct OpenOptions {
     pub prefer: Prefer,
     /// Most own DMBs, at most what the device allows.
     pub max_dmbs: u32,
+    /// How long to wait for a device behind a socket that another process uses.
+    pub timeout: Duration,
 }
 
 impl OpenOptions {
-    /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs) for a
-    /// device.
+    /// The defaults (one move queue, 256 MiB of lazily used guest memory, 4,096 DMBs, ten seconds)
+    /// for a device.
     pub fn new(address: impl Into<DeviceAddress>) -> OpenOptions {
         OpenOptions {
             address: address.into(),
@@ -40,6 +44,7 @@ impl OpenOptions {
             guest_memory: 256 << 20,
             prefer: Prefer::Auto,
             max_dmbs: 4096,
+            timeout: Duration::from_secs(10),
         }
     }
 }

@@ -44,6 +44,7 @@ mod assembler;
 mod bpf;
 mod cgroup;
 mod peer_discovery;
+mod peer_rule;
 mod policy;
 mod program;
 mod unavailable;
@@ -51,6 +52,7 @@ mod unavailable;
 pub use peer_discovery::{
     ClientAction, Mode, OptionRequest, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction, TcpReason,
 };
+pub use peer_rule::{PeerRule, PeerRuleError};
 pub use policy::{AllowedProtocol, Policy, PolicyError};
 pub use unavailable::{Missing, Unavailable};
 

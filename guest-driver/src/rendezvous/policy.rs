@@ -231,10 +231,10 @@ impl Rule {
 }
 
 impl Network {
-    const ALL: Network = Network { start: 0, length: 0 };
+    pub(super) const ALL: Network = Network { start: 0, length: 0 };
 
     /// One address.
-    fn of(address: IpAddr) -> Network {
+    pub(super) fn of(address: IpAddr) -> Network {
         let address = match address {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
             IpAddr::V6(address) => address,
@@ -242,7 +242,8 @@ impl Network {
         Network { start: address.to_bits(), length: 128 }
     }
 
-    fn parse(text: &str) -> Option<Network> {
+    /// An address, or an address, `/` and the length of a prefix that leaves no bits over.
+    pub(super) fn parse(text: &str) -> Option<Network> {
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length.parse::<u8>().ok()?)),
             None => (text, None),
@@ -259,7 +260,8 @@ impl Network {
         u128::MAX.checked_shl(128 - u32::from(self.length)).unwrap_or(0)
     }
 
-    fn contains(self, other: Network) -> bool {
+    /// Whether it contains all of the other.
+    pub(super) fn contains(self, other: Network) -> bool {
         other.length >= self.length && other.start & self.mask() == self.start
     }
 
@@ -337,7 +339,8 @@ impl Written {
     }
 }
 
-fn ports(text: &str) -> Option<RangeInclusive<u16>> {
+/// A port, or two with `-` between them.
+pub(super) fn ports(text: &str) -> Option<RangeInclusive<u16>> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port != 0);
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),

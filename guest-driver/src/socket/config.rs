@@ -34,6 +34,8 @@ pub struct Config {
     /// Bytes of guest memory of a device, for rings and for buffers of the move path. Pages take no
     /// memory before the driver uses them.
     pub guest_memory: usize,
+    /// How long to wait for a device behind a socket that another process uses; zero: not at all.
+    pub device_timeout: Duration,
     /// How long one CLC message of the peer may take.
     pub clc_timeout: Duration,
     /// How long a server waits for the first bytes of a client before it takes it for an ordinary
@@ -125,6 +127,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             path: DataPath::Auto,
             guest_memory: 64 << 20,
+            device_timeout: Duration::from_secs(10),
             clc_timeout: Duration::from_secs(6),
             detect_timeout: Duration::from_millis(200),
             rendezvous: Mode::Off,

@@ -96,6 +96,8 @@ struct Slot {
     live: Option<Live>,
     tried: Option<Instant>,
     error: String,
+    /// Another process uses the device.
+    in_use: bool,
 }
 
 #[derive(Clone)]
@@ -151,7 +153,8 @@ impl Stack {
     ///
     /// # Errors
     /// None of the devices can be opened and there is no RNIC, or an RNIC that the configuration names
-    /// cannot be used. With a configuration without either, every connection is TCP.
+    /// cannot be used. With a configuration without either, every connection is TCP. The error is
+    /// [`io::ErrorKind::ResourceBusy`] if other processes use all of the devices.
     pub fn open(config: Config) -> io::Result<Arc<Stack>> {
         let mut random = [0u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -160,6 +163,7 @@ impl Stack {
             live: None,
             tried: None,
             error: String::new(),
+            in_use: false,
         };
         let list: Vec<_> = config.devices.iter().take(MAX_DEVICES).map(slot).collect();
         let wanted = !list.is_empty();
@@ -190,7 +194,13 @@ impl Stack {
         let _ = stack.rdma.set(rdma);
         let current = stack.current();
         match current.no_device() {
-            Some(Fallback::NoDevice(why)) if wanted => return Err(io::Error::other(why)),
+            Some(Fallback::NoDevice(why)) if wanted => {
+                let in_use = lock(&stack.slots).list.iter().all(|slot| slot.in_use);
+                return Err(match in_use {
+                    true => io::Error::new(io::ErrorKind::ResourceBusy, why),
+                    false => io::Error::other(why),
+                });
+            }
             _ => {}
         }
         if let Some(path) = &stack.config.statistics {
@@ -351,7 +361,10 @@ impl Stack {
                 slot.tried = Some(Instant::now());
                 match self.start(&slot.address) {
                     Ok(live) => slot.live = Some(live),
-                    Err(error) => slot.error = error,
+                    Err(error) => {
+                        slot.in_use = error.kind() == io::ErrorKind::ResourceBusy;
+                        slot.error = error.to_string();
+                    }
                 }
                 changed = true;
             }
@@ -415,27 +428,30 @@ impl Stack {
         }
     }
 
-    fn start(self: &Arc<Self>, address: &DeviceAddress) -> Result<Live, String> {
+    fn start(self: &Arc<Self>, address: &DeviceAddress) -> io::Result<Live> {
         let mut options = OpenOptions::new(address.clone());
         options.guest_memory = self.config.guest_memory as u64;
+        options.timeout = self.config.device_timeout;
         options.prefer = match self.config.path {
             DataPath::Auto => Prefer::Auto,
             DataPath::Window => Prefer::Window,
             DataPath::Move => Prefer::Move,
         };
-        let device = IsmDevice::open(options).map_err(|error| error.to_string())?;
+        let device = IsmDevice::open(options).map_err(|error| match error.is_in_use() {
+            true => io::Error::new(io::ErrorKind::ResourceBusy, error),
+            false => io::Error::other(error),
+        })?;
         let fabric = Fabric::new(device);
         let drop_queue: Weak<Stack> = Arc::downgrade(self);
         let source = SmcdSource::new(&fabric, drop_queue);
-        let reactor = Reactor::new(source).map_err(|e| e.to_string())?;
+        let reactor = Reactor::new(source)?;
         let (stack, maintained) = (Arc::downgrade(self), Arc::downgrade(&fabric));
         let maintenance = move || {
             let stack = stack.upgrade()?;
             let fabric = maintained.upgrade()?;
             stack.maintain(Some(&fabric))
         };
-        run_in_background(&reactor, "smc-driver", maintenance)
-            .map_err(|error| error.to_string())?;
+        run_in_background(&reactor, "smc-driver", maintenance)?;
         Ok(Live { fabric, reactor })
     }
 

@@ -3,7 +3,7 @@
 //! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
 //! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
-//! a socket.
+//! a socket, and [`connect_unix`] connects one.
 
 mod descriptor;
 mod dma;
@@ -15,6 +15,7 @@ mod shared;
 mod sockopt;
 mod tcp;
 mod time;
+mod unix;
 mod vfio;
 
 pub(crate) use descriptor::out_of_the_way;
@@ -31,6 +32,7 @@ pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{TcpCounts, peer_process, tcp_counts};
 pub(crate) use tcp::reset_tcp;
 pub use time::timespec;
+pub use unix::connect_unix;
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::pci::{self, PciAddress};
 use super::{RunningDevice, TransportError, vhost_user};
@@ -27,7 +28,8 @@ impl DeviceAddress {
     /// Connects to the device and sets it up: features, memory, queues, window.
     ///
     /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the memory
-    /// that the device can reach, in bytes.
+    /// that the device can reach, in bytes. A device behind a socket that another process uses is
+    /// awaited for `timeout`.
     ///
     /// # Errors
     /// There is no such device, it is in use, lacks a feature the driver needs, or does not answer.
@@ -35,9 +37,12 @@ impl DeviceAddress {
         &self,
         move_queues: u16,
         guest_memory: u64,
+        timeout: Duration,
     ) -> Result<Arc<RunningDevice>, TransportError> {
         match self {
-            DeviceAddress::Socket(path) => vhost_user::connect(path, move_queues, guest_memory),
+            DeviceAddress::Socket(path) => {
+                vhost_user::connect(path, move_queues, guest_memory, timeout)
+            }
             DeviceAddress::Pci(address) => {
                 let at = |source| TransportError::Pci { address: *address, source };
                 Ok(pci::open(*address, move_queues, guest_memory).map_err(at)?.0)

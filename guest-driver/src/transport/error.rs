@@ -18,6 +18,9 @@ pub enum TransportError {
         /// The error of the system.
         source: io::Error,
     },
+    /// Another process uses the device.
+    #[error("it is in use by another process")]
+    InUse,
     /// A PCI device cannot be used.
     #[error("PCI device {address}: {source}")]
     Pci {

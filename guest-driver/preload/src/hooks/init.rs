@@ -3,7 +3,7 @@
 use super::{escapes, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
-use crate::selection::{establish, handshake, option, session, short_lived};
+use crate::selection::{establish, handshake, option, short_lived};
 use crate::socket::table::NUMBERS;
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
@@ -43,6 +43,7 @@ extern "C" fn begin() {
     if let Some(config) = RunConfig::from_environment() {
         config::set(config);
         status::init();
+        status::cannot_read(config::get().map(|config| &config.mistakes[..]).unwrap_or_default());
         option::init();
         establish::add_inherited();
         // A program that is executed for each client may use stdio at once.
@@ -83,5 +84,4 @@ pub(super) fn close_connections() {
 extern "C" fn end() {
     escapes::flush_streams();
     close_connections();
-    session::shutdown();
 }

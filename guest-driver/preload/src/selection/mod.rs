@@ -8,7 +8,6 @@
 
 mod circuit_breaker;
 mod declined_servers;
-mod device_lock;
 pub(crate) mod establish;
 mod first_bytes;
 pub(crate) mod handshake;

@@ -1,6 +1,7 @@
 //! The SMC session of this process: an SMC stack on a device that the first handshake opens.
 
 use std::ffi::c_int;
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -12,7 +13,6 @@ use guest_driver::{
 };
 
 use crate::config::RunConfig;
-use crate::selection::device_lock::{DeviceLock, LockError};
 use crate::selection::short_lived;
 use crate::sys::{self, STACK, leaked, raw};
 use crate::{config, fork, status};
@@ -33,8 +33,6 @@ pub(crate) struct ProcessSession {
     generation: u32,
     stack: Arc<Stack>,
     has_device: bool,
-    /// The lock on the device, if it is one that takes a lock.
-    lock: Option<DeviceLock>,
     tried: Mutex<Instant>,
 }
 
@@ -69,6 +67,10 @@ impl ProcessSession {
 /// Pause between two attempts to open a device.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// Pauses before the devices that are in use are tried again, milliseconds. The daemon may be about to
+/// notice that a process has ended.
+const PAUSES_MS: [u64; 4] = [1, 4, 10, 25];
+
 /// The session of this process; the first call opens it. Without a device the session leaves all
 /// connections to TCP and declines Proposals. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
@@ -81,7 +83,10 @@ pub(crate) fn current() -> Option<&'static ProcessSession> {
     {
         return Some(open);
     }
-    let opened = match (raw::without_signals(|| with_large_stack(|| open(config))), known) {
+    let opened = match (
+        raw::without_signals(|| with_large_stack(|| open(config, known.is_none()))),
+        known,
+    ) {
         (Ok(opened), _) => opened,
         (Err(_), Some(open)) => {
             *open.tried() = Instant::now();
@@ -187,39 +192,33 @@ fn lowest_descriptor() -> c_int {
     DRIVER_FDS.iter().find(fits).copied().unwrap_or(0)
 }
 
-/// Opens a session on the first free device. An error says why there is none.
-fn open(config: &RunConfig) -> Result<ProcessSession, String> {
+/// Opens a session on the first free device. An error says why there is none. `patient`: whether to
+/// try devices in use again for a moment.
+fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     if !has_free_fds(FREE_FDS) {
         return Err(format!("fewer than {FREE_FDS} descriptors are left (see ulimit -n)"));
     }
     // Above the duplicates of TCP sockets: the kernel closes descriptors by their numbers when a
     // process is killed, and a peer should see the end of TCP before the end of the device.
     guest_driver::sys::set_lowest_descriptor(lowest_descriptor());
-    let tried = Mutex::new(Instant::now());
-    let generation = fork::generation();
-    let (mut taken, mut failed) = (0, None);
-    for socket in devices(&config.devices) {
-        let lock = match lock_device(&socket) {
-            Ok(lock) => lock,
-            Err(LockError::Taken) => {
-                taken += 1;
-                continue;
+    let mut left = devices(&config.devices);
+    let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));
+    while !left.is_empty() {
+        let mut in_use = Vec::new();
+        for socket in left {
+            match open_device(config, &socket) {
+                Ok(session) => return Ok(session),
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => in_use.push(socket),
+                Err(error) => failed = Some(format!("{}: {error}", socket.display())),
             }
-            Err(LockError::File(path, error)) => {
-                failed = Some(format!("{}: {error}", path.display()));
-                continue;
-            }
-        };
-        let mut stack = StackConfig::new(&socket);
-        apply_settings(&mut stack, config);
-        stack.statistics = config.statistics.as_deref().map(statistics::path_in);
-        match Stack::open(stack) {
-            Ok(stack) => {
-                status::device_opened(&socket);
-                return Ok(ProcessSession { generation, stack, has_device: true, lock, tried });
-            }
-            Err(error) => failed = Some(format!("{}: {error}", socket.display())),
         }
+        (left, taken) = match pauses.next() {
+            Some(pause) if !in_use.is_empty() => {
+                std::thread::sleep(Duration::from_millis(*pause));
+                (in_use, 0)
+            }
+            _ => (Vec::new(), in_use.len()),
+        };
     }
     Err(match (failed, taken) {
         (Some(failed), 0) => failed,
@@ -231,6 +230,18 @@ fn open(config: &RunConfig) -> Result<ProcessSession, String> {
         (None, 1) => "the device is taken by another process".to_owned(),
         (None, taken) => format!("all {taken} devices are taken by other processes"),
     })
+}
+
+/// Opens a session on this device. Does not wait for it.
+fn open_device(config: &RunConfig, socket: &Path) -> std::io::Result<ProcessSession> {
+    let mut stack = StackConfig::new(socket);
+    apply_settings(&mut stack, config);
+    stack.device_timeout = Duration::ZERO;
+    stack.statistics = config.statistics.as_deref().map(statistics::path_in);
+    let tried = Mutex::new(Instant::now());
+    let stack = Stack::open(stack)?;
+    status::device_opened(socket);
+    Ok(ProcessSession { generation: fork::generation(), stack, has_device: true, tried })
 }
 
 /// Opens a session without a device, which leaves all connections to TCP. `with_statistics`:
@@ -249,17 +260,7 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
         Err(_) => std::process::abort(),
     };
     let tried = Mutex::new(Instant::now());
-    ProcessSession { generation: fork::generation(), stack, has_device: false, lock: None, tried }
-}
-
-/// Removes the lock file of the device, when the program ends.
-pub(crate) fn shutdown() {
-    if let Some(open) = raw_current()
-        && open.generation == fork::generation()
-        && let Some(lock) = &open.lock
-    {
-        lock.remove();
-    }
+    ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
 }
 
 fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
@@ -299,9 +300,4 @@ fn devices(wanted: &[PathBuf]) -> Vec<PathBuf> {
         }
     }
     sockets
-}
-
-/// Locks a device if its socket exists. A PCI device has none, nor has a daemon that starts later.
-fn lock_device(socket: &Path) -> Result<Option<DeviceLock>, LockError> {
-    socket.exists().then(|| DeviceLock::acquire(socket)).transpose()
 }

@@ -122,11 +122,11 @@ impl Fabric {
         self.dir.join("devices")
     }
 
-    /// Lock files that processes have left beside the devices.
-    pub fn lock_files(&self) -> Vec<String> {
+    /// Files that processes have left beside the devices.
+    pub fn left_behind(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.join("devices")).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.ends_with(".lock")).collect()
+        names.filter(|name| !name.ends_with(".sock")).collect()
     }
 
     /// How often a word is in the programs' reports.

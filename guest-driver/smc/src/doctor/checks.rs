@@ -1,6 +1,5 @@
 //! The checks.
 
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use guest_driver::rendezvous::{self, Rendezvous};
@@ -53,10 +52,8 @@ fn sockets() -> Vec<Finding> {
         };
         return vec![Finding::new(NAME, Status::No, says).grant("smc fabric")];
     }
-    // The daemon accepts at once, or the connection waits while another process has the device. In
-    // both cases the device is there. The connection is closed before a byte is sent.
-    let check = |path: &&PathBuf| match UnixStream::connect(path) {
-        Ok(_) => Finding::new(NAME, Status::Ok, path.display().to_string()).carries_bytes(),
+    let check = |path: &&PathBuf| match paths::listens(path) {
+        Ok(()) => Finding::new(NAME, Status::Ok, path.display().to_string()).carries_bytes(),
         Err(error) => {
             let says = format!("{}: {error}", path.display());
             Finding::new(NAME, Status::Broken, says).grant("smc fabric")

@@ -29,9 +29,6 @@ pub(super) enum Obstacle {
              linker loads nothing into it"
     )]
     Privileged,
-    /// The library is not there.
-    #[error("libsmc_preload.so was not found (SMC_PRELOAD may name it)")]
-    NoLibrary,
 }
 
 /// The program as the shell finds it.

@@ -1,9 +1,11 @@
 //! `smc run`: runs a program with its TCP sockets on SMC.
 
+mod device;
 mod inspect;
 mod library;
 mod load_check;
 mod option;
+mod rule;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,12 +13,11 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
-use guest_driver::transport::pci;
 
 use crate::error::CliError;
 use crate::paths;
 use crate::stack::RendezvousArg;
-use inspect::Obstacle;
+use rule::Rule;
 
 pub(crate) use load_check::check as check_loaded;
 
@@ -77,15 +78,15 @@ pub(crate) struct RunArgs {
     /// ADDRESS[/BITS][:PORT[-PORT]], where * is any address; repeat it for more. With "--rendezvous
     /// required", the only servers that are asked [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
-    peer: Vec<String>,
+    peer: Vec<Rule>,
 
     /// Clients that may use SMC, and ports of the program, in the same form [default: all].
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
-    accept: Vec<String>,
+    accept: Vec<Rule>,
 
     /// Ports of the program whose clients may use SMC; short for --accept '*:PORT'.
-    #[arg(long, value_name = "PORT[-PORT]", value_delimiter = ',')]
-    port: Vec<String>,
+    #[arg(long, value_name = "PORT[-PORT]", value_delimiter = ',', value_parser = Rule::of_ports)]
+    port: Vec<Rule>,
 
     /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_size)]
@@ -101,7 +102,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIRECTORY")]
     status: Option<PathBuf>,
 
-    /// Fail if the program cannot be put on SMC, instead of running it on TCP.
+    /// Fail if the program cannot be put on SMC, instead of running it on TCP: if the library is not
+    /// found or cannot be loaded into it, if a named device does not exist, or if no daemon answers. A
+    /// device that another process uses now will do, since the program takes one with its first
+    /// connection only.
     #[arg(long)]
     strict: bool,
 
@@ -131,10 +135,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     command.arg0(name).args(rest);
     let prepared = match inspect::obstacle(&program) {
         Some(obstacle) => Err(obstacle.to_string()),
-        None => library::find().ok_or_else(|| Obstacle::NoLibrary.to_string()),
+        None => library::find().map_err(|missing| missing.to_string()),
+    };
+    let devices = match args.device.is_empty() {
+        true => vec![device::default()],
+        false => args.device.clone(),
+    };
+    let prepared = match args.strict {
+        true => prepared.and_then(|library| device::check(&devices).map(|()| library)),
+        false => prepared,
     };
     match prepared {
-        Ok(library) => prepare(&mut command, &library, args, name)?,
+        Ok(library) => prepare(&mut command, &library, args, devices, name)?,
         Err(why) if args.strict => {
             return Err(CliError::Run { program: name.to_string_lossy().into(), why });
         }
@@ -146,25 +158,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     Err(CliError::Run { program: name.to_string_lossy().into(), why: error.to_string() })
 }
 
-/// Where programs search for a free device by default: in the directory of "smc fabric", or in a
-/// virtual machine among its PCI devices.
-fn default_devices() -> PathBuf {
-    let directory = paths::directory();
-    let sockets = std::fs::read_dir(&directory).into_iter().flatten().flatten();
-    let has_fabric = sockets.map(|entry| entry.file_name()).any(|name| {
-        let name = name.to_string_lossy();
-        name.ends_with(".sock") && !name.starts_with("process-") && name != paths::MANAGEMENT
-    });
-    if !has_fabric && pci::functions().is_ok_and(|found| !found.is_empty()) {
-        return "pci".into();
-    }
-    directory
+fn list<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> String {
+    rules.into_iter().map(Rule::as_str).collect::<Vec<_>>().join(",")
 }
 
 fn prepare(
     command: &mut Command,
     library: &std::path::Path,
     args: &RunArgs,
+    devices: Vec<PathBuf>,
     name: &OsString,
 ) -> Result<(), CliError> {
     let mut preload = OsString::from(library);
@@ -176,25 +178,20 @@ fn prepare(
         smc_core::wire::ids::Eid::new(eid)
             .map_err(|why| CliError::Eid { name: eid.clone(), why: why.to_string() })?;
     }
-    let devices = match args.device.is_empty() {
-        true => vec![default_devices()],
-        false => args.device.clone(),
-    };
     let devices = std::env::join_paths(devices).map_err(|error| CliError::Run {
         program: name.to_string_lossy().into(),
         why: error.to_string(),
     })?;
-    let mut accept = args.accept.clone();
-    accept.extend(args.port.iter().map(|port| format!("*:{port}")));
-    if accept.is_empty() {
-        accept.push("*".into());
-    }
+    let accept = match args.accept.is_empty() && args.port.is_empty() {
+        true => "*".into(),
+        false => list(args.accept.iter().chain(&args.port)),
+    };
     command
         .env("LD_PRELOAD", preload)
         .env("SMC_RUN_DEVICES", devices)
         .env("SMC_RUN_EIDS", args.eids.join(","))
-        .env("SMC_RUN_CONNECT", args.peer.join(","))
-        .env("SMC_RUN_ACCEPT", accept.join(","))
+        .env("SMC_RUN_CONNECT", list(&args.peer))
+        .env("SMC_RUN_ACCEPT", accept)
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string());
     if let Ok(directory) = paths::make_directory() {

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{Dir, text};
+use crate::support::{Dir, smc, text};
 
 /// Runs `smc run` without the rights that TCP option 254 takes. None, aloud, where they cannot be dropped.
 fn without_rights(args: &[&str]) -> Option<Output> {
@@ -74,4 +74,92 @@ fn a_policy_that_makes_no_sense_stops_the_program_before_it_begins() {
         let said = text(&output.stderr);
         assert!(said.contains("rule 1") || said.contains(&policy), "{said}");
     }
+}
+
+/// Runs `smc run` with options that it refuses. Returns what it said.
+fn refused(args: &[&str]) -> String {
+    let mut command = smc(&["run"]);
+    let output = command.args(args).args(["echo", "no"]).stdin(Stdio::null()).output().unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}: {output:?}");
+    text(&output.stderr)
+}
+
+#[test]
+fn rules_that_make_no_sense_stop_the_program_before_it_begins() {
+    for (option, rule, part) in [
+        ("--peer", "10.0.0.0/8x", "10.0.0.0/8x"),
+        ("--peer", "10.0.0.1/8", "10.0.0.1/8"),
+        ("--peer", "typo.example", "typo.example"),
+        ("--peer", "*:80,foo bar", "foo bar"),
+        ("--accept", "*:70000", "70000"),
+        ("--accept", "[fd00::1", "[fd00::1"),
+    ] {
+        let said = refused(&[option, rule]);
+        assert!(said.contains(option) && said.contains("ADDRESS[/BITS][:PORT[-PORT]]"), "{said}");
+        assert!(said.contains(&format!("`{part}` is no ")), "{said}");
+    }
+    for port in ["70000", "0", "90-80", "http", "*:80"] {
+        let said = refused(&["--port", port]);
+        assert!(said.contains("PORT") && said.contains(&format!("`{port}` is no port")), "{said}");
+    }
+}
+
+#[test]
+fn strict_fails_where_no_device_can_be_had() {
+    let dir = Dir::new("run-strict");
+    std::fs::create_dir(dir.path("empty")).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(dir.path("stale.sock")).unwrap());
+    for (device, why) in [
+        ("none.sock", "No such file"),
+        ("empty", "no device is at"),
+        ("stale.sock", "Connection refused"),
+    ] {
+        let library = c_library();
+        let mut command = smc(&["run", "--strict", "--device", &dir.path(device), "echo", "no"]);
+        let output = command.env("SMC_PRELOAD", library).stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(why) && said.contains(&dir.path(device)), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn strict_does_not_mind_that_the_device_is_in_use_now() {
+    let dir = Dir::new("run-in-use");
+    let socket = dir.path("a.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    // The C library does not say that it was loaded, which ends the program later.
+    let mut command = smc(&["run", "--strict", "--device", &socket, "echo", "it runs"]);
+    let output = command.env("SMC_PRELOAD", c_library()).stdin(Stdio::null()).output().unwrap();
+    assert!(!text(&output.stderr).contains(&socket), "{output:?}");
+}
+
+#[test]
+fn a_library_that_is_missing_is_said_with_the_way_to_get_it() {
+    // The command alone, as `cargo install` leaves it.
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("smc-alone");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    let alone = dir.join("smc");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_smc"), &alone).unwrap();
+    let run = |strict: &[&str], named: Option<&str>| {
+        let mut command = Command::new(&alone);
+        command.arg("run").args(strict).args(["echo", "it runs"]).env_remove("SMC_PRELOAD");
+        command.envs(named.map(|named| ("SMC_PRELOAD", named))).stdin(Stdio::null());
+        command.output().unwrap()
+    };
+    let output = run(&[], None);
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "it runs\n", "{said}");
+    assert!(said.contains("cargo build --release -p smc-preload"), "{said}");
+    assert!(said.contains(&dir.display().to_string()) && said.contains("/usr/lib"), "{said}");
+    let strict = run(&["--strict"], None);
+    assert!(!strict.status.success() && strict.stdout.is_empty(), "{strict:?}");
+    assert_eq!(text(&strict.stderr).lines().count(), 1, "{strict:?}");
+    let named = run(&["--strict"], Some("/none.so"));
+    assert!(text(&named.stderr).contains("SMC_PRELOAD names /none.so"), "{named:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -2,8 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,11 +12,34 @@ use vhost::vhost_user::{
 };
 use virtio_ism_abi::WINDOW_SHMID;
 
-use crate::sys::{MapError, PollInterest, Reservation, duplicate, wait};
+use crate::sys::{MapError, PollInterest, Reservation, duplicate, lock, wait};
 use crate::virtqueue::Health;
 
-/// How long the set-up may take: requests of the `vhost` crate have no timeout of their own.
-const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// When the next step of the set-up has to be done; `None`: the device is set up. Requests of the
+/// `vhost` crate have no timeout of their own.
+#[derive(Debug)]
+pub(super) struct StepDeadline(Mutex<Option<Instant>>);
+
+impl StepDeadline {
+    /// The next step may take this long.
+    pub(super) fn within(timeout: Duration) -> Arc<StepDeadline> {
+        Arc::new(StepDeadline(Mutex::new(Some(Instant::now() + timeout))))
+    }
+
+    /// The step is done, and the next one may take this long.
+    pub(super) fn extend(&self, timeout: Duration) {
+        *lock(&self.0) = Some(Instant::now() + timeout);
+    }
+
+    /// The device is set up.
+    pub(super) fn remove(&self) {
+        *lock(&self.0) = None;
+    }
+
+    fn left(&self) -> Option<Duration> {
+        lock(&self.0).map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+}
 
 /// Answers SHMEM_MAP and SHMEM_UNMAP.
 #[derive(Debug, Default)]
@@ -82,25 +104,23 @@ pub(super) struct BackendChannel {
     requests: OwnedFd,
     main: OwnedFd,
     health: Arc<Health>,
-    ready: Arc<AtomicBool>,
-    deadline: Instant,
+    deadline: Arc<StepDeadline>,
 }
 
 impl BackendChannel {
-    /// `main`: a descriptor of the main socket. `ready` is set when the device is set up.
+    /// `main`: a descriptor of the main socket.
     pub(super) fn new(
         server: Arc<WindowServer>,
         main: OwnedFd,
         health: Arc<Health>,
-        ready: Arc<AtomicBool>,
+        deadline: Arc<StepDeadline>,
     ) -> io::Result<BackendChannel> {
         let mut handler = FrontendReqHandler::new(server).map_err(io::Error::other)?;
         handler.set_reply_ack_flag(true);
         let requests = duplicate(&handler)?;
         health.shut_down_with(requests.try_clone()?);
         health.shut_down_with(main.try_clone()?);
-        let deadline = Instant::now() + SETUP_TIMEOUT;
-        Ok(BackendChannel { handler, requests, main, health, ready, deadline })
+        Ok(BackendChannel { handler, requests, main, health, deadline })
     }
 
     /// The daemon's end of the channel, to be sent to the daemon.
@@ -118,16 +138,12 @@ impl BackendChannel {
     /// Serves the channel. Returns the reason for its end.
     fn serve(&mut self) -> String {
         loop {
-            let timeout = if self.ready.load(Ordering::Acquire) {
-                None
-            } else {
-                // Short, since nothing wakes this thread when `ready` changes.
-                let left = self.deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return format!("set-up took longer than {SETUP_TIMEOUT:?}");
-                }
-                Some(left.min(Duration::from_millis(500)))
-            };
+            let left = self.deadline.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                return "the daemon takes too long to answer".into();
+            }
+            // Short, since nothing wakes this thread when the deadline changes.
+            let timeout = left.map(|left| left.min(Duration::from_millis(500)));
             let fds = [
                 (self.requests.as_fd(), PollInterest::Read),
                 (self.main.as_fd(), PollInterest::HangUp),
@@ -225,8 +241,9 @@ mod tests {
         let server = Arc::new(WindowServer::default());
         let window = Arc::new(Reservation::new(4 * K64).unwrap());
         server.open(&window);
-        let ready = Arc::new(AtomicBool::new(true));
-        let channel = BackendChannel::new(server, ours.into(), health.clone(), ready).unwrap();
+        let deadline = StepDeadline::within(Duration::ZERO);
+        deadline.remove();
+        let channel = BackendChannel::new(server, ours.into(), health.clone(), deadline).unwrap();
         let daemon = std::os::unix::net::UnixStream::from(channel.daemon_end().unwrap());
         let thread = channel.start().unwrap();
         let fd = sealed_memfd("t", 2 * K64).unwrap();
@@ -244,12 +261,10 @@ mod tests {
     fn a_daemon_that_never_answers_fails_the_device() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let health = Health::new();
-        let ready = Arc::new(AtomicBool::new(false));
         let server = Arc::new(WindowServer::default());
-        let mut channel =
-            BackendChannel::new(server, ours.try_clone().unwrap().into(), health.clone(), ready)
-                .unwrap();
-        channel.deadline = Instant::now() + Duration::from_millis(20);
+        let deadline = StepDeadline::within(Duration::from_millis(20));
+        let main = ours.try_clone().unwrap().into();
+        let channel = BackendChannel::new(server, main, health.clone(), deadline).unwrap();
         let thread = channel.start().unwrap();
         // As a request does that gets no answer.
         assert_eq!(io::Read::read(&mut &ours, &mut [0; 1]).unwrap(), 0);

@@ -6,20 +6,20 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };
-use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::vhost_user::{Error as VhostUserError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_ism_abi::config::{CONFIG_LEN, Config, Features};
 use virtio_ism_abi::{FIRST_MOVE_QUEUE, WINDOW_SHMID};
 use zerocopy::FromBytes;
 
-use super::channel::{BackendChannel, WindowServer};
+use super::channel::{BackendChannel, StepDeadline, WindowServer};
 use super::{VhostUser, connect_error};
-use crate::sys::{EventFd, Reservation, out_of_the_way};
+use crate::sys::{EventFd, Reservation, connect_unix, out_of_the_way};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 
@@ -33,44 +33,67 @@ const VERSION_1: u64 = 1 << 32;
 /// Windows beyond this are not reserved, bytes.
 const LARGEST_WINDOW: u64 = 1 << 42;
 
+/// How long the set-up may take.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the daemon of a free device may take to answer first. Longer waits are for a device in use.
+const FIRST_ANSWER: Duration = Duration::from_millis(500);
+
 /// Connects to a daemon's socket and sets the device up: features, memory, queues, window.
 ///
 /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the pool in bytes.
+/// If another process uses the device, the call waits for `timeout`.
 ///
 /// # Errors
-/// The daemon cannot be reached, lacks a feature the driver needs, or does not answer.
+/// The device stays in use; the daemon cannot be reached, lacks a feature the driver needs, or does
+/// not answer.
 pub fn connect(
     socket: &Path,
     move_queues: u16,
     guest_memory: u64,
+    timeout: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
-    let stream = UnixStream::connect(socket).map_err(|source| connect_error(socket, source))?;
-    let stream = UnixStream::from(out_of_the_way(stream.into()));
-    set_up(stream, move_queues, guest_memory)
+    // While a process uses the device, the daemon keeps the queue of the socket full.
+    let deadline = Instant::now() + timeout;
+    let stream = connect_unix(socket, timeout).map_err(|source| match source.kind() {
+        io::ErrorKind::WouldBlock => TransportError::InUse,
+        _ => connect_error(socket, source),
+    })?;
+    let stream = UnixStream::from(out_of_the_way(stream));
+    // If two processes connect at the same time, the later one may be in the queue itself.
+    let left = deadline.saturating_duration_since(Instant::now());
+    set_up(stream, move_queues, guest_memory, left.max(FIRST_ANSWER))
 }
 
 pub(super) fn set_up(
     stream: UnixStream,
     move_queues: u16,
     guest_memory: u64,
+    first_answer: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
     let health = Health::new();
-    let ready = Arc::new(AtomicBool::new(false));
+    let deadline = StepDeadline::within(first_answer);
     let server = Arc::new(WindowServer::default());
     let main = out_of_the_way(stream.try_clone().map_err(system("dup"))?.into());
     let channel =
-        BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&ready))
+        BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&deadline))
             .map_err(system("backend channel"))?;
     let daemon_end = channel.daemon_end().map_err(system("backend channel"))?;
     let thread = channel.start().map_err(system("thread"))?;
 
     let wanted = u64::from(FIRST_MOVE_QUEUE) + u64::from(move_queues.max(1));
     let frontend = Frontend::from_stream(stream, wanted);
-    let result =
-        negotiate(frontend, &server, daemon_end, move_queues.max(1), guest_memory, &health);
+    let result = negotiate(
+        frontend,
+        &server,
+        daemon_end,
+        move_queues.max(1),
+        guest_memory,
+        &health,
+        &deadline,
+    );
     match result {
         Ok(Negotiated { config, features, queues, pool, window, frontend }) => {
-            ready.store(true, Ordering::Release);
+            deadline.remove();
             let connection = Box::new(VhostUser {
                 health: Arc::clone(&health),
                 window,
@@ -104,9 +127,11 @@ fn negotiate(
     move_queues: u16,
     guest_memory: u64,
     health: &Arc<Health>,
+    deadline: &StepDeadline,
 ) -> Result<Negotiated, TransportError> {
-    frontend.set_owner().map_err(step("SET_OWNER"))?;
-    let offered = frontend.get_features().map_err(step("GET_FEATURES"))?;
+    frontend.set_owner().map_err(first_step("SET_OWNER"))?;
+    let offered = frontend.get_features().map_err(first_step("GET_FEATURES"))?;
+    deadline.extend(SETUP_TIMEOUT);
     for (bit, name) in [(VERSION_1, "VERSION_1"), (PROTOCOL_FEATURES, "PROTOCOL_FEATURES")] {
         if offered & bit == 0 {
             return Err(TransportError::Missing(name));
@@ -282,6 +307,19 @@ fn start_queue(
     }
     frontend.set_vring_enable(index, true).map_err(step("SET_VRING_ENABLE"))?;
     Ok(())
+}
+
+/// An error before the daemon has answered, for it serves another process. If it takes too long, the
+/// connection is closed at this end.
+fn first_step(what: &'static str) -> impl Fn(vhost::Error) -> TransportError {
+    move |error| match error {
+        vhost::Error::VhostUserProtocol(
+            VhostUserError::Disconnected
+            | VhostUserError::PartialMessage
+            | VhostUserError::SocketBroken(_),
+        ) => TransportError::InUse,
+        error => step(what)(error),
+    }
 }
 
 fn step<E: Display>(step: &'static str) -> impl Fn(E) -> TransportError {

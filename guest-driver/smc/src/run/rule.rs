@@ -1,0 +1,32 @@
+//! The rules of the command line, as texts that were checked.
+
+use std::str::FromStr;
+
+use guest_driver::rendezvous::{PeerRule, PeerRuleError};
+
+/// The text of a [`PeerRule`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule(String);
+
+impl Rule {
+    /// The rule of some ports of the program.
+    ///
+    /// # Errors
+    /// They are no port and no range of ports.
+    pub(super) fn of_ports(ports: &str) -> Result<Rule, PeerRuleError> {
+        PeerRule::of_ports(ports).map(|_| Rule(format!("*:{ports}")))
+    }
+
+    /// The text, for the library in the program.
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Rule {
+    type Err = PeerRuleError;
+
+    fn from_str(text: &str) -> Result<Rule, PeerRuleError> {
+        text.parse::<PeerRule>().map(|_| Rule(text.into()))
+    }
+}
