@@ -12,6 +12,11 @@ use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
 use crate::rendezvous::{PROPOSAL_TIMEOUT, ServerAction};
+use crate::smcd::Fabrics;
+use crate::sys;
+
+/// How long [`Incoming::decline`] waits for the rest of a Proposal.
+const DECLINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handshake with a client whose TCP stream was just accepted.
 ///
@@ -31,6 +36,35 @@ impl Incoming {
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
         stack.sweep();
         Self::begin(stack, tcp, first_bytes, stack.config().detect_timeout)
+    }
+
+    /// Declines the Proposal of a client whose first bytes are there, on a stream that the caller
+    /// keeps. The connection goes on as TCP.
+    ///
+    /// # Errors
+    /// The handshake broke the connection, or the rest of the Proposal did not come within a second.
+    pub fn decline(stack: &Arc<Stack>, tcp: &TcpStream, first_bytes: FirstBytes) -> io::Result<()> {
+        let mut handshake = ServerHandshake::new(first_bytes, DECLINE_TIMEOUT);
+        let deadline = Instant::now() + DECLINE_TIMEOUT;
+        let config = Arc::new(smc_core::handshake::Config::new(stack.peer_id()));
+        let params = ServerParams {
+            config: &config,
+            fabrics: &Fabrics::default(),
+            rdma: None,
+            buffer: stack.buffer_len(),
+            message_timeout: DECLINE_TIMEOUT,
+        };
+        while handshake.advance(tcp, &params, true)?.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if sys::wait([(tcp.as_fd(), sys::PollInterest::Read)], Some(left)).is_err() {
+                // A process that may have no descriptors may not poll any.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
     }
 
     /// Begins as the peer discovery of the stack says.

@@ -221,6 +221,11 @@ impl Stack {
         &self.config
     }
 
+    /// The id of this host in handshakes.
+    pub(super) fn peer_id(&self) -> PeerId {
+        self.peer_id
+    }
+
     /// How the stack finds out which peers speak SMC.
     pub fn peer_discovery(&self) -> &PeerDiscovery {
         &self.peer_discovery

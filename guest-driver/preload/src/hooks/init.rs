@@ -3,7 +3,7 @@
 use super::{escapes, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
-use crate::selection::{establish, handshake, option, short_lived};
+use crate::selection::{establish, option, short_lived, waiting};
 use crate::socket::table::NUMBERS;
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
@@ -53,7 +53,7 @@ extern "C" fn begin() {
 
 pub(super) unsafe extern "C" fn before_fork() {
     fork::note_child();
-    handshake::before_fork();
+    waiting::before_fork();
     NUMBERS.acquire_before_fork();
     relay::fork::prepare();
 }
@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn before_fork() {
 pub(super) unsafe extern "C" fn in_parent() {
     relay::fork::in_parent();
     NUMBERS.release_after_fork();
-    handshake::in_parent();
+    waiting::in_parent();
 }
 
 pub(super) unsafe extern "C" fn in_child() {
@@ -69,7 +69,7 @@ pub(super) unsafe extern "C" fn in_child() {
     relay::forward::in_child();
     relay::fork::in_child();
     NUMBERS.release_after_fork();
-    handshake::in_child();
+    waiting::in_child();
 }
 
 /// Closes all connections when the program ends, as the kernel would.

@@ -44,8 +44,8 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     {
         // SAFETY: the program's address.
         if unsafe { user_memory::is_unspecified(addr, len) } {
-            descriptors::disconnect(&descriptor);
-            return libc_result(native_connect(fd, addr, len)) as c_int;
+            let native = || native_connect(fd, addr, len);
+            return libc_result(establish::disconnect(&descriptor, native)) as c_int;
         }
         // SAFETY: the program's address.
         let to = unsafe { user_memory::address(addr, len) };

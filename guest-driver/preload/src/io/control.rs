@@ -14,7 +14,9 @@ use crate::sys::raw::{self, Errno, SysResult};
 pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<SysResult> {
     let socket = descriptor.stream()?;
     socket.note_write();
-    if resolve(descriptor, fd, Wait::Block) != Selected::Smc {
+    // A signal does not interrupt this call.
+    let selected = std::iter::repeat_with(|| resolve(descriptor, fd, Wait::Block));
+    if selected.into_iter().find(|one| *one != Selected::Pending) != Some(Selected::Smc) {
         return None;
     }
     let stream = socket.smc()?;

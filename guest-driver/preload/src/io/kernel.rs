@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait, handshake};
+use crate::selection::{Selected, Wait, handshake, waiting};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::socket::{descriptors, owner_pipe};
@@ -53,7 +53,7 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     // client that sends nothing.
     socket.note_write();
     if resolve(descriptor, fd, Wait::Block) == Selected::Pending {
-        socket.await_decision(HANDSHAKE_TIMEOUT);
+        let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn close_all() {
             }
         }
     }
-    handshake::finish();
+    waiting::finish();
     relay::forward::finish();
 }
 

@@ -65,6 +65,9 @@ pub(crate) fn dispatch_write(
             }
             Dispatch::Keep(socket)
         }
+        Dispatch::Kernel if socket.state() == SocketState::Failed && socket.may_write_in_vain() => {
+            Dispatch::Keep(socket)
+        }
         dispatch => dispatch,
     }
 }
@@ -80,10 +83,10 @@ pub(crate) fn keep(
     let may_wait = !dont_wait && !socket.is_nonblocking();
     match socket.keep_early(bufs, may_wait) {
         Some(0) if bufs.iter().all(|buf| buf.is_empty()) => Some(Ok(0)),
-        Some(0) if may_wait => {
-            let _ = resolve(descriptor, fd, Wait::Block);
-            None
-        }
+        Some(0) if may_wait => match resolve(descriptor, fd, Wait::Block) {
+            Selected::Pending => Some(Err(Errno(libc::EINTR))),
+            _ => None,
+        },
         Some(0) => {
             // The kernel must not report room while there is none. Whoever decides the connection
             // holds this lock.
@@ -108,7 +111,9 @@ fn undecided<'a>(
     let patient = !dont_wait && !socket.is_nonblocking();
     match resolve(descriptor, fd, if patient { Wait::Block } else { Wait::Short }) {
         Selected::Tcp => Dispatch::Kernel,
-        Selected::Pending => Dispatch::Fail(Errno(libc::EAGAIN)),
+        Selected::Pending => {
+            Dispatch::Fail(Errno(if patient { libc::EINTR } else { libc::EAGAIN }))
+        }
         Selected::Failed => match socket.take_error() {
             0 => Dispatch::Kernel,
             error => Dispatch::Fail(Errno(error)),

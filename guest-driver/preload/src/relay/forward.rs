@@ -77,7 +77,7 @@ pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: 
     run(pair, move |owner_end| {
         let Some(socket) = descriptor.stream() else { return };
         while matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
-            socket.await_decision(Duration::from_secs(1));
+            let _ = socket.await_decision(Duration::from_secs(1));
         }
         match (socket.state(), socket.smc()) {
             (SocketState::Smc, Some(stream)) => forward(&descriptor, stream, owner_end),

@@ -2,18 +2,19 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_driver::FirstBytes;
 
 use crate::selection::first_bytes::peek;
+use crate::selection::handshake::duplicate;
 use crate::selection::option::AcceptAction;
 use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
 use crate::selection::{listening_ports, option, resolve, session, short_lived};
-use crate::socket::pair;
 use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
+use crate::socket::{descriptors, pair};
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, local_address, lock};
 use crate::{config, fork, status};
@@ -21,6 +22,9 @@ use crate::{config, fork, status};
 /// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
 /// connection stays undecided: TCP's `connect` does not wait for the server's program either.
 const CONNECT: Duration = Duration::from_millis(50);
+
+/// How long a disconnect waits for the thread that does the handshake.
+const DISCONNECT: Duration = Duration::from_secs(1);
 
 /// Whether sockets of this kind can be on SMC.
 fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
@@ -65,10 +69,8 @@ pub(crate) fn connect(
     native: impl FnOnce() -> SysResult,
 ) -> SysResult {
     if socket.state() != SocketState::Unconnected {
+        // The kernel knows how far TCP is.
         return match socket.state() {
-            SocketState::Undecided | SocketState::Deciding if socket.is_nonblocking() => {
-                Err(Errno(libc::EALREADY))
-            }
             SocketState::Failed => match socket.take_error() {
                 0 => native(),
                 error => Err(Errno(error)),
@@ -86,7 +88,9 @@ pub(crate) fn connect(
     }
     let fast =
         raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
-    let request = to.filter(|_| !fast).and_then(|to| option::before_connect(fd, &to));
+    // The handshake takes a descriptor.
+    let may_ask = !fast && duplicate(fd).is_ok();
+    let request = to.filter(|_| may_ask).and_then(|to| option::before_connect(fd, &to));
     let Some(request) = request else {
         let result = native();
         let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
@@ -117,6 +121,11 @@ pub(crate) fn connect(
             match socket.state() {
                 SocketState::Failed => match socket.take_error() {
                     0 => Ok(0),
+                    error @ libc::ECONNRESET => {
+                        // TCP was connected when the call returned.
+                        socket.set_error(error);
+                        Ok(0)
+                    }
                     error => Err(Errno(error)),
                 },
                 _ => Ok(0),
@@ -137,11 +146,34 @@ pub(crate) fn connect(
     }
 }
 
+/// `connect` to no address (AF_UNSPEC): the kernel disconnects the socket, and serves it from then
+/// on. `native` calls libc's function.
+pub(crate) fn disconnect(
+    descriptor: &DescriptorRef,
+    native: impl FnOnce() -> SysResult,
+) -> SysResult {
+    let Some(socket) = descriptor.stream() else { return native() };
+    if !matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
+        descriptors::disconnect(descriptor);
+        return native();
+    }
+    socket.forbid_proposal();
+    let result = native();
+    // A thread that does the handshake finds the socket disconnected. It must not find the next
+    // connection.
+    let end = Instant::now() + DISCONNECT;
+    while socket.state() == SocketState::Deciding && Instant::now() < end {
+        let _ = socket.await_decision(Duration::from_millis(10));
+    }
+    descriptors::release(descriptor);
+    result
+}
+
 /// Begins the handshake, and waits for it for a short time if the socket is blocking.
 fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &StreamSocket) {
     resolve::start(descriptor, fd);
     if socket.state() == SocketState::Deciding && !socket.is_nonblocking() {
-        socket.await_decision(CONNECT);
+        let _ = socket.await_decision(CONNECT);
     }
 }
 

@@ -1,49 +1,81 @@
 //! The first bytes of a client, which show whether it speaks SMC.
 
-use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use guest_driver::FirstBytes;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
-use crate::sys::wait_readable;
 
 /// A server takes a client that sends nothing for this long for one without SMC, even if the
 /// server's program only reads.
-pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the wait checks whether the program wants to write first, or has closed the
-/// connection.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens
 /// no device for it. If the socket has an error, the program's next call gets it from TCP.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
+    match poll(&tcp, PollFlags::IN) {
+        Some(found) if found.is_empty() => return FirstBytes::Incomplete,
+        // With nothing to read, to peek would take the error from the program.
+        Some(found)
+            if found.intersects(PollFlags::ERR | PollFlags::NVAL)
+                && rustix::io::ioctl_fionread(&tcp).unwrap_or(0) == 0 =>
+        {
+            return FirstBytes::Other;
+        }
+        _ => {}
+    }
     FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other)
 }
 
-/// Waits for a client's first bytes. If the program wants to write first, the wait ends after the
-/// socket's detection timeout. Otherwise it ends after `limit`, or the detection timeout if that is
-/// longer. A Proposal that comes after the wait would reach the program as data, so the wait is
-/// long where it can be.
-pub(crate) fn await_first_bytes(
-    descriptor: &DescriptorRef,
-    socket: &StreamSocket,
-    tcp: &TcpStream,
+/// Whether the client has reset TCP.
+pub(super) fn is_reset(tcp: impl AsFd) -> bool {
+    poll(tcp, PollFlags::empty()).is_some_and(|found| found.contains(PollFlags::ERR))
+}
+
+/// Whether the client has ended its direction of TCP.
+pub(super) fn has_ended(tcp: impl AsFd) -> bool {
+    poll(tcp, PollFlags::RDHUP).is_some_and(|found| found.contains(PollFlags::RDHUP))
+}
+
+/// `None`: the process may have no descriptors at all (RLIMIT_NOFILE), so it may not poll any.
+fn poll(tcp: impl AsFd, events: PollFlags) -> Option<PollFlags> {
+    let mut fds = [PollFd::new(&tcp, events)];
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&zero)).ok()?;
+    Some(fds[0].revents())
+}
+
+/// How long a server waits for a client's first bytes. If the program wants to write first, the wait
+/// ends after the socket's detection timeout. Otherwise it ends after `limit`, or the detection
+/// timeout if that is longer. A Proposal that comes after the wait would reach the program as data,
+/// so the wait is long where it can be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstBytesWait {
+    begun: Instant,
     limit: Duration,
-) -> FirstBytes {
-    let begun = Instant::now();
-    let limit = limit.max(socket.detect_timeout());
-    loop {
-        let found = peek(tcp);
-        let left = if socket.wants_to_write() { socket.detect_timeout() } else { limit };
-        let left = left.saturating_sub(begun.elapsed());
-        // The program has closed the connection, and nobody waits for the end of the handshake.
-        let closed = descriptor.handles() == 0 && !socket.must_finish();
-        if found != FirstBytes::Incomplete || left.is_zero() || closed {
-            return found;
-        }
-        wait_readable(&[Some(tcp.as_fd())], left.min(CHECK_INTERVAL));
+}
+
+impl FirstBytesWait {
+    /// Begins. `limit`: the time limit of the program's call, if it has one.
+    pub(super) fn new(limit: Option<Duration>) -> FirstBytesWait {
+        FirstBytesWait { begun: Instant::now(), limit: limit.unwrap_or(SILENCE_TIMEOUT) }
+    }
+
+    /// How long the wait goes on.
+    pub(super) fn left(&self, socket: &StreamSocket) -> Duration {
+        let detect = socket.detect_timeout();
+        let most = if socket.wants_to_write() { detect } else { self.limit.max(detect) };
+        most.saturating_sub(self.begun.elapsed())
+    }
+
+    /// Whether the wait is over: its time has passed, or the program has closed the connection, and
+    /// nobody waits for the end of the handshake.
+    pub(super) fn is_over(&self, descriptor: &DescriptorRef) -> bool {
+        descriptor.stream().is_none_or(|socket| {
+            self.left(socket).is_zero() || descriptor.handles() == 0 && !socket.must_finish()
+        })
     }
 }

@@ -1,34 +1,35 @@
-//! The handshake of one connection, in a thread of its own if it takes long.
+//! The handshake of one connection. A client's runs in a thread of its own if it takes long, a
+//! server's waits in `waiting`.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SmcStream};
-use smc_core::handshake::{DeclineCode, FallbackReason};
+use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SignalMask, SmcStream};
+use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
-use crate::selection::first_bytes::{SILENCE_TIMEOUT, await_first_bytes, peek};
+use crate::selection::first_bytes::{self, FirstBytesWait, peek};
+use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::session::PlannedProposal;
 use crate::selection::transitions::{ActionInput, carry_out};
+use crate::selection::waiting::{self, PendingHandshake};
 use crate::selection::{Wait, declined_servers, listening_ports, option, session};
-use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
-use crate::socket::table::DescriptorRef;
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
-use crate::sys::fork_lock::ForkLock;
-use crate::sys::raw::{self, Errno};
-use crate::sys::{STACK, borrowed, lock, wait_readable};
+use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::{STACK, borrowed, lent_stream, lock, timespec, wait_readable};
 
 /// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
 /// the limit of the process allows holds.
 const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
 
 /// Makes a second descriptor of the TCP connection, out of the program's way.
-fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
+pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     let tried =
         HIGH_FDS.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
     let copy = match tried {
@@ -38,53 +39,234 @@ fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
     Ok(crate::sys::owned(copy as c_int))
 }
 
-/// Begins the handshake, if the state of the socket allows it after this event.
+/// Begins the handshake, if the state of the socket allows it after this event. `true`: a signal
+/// interrupts the call of the program.
 pub(super) fn begin(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
     (event, wait): (SocketEvent, Wait),
-) {
-    let start = || start(descriptor, socket, fd, wait);
+) -> bool {
+    let interrupted = Cell::new(false);
+    let start = || {
+        let start = |mask| start(descriptor, socket, fd, (wait, mask));
+        interrupted.set(raw::blocking_signals(start));
+    };
     carry_out(descriptor, fd, event, ActionInput::Start(&start));
+    interrupted.get()
 }
 
-/// Begins the handshake. The socket is in [`SocketState::Deciding`].
-fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, wait: Wait) {
-    let Ok(tcp) = duplicate(fd) else {
-        // Without a descriptor the library could not even decline a client's Proposal.
-        return complete(descriptor, fd, Err(io::Error::from_raw_os_error(libc::EMFILE)));
-    };
-    let tcp = TcpStream::from(tcp);
-    if socket.role() == SocketRole::Client {
-        if is_connected(&tcp)
-            && let Some(Err(why)) =
-                lock(&socket.request).map(|request| option::after_connect(request, &tcp))
-        {
-            status::client_stays_on_tcp(&tcp, why);
-            return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+/// Begins the handshake. The socket is in [`SocketState::Deciding`], and the signals of the program
+/// are blocked; `mask`: those that it has blocked itself. `true`: a signal has interrupted the call
+/// of the program.
+fn start(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    (wait, mask): (Wait, SignalMask),
+) -> bool {
+    match (socket.role(), wait) {
+        (SocketRole::Client, _) => start_client(descriptor, socket, fd),
+        (SocketRole::Server, Wait::Short) => start_server(descriptor, socket, fd),
+        (SocketRole::Server, Wait::Block) => {
+            // A signal that came meanwhile must interrupt the call that now goes on.
+            return wait_here(descriptor, socket, fd, mask) || raw::is_interrupted(mask);
         }
-        return spawn(descriptor, fd, move |descriptor, fd| propose(descriptor, fd, tcp));
     }
-    match wait {
-        Wait::Block => {
-            let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
-            let limit = limit.map_or(SILENCE_TIMEOUT, Duration::from_micros);
-            let first_bytes = await_first_bytes(descriptor, socket, &tcp, limit);
-            serve(descriptor, fd, tcp, first_bytes, true);
+    false
+}
+
+fn start_client(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    // The caller made sure that there was a descriptor, and another thread has taken it.
+    let Ok(tcp) = duplicate(fd).map(TcpStream::from) else {
+        return complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+    };
+    if is_connected(&tcp)
+        && let Some(Err(why)) =
+            lock(&socket.request).map(|request| option::after_connect(request, &tcp))
+    {
+        status::client_stays_on_tcp(&tcp, why);
+        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    }
+    spawn(descriptor, fd, move |descriptor, fd| propose(descriptor, fd, tcp));
+}
+
+/// The server's half, for a call that must not wait. Often the client's message is there already.
+fn start_server(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    let wait = FirstBytesWait::new(None);
+    let pending: Result<Box<dyn PendingHandshake>, Errno> = match peek(borrowed(fd)) {
+        FirstBytes::Incomplete if !wait.left(socket).is_zero() => {
+            duplicate(fd).map(|tcp| Box::new(AwaitFirstBytes { tcp: tcp.into(), wait }) as Box<_>)
         }
-        // Peek first: often the client's message is there already.
-        Wait::Short => match peek(&tcp) {
-            FirstBytes::Incomplete if socket.is_plain_if_silent() && socket.wants_to_write() => {
-                serve(descriptor, fd, tcp, FirstBytes::Incomplete, false);
-            }
-            FirstBytes::Incomplete => spawn(descriptor, fd, move |descriptor, fd| {
-                let Some(socket) = descriptor.stream() else { return };
-                let first_bytes = await_first_bytes(descriptor, socket, &tcp, SILENCE_TIMEOUT);
-                serve(descriptor, fd, tcp, first_bytes, true);
-            }),
-            first_bytes => serve(descriptor, fd, tcp, first_bytes, false),
+        found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
+        found => match duplicate(fd) {
+            Ok(tcp) => match serve(descriptor, fd, tcp.into(), found) {
+                Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
+                None => return,
+            },
+            Err(_) => return decline_here(descriptor, fd, found),
         },
+    };
+    match pending.map(|pending| waiting::add(descriptor, fd, pending)) {
+        Ok(Ok(())) => {}
+        Ok(Err(back)) if !back.is_untouched() => {
+            // There are no threads left, so this one waits.
+            let mut pending = Some(back);
+            while let Some(now) = pending {
+                wait_readable(&now.fds(), CHECK_INTERVAL);
+                pending = now.advance(descriptor, fd);
+            }
+        }
+        Ok(Err(_)) | Err(_) => waiting::postpone(descriptor, fd),
+    }
+}
+
+/// A server that waits for its client's first bytes.
+struct AwaitFirstBytes {
+    tcp: TcpStream,
+    wait: FirstBytesWait,
+}
+
+impl PendingHandshake for AwaitFirstBytes {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.tcp.as_fd()), None]
+    }
+
+    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
+        self.wait.is_over(descriptor)
+    }
+
+    fn is_untouched(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&self, descriptor: &DescriptorRef) -> bool {
+        self.is_over(descriptor) || peek(&self.tcp) != FirstBytes::Incomplete
+    }
+
+    fn advance(
+        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        let found = peek(&self.tcp);
+        let incoming = serve(descriptor, fd, self.tcp, found)?;
+        Some(Box::new(AwaitMessage(incoming)))
+    }
+}
+
+/// A server that waits for the next message of a client that has proposed SMC.
+struct AwaitMessage(Incoming);
+
+impl PendingHandshake for AwaitMessage {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.0.fds()
+    }
+
+    fn is_over(&self, _: &DescriptorRef) -> bool {
+        self.0.deadline().is_none_or(|end| Instant::now() >= end)
+    }
+
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
+    fn is_ready(&self, _: &DescriptorRef) -> bool {
+        true
+    }
+
+    fn advance(
+        mut self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        go_on(descriptor, fd, &mut self.0).then_some(self as Box<_>)
+    }
+}
+
+/// How long a call waits before it looks at a part of a message again.
+const PART_INTERVAL: Duration = Duration::from_millis(5);
+/// How often it checks whether the program has closed the connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The server's half, for a call that waits. `true`: a signal interrupts the call.
+fn wait_here(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    mask: SignalMask,
+) -> bool {
+    let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
+    let wait = FirstBytesWait::new(limit.map(Duration::from_micros));
+    // The kernel never restarts a call with a time limit (signal(7)).
+    let is_interrupted =
+        |result| result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt());
+    let copy = duplicate(fd).map(TcpStream::from);
+    let tcp = copy.as_ref().map_or(borrowed(fd), AsFd::as_fd);
+    let found = loop {
+        let found = peek(tcp);
+        if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
+            break found;
+        }
+        let left = wait.left(socket).min(CHECK_INTERVAL);
+        let mut result = ppoll(tcp, left, mask);
+        let is_part = result == Ok(1) && peek(tcp) == FirstBytes::Incomplete;
+        // A process that may have no descriptors may not poll any.
+        if is_part || result == Err(Errno(libc::EINVAL)) {
+            result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
+        }
+        if is_interrupted(result) {
+            waiting::postpone(descriptor, fd);
+            return true;
+        }
+    };
+    let incoming = match copy {
+        _ if !found.is_smc() => {
+            stay_on_tcp(descriptor, fd);
+            None
+        }
+        Ok(copy) => serve(descriptor, fd, copy, found),
+        Err(_) => {
+            decline_here(descriptor, fd, found);
+            None
+        }
+    };
+    let mut pending: Option<Box<dyn PendingHandshake>> =
+        incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
+    while let Some(now) = pending {
+        let [Some(tcp), other] = now.fds() else { return false };
+        let most = if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL };
+        if is_interrupted(ppoll(tcp, most, mask)) {
+            match waiting::add(descriptor, fd, now) {
+                Ok(()) => return true,
+                // There are no threads left, so the call waits all the same.
+                Err(back) => pending = Some(back),
+            }
+            continue;
+        }
+        pending = now.advance(descriptor, fd);
+    }
+    false
+}
+
+/// Waits until a socket is readable, with the program's signals.
+fn ppoll(tcp: BorrowedFd<'_>, timeout: Duration, mask: SignalMask) -> SysResult {
+    let mut list = [libc::pollfd { fd: tcp.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    raw::ppoll(&mut list, Some(&timespec(timeout)), Some(mask))
+}
+
+/// The client has not proposed SMC.
+fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
+    status::server_stays_on_tcp(borrowed(fd));
+    complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+}
+
+/// Declines a Proposal on the program's own descriptor: there are none left.
+fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) {
+    let Some(session) = session::declining() else { return stay_on_tcp(descriptor, fd) };
+    match session.decline(&lent_stream(fd), first_bytes) {
+        Ok(()) => complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early)),
+        Err(error) => complete(descriptor, fd, Err(error)),
     }
 }
 
@@ -98,39 +280,50 @@ fn is_connected(tcp: &TcpStream) -> bool {
         && !fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Does the server's half, after the client's first bytes.
-fn serve(
+/// Does the server's half, after the client's first bytes. Returns the handshake if it has to wait
+/// for the client's next message.
+pub(super) fn serve(
     descriptor: &DescriptorRef,
     fd: c_int,
     tcp: TcpStream,
     first_bytes: FirstBytes,
-    may_wait: bool,
-) {
-    if !first_bytes.is_smc() {
-        status::server_stays_on_tcp(&tcp);
-        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
-    }
-    let may_be_smc = descriptor.stream().is_some_and(StreamSocket::begin_proposal);
-    let session = if may_be_smc { session::for_client() } else { session::declining() };
-    let Some(session) = session else {
-        return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+) -> Option<Incoming> {
+    let may_be_smc =
+        first_bytes.is_smc() && descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let session = match first_bytes.is_smc() {
+        true if may_be_smc => session::for_client(),
+        true => session::declining(),
+        false => None,
     };
+    let Some(session) = session else {
+        status::server_stays_on_tcp(&tcp);
+        complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+        return None;
+    };
+    if first_bytes::is_reset(&tcp)
+        && let Some(socket) = descriptor.stream()
+    {
+        // The program gets the error of the handshake only if TCP had one before.
+        socket.set_error(libc::ECONNRESET);
+    }
     let mut incoming = session.incoming(tcp, first_bytes);
-    let result =
-        if may_wait { finish_incoming(&mut incoming).map(Some) } else { incoming.advance_soon() };
-    match result {
-        Ok(Some(stream)) => complete(descriptor, fd, Ok(stream)),
-        Err(error) => complete(descriptor, fd, Err(error)),
-        Ok(None) => {
-            if let Some(socket) = descriptor.stream() {
-                // The bytes that come next are those of the handshake.
-                registrations::follow(descriptor, socket, SocketState::Deciding);
-            }
-            spawn(descriptor, fd, move |descriptor, fd| {
-                let result = finish_incoming(&mut incoming);
-                complete(descriptor, fd, result);
-            })
+    match incoming.advance_soon().transpose() {
+        Some(result) => {
+            complete(descriptor, fd, result);
+            None
         }
+        None => Some(incoming),
+    }
+}
+
+/// Goes on with the server's half as far as the client's bytes allow. `false`: it is complete.
+pub(super) fn go_on(descriptor: &DescriptorRef, fd: c_int, incoming: &mut Incoming) -> bool {
+    match incoming.advance().transpose() {
+        Some(result) => {
+            complete(descriptor, fd, result);
+            false
+        }
+        None => true,
     }
 }
 
@@ -143,75 +336,18 @@ fn spawn(
     let theirs = descriptor.clone();
     {
         let _running = RUNNING_LOCK.lock();
-        lock(&RUNNING).push(descriptor.clone());
+        running::begin(descriptor);
     }
     let made = std::thread::Builder::new().name("smc-handshake".into()).stack_size(STACK).spawn(
         move || {
             job(&theirs, fd);
-            end(theirs);
+            running::end(theirs);
         },
     );
-    if let Err(error) = made {
-        complete(descriptor, fd, Err(error));
-        end(descriptor.clone());
-    }
-}
-
-/// Held by those who use [`RUNNING`], and by a process while it forks.
-static RUNNING_LOCK: ForkLock = ForkLock::new();
-/// The connections whose handshakes run in threads of their own.
-static RUNNING: Mutex<Vec<DescriptorRef>> = Mutex::new(Vec::new());
-
-/// Keeps the list of handshakes as it is while the process forks.
-pub(crate) fn before_fork() {
-    RUNNING_LOCK.acquire_before_fork();
-}
-
-/// Undoes [`before_fork`], in the parent.
-pub(crate) fn in_parent() {
-    RUNNING_LOCK.release_after_fork();
-}
-
-/// Undoes [`before_fork`], in the child, which has none of the threads.
-pub(crate) fn in_child() {
-    let parents = std::mem::take(&mut *lock(&RUNNING));
-    // The child's copies of the threads' stacks hold references as well, for ever.
-    std::mem::forget(parents);
-    RUNNING_LOCK.release_after_fork();
-}
-
-fn end(descriptor: DescriptorRef) {
-    let other = {
-        let _running = RUNNING_LOCK.lock();
-        let mut running = lock(&RUNNING);
-        let at = running.iter().position(|other| other.is(&descriptor));
-        at.map(|at| running.swap_remove(at))
-    };
-    // The last references close a connection whose descriptors the program has closed.
-    drop((other, descriptor));
-}
-
-/// How long a process that ends waits for handshakes of connections on which it has written: longer
-/// than a client waits for its server.
-const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
-/// How long it waits for other handshakes that must come to their end.
-const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Waits for handshakes of connections that the program has closed, when the process ends.
-pub(crate) fn finish() {
-    let begun = Instant::now();
-    let must_finish = |found: &DescriptorRef| {
-        found.stream().is_some_and(|socket| {
-            let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
-            socket.must_finish() && begun.elapsed() < most
-        })
-    };
-    let any = || {
-        let _running = RUNNING_LOCK.lock();
-        lock(&RUNNING).iter().any(must_finish)
-    };
-    while any() {
-        std::thread::sleep(Duration::from_millis(1));
+    if made.is_err() {
+        // No byte was sent yet.
+        complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+        running::end(descriptor.clone());
     }
 }
 
@@ -226,6 +362,19 @@ pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
         && (socket.is_announced() || peek(borrowed(fd)).is_smc())
     {
         begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short));
+    }
+    if socket.state() == SocketState::Deciding {
+        note_linger(descriptor, socket, fd);
+        waiting::check();
+    }
+}
+
+/// Stores SO_LINGER, as long as the program has the descriptor: the connection may be decided later.
+fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
+        && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(fd))
+    {
+        socket.set_linger(linger);
     }
 }
 
@@ -268,20 +417,6 @@ fn connects_to_itself(tcp: &TcpStream) -> bool {
     local.ip() == peer.ip() && listening_ports::listens_on(peer.port())
 }
 
-/// Waits for the client's messages until the handshake is complete.
-fn finish_incoming(incoming: &mut Incoming) -> io::Result<SmcStream> {
-    if let Some(stream) = incoming.advance_soon()? {
-        return Ok(stream);
-    }
-    loop {
-        if let Some(stream) = incoming.advance()? {
-            return Ok(stream);
-        }
-        let left = incoming.deadline().map(|end| end.saturating_duration_since(Instant::now()));
-        wait_readable(&incoming.fds(), left.unwrap_or_default() + Duration::from_millis(1));
-    }
-}
-
 /// Completes the handshake: TCP carries the connection. `send` sends what the program has written by
 /// now.
 fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl Fn(&[u8])) {
@@ -290,15 +425,15 @@ fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl Fn(&[u8])
 
 /// Sends what the program wrote during the handshake. An error comes again with the program's next
 /// call.
-fn send_early(tcp: &TcpStream, mut early: &[u8]) {
+fn send_early(tcp: impl AsFd, mut early: &[u8]) {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
     while !early.is_empty() {
-        match rustix::net::send(tcp, early, rustix::net::SendFlags::NOSIGNAL) {
+        match rustix::net::send(&tcp, early, rustix::net::SendFlags::NOSIGNAL) {
             Ok(n) => early = early.get(n..).unwrap_or_default(),
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => {
-                let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
+                let mut fds = [PollFd::new(&tcp, PollFlags::OUT)];
                 if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
                     return;
                 }
@@ -338,6 +473,11 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 record_answer(borrowed(fd), &info);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
+                if socket.role() == SocketRole::Server && first_bytes::has_ended(borrowed(fd)) {
+                    // The Decline makes the machine of a client that was killed answer with a reset.
+                    carry_out(descriptor, fd, SocketEvent::Reset, ActionInput::Error(Errno(0)));
+                    return;
+                }
                 // An error comes again with the program's next call.
                 return complete_with_tcp(descriptor, fd, |early| {
                     let _ = (&stream).write_all(early);
@@ -353,6 +493,10 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             {
                 let _ = stream.set_oob_inline(true);
             }
+            note_linger(descriptor, socket, fd);
+            if let Some(linger) = socket.linger() {
+                let _ = stream.set_linger(Some(linger));
+            }
             socket.set_stream(stream);
             // The peer's buffer is empty, and takes more than this.
             let send = |early: &[u8]| {
@@ -362,10 +506,20 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
             };
             carry_out(descriptor, fd, SocketEvent::EndOnSmc, ActionInput::Send(&send));
         }
-        Err(error) if role == "client" && is_end_of_tcp(&error) => {
-            // The server has closed the connection without an answer. TCP tells the program that.
+        // The peer has ended TCP without an answer, and TCP tells the program that.
+        Err(error) if is_end(&error) => {
             status::connection_failed(role, &error);
             complete_with_tcp(descriptor, fd, |_| {});
+        }
+        Err(error) if is_reset(&error) => {
+            status::connection_failed(role, &error);
+            // A client that was killed has ended its data in order, as far as TCP would say.
+            let error = match socket.role() {
+                SocketRole::Client => libc::ECONNRESET,
+                SocketRole::Server => socket.take_error(),
+            };
+            let error = ActionInput::Error(Errno(error));
+            carry_out(descriptor, fd, SocketEvent::Reset, error);
         }
         Err(error) => {
             status::connection_failed(role, &error);
@@ -375,7 +529,15 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
     }
 }
 
-fn is_end_of_tcp(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+/// Whether the peer has ended its direction of TCP.
+fn is_end(error: &io::Error) -> bool {
+    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<HandshakeError>());
+    matches!(broken, Some(HandshakeError::Closed { received: 0, .. }))
+        || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+/// Whether the peer has reset TCP.
+fn is_reset(error: &io::Error) -> bool {
+    let by_tcp = matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE));
+    by_tcp || error.kind() == io::ErrorKind::BrokenPipe
 }

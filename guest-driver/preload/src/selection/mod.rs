@@ -3,8 +3,9 @@
 //! A connection that the program accepts or makes is *undecided* until a call needs to know what
 //! carries it. So a server that forks for each client leaves the handshake to the child, which
 //! opens a session of its own. A program that accepts from an event loop usually finds the client's
-//! message waiting, and the handshake takes one short call. A handshake that takes longer goes on
-//! in a thread of its own, and wakes the program's calls when it is complete.
+//! message waiting, and the handshake takes one short call. A client's handshake that takes longer
+//! goes on in a thread of its own, and a server's in a thread that waits for all clients. Either
+//! wakes the program's calls when it is complete.
 
 mod circuit_breaker;
 mod declined_servers;
@@ -14,9 +15,11 @@ pub(crate) mod handshake;
 mod listening_ports;
 pub(crate) mod option;
 pub(crate) mod resolve;
+mod running;
 pub(crate) mod session;
 pub(crate) mod short_lived;
 pub(crate) mod transitions;
+pub(crate) mod waiting;
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub(crate) enum Selected {
     Tcp,
     /// Nothing: the handshake failed and took the connection with it.
     Failed,
-    /// The handshake is not complete.
+    /// The handshake is not complete. After [`Wait::Block`]: a signal has interrupted the call.
     Pending,
 }
 

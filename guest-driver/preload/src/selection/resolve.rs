@@ -8,6 +8,7 @@ use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::SocketState;
 use crate::socket::table::DescriptorRef;
+use crate::sys::raw::{self, Errno};
 
 /// How long [`Wait::Short`] waits.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
@@ -28,14 +29,25 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             SocketState::Smc => return Selected::Smc,
             SocketState::Failed => return Selected::Failed,
             SocketState::Undecided => {
-                handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
+                let interrupted =
+                    handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
+                let is_postponed = wait == Wait::Short && socket.state() == SocketState::Undecided;
+                if interrupted || is_postponed {
+                    return Selected::Pending;
+                }
             }
             SocketState::Deciding => match wait {
-                Wait::Block => socket.await_decision(RECHECK_INTERVAL),
+                Wait::Block => {
+                    if socket.await_decision(RECHECK_INTERVAL) == Err(Errno(libc::EINTR))
+                        && raw::signals_interrupt()
+                    {
+                        return Selected::Pending;
+                    }
+                }
                 Wait::Short if waited => return Selected::Pending,
                 Wait::Short => {
                     waited = true;
-                    socket.await_decision(SHORT_WAIT);
+                    let _ = socket.await_decision(SHORT_WAIT);
                 }
             },
         }

@@ -54,6 +54,11 @@ impl ProcessSession {
         Incoming::new(&self.stack, tcp, first_bytes)
     }
 
+    /// Declines the Proposal of a client, on a stream that the program keeps.
+    pub(crate) fn decline(&self, tcp: &TcpStream, first_bytes: FirstBytes) -> std::io::Result<()> {
+        Incoming::decline(&self.stack, tcp, first_bytes)
+    }
+
     /// Whether the last attempt to open a device is less than [`RETRY`] ago.
     fn is_fresh(&self) -> bool {
         self.tried().elapsed() < RETRY

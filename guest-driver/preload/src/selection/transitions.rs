@@ -22,15 +22,15 @@ pub(crate) enum ActionInput<'a> {
     Error(Errno),
 }
 
-/// Brings an event to a socket, and does what the table says. `false`: nothing happened.
+/// Brings an event to a socket, and does what the table says.
 pub(crate) fn carry_out(
     descriptor: &DescriptorRef,
     fd: c_int,
     event: SocketEvent,
     input: ActionInput<'_>,
-) -> bool {
-    let Some(socket) = descriptor.stream() else { return false };
-    let Some(plan) = states::next(socket.stage(), event) else { return false };
+) {
+    let Some(socket) = descriptor.stream() else { return };
+    let Some(plan) = states::next(socket.stage(), event) else { return };
     // The program may have closed the number, and got it again for something else.
     let is_ours = || DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor));
     // Locked from when they are sent until the state is stored: no write comes in between.
@@ -41,12 +41,12 @@ pub(crate) fn carry_out(
                 // Between the plan and here another thread may at most have forbidden SMC, which
                 // changes nothing of the actions.
                 if socket.store(event).is_none() && socket.stage() != plan.to {
-                    return false;
+                    return;
                 }
             }
             SocketAction::StartHandshake => {
                 if let ActionInput::Start(start) = input {
-                    raw::without_signals(start);
+                    start();
                 }
             }
             SocketAction::RestoreAcks => {
@@ -79,7 +79,6 @@ pub(crate) fn carry_out(
             SocketAction::RemoveEntry => DESCRIPTORS.remove_if(fd, descriptor),
         }
     }
-    true
 }
 
 /// Delays TCP's acknowledgements, or sends them at once. With `delay`, the Proposal carries the

@@ -50,6 +50,12 @@ pub(crate) fn disconnect(descriptor: &DescriptorRef) {
     let Some(socket) = descriptor.stream() else { return };
     let Some(stream) = socket.smc() else { return };
     let _ = stream.set_linger(Some(std::time::Duration::ZERO));
+    release(descriptor);
+}
+
+/// Leaves a socket to the kernel: the table has no entries of it any more.
+pub(crate) fn release(descriptor: &DescriptorRef) {
+    let Some(socket) = descriptor.stream() else { return };
     registrations::detach(socket);
     for fd in 0..=DESCRIPTORS.highest() {
         if DESCRIPTORS.get(fd).is_some_and(|found| found.is(descriptor)) {

@@ -22,6 +22,9 @@
 //!                                                                 └─────────────┘
 //! ```
 //!
+//! `Reset` is a `Break` by the peer. `Postpone` moves Deciding back to Undecided: a call of the program
+//! was interrupted or must not wait, and nothing but the program can go on with the handshake.
+//!
 //! `Forbid` moves Unconnected, Undecided and Deciding to a state of the same kind whose name ends
 //! with `ForTcp`. From there on all goes the same way, but `Propose` is refused: a client proposes
 //! nothing, and a server declines.
@@ -29,19 +32,19 @@
 //! The whole table. `-`: nothing happens, and the one who brought the event learns that. A state in
 //! its own row: it stays, and the answer is yes.
 //!
-//! | | Connect | ConnectPlain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | HandOver |
-//! |---|---|---|---|---|---|---|---|---|---|---|
-//! | Unconnected | Undecided | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - |
-//! | UnconnectedForTcp | Tcp | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - |
-//! | Undecided | - | - | Deciding | UndecidedForTcp | - | DecidingForTcp | - | - | - | - |
-//! | UndecidedForTcp | - | - | DecidingForTcp | UndecidedForTcp | - | DecidingForTcp | - | - | - | - |
-//! | Deciding | - | - | - | DecidingForTcp | Proposing | - | Tcp | - | Failed | - |
-//! | DecidingForTcp | - | - | - | DecidingForTcp | - | - | Tcp | - | Failed | - |
-//! | Proposing | - | - | - | - | Proposing | - | Tcp | Smc | Failed | - |
-//! | Smc | - | - | - | - | - | - | - | - | - | Relayed |
-//! | Tcp | - | - | - | Tcp | - | - | - | - | - | - |
-//! | Failed | - | - | - | - | - | - | - | - | - | - |
-//! | Relayed | - | - | - | - | - | - | - | - | - | Relayed |
+//! | | Connect | ConnectPlain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | Reset | Postpone | HandOver |
+//! |---|---|---|---|---|---|---|---|---|---|---|---|---|
+//! | Unconnected | Undecided | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - | - | - |
+//! | UnconnectedForTcp | Tcp | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - | - | - |
+//! | Undecided | - | - | Deciding | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
+//! | UndecidedForTcp | - | - | DecidingForTcp | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
+//! | Deciding | - | - | - | DecidingForTcp | Proposing | - | Tcp | - | Failed | Failed | Undecided | - |
+//! | DecidingForTcp | - | - | - | DecidingForTcp | - | - | Tcp | - | Failed | Failed | UndecidedForTcp | - |
+//! | Proposing | - | - | - | - | Proposing | - | Tcp | Smc | Failed | Failed | - | - |
+//! | Smc | - | - | - | - | - | - | - | - | - | - | - | Relayed |
+//! | Tcp | - | - | - | Tcp | - | - | - | - | - | - | - | - |
+//! | Failed | - | - | - | - | - | - | - | - | - | - | - | - |
+//! | Relayed | - | - | - | - | - | - | - | - | - | - | - | Relayed |
 
 /// What carries a socket's connection, as the program's calls need to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +114,10 @@ pub(crate) enum SocketEvent {
     EndOnSmc,
     /// The handshake has broken the connection.
     Break,
+    /// The peer has reset TCP during the handshake.
+    Reset,
+    /// The handshake waits until the next call uses the connection.
+    Postpone,
     /// Another process carries the connection from now on.
     HandOver,
 }
@@ -181,6 +188,11 @@ pub(crate) const fn next(stage: SocketStage, event: SocketEvent) -> Option<Socke
         (S::Deciding | S::DecidingForTcp | S::Proposing, E::Break) => {
             (S::Failed, &[KeepError, Disconnect, MoveRegistrations, Store, Wake])
         }
+        (S::Deciding | S::DecidingForTcp | S::Proposing, E::Reset) => {
+            (S::Failed, &[KeepError, MoveRegistrations, Store, Wake])
+        }
+        (S::Deciding, E::Postpone) => (S::Undecided, &[MoveRegistrations, Store, Wake]),
+        (S::DecidingForTcp, E::Postpone) => (S::UndecidedForTcp, &[MoveRegistrations, Store, Wake]),
         (S::Smc, E::HandOver) => (S::Relayed, &[Store]),
         (S::Relayed, E::HandOver) => (stage, &[]),
         _ => return None,
@@ -245,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    const EVENTS: [SocketEvent; 10] = [
+    const EVENTS: [SocketEvent; 12] = [
         SocketEvent::Connect,
         SocketEvent::ConnectPlain,
         SocketEvent::Use,
@@ -255,6 +267,8 @@ mod tests {
         SocketEvent::EndOnTcp,
         SocketEvent::EndOnSmc,
         SocketEvent::Break,
+        SocketEvent::Reset,
+        SocketEvent::Postpone,
         SocketEvent::HandOver,
     ];
 

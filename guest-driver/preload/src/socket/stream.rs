@@ -95,6 +95,8 @@ pub(crate) struct StreamSocket {
     wrote_in_vain: AtomicBool,
     /// A call has reported that the connection was reset.
     reset_reported: AtomicBool,
+    /// SO_LINGER when the connection was decided or closed, microseconds; `u64::MAX`: none.
+    linger: AtomicU64,
     /// SO_RCVLOWAT, if it is more than a byte.
     low_water: AtomicU32,
     /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
@@ -108,6 +110,8 @@ pub(crate) struct StreamSocket {
     children_before: u32,
     /// For a server: the client has announced a Proposal.
     announced: AtomicBool,
+    /// For a server: a call has postponed the handshake.
+    lazy: AtomicBool,
     /// Number of relays that may come to serve the connection.
     offers: AtomicU32,
     /// The last write did not fit, so an edge-triggered set must report when there is room.
@@ -141,12 +145,14 @@ impl StreamSocket {
             write_shut: AtomicBool::new(false),
             wrote_in_vain: AtomicBool::new(false),
             reset_reported: AtomicBool::new(false),
+            linger: AtomicU64::new(u64::MAX),
             low_water: AtomicU32::new(0),
             names: OnceLock::new(),
             early: Mutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
             announced: AtomicBool::new(false),
+            lazy: AtomicBool::new(false),
             offers: AtomicU32::new(0),
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
@@ -196,8 +202,9 @@ impl StreamSocket {
         }
     }
 
-    /// Sleeps until the handshake is complete, but not longer than `timeout`.
-    pub(crate) fn await_decision(&self, timeout: Duration) {
+    /// Sleeps until the handshake is complete, but not longer than `timeout`. The caller looks at the
+    /// state again, whatever ended the sleep.
+    pub(crate) fn await_decision(&self, timeout: Duration) -> Result<(), Errno> {
         let timeout = rustix::thread::futex::Timespec {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -205,9 +212,9 @@ impl StreamSocket {
         let flags = rustix::thread::futex::Flags::PRIVATE;
         let now = self.stage.load(Ordering::Acquire);
         if SocketStage::of(now).state() == SocketState::Deciding {
-            // The caller looks at the state again, whatever ended the sleep.
-            let _ = rustix::thread::futex::wait(&self.stage, flags, now, Some(&timeout));
+            rustix::thread::futex::wait(&self.stage, flags, now, Some(&timeout))?;
         }
+        Ok(())
     }
 
     /// A descriptor that becomes readable when the handshake is complete.
@@ -317,8 +324,9 @@ impl StreamSocket {
         self.error.swap(0, Ordering::Relaxed)
     }
 
-    /// Stores the error of a failed handshake.
+    /// Stores the error of a failed handshake; 0: the peer has closed.
     pub(crate) fn set_error(&self, error: c_int) {
+        self.wrote_in_vain.store(error != 0, Ordering::Relaxed);
         self.error.store(error, Ordering::Relaxed);
     }
 
@@ -380,6 +388,20 @@ impl StreamSocket {
         self.reset_reported.load(Ordering::Relaxed)
     }
 
+    /// Stores SO_LINGER.
+    pub(crate) fn set_linger(&self, linger: Option<Duration>) {
+        let micros = linger.and_then(|linger| u64::try_from(linger.as_micros()).ok());
+        self.linger.store(micros.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// SO_LINGER, if it is on.
+    pub(crate) fn linger(&self) -> Option<Duration> {
+        match self.linger.load(Ordering::Relaxed) {
+            u64::MAX => None,
+            micros => Some(Duration::from_micros(micros)),
+        }
+    }
+
     /// Stores SO_RCVLOWAT.
     pub(crate) fn set_low_water(&self, bytes: u32) {
         self.low_water.store(if bytes > 1 { bytes } else { 0 }, Ordering::Relaxed);
@@ -402,10 +424,16 @@ impl StreamSocket {
         readiness
     }
 
-    /// Whether the client of this server is a plain one unless its first bytes say otherwise: it has
-    /// announced nothing. Until the program reads them, the kernel carries out all calls.
+    /// Whether the kernel carries out all calls until the program uses the connection: the client of
+    /// this server has announced nothing, or an earlier call has postponed the handshake.
     pub(crate) fn is_plain_if_silent(&self) -> bool {
-        self.role() == SocketRole::Server && self.detect_timeout().is_zero()
+        self.role() == SocketRole::Server
+            && (self.detect_timeout().is_zero() || self.lazy.load(Ordering::Relaxed))
+    }
+
+    /// Stores that a call has postponed the handshake.
+    pub(crate) fn set_lazy(&self) {
+        self.lazy.store(true, Ordering::Relaxed);
     }
 
     /// Stores that the client has announced a Proposal.
@@ -434,10 +462,13 @@ impl StreamSocket {
     /// `None`: the connection is decided.
     pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>], all: bool) -> Option<usize> {
         let mut early = lock(&self.early);
-        if self.state() != SocketState::Deciding {
-            return None;
-        }
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        match self.state() {
+            SocketState::Deciding => {}
+            // Nobody will read them: see `may_write_in_vain`.
+            SocketState::Failed => return Some(wanted),
+            _ => return None,
+        }
         if early.len() == MAX_EARLY || all && wanted > MAX_EARLY - early.len() {
             self.early_full.store(true, Ordering::Relaxed);
             return Some(0);

@@ -7,7 +7,8 @@ pub(crate) mod table;
 pub(crate) mod user_memory;
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::mem::ManuallyDrop;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,12 @@ pub(crate) fn owned(fd: c_int) -> OwnedFd {
 pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: the value is not -1, the only invalid one, and no memory depends on the descriptor.
     unsafe { BorrowedFd::borrow_raw(if fd < 0 { c_int::MAX } else { fd }) }
+}
+
+/// A TCP socket of the program as a stream, for a call. The stream does not close the descriptor.
+pub(crate) fn lent_stream(fd: c_int) -> ManuallyDrop<TcpStream> {
+    // SAFETY: as in `borrowed`; the stream is never dropped, so the program keeps the descriptor.
+    ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(if fd < 0 { c_int::MAX } else { fd }) })
 }
 
 /// Locks a mutex. A thread that panicked while it held the lock has left nothing half done.

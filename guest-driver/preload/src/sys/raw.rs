@@ -258,6 +258,11 @@ pub(crate) fn disconnect(fd: c_int) {
 /// Blocks the program's signals in the calling thread while `f` runs. Threads that `f` starts
 /// inherit the blocked signals.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    blocking_signals(|_| f())
+}
+
+/// As [`without_signals`]; `f` learns which signals the program has blocked itself.
+pub(crate) fn blocking_signals<T>(f: impl FnOnce(SignalMask) -> T) -> T {
     // The two signals of libc stay unblocked: setuid must reach all threads.
     let all: u64 = !(0b11 << 31);
     let mut old = 0u64;
@@ -266,7 +271,7 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     let blocked = unsafe {
         call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, before, 8, 0, 0])
     };
-    let result = f();
+    let result = f(SignalMask(old));
     if blocked.is_ok() {
         // SAFETY: as above.
         let _ = unsafe {
@@ -282,16 +287,26 @@ pub(crate) fn signals_interrupt() -> bool {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
     let others =
         |signal: &usize| !faults.contains(&(*signal as c_int)) && !(32..34).contains(signal);
-    for signal in (1..=64usize).filter(others) {
-        // The kernel's struct: handler, flags, restorer, mask.
-        let mut action = [0usize; 4];
-        let at = action.as_mut_ptr() as usize;
-        // SAFETY: there is room for the kernel's struct of four words.
-        let asked = unsafe { call(libc::SYS_rt_sigaction, [signal, 0, at, 8, 0, 0]) };
-        let handled = action[0] != libc::SIG_DFL && action[0] != libc::SIG_IGN;
-        if asked.is_ok() && handled && action[1] & libc::SA_RESTART as usize == 0 {
-            return true;
-        }
-    }
-    false
+    (1..=64usize).filter(others).any(interrupts)
+}
+
+/// Whether a signal has come that the program has not blocked itself and that interrupts calls.
+pub(crate) fn is_interrupted(blocked: SignalMask) -> bool {
+    let mut pending = 0u64;
+    let at = std::ptr::from_mut(&mut pending) as usize;
+    // SAFETY: the word is valid until the call returns.
+    let asked = unsafe { call(libc::SYS_rt_sigpending, [at, 8, 0, 0, 0, 0]) };
+    let pending = if asked.is_ok() { pending & !blocked.0 } else { 0 };
+    (1..=64usize).filter(|signal| pending >> (signal - 1) & 1 != 0).any(interrupts)
+}
+
+/// Whether a signal has a handler without SA_RESTART.
+fn interrupts(signal: usize) -> bool {
+    // The kernel's struct: handler, flags, restorer, mask.
+    let mut action = [0usize; 4];
+    let at = action.as_mut_ptr() as usize;
+    // SAFETY: there is room for the kernel's struct of four words.
+    let asked = unsafe { call(libc::SYS_rt_sigaction, [signal, 0, at, 8, 0, 0]) };
+    let handled = action[0] != libc::SIG_DFL && action[0] != libc::SIG_IGN;
+    asked.is_ok() && handled && action[1] & libc::SA_RESTART as usize == 0
 }

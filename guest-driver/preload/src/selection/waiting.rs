@@ -1,0 +1,296 @@
+//! Servers' handshakes that wait for their clients. One thread waits for all of them: a client that
+//! sends nothing, or a part of a message, costs an entry in a list.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::selection::running::{self, RUNNING_LOCK};
+use crate::selection::transitions::{ActionInput, carry_out};
+use crate::socket::pair::high;
+use crate::socket::registrations;
+use crate::socket::states::SocketEvent;
+use crate::socket::stream::SocketState;
+use crate::socket::table::DescriptorRef;
+use crate::sys::{STACK, epoll_wait, lock, owned, raw};
+
+/// A server's handshake that waits for its client.
+pub(super) trait PendingHandshake: Send {
+    /// The descriptors that become readable when the client has sent something.
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2];
+    /// Whether the wait is over, whether the client has sent anything or not.
+    fn is_over(&self, descriptor: &DescriptorRef) -> bool;
+    /// Whether it has taken nothing from the stream.
+    fn is_untouched(&self) -> bool;
+    /// Whether [`PendingHandshake::advance`] can go on.
+    fn is_ready(&self, descriptor: &DescriptorRef) -> bool;
+    /// Goes on as far as the client's bytes allow. `None`: the handshake is complete.
+    fn advance(
+        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>>;
+}
+
+/// A handshake in the list.
+struct Waiting {
+    descriptor: DescriptorRef,
+    fd: c_int,
+    pending: Box<dyn PendingHandshake>,
+    /// The descriptors that are in the set.
+    watched: Vec<c_int>,
+}
+
+impl Waiting {
+    /// Goes on as far as the client's bytes allow. `None`: the handshake is complete.
+    fn advance(mut self, set: c_int) -> Option<Waiting> {
+        if !self.pending.is_ready(&self.descriptor) {
+            // It stays in the set, which would report the same bytes again otherwise.
+            return Some(self);
+        }
+        unwatch(set, &self.watched);
+        self.watched.clear();
+        self.pending = self.pending.advance(&self.descriptor, self.fd)?;
+        Some(self)
+    }
+}
+
+/// Takes descriptors out of a set. The program's descriptor of the same socket would keep them
+/// there, so this comes before they are closed.
+fn unwatch(set: c_int, watched: &[c_int]) {
+    for fd in watched {
+        let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, *fd, 0, 0);
+    }
+}
+
+/// The descriptors that the thread sleeps on.
+struct Sets {
+    epoll: OwnedFd,
+    /// Makes the thread look at the list.
+    wake: OwnedFd,
+}
+
+/// The list, and what the thread needs.
+struct WaitingList {
+    sets: Option<Sets>,
+    list: BTreeMap<u64, Waiting>,
+    next: u64,
+    has_thread: bool,
+}
+
+/// Whoever takes the lock holds [`RUNNING_LOCK`], so no other thread has it while the process forks.
+static WAITING: Mutex<WaitingList> =
+    Mutex::new(WaitingList { sets: None, list: BTreeMap::new(), next: 1, has_thread: false });
+
+/// The number of the eventfd in the set.
+const WAKE: u64 = 0;
+/// How often the thread checks whether a program wants to write first, or a deadline has passed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the thread stays when nothing waits.
+const LINGER: Duration = Duration::from_secs(2);
+/// Events that the thread takes at a time.
+const EVENTS: usize = 32;
+
+impl WaitingList {
+    /// Prepares the set and the thread. `false`: there are no descriptors or threads left.
+    fn begin(&mut self) -> bool {
+        if self.sets.is_none() {
+            self.sets = sets();
+        }
+        if self.sets.is_some() && !self.has_thread {
+            let thread = std::thread::Builder::new().name("smc-handshake".into());
+            self.has_thread =
+                raw::without_signals(|| thread.stack_size(STACK).spawn(wait_for_all)).is_ok();
+        }
+        self.has_thread
+    }
+
+    /// Puts a handshake into the list, and its descriptors into the set.
+    fn insert(&mut self, number: u64, mut waiting: Waiting) {
+        let Some(sets) = &self.sets else { return };
+        if waiting.watched.is_empty() {
+            waiting.watched =
+                waiting.pending.fds().iter().flatten().map(AsRawFd::as_raw_fd).collect();
+            // Edges only: a part of a message must not wake the thread again and again.
+            let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+            for fd in &waiting.watched {
+                let set = sets.epoll.as_raw_fd();
+                let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, events, number);
+            }
+        }
+        self.list.insert(number, waiting);
+    }
+}
+
+fn sets() -> Option<Sets> {
+    use rustix::event::{EventfdFlags, eventfd};
+    let epoll = high(owned(raw::epoll_create1(libc::EPOLL_CLOEXEC).ok()? as c_int));
+    let wake = high(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?);
+    let (set, fd) = (epoll.as_raw_fd(), wake.as_raw_fd());
+    raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, WAKE).ok()?;
+    Some(Sets { epoll, wake })
+}
+
+/// Waits for a client. An error returns what cannot wait: there are no descriptors or threads left.
+pub(super) fn add(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    pending: Box<dyn PendingHandshake>,
+) -> Result<(), Box<dyn PendingHandshake>> {
+    let _running = RUNNING_LOCK.lock();
+    let mut waiting = lock(&WAITING);
+    if !waiting.begin() {
+        return Err(pending);
+    }
+    if let Some(socket) = descriptor.stream() {
+        // The bytes that come next are those of the handshake.
+        registrations::follow(descriptor, socket, SocketState::Deciding);
+    }
+    let descriptor = descriptor.clone();
+    let number = waiting.next;
+    waiting.next += 1;
+    waiting.insert(number, Waiting { descriptor, fd, pending, watched: Vec::new() });
+    wake(&waiting);
+    Ok(())
+}
+
+/// Makes the thread check all connections: the program has closed one of them.
+pub(super) fn check() {
+    let _running = RUNNING_LOCK.lock();
+    wake(&lock(&WAITING));
+}
+
+fn wake(waiting: &WaitingList) {
+    if let Some(sets) = &waiting.sets {
+        let _ = raw::write(sets.wake.as_raw_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+/// The thread.
+fn wait_for_all() {
+    let mut checked = Instant::now();
+    loop {
+        let (set, empty) = {
+            let _running = RUNNING_LOCK.lock();
+            let waiting = lock(&WAITING);
+            let Some(sets) = &waiting.sets else { return };
+            (sets.epoll.as_raw_fd(), waiting.list.is_empty())
+        };
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        let timeout = if empty { LINGER } else { CHECK_INTERVAL };
+        let n = epoll_wait(set, &mut events, Some(timeout), None).unwrap_or(0);
+        let woken = events.iter().take(n).any(|event| event.u64 == WAKE);
+        let mut ready: Vec<u64> = events.iter().take(n).map(|event| event.u64).collect();
+        let all = woken || checked.elapsed() >= CHECK_INTERVAL;
+        let taken: Vec<(u64, Waiting)> = {
+            let _running = RUNNING_LOCK.lock();
+            let mut waiting = lock(&WAITING);
+            if woken && let Some(sets) = &waiting.sets {
+                let _ = raw::read(sets.wake.as_raw_fd(), &mut [0; 8]);
+            }
+            if all {
+                checked = Instant::now();
+                let over =
+                    waiting.list.iter().filter(|(_, one)| one.pending.is_over(&one.descriptor));
+                ready.extend(over.map(|(number, _)| *number));
+            }
+            let take = |number: u64| Some((number, waiting.list.remove(&number)?));
+            let taken: Vec<_> = ready.into_iter().filter_map(take).collect();
+            taken.iter().for_each(|(_, waiting)| running::begin(&waiting.descriptor));
+            if empty && n == 0 && waiting.list.is_empty() {
+                waiting.has_thread = false;
+                return;
+            }
+            taken
+        };
+        for (number, one) in taken {
+            let descriptor = one.descriptor.clone();
+            if let Some(rest) = one.advance(set) {
+                let _running = RUNNING_LOCK.lock();
+                lock(&WAITING).insert(number, rest);
+            }
+            running::end(descriptor);
+        }
+    }
+}
+
+/// Keeps the lists of handshakes as they are while the process forks. Gives up waiting for the first
+/// bytes of clients: the process that first uses such a connection does the handshake.
+pub(crate) fn before_fork() {
+    RUNNING_LOCK.acquire_before_fork();
+    let mut waiting = lock(&WAITING);
+    let is_used =
+        |waiting: &Waiting| waiting.pending.is_untouched() && waiting.descriptor.handles() > 0;
+    let used: Vec<u64> =
+        waiting.list.iter().filter(|(_, one)| is_used(one)).map(|(number, _)| *number).collect();
+    let set = waiting.sets.as_ref().map_or(-1, |sets| sets.epoll.as_raw_fd());
+    for one in used.iter().filter_map(|number| waiting.list.remove(number)) {
+        unwatch(set, &one.watched);
+        postpone(&one.descriptor, one.fd);
+    }
+}
+
+/// Leaves the handshake to the next call that uses the connection. The kernel reports the client's
+/// bytes until then.
+pub(super) fn postpone(descriptor: &DescriptorRef, fd: c_int) {
+    if let Some(socket) = descriptor.stream() {
+        socket.set_lazy();
+        carry_out(descriptor, fd, SocketEvent::Postpone, ActionInput::Nothing);
+    }
+}
+
+/// Undoes [`before_fork`], in the parent.
+pub(crate) fn in_parent() {
+    RUNNING_LOCK.release_after_fork();
+}
+
+/// Undoes [`before_fork`], in the child, which has none of the threads.
+pub(crate) fn in_child() {
+    running::forget();
+    forget();
+    RUNNING_LOCK.release_after_fork();
+}
+
+/// Forgets what the parent waits for.
+fn forget() {
+    let mut waiting = lock(&WAITING);
+    let list = std::mem::take(&mut waiting.list);
+    waiting.has_thread = false;
+    // The parent's set watches the parent's descriptors.
+    drop(waiting.sets.take());
+    // The connections of the parent are not this process's to close, and the duplicates of TCP
+    // sockets would keep them open.
+    for (_, one) in list {
+        for fd in &one.watched {
+            let _ = raw::close(*fd);
+        }
+        std::mem::forget(one);
+    }
+}
+
+/// How long a process that ends waits for handshakes of connections on which it has written: longer
+/// than a client waits for its server.
+const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
+/// How long it waits for other handshakes that must come to their end.
+const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits for handshakes of connections that the program has closed, when the process ends.
+pub(crate) fn finish() {
+    let begun = Instant::now();
+    let must_finish = |found: &DescriptorRef| {
+        found.stream().is_some_and(|socket| {
+            let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
+            socket.must_finish() && begun.elapsed() < most
+        })
+    };
+    let any = || {
+        let _running = RUNNING_LOCK.lock();
+        running::any(must_finish)
+            || lock(&WAITING).list.values().any(|one| must_finish(&one.descriptor))
+    };
+    while any() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,122 @@
+//! Clients that send a part of a message and stay. They cost their server neither threads nor
+//! processor time, and it serves others meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "common/c.rs"]
+mod c;
+mod common;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+
+/// Clients that stay.
+const CLIENTS: usize = 200;
+/// The first byte of a Proposal.
+const BEGINNING: [u8; 1] = [0xe2];
+
+/// An event loop, as nginx has one.
+fn serve(listener: &TcpListener) {
+    listener.set_nonblocking(true).unwrap();
+    let set = c::Epoll::new();
+    set.add(listener, libc::EPOLLIN, 0);
+    let mut clients: HashMap<u64, TcpStream> = HashMap::new();
+    loop {
+        for (data, _) in set.wait(-1) {
+            if data == 0 {
+                while let Ok((stream, _)) = listener.accept() {
+                    stream.set_nonblocking(true).unwrap();
+                    let number = u64::try_from(stream.as_raw_fd()).unwrap();
+                    set.add(&stream, libc::EPOLLIN, number);
+                    clients.insert(number, stream);
+                }
+                continue;
+            }
+            let Some(mut stream) = clients.get(&data) else { continue };
+            let mut buf = [0; 100];
+            match stream.read(&mut buf) {
+                Ok(0) => drop(clients.remove(&data)),
+                Ok(_) if buf.starts_with(b"cost") => {
+                    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+                    let millis = processor_time().as_millis();
+                    stream.write_all(format!("{threads} {millis}").as_bytes()).unwrap();
+                }
+                Ok(_) if buf.starts_with(b"stop") => return,
+                Ok(n) => stream.write_all(&buf[..n]).unwrap(),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => drop(clients.remove(&data)),
+            }
+        }
+    }
+}
+
+/// The processor time of all threads of this process.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // utime and stime, in ticks of 10 ms; the first field here is the third.
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn ask(port: u16, what: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(what.as_bytes()).unwrap();
+    let mut answer = [0; 100];
+    let n = stream.read(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer[..n]).into_owned()
+}
+
+/// Threads of the server, and the processor time that it has used.
+fn cost(port: u16) -> (usize, Duration) {
+    let answer = ask(port, "cost");
+    let (threads, millis) = answer.split_once(' ').expect(&answer);
+    (threads.parse().unwrap(), Duration::from_millis(millis.parse().unwrap()))
+}
+
+#[test]
+fn half_open_clients_cost_no_thread_and_no_processor() {
+    const TEST: &str = "half_open_clients_cost_no_thread_and_no_processor";
+    match my_role() {
+        Some((role, port)) if role == "server" => {
+            return serve(&TcpListener::bind(("127.0.0.1", port)).unwrap());
+        }
+        Some((_, port)) => return assert_eq!(ask(port, "hello"), "hello"),
+        None => {}
+    }
+    let fabric = Fabric::new(2);
+    let program = || fabric.smc(std::env::current_exe().unwrap());
+    let port = free_port();
+    let server = role(&mut program(), TEST, "server", port);
+    await_listener(port);
+    let (threads, _) = cost(port);
+    let half_open: Vec<TcpStream> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(&BEGINNING).unwrap();
+            stream
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let (first, begun) = cost(port);
+    assert_eq!(ask(port, "plain"), "plain");
+    std::thread::sleep(Duration::from_secs(3));
+    let (last, ended) = cost(port);
+    role(&mut program(), TEST, "client", port).finish();
+    // One thread waits for all of them.
+    assert!(first <= threads + 1 && last <= threads + 1, "{threads}, {first}, {last} threads");
+    assert!(ended - begun < Duration::from_millis(500), "{begun:?}, {ended:?}");
+    assert_eq!(fabric.decided().0, 2, "the client that proposed SMC has it");
+    drop(half_open);
+    ask_to_stop(port);
+    server.finish();
+}
+
+fn ask_to_stop(port: u16) {
+    TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"stop").unwrap();
+}
