@@ -50,7 +50,7 @@ pub enum ConfigError {
     Gid(String),
     /// A socket option that does not exist, lacks its value, or has a wrong one.
     #[error(
-        "{0:?}: expected PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-unsealed]"
+        "{0:?}: expected PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-any-file]"
     )]
     SocketOption(String),
     /// Two guests with one name.
@@ -177,6 +177,8 @@ pub struct Quotas {
     pub max_peers: Option<u32>,
     /// Slabs mapped into the front end at a time.
     pub max_maps: Option<u32>,
+    /// Bytes of all regions of the guest's memory; 1 TiB by default.
+    pub max_guest_memory: Option<u64>,
     /// Control commands per second.
     pub commands_per_second: Option<u32>,
     /// Wake records per second and slab; more are delayed and fall together.
@@ -205,8 +207,9 @@ pub struct GuestSpec {
     pub gid: Option<Gid>,
     /// Mappings this front end can hold; none: the fabric's quota.
     pub max_maps: Option<u32>,
-    /// Accept guest memory that its owner could truncate, and with it stop the daemon.
-    pub allow_unsealed: bool,
+    /// Accept guest memory in any file. A file system whose pages do not come makes a thread of the
+    /// daemon wait, and with it peers.
+    pub allow_any_file: bool,
 }
 
 impl GuestSpec {
@@ -220,11 +223,11 @@ impl GuestSpec {
             chid: DEFAULT_CHID,
             gid: None,
             max_maps: None,
-            allow_unsealed: false,
+            allow_any_file: false,
         }
     }
 
-    /// Reads `PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-unsealed]`.
+    /// Reads `PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-any-file]`.
     ///
     /// # Errors
     /// Names what cannot be read.
@@ -236,7 +239,7 @@ impl GuestSpec {
         for word in words {
             let unknown = || ConfigError::SocketOption(word.into());
             match word.split_once('=') {
-                None if word == "allow-unsealed" => spec.allow_unsealed = true,
+                None if word == "allow-any-file" => spec.allow_any_file = true,
                 Some(("gid", gid)) => spec.gid = Some(parse_gid(gid)?),
                 Some(("chid", chid)) => spec.chid = parse_chid(chid)?,
                 Some(("name", name)) => spec.name = name.into(),
@@ -322,7 +325,7 @@ pub(crate) struct FileGuest {
     pub(crate) gid: Option<String>,
     pub(crate) max_maps: Option<u32>,
     #[serde(default)]
-    pub(crate) allow_unsealed: bool,
+    pub(crate) allow_any_file: bool,
 }
 
 impl FileGuest {
@@ -334,7 +337,7 @@ impl FileGuest {
         spec.chid = self.chid.as_deref().map_or(Ok(default_chid), parse_chid)?;
         spec.gid = self.gid.as_deref().map(parse_gid).transpose()?;
         spec.max_maps = self.max_maps;
-        spec.allow_unsealed = self.allow_unsealed;
+        spec.allow_any_file = self.allow_any_file;
         spec.check()?;
         Ok(spec)
     }
@@ -460,7 +463,7 @@ mod tests {
     #[test]
     fn reads_a_socket_with_all_its_options() {
         let spec = GuestSpec::parse(
-            "/run/vm1.sock,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b,chid=ff07,name=one,max-maps=4,allow-unsealed",
+            "/run/vm1.sock,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b,chid=ff07,name=one,max-maps=4,allow-any-file",
             DEFAULT_CHID,
         )
         .unwrap();
@@ -468,7 +471,7 @@ mod tests {
         assert_eq!(spec.gid.unwrap().to_string(), "3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b");
         assert_eq!(spec.chid, Chid(0xff07));
         assert_eq!(
-            (spec.name.as_str(), spec.max_maps, spec.allow_unsealed),
+            (spec.name.as_str(), spec.max_maps, spec.allow_any_file),
             ("one", Some(4), true)
         );
     }
@@ -477,12 +480,12 @@ mod tests {
     fn names_a_guest_after_its_socket() {
         let spec = GuestSpec::parse("/run/vm1.sock", Chid(0xff01)).unwrap();
         assert_eq!((spec.name.as_str(), spec.chid), ("vm1", Chid(0xff01)));
-        assert!(!spec.allow_unsealed);
+        assert!(!spec.allow_any_file);
     }
 
     #[test]
     fn refuses_socket_options_that_do_not_exist() {
-        for bad in ["", ",gid=x", "/s,foo", "/s,max-maps=many", "/s,gid", "/s,allow-unsealed=1"] {
+        for bad in ["", ",gid=x", "/s,foo", "/s,max-maps=many", "/s,gid", "/s,allow-any-file=1"] {
             assert!(
                 matches!(GuestSpec::parse(bad, DEFAULT_CHID), Err(ConfigError::SocketOption(_))),
                 "{bad}"
@@ -510,7 +513,7 @@ mod tests {
             [[guest]]
             socket = "/run/ism/b.sock"
             name = "bee"
-            allow-unsealed = true
+            allow-any-file = true
             "#,
         )
         .unwrap();

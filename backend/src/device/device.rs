@@ -41,11 +41,24 @@ pub struct Device {
     num_move_queues: u16,
     /// The GID of every session: pinned, or the loopback fabric's.
     fixed_gid: Option<Gid>,
-    /// Held while a session begins or ends. Never that of two devices at a time.
-    lifecycle: Mutex<()>,
-    /// The session that may move. Moves hold its read side, so that its end waits for them.
+    /// Held while a session begins or ends, and while a DMB is unregistered. Never that of two
+    /// devices at a time.
+    pub(super) lifecycle: Mutex<MemberState>,
+    /// The session that may move. Held for a moment only: threads of other devices take it.
     pub(super) current: RwLock<Option<Arc<DeviceSession>>>,
+    /// Moves hold its read side while they copy, so that the end of a session can wait for them.
+    /// Only threads of this device take it.
+    pub(super) moving: RwLock<()>,
     pub(super) state: Mutex<DeviceState>,
+}
+
+/// Whether a session can begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemberState {
+    /// The device is a member of its fabric.
+    Member,
+    /// It has left, and serves nobody any more.
+    Left,
 }
 
 /// What a device's lock guards. It is never held together with another device's.
@@ -87,8 +100,9 @@ impl Device {
             limits,
             max_maps: port.max_maps.unwrap_or(limits.max_maps),
             num_move_queues: port.num_move_queues.max(1),
-            lifecycle: Mutex::new(()),
+            lifecycle: Mutex::new(MemberState::Member),
             current: RwLock::new(None),
+            moving: RwLock::new(()),
             state: Mutex::new(state),
         })
     }
@@ -143,6 +157,11 @@ impl Device {
         self.handle.set_window(usable);
     }
 
+    /// How many bytes the regions of the driver's memory may have together.
+    pub fn max_guest_memory(&self) -> u64 {
+        self.limits.guest_memory
+    }
+
     /// The driver's memory. To be called again when there is another handle; what is behind the
     /// handle may change at any time.
     pub fn set_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) {
@@ -174,9 +193,25 @@ impl Device {
         state.config_gid = state.next_gid.unwrap_or(Gid::NONE);
     }
 
+    /// Ends the session and leaves the fabric: the device counts no longer against the fabric's caps,
+    /// and begins no further session. A thread that hangs may hold the device for as long as its
+    /// front end likes.
+    pub fn leave(&self) {
+        self.close_session(CloseReason::Failed);
+        // A HELLO may have come between.
+        let mut lifecycle = lock(&self.lifecycle);
+        *lifecycle = MemberState::Left;
+        self.end_session(CloseReason::Failed);
+        drop(lifecycle);
+        self.fabric.remove_device(self.handle.member);
+    }
+
     /// HELLO: ends the session that was and begins one.
     pub(super) fn begin(&self, driver_max_idx: u32) -> Result<Arc<DeviceSession>, Status> {
-        let _lifecycle = lock(&self.lifecycle);
+        let lifecycle = lock(&self.lifecycle);
+        if *lifecycle == MemberState::Left {
+            return Err(Status::Eio);
+        }
         self.end_session(CloseReason::Orderly);
         let mut state = lock(&self.state);
         let gid = match state.next_gid.take() {
@@ -214,6 +249,7 @@ impl Device {
         self.fabric.remove_session(&session);
         // 2. Its moves finish; those into its DMBs do so in 3, one DMB at a time.
         *write(&self.current) = None;
+        drop(write(&self.moving));
         // 3. Its DMBs are closed, and their users get DMB_GONE.
         for entry in account.dmbs.values().filter(|entry| entry.ready) {
             entry.dmb.close(&self.fabric.tokens, false);

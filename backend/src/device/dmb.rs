@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hint::black_box;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use virtio_ism_abi::{Gid, Token};
 
 use super::session::DeviceSession;
 use super::slab::SlabRange;
-use super::sync::{read, write};
+use super::sync::{lock, read, write};
 use super::wake_slot::DmbSignalSlot;
 
 /// A DMB: memory of one owner that one user may write.
@@ -26,7 +26,12 @@ pub(super) struct Dmb {
     /// Bytes.
     pub(super) len: u32,
     pub(super) backing: Backing,
-    gate: RwLock<Gate>,
+    /// Whether it is registered. Moves hold the read side while they copy; unregistering takes the
+    /// write side, and so waits for the moves that run. Nothing else may take that side: a guest can
+    /// make a copy into its memory last.
+    registered: RwLock<bool>,
+    /// The sessions that have it attached; `None` when their DMB_GONE is queued.
+    attached: Mutex<Option<Vec<Arc<DeviceSession>>>>,
     /// Window: users that have it in their own window and can raise its line themselves.
     pub(super) mapped_users: AtomicU32,
 }
@@ -55,15 +60,6 @@ pub(super) struct GuestRange {
     pub(super) gpa: u64,
 }
 
-/// Moves run with the gate's read side; register, attach, detach and unregister take its write
-/// side, and so wait for the moves that run.
-#[derive(Debug)]
-pub(super) struct Gate {
-    registered: bool,
-    /// The sessions that have it attached.
-    attached: Vec<Arc<DeviceSession>>,
-}
-
 impl Dmb {
     pub(super) fn new(
         token: Token,
@@ -80,7 +76,8 @@ impl Dmb {
             idx,
             len,
             backing,
-            gate: RwLock::new(Gate { registered: true, attached: Vec::new() }),
+            registered: RwLock::new(true),
+            attached: Mutex::new(Some(Vec::new())),
             mapped_users: AtomicU32::new(0),
         })
     }
@@ -94,39 +91,42 @@ impl Dmb {
     }
 
     /// Keeps the DMB registered until the guard goes; `None` if it no longer is.
-    pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, Gate>> {
-        Some(read(&self.gate)).filter(|gate| gate.registered)
+    pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(read(&self.registered)).filter(|registered| **registered)
     }
 
-    /// Adds a user that wants to hear when the DMB goes; `false` if it is gone.
+    /// Adds a user that wants to hear when the DMB goes; `false` if it is gone. Waits for no move.
     pub(super) fn attach_session(&self, user: &Arc<DeviceSession>) -> bool {
-        let mut gate = write(&self.gate);
-        if gate.registered {
-            gate.attached.push(user.clone());
+        let mut attached = lock(&self.attached);
+        if let Some(sessions) = &mut *attached {
+            sessions.push(user.clone());
         }
-        gate.registered
+        attached.is_some()
     }
 
-    /// Removes a user.
+    /// Removes a user. Waits for no move.
     pub(super) fn detach_session(&self, user: &Arc<DeviceSession>) {
-        write(&self.gate).attached.retain(|session| !Arc::ptr_eq(session, user));
+        if let Some(sessions) = &mut *lock(&self.attached) {
+            sessions.retain(|session| !Arc::ptr_eq(session, user));
+        }
     }
 
     /// Closes the DMB: waits for the moves that run, admits no further one, and queues DMB_GONE for
     /// its users. With `notify_owner` the owner gets it too, since it did not ask for the end.
+    ///
+    /// The caller holds no lock that another device's thread may want: what it waits for can take
+    /// as long as the owner of the memory likes.
     pub(super) fn close(&self, tokens: &Tokens, notify_owner: bool) {
         tokens.remove(self.token);
-        let mut gate = write(&self.gate);
-        if !gate.registered {
-            return;
-        }
-        gate.registered = false;
+        *write(&self.registered) = false;
+        let mut attached = lock(&self.attached);
+        let Some(sessions) = attached.take() else { return };
         if let Backing::Guest { signal, .. } = &self.backing {
             signal.close();
         }
-        // Queued with the gate held: a user that detaches finds the event in its queue, not on the
+        // Queued with the lock held: a user that detaches finds the event in its queue, not on the
         // way to it.
-        for session in gate.attached.drain(..) {
+        for session in sessions {
             session.push_dmb_gone(self.token, self.owner.gid);
         }
         if notify_owner {

@@ -35,6 +35,8 @@ pub struct Limits {
     pub max_segs: u16,
     /// Payload bytes of one MOVE.
     pub max_move: u32,
+    /// Bytes of all regions of the guest's memory, which the daemon maps.
+    pub guest_memory: u64,
     /// Alignment of slabs in the window in bytes, a power of two.
     pub slab_align: u32,
     /// Control commands per second.
@@ -61,6 +63,8 @@ impl Default for Limits {
             max_sg: 512,
             max_segs: 32,
             max_move: MAX_MOVE,
+            // A hundred such guests fit into an address space of 47 bits.
+            guest_memory: 1 << 40,
             slab_align: SLAB_ALIGN,
             commands_per_second: 20_000,
             queries_per_second: 1_000,

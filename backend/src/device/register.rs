@@ -9,7 +9,7 @@ use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 use zerocopy::IntoBytes;
 
 use super::accounts::{MapState, QuotaAccount};
-use super::command::{DeferredDrop, check_peer, done};
+use super::command::{check_peer, done};
 use super::device::DeviceState;
 use super::dmb::{Backing, Dmb, GuestRange, ranges};
 use super::gid::secret;
@@ -131,23 +131,27 @@ impl Device {
     }
 
     pub(super) fn unregister(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
-        let mut _deferred: DeferredDrop = None;
-        let mut state = lock(&self.state);
-        let account = state.account.as_mut().ok_or(Status::Estate)?;
-        if !account.dmbs.get(&token).is_some_and(|entry| entry.ready) {
-            return Err(Status::Enoent);
-        }
-        let entry = account.remove_dmb(token).ok_or(Status::Enoent)?;
-        // Waits for the moves that run: at most one of `max_move` bytes per current.
+        // The session does not end meanwhile, so that PEER_DOWN follows the DMB_GONE of this DMB.
+        let _lifecycle = lock(&self.lifecycle);
+        let (session, entry, is_attached) = {
+            let mut state = lock(&self.state);
+            let account = state.account.as_mut().ok_or(Status::Estate)?;
+            if !account.dmbs.get(&token).is_some_and(|entry| entry.ready) {
+                return Err(Status::Enoent);
+            }
+            let entry = account.remove_dmb(token).ok_or(Status::Enoent)?;
+            (account.session.clone(), entry, account.attached.contains_key(&token))
+        };
+        // Waits for the moves that run: at most one of `max_move` bytes per current. Other devices
+        // take this device's lock to tell it of their end, so it is not held.
         entry.dmb.close(&self.fabric.tokens, false);
         if let Backing::Guest { signal, .. } = &entry.dmb.backing {
-            account.session.remove_dmb_signal(signal);
+            session.remove_dmb_signal(signal);
         }
         // If the driver has attached it itself, it hears of its end like any user.
-        if !account.attached.contains_key(&token) {
-            account.session.remove_dmb_gone(entry.dmb.token);
+        if !is_attached {
+            session.remove_dmb_gone(entry.dmb.token);
         }
-        _deferred = Some(entry.dmb);
         Ok(done(tag, &[]))
     }
 

@@ -105,8 +105,8 @@ impl Device {
         payload_len: u64,
     ) -> Result<(u64, Option<Wake>), Status> {
         // Held over the copy: the end of this session waits for it.
-        let current = read(&self.current);
-        let user = current.as_ref().ok_or(Status::Estate)?;
+        let _moving = read(&self.moving);
+        let user = read(&self.current).clone().ok_or(Status::Estate)?;
         let request = CheckedMove::parse(head, payload_len, self.handle.features(), &self.limits)?;
         let dmb = self.fabric.tokens.find(request.token, user.gid).ok_or(Status::Enoent)?;
         if !request.fits(dmb.len) {
@@ -124,8 +124,7 @@ impl Device {
         }
         copied.map_err(Failure::status)?;
         let wakes = request.signal && self.signal(&dmb, &request);
-        let wake =
-            wakes.then(|| Wake { user: user.clone(), dmb, mask: request.mask, delivered: false });
+        let wake = wakes.then(|| Wake { user, dmb, mask: request.mask, delivered: false });
         Ok((u64::from(request.total), wake))
     }
 

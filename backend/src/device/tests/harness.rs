@@ -252,6 +252,12 @@ impl Driver {
         reply
     }
 
+    /// HELLO, which may be refused.
+    pub fn try_hello(&mut self) -> Result<HelloReply, Status> {
+        let body = HelloRequest { abi: 1.into(), driver_max_idx: u32::MAX.into() };
+        self.typed(Op::Hello, body.as_bytes())
+    }
+
     pub fn query(&mut self, gid: Gid) -> Result<u32, Status> {
         let body = QueryGidRequest { gid, ..Default::default() };
         let reply: QueryGidReply = self.typed(Op::QueryGid, body.as_bytes())?;

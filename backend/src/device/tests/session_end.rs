@@ -11,7 +11,9 @@ use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 use zerocopy::IntoBytes;
 
 use super::harness::{CountingNotifier, Driver, World, chain, parse};
-use super::ism::{CloseReason, DeviceConfig, Fabric, FabricConfig, JoinError, MapJob, Outcome};
+use super::ism::{
+    CloseReason, DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, MapJob, Outcome,
+};
 use virtio_ism_abi::Chid;
 
 const K64: u32 = 64 << 10;
@@ -295,4 +297,67 @@ fn unregister_waits_for_a_move_that_runs() {
 fn the_end_of_a_session_waits_for_its_own_moves_and_those_into_its_dmbs() {
     during_a_move(&World::new(), |_, user, _| user.end());
     during_a_move(&World::new(), |owner, _, _| owner.end());
+}
+
+/// Runs `end` while a move of `user` into a DMB of `owner` is in the middle of its copy, and sees
+/// that nobody else waits, although `end` does. A guest can make a copy into its memory last.
+fn nobody_else_waits(end: impl FnOnce(&mut Driver, &mut Driver, u64) + Send) {
+    let world = World::new();
+    let (mut owner, user) = (world.driver("owner"), world.mover("user"));
+    let mut user_again = Driver::of(&user);
+    let devices = [owner.device.clone(), user.device.clone()];
+    let token = owner.register(user.gid, 0, K64).unwrap().token.get();
+    let [inside, go_on, copied] = [(); 3].map(|()| AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (head, _) = chain(token, &[(0, &[0; 100])], false, 0);
+            let mut payload = Slow { inside: &inside, go_on: &go_on, copied: &copied };
+            let _ = user.device.transfer(&head, &mut payload, 100);
+        });
+        while !inside.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        scope.spawn(|| end(&mut owner, &mut user_again, token));
+        std::thread::sleep(Duration::from_millis(20));
+        // The end of another device tells every device; management asks every device.
+        world.driver("bystander").end();
+        assert!(!world.fabric.snapshot().devices.is_empty());
+        // A thread of another device that delivers an event asks this.
+        for device in &devices {
+            let _ = (device.has_events(), device.next_event_in());
+        }
+        assert!(!copied.load(Ordering::SeqCst), "somebody waited for the move");
+        go_on.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn no_other_device_waits_for_a_command_that_waits_for_a_move() {
+    nobody_else_waits(|owner, _, token| owner.unregister(token).unwrap());
+    nobody_else_waits(|_, user, token| {
+        user.attach(token).unwrap();
+        user.detach(token).unwrap();
+    });
+}
+
+#[test]
+fn no_other_device_waits_for_the_end_of_a_session_that_waits_for_a_move() {
+    nobody_else_waits(|_, user, _| user.end());
+    nobody_else_waits(|owner, _, _| owner.end());
+}
+
+#[test]
+fn a_device_that_has_left_counts_no_longer_and_serves_nobody() {
+    let caps = FabricCaps { devices: 1, ..Default::default() };
+    let fabric = Fabric::new(FabricConfig { caps, ..FabricConfig::new(Chid(0xff01)) }).unwrap();
+    let world = World { fabric, clock: World::new().clock };
+    // A thread that hangs keeps the device itself.
+    let mut gone = world.driver("gone");
+    gone.device.leave();
+    assert_eq!(gone.try_hello().unwrap_err(), Status::Eio);
+    assert_eq!(world.fabric.snapshot().devices.len(), 0);
+    let next = world.driver("next");
+    drop(gone);
+    assert_eq!(world.fabric.snapshot().devices.len(), 1);
+    drop(next);
 }
