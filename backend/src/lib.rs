@@ -90,6 +90,7 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     if mode == SandboxMode::Off {
         tracing::warn!("running without a sandbox");
     } else {
+        sandbox::forbid_dumps()?;
         let directories = socket_directories(&config);
         sandbox::restrict_files(directories.iter().map(PathBuf::as_path))?;
     }

@@ -55,6 +55,18 @@ pub enum SandboxError {
     Install(#[from] seccompiler::Error),
 }
 
+/// Keeps the memory of guests out of core dumps, and other processes of the same user out of this
+/// one's memory.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn forbid_dumps() -> std::io::Result<()> {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, setrlimit};
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    Ok(())
+}
+
 /// Drops access to files, except for making and removing sockets in `directories`. Holds for this thread
 /// and those it starts, so call it before there are any.
 ///
@@ -147,8 +159,17 @@ fn allowed() -> Result<BTreeMap<i64, Vec<SeccompRule>>, SandboxError> {
     let prctl = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
     let prctl: Result<_, _> = prctl.iter().map(|op| only(0, Cmp::Eq, *op as u64)).collect();
     rules.insert(libc::SYS_prctl, prctl?);
+    // This process only: the daemon may run as root. 0 is the caller itself.
+    let own = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![only(0, Cmp::Eq, own)?]);
+    rules.insert(libc::SYS_prlimit64, vec![only(0, Cmp::Eq, 0)?, only(0, Cmp::Eq, own)?]);
+    let ioctl: Result<_, _> = IOCTLS.iter().map(|request| only(1, Cmp::Eq, *request)).collect();
+    rules.insert(libc::SYS_ioctl, ioctl?);
     Ok(rules)
 }
+
+/// Requests of ioctl(2): for nonblocking sockets and to recognise a terminal.
+const IOCTLS: [u64; 3] = [libc::FIONBIO, libc::TCGETS, libc::FIOCLEX];
 
 /// Calls without conditions, on every architecture.
 const CALLS: &[i64] = &[
@@ -164,9 +185,9 @@ const CALLS: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_fcntl,
-    libc::SYS_ioctl,
     libc::SYS_lseek,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_ppoll,
@@ -217,10 +238,8 @@ const CALLS: &[i64] = &[
     libc::SYS_membarrier,
     libc::SYS_gettid,
     libc::SYS_getpid,
-    libc::SYS_tgkill,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    libc::SYS_prlimit64,
     libc::SYS_restart_syscall,
     // signals
     libc::SYS_rt_sigaction,
