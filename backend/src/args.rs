@@ -31,8 +31,8 @@ Examples:
     vhost-device-ism --socket-path /run/ism/vm1.sock --management /run/ism/mgmt.sock
     echo '{\"op\":\"list\"}' | nc -NU /run/ism/mgmt.sock
 
-  A guest whose QEMU has the upstream 8-region memory table and unsealed memory:
-    vhost-device-ism --socket-path /run/ism/vm3.sock,max-maps=4,allow-unsealed
+  A guest whose QEMU has the upstream 8-region memory table, and memory in a file on a disk:
+    vhost-device-ism --socket-path /run/ism/vm3.sock,max-maps=4,allow-any-file
 
 Whoever may connect to a guest's socket is that guest for the daemon. Sockets get mode 0600; put
 them into a directory that only the guest's user can enter.";
@@ -57,8 +57,8 @@ pub struct Args {
     ///
     /// Settings of this guest follow the path, separated by commas: chid=ff00 (its fabric),
     /// name=NAME (in logs and metrics; default: the file name), max-maps=N (mappings the front end
-    /// can hold; 4 for QEMU without this project's device), allow-unsealed (accept guest memory
-    /// that can shrink: that guest can then stop the daemon), gid=UUID (pin the GID; for tests
+    /// can hold; 4 for QEMU without this project's device), allow-any-file (accept guest memory
+    /// in any file: one whose pages do not come makes peers wait), gid=UUID (pin the GID; for tests
     /// only, a GID should never come back).
     #[arg(long, short = 's', value_name = "PATH[,KEY=VALUE..]", conflicts_with = "fd")]
     pub socket_path: Vec<String>,

@@ -38,8 +38,8 @@ pub struct AddGuest {
     /// Mappings its front end can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_maps: Option<u32>,
-    /// Accept memory that can shrink.
-    pub allow_unsealed: bool,
+    /// Accept memory in any file.
+    pub allow_any_file: bool,
 }
 
 /// A request as the client writes it.
@@ -175,13 +175,13 @@ mod tests {
             socket: "/a.sock".into(),
             name: Some("a".into()),
             max_maps: Some(4),
-            allow_unsealed: true,
+            allow_any_file: true,
             ..AddGuest::default()
         };
         let text = serde_json::to_string(&Call::Add(&add)).unwrap();
         let Request::Add(guest) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert_eq!((guest.name, guest.max_maps), (Some("a".into()), Some(4)));
-        assert!(guest.allow_unsealed);
+        assert!(guest.allow_any_file);
         for call in [Call::List, Call::Metrics, Call::Remove { name: "a" }] {
             let text = serde_json::to_string(&call).unwrap();
             serde_json::from_str::<Request>(&text).unwrap();

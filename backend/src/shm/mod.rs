@@ -10,16 +10,20 @@
 //! A [`Buddy`] gives out ranges: of a slab's data to DMBs, of a front end's window to slabs. It
 //! never touches the memory.
 //!
-//! A [`Kicker`] signals eventfds of front ends without ever blocking. It is the only place of the
+//! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
+//! pages that a guest takes away from ending the daemon. These two are the only places of the
 //! backend with `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
+#[allow(unsafe_code, reason = "no crate handles SIGBUS by mapping memory in its place")]
+mod bus_error;
 #[allow(unsafe_code, reason = "no crate wraps the kernel's asynchronous IO")]
 mod kick;
 mod sealed;
 mod slab;
 
 pub use buddy::Buddy;
+pub use bus_error::{BusErrorGuard, GuardError};
 pub use kick::Kicker;
 pub use sealed::Sealed;
 pub use slab::SlabMemory;

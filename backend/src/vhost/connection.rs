@@ -33,6 +33,7 @@ use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
 use crate::device::sync::lock;
 use crate::device::{CloseReason, Device, Reply};
+use crate::shm::BusErrorGuard;
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
@@ -43,7 +44,7 @@ pub(super) struct Options {
     pub(super) name: String,
     pub(super) window_size: u64,
     pub(super) move_queues: u16,
-    pub(super) allow_unsealed: bool,
+    pub(super) allow_any_file: bool,
     pub(super) stopped_grace: Option<Duration>,
     pub(super) ack_timeout: Duration,
 }
@@ -58,6 +59,8 @@ pub(super) struct Connection {
     pub(super) faults: Arc<Faults>,
     /// Memory that passed the check. The framework's own handle may show a table that did not.
     pub(super) memory: Memory,
+    /// The tables in use, in which a page that is gone ends the connection and not the daemon.
+    contained: Mutex<Vec<BusErrorGuard>>,
     pub(super) notifiers: [Arc<Notifier>; WORKERS],
     /// Queues that a worker has to serve again without a kick, a bit each.
     pub(super) rescheduled: [AtomicU64; WORKERS],
@@ -115,6 +118,7 @@ impl Connection {
             device,
             faults,
             memory: Memory::new(GuestMemoryMmap::new()),
+            contained: Mutex::default(),
             notifiers: [notifier, moves_notifier],
             rescheduled: Default::default(),
             scratch: std::array::from_fn(|_| Mutex::new(Scratch::new(&config))),
@@ -202,9 +206,18 @@ impl Connection {
         self.faults.record(&self.options.name, fault, detail);
     }
 
-    /// Ends the device's session and the workers. Waits for none of them.
+    /// A page of the guest's memory was gone when the daemon touched it.
+    fn on_memory_fault(&self) {
+        self.fault(
+            Fault::LostMemory,
+            format_args!("a page of guest memory is gone; closing the connection"),
+        );
+        self.close();
+    }
+
+    /// Takes the device out of its fabric and ends the workers. Waits for none of them.
     pub(super) fn end(&self) {
-        self.device.close_session(CloseReason::Failed);
+        self.device.leave();
         self.exiting.store(true, Ordering::SeqCst);
         self.mapper.close();
         for notifier in &self.notifiers {
@@ -310,7 +323,13 @@ impl Connection {
                 Fault::StoppedTooLong,
                 format_args!("all rings were stopped for {} s; ending the device", grace.as_secs()),
             );
-            self.device.close_session(CloseReason::Failed);
+            // Its end waits for moves that run, which this thread, that of all timers, must not do.
+            let device = self.device.clone();
+            let end = move || device.close_session(CloseReason::Failed);
+            if let Err(error) = self.threads.spawn("stopped", end) {
+                tracing::error!(guest = self.options.name, %error, "cannot start a thread");
+                self.close();
+            }
             None
         });
         ack.into_iter().chain(stopped).min()
@@ -440,19 +459,30 @@ impl VhostUserBackend for Connection {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        let table = GuestMemoryMmap::clone(&memory.memory());
-        if !self.options.allow_unsealed
-            && let Err(error) = guest_memory::check(&table)
-        {
-            self.fault(
-                Fault::UnsealedMemory,
-                format_args!("{error}; give the guest a sealed memfd, or allow-unsealed"),
-            );
-            return Err(io::Error::other(error.to_string()));
-        }
+        // The framework's table: as long as it holds it, its threads may use it.
+        let table = memory.memory().into_inner();
+        let max = self.device.max_guest_memory();
+        let refuse = |error: &dyn std::fmt::Display| {
+            self.fault(Fault::RefusedMemory, format_args!("{error}"));
+            io::Error::other(error.to_string())
+        };
+        guest_memory::check(&table, max, self.options.allow_any_file).map_err(|e| refuse(&e))?;
+        let this = self.this.clone();
+        let on_fault = move || {
+            if let Some(connection) = this.upgrade() {
+                connection.on_memory_fault();
+            }
+        };
+        let mut contained = BusErrorGuard::new(table.clone(), on_fault).map_err(|e| refuse(&e))?;
         if let Ok(checked) = self.memory.lock() {
-            checked.replace(table);
+            checked.replace(GuestMemoryMmap::clone(&table));
         }
+        contained.keep(self.memory.memory().into_inner());
+        drop(table);
+        let mut all = lock(&self.contained);
+        all.push(contained);
+        // A table that a thread uses at this moment stays until the next one comes.
+        all.retain(BusErrorGuard::is_in_use);
         Ok(())
     }
 
@@ -506,7 +536,9 @@ impl RingObserver for Connection {
     fn not_an_eventfd(&self, queue: usize, what: &'static str) {
         self.fault(
             Fault::NotEventfd,
-            format_args!("the {what} descriptor of queue {queue} is no eventfd; closing"),
+            format_args!(
+                "the {what} descriptor of queue {queue} is no eventfd that counts up; closing"
+            ),
         );
         self.close();
     }

@@ -102,7 +102,7 @@ impl DeviceSocket {
             name: spec.name.clone(),
             window_size: config.window_size,
             move_queues: config.move_queues,
-            allow_unsealed: spec.allow_unsealed,
+            allow_any_file: spec.allow_any_file,
             stopped_grace: config.stopped_grace,
             ack_timeout: config.ack_timeout,
         };

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, ReadWriteFlags};
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Whether this is an eventfd.
 ///
@@ -18,26 +21,56 @@ pub(super) fn is_eventfd(file: &File) -> bool {
         .is_ok_and(|target| target.as_bytes() == b"anon_inode:[eventfd]")
 }
 
+/// Whether this eventfd counts down by one per read (EFD_SEMAPHORE). Its counter is as before, at
+/// least 1 if there was a count.
+///
+/// Such an eventfd stays readable for up to 2^64 reads of a thread that waits for kicks.
+pub(super) fn is_semaphore(file: &File) -> bool {
+    let mut before = [0; 8];
+    let had_count = take(file, &mut before).is_ok();
+    for _ in 0..2 {
+        // Only a semaphore can be full now. One that its owner fills at this moment blocks the
+        // owner's own thread.
+        let mut poll = [PollFd::new(file, PollFlags::OUT)];
+        if rustix::event::poll(&mut poll, Some(&AT_ONCE)) != Ok(1) {
+            return true;
+        }
+        let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+    }
+    let mut count = [0; 8];
+    let semaphore = take(file, &mut count).is_ok() && u64::from_ne_bytes(count) == 1;
+    // More than two: somebody kicked meanwhile.
+    if !semaphore && (had_count || u64::from_ne_bytes(count) > 2) {
+        let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+    }
+    semaphore
+}
+
 /// Takes the count of a kick eventfd without ever blocking.
 ///
 /// The front end has the same eventfd and could empty it between our poll and our read, and
 /// whether a read then blocks is a flag that it can change as well. `RWF_NOWAIT` is ours alone.
 pub(super) fn drain_eventfd(file: &File) {
-    let mut count = [0; 8];
+    let _ = take(file, &mut [0; 8]);
+}
+
+/// Reads the counter if it is not zero.
+fn take(file: &File, count: &mut [u8; 8]) -> Result<usize, Errno> {
     let whole_file = u64::MAX; // -1: no position, as read()
     let read = rustix::io::preadv2(
         file,
-        &mut [IoSliceMut::new(&mut count)],
+        &mut [IoSliceMut::new(count)],
         whole_file,
         ReadWriteFlags::NOWAIT,
     );
-    if read == Err(Errno::OPNOTSUPP) {
-        // Before Linux 5.8.
-        let mut poll = [rustix::event::PollFd::new(file, rustix::event::PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut poll, Some(&now)) == Ok(1) {
-            let _ = rustix::io::read(file, &mut count);
-        }
+    if read != Err(Errno::OPNOTSUPP) {
+        return read;
+    }
+    // Before Linux 5.8.
+    let mut poll = [PollFd::new(file, PollFlags::IN)];
+    match rustix::event::poll(&mut poll, Some(&AT_ONCE)) {
+        Ok(1) => rustix::io::read(file, count),
+        _ => Err(Errno::AGAIN),
     }
 }
 
@@ -56,6 +89,24 @@ mod tests {
         assert!(!is_eventfd(&File::from(OwnedFd::from(pipe))));
         assert!(!is_eventfd(&File::from(epoll.unwrap())));
         assert!(!is_eventfd(&File::open("/dev/null").unwrap()));
+    }
+
+    #[test]
+    fn tells_semaphores_from_counters_and_loses_no_kick() {
+        let semaphore = File::from(eventfd(0, EventfdFlags::SEMAPHORE).unwrap());
+        assert!(is_semaphore(&semaphore));
+        let full = File::from(eventfd(0, EventfdFlags::SEMAPHORE).unwrap());
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!(is_semaphore(&full));
+
+        let counter = File::from(eventfd(0, EventfdFlags::empty()).unwrap());
+        assert!(!is_semaphore(&counter));
+        let mut count = [0; 8];
+        assert_eq!(take(&counter, &mut count), Err(Errno::AGAIN), "nobody has kicked");
+        rustix::io::write(&counter, &7u64.to_ne_bytes()).unwrap();
+        assert!(!is_semaphore(&counter));
+        assert_eq!(take(&counter, &mut count), Ok(8));
+        assert_eq!(u64::from_ne_bytes(count), 1, "the kick is still there");
     }
 
     #[test]

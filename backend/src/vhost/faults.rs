@@ -14,10 +14,12 @@ pub enum Fault {
     BrokenRing,
     /// A chain without room for its answer.
     NoRoom,
-    /// A kick or call descriptor that is no eventfd.
+    /// A kick or call descriptor that is no eventfd, or a kick that counts like a semaphore.
     NotEventfd,
-    /// Guest memory that is no memfd sealed against shrinking.
-    UnsealedMemory,
+    /// A memory table that the daemon does not map.
+    RefusedMemory,
+    /// A page of guest memory that was gone when the daemon touched it.
+    LostMemory,
     /// A mapping that was not acknowledged in time.
     NoAck,
     /// A mapping that was refused.
@@ -31,12 +33,13 @@ pub enum Fault {
 }
 
 /// Every fault, in the order of its counter.
-pub const FAULTS: [Fault; 10] = [
+pub const FAULTS: [Fault; 11] = [
     Fault::BadChain,
     Fault::BrokenRing,
     Fault::NoRoom,
     Fault::NotEventfd,
-    Fault::UnsealedMemory,
+    Fault::RefusedMemory,
+    Fault::LostMemory,
     Fault::NoAck,
     Fault::MapRefused,
     Fault::RefusedConnection,
@@ -52,7 +55,8 @@ impl Fault {
             Fault::BrokenRing => "broken_ring",
             Fault::NoRoom => "no_room",
             Fault::NotEventfd => "not_eventfd",
-            Fault::UnsealedMemory => "unsealed_memory",
+            Fault::RefusedMemory => "refused_memory",
+            Fault::LostMemory => "lost_memory",
             Fault::NoAck => "no_ack",
             Fault::MapRefused => "map_refused",
             Fault::RefusedConnection => "refused_connection",

@@ -1,19 +1,22 @@
-//! Which guest memory the daemon is willing to touch.
+//! Which guest memory the daemon is willing to map.
 //!
-//! The daemon maps the memory of every guest. A file that its owner truncates afterwards raises
-//! SIGBUS here, and a file served by another process (FUSE) can make a page fault wait for ever.
-//! Either would stop all guests. Hence only memfds sealed against shrinking, whose pages the
-//! kernel itself provides.
+//! The daemon maps the memory of every guest. Three things could then stop it for all guests:
 //!
-//! What this cannot see: a memfd on huge pages from which the owner punched a hole faults a page
-//! in again on use, and raises SIGBUS if the pool of huge pages is empty by then. Reserve huge
-//! pages, or put such guests into a daemon of their own.
+//! - A page that its owner has taken away raises SIGBUS. [`BusErrorGuard`](crate::shm::BusErrorGuard)
+//!   makes that the owner's problem, so memory may shrink and have holes.
+//! - A page that another process has to provide (FUSE, a network) can make an access wait for ever.
+//!   Hence only files whose pages the kernel itself provides: memfds, tmpfs, huge pages.
+//! - Regions without end use up the daemon's address space. Hence a limit on their sum.
 
 use std::os::fd::AsFd;
 
-use rustix::fs::SealFlags;
 use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+/// File systems in memory, by their number in `linux/magic.h`: memfds and tmpfs.
+const TMPFS: u64 = 0x0102_1994;
+/// Huge pages, memfds on them included.
+const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Why a memory table is refused. Addresses are guest-physical.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -21,31 +24,62 @@ pub(super) enum MemoryError {
     /// A region without a file.
     #[error("the region at {0:#x} has no file")]
     NoFile(u64),
-    /// Not a memfd.
-    #[error("the region at {0:#x} is not a memfd")]
-    NotMemfd(u64),
-    /// Its owner can shrink it.
-    #[error("the region at {0:#x} is a memfd without F_SEAL_SHRINK")]
-    NotSealed(u64),
-    /// It was shrunk before it was sealed.
+    /// Somebody other than the kernel may have to provide its pages.
+    #[error(
+        "the region at {start:#x} is on a file system of type {kind:#x}, whose pages may not come; \
+         give the guest memory in a memfd, in tmpfs or in huge pages, or set allow-any-file"
+    )]
+    Kind {
+        /// The region.
+        start: u64,
+        /// `f_type` of fstatfs(2).
+        kind: u64,
+    },
+    /// The file is shorter than the region.
     #[error("the file of the region at {0:#x} ends before the region does")]
     TooShort(u64),
+    /// The region is not made of the whole pages of its file.
+    #[error("the region at {start:#x} has {len} bytes, which are not whole pages of {page} bytes")]
+    PartOfPage {
+        /// The region.
+        start: u64,
+        /// Its length, bytes.
+        len: u64,
+        /// Bytes of a page.
+        page: u64,
+    },
+    /// The regions are too large together.
+    #[error("{sum} bytes of guest memory are more than max-guest-memory, {max} bytes")]
+    TooLarge {
+        /// All regions, bytes.
+        sum: u64,
+        /// The limit, bytes.
+        max: u64,
+    },
 }
 
-/// Checks every region of a table.
-pub(super) fn check(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
+/// Checks every region of a table. `max` bounds the sum of their lengths, bytes. With `any_file` the
+/// kind of a file does not matter.
+pub(super) fn check(memory: &GuestMemoryMmap, max: u64, any_file: bool) -> Result<(), MemoryError> {
+    let sum = memory.iter().fold(0u64, |sum, region| sum.saturating_add(region.len()));
+    if sum > max {
+        return Err(MemoryError::TooLarge { sum, max });
+    }
     for region in memory.iter() {
-        let start = region.start_addr().raw_value();
+        let (start, len) = (region.start_addr().raw_value(), region.len());
         let backing = region.file_offset().ok_or(MemoryError::NoFile(start))?;
         let file = backing.file().as_fd();
-        let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| MemoryError::NotMemfd(start))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(MemoryError::NotSealed(start));
+        let (kind, page) = rustix::fs::fstatfs(file)
+            .map_or((0, 0), |stat| (stat.f_type.cast_unsigned(), stat.f_bsize.cast_unsigned()));
+        if !any_file && ![TMPFS, HUGETLBFS].contains(&kind) {
+            return Err(MemoryError::Kind { start, kind });
         }
-        // After the seal was seen: from here on the size can only grow.
+        if kind == HUGETLBFS && !len.is_multiple_of(page) {
+            return Err(MemoryError::PartOfPage { start, len, page });
+        }
         let size =
             rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
-        let end = backing.start().checked_add(region.len());
+        let end = backing.start().checked_add(len);
         if end.is_none_or(|end| end > size) {
             return Err(MemoryError::TooShort(start));
         }
@@ -56,9 +90,11 @@ pub(super) fn check(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, memfd_create};
     use std::fs::File;
     use vm_memory::{FileOffset, GuestAddress};
+
+    const MAX: u64 = 1 << 40;
 
     fn table(file: File) -> GuestMemoryMmap {
         let ranges = [(GuestAddress(0x1000), 0x2000, Some(FileOffset::new(file, 0x1000)))];
@@ -66,43 +102,51 @@ mod tests {
     }
 
     fn memfd() -> File {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create("test", flags).unwrap());
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(0x3000).unwrap();
         file
     }
 
     #[test]
-    fn accepts_a_memfd_sealed_against_shrinking() {
-        let file = memfd();
-        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-        assert_eq!(check(&table(file)), Ok(()));
+    fn accepts_memory_whose_pages_the_kernel_provides() {
+        assert_eq!(check(&table(memfd()), MAX, false), Ok(()));
     }
 
     #[test]
-    fn refuses_what_can_shrink() {
-        assert_eq!(check(&table(memfd())), Err(MemoryError::NotSealed(0x1000)));
-        let path = std::env::temp_dir().join(format!("ism-guest-memory-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    fn refuses_a_file_whose_pages_may_not_come() {
+        // Beside the executable, which lies on some file system; if that is tmpfs, nothing is shown.
+        let path = std::env::current_exe().unwrap().with_extension("guest-memory");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         file.set_len(0x3000).unwrap();
-        let verdict = check(&table(file));
-        // A temporary directory on tmpfs has seals that say "none".
-        assert!(matches!(verdict, Err(MemoryError::NotMemfd(_) | MemoryError::NotSealed(_))));
+        let table = table(file);
+        match check(&table, MAX, false) {
+            Err(MemoryError::Kind { start: 0x1000, kind }) => assert_ne!(kind, TMPFS),
+            other => assert_eq!(other, Ok(())),
+        }
+        assert_eq!(check(&table, MAX, true), Ok(()));
     }
 
     #[test]
-    fn refuses_what_shrank_before_it_was_sealed() {
+    fn refuses_a_file_that_ends_before_the_region() {
         let file = memfd();
         let table = table(file.try_clone().unwrap());
-        ftruncate(&file, 0x2000).unwrap();
-        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-        assert_eq!(check(&table), Err(MemoryError::TooShort(0x1000)));
+        file.set_len(0x2000).unwrap();
+        assert_eq!(check(&table, MAX, false), Err(MemoryError::TooShort(0x1000)));
+    }
+
+    #[test]
+    fn refuses_more_memory_than_the_limit() {
+        let table = table(memfd());
+        assert_eq!(check(&table, 0x2000, false), Ok(()));
+        let refused = Err(MemoryError::TooLarge { sum: 0x2000, max: 0x1fff });
+        assert_eq!(check(&table, 0x1fff, false), refused);
     }
 
     #[test]
     fn refuses_memory_without_a_file() {
         let table = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
-        assert_eq!(check(&table), Err(MemoryError::NoFile(0)));
+        assert_eq!(check(&table, MAX, false), Err(MemoryError::NoFile(0)));
     }
 }

@@ -25,7 +25,9 @@
 //!   block ([`crate::shm::Kicker`]), or notify the device's worker.
 //! - No thread holds a lock while it asks a front end for something, or while it writes a call.
 //! - `handle_event` fails only to end its worker: the framework would end it without a log line.
-//! - Guest memory is used only through a table that was checked (`guest_memory`).
+//! - Guest memory is used only through a table that was checked (`guest_memory`), and in which bus
+//!   errors are contained ([`crate::shm::BusErrorGuard`]). An access can last as long as its owner
+//!   likes, so no thread makes one while it holds a lock that another device's thread may want.
 //! - A call that a front end can make hang runs in a thread of its own, which the daemon counts and
 //!   never waits for without a limit.
 

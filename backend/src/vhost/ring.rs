@@ -11,7 +11,7 @@ use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutG
 use virtio_queue::{Error as QueueError, Queue, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::eventfd::{drain_eventfd, is_eventfd};
+use super::eventfd::{drain_eventfd, is_eventfd, is_semaphore};
 use crate::device::sync::lock;
 use crate::shm::Kicker;
 
@@ -20,7 +20,7 @@ pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
 /// Called when the front end changes a ring.
 pub(super) trait RingObserver: Send + Sync {
-    /// It passed something other than an eventfd.
+    /// It passed something other than an eventfd, or one that counts like a semaphore as a kick.
     fn not_an_eventfd(&self, queue: usize, what: &'static str);
     /// A kick descriptor is about to be replaced or dropped.
     fn kick_closing(&self, fd: RawFd);
@@ -148,11 +148,17 @@ impl Ring {
         }
     }
 
-    /// Whether `file` may serve as kick or call.
-    fn accepts(&self, file: &File, what: &'static str) -> bool {
-        if is_eventfd(file) {
-            return true;
-        }
+    /// Whether `file` may serve as kick.
+    fn accepts_kick(&self, file: &File) -> bool {
+        is_eventfd(file) && !is_semaphore(file) || self.refuse("kick")
+    }
+
+    /// Whether `file` may serve as call.
+    fn accepts_call(&self, file: &File) -> bool {
+        is_eventfd(file) || self.refuse("call")
+    }
+
+    fn refuse(&self, what: &'static str) -> bool {
         self.set_broken();
         if let Some((queue, observer)) = self.observer() {
             observer.not_an_eventfd(queue, what);
@@ -281,7 +287,7 @@ impl VringT<Memory> for Ring {
                 queue.set_ready(false);
             }
         }
-        let file = file.filter(|file| self.accepts(file, "kick"));
+        let file = file.filter(|file| self.accepts_kick(file));
         *lock(&self.side.kick) = file.as_ref().and_then(|file| file.try_clone().ok());
         self.inner.set_kick(file);
     }
@@ -295,7 +301,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_call(&self, file: Option<File>) {
-        let file = file.filter(|file| self.accepts(file, "call"));
+        let file = file.filter(|file| self.accepts_call(file));
         *lock(&self.side.call) = file.map(Arc::new);
     }
 
@@ -397,6 +403,15 @@ mod tests {
         assert!(!ring.running());
         assert!(ring.get_ref().get_kick().is_none());
         ring.signal(); // nowhere
+    }
+
+    #[test]
+    fn a_semaphore_is_no_kick() {
+        let (ring, log) = ring();
+        start(&ring, 0, 0);
+        ring.set_kick(Some(File::from(eventfd(9, EventfdFlags::SEMAPHORE).unwrap())));
+        assert_eq!(log.refused.load(Ordering::Relaxed), 1);
+        assert!(!ring.running());
     }
 
     #[test]

@@ -5,22 +5,21 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+pub(crate) use super::place::{Place, TIMEOUT, eventually};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vhost_device_ism::Daemon;
-use vhost_device_ism::config::{Config, GuestSpec};
 use virtio_ism_abi::command::{
-    AttachReply, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest, ReplyHeader,
-    RequestHeader, TokenRequest,
+    AttachReply, BACKING_GUEST, HelloReply, HelloRequest, Op, RegisterReply, RegisterRequest,
+    ReplyHeader, RequestHeader, SgEntry, TokenRequest,
 };
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::{EVENT_LEN, Event};
@@ -32,8 +31,6 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Longest wait for what must come.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long something that must not come is waited for.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
 
@@ -59,50 +56,8 @@ const MEMORY: u64 = 4 << 20;
 const RING: u64 = 0x4000;
 /// What is beyond belongs to buffers.
 const BUFFERS: u64 = BASE + 0x4_0000;
-
-/// A directory for sockets, removed at the end.
-pub(crate) struct Place(PathBuf);
-
-impl Place {
-    pub(crate) fn new() -> Place {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ism-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Place(path)
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// A daemon in this process with guests of these names.
-    pub(crate) fn daemon(&self, guests: &[&str]) -> Daemon {
-        self.daemon_with(guests, |_| ())
-    }
-
-    pub(crate) fn daemon_with(&self, guests: &[&str], change: impl FnOnce(&mut Config)) -> Daemon {
-        let guests = guests.iter().map(|name| GuestSpec::new(self.path(name))).collect();
-        let mut config = Config { guests, ..Config::default() };
-        change(&mut config);
-        Daemon::start(config).unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Waits until `done`.
-pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
+/// A DMB in guest memory lies here, where few tests have buffers.
+const DMB_AT: u64 = BASE + (2 << 20);
 
 /// What the front end does with SHMEM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,20 +245,19 @@ impl FrontEnd {
         self.vhost.set_mem_table(&[region]).map(|_| ())
     }
 
+    /// Sets the addresses of a ring, which the daemon looks at.
+    pub(crate) fn try_set_addresses(&mut self, index: usize) -> Result<(), vhost::Error> {
+        let queue = &self.queues[index];
+        self.vhost.set_vring_num(index, QUEUE_SIZE)?;
+        self.vhost.set_vring_base(index, 0)?;
+        self.vhost.set_vring_addr(index, &addresses(queue))
+    }
+
     pub(crate) fn start_queue(&mut self, index: usize, base: u16) {
         let queue = &self.queues[index];
         self.vhost.set_vring_num(index, QUEUE_SIZE).unwrap();
         self.vhost.set_vring_base(index, base).unwrap();
-        let addresses = VringConfigData {
-            queue_max_size: QUEUE_SIZE,
-            queue_size: QUEUE_SIZE,
-            flags: 0,
-            desc_table_addr: queue.desc,
-            used_ring_addr: queue.used,
-            avail_ring_addr: queue.avail,
-            log_addr: None,
-        };
-        self.vhost.set_vring_addr(index, &addresses).unwrap();
+        self.vhost.set_vring_addr(index, &addresses(queue)).unwrap();
         self.vhost.set_vring_call(index, &queue.call).unwrap();
         self.vhost.set_vring_kick(index, &queue.kick).unwrap();
         self.vhost.set_vring_enable(index, true).unwrap();
@@ -516,6 +470,14 @@ impl FrontEnd {
         self.ask(Op::Register, request.as_bytes())
     }
 
+    /// Registers a DMB in this guest's memory.
+    pub(crate) fn register_in_memory(&mut self, user: Gid, idx: u32, len: u32) -> RegisterReply {
+        let mut request = register_request(user, idx, len, BACKING_GUEST);
+        request.nsg = 1.into();
+        let entry = SgEntry { gpa: DMB_AT.into(), len: len.into(), ..SgEntry::default() };
+        self.ask(Op::Register, &[request.as_bytes(), entry.as_bytes()].concat())
+    }
+
     pub(crate) fn attach(&mut self, token: u64) -> AttachReply {
         self.ask(Op::Attach, TokenRequest { token: token.into() }.as_bytes())
     }
@@ -637,6 +599,18 @@ impl FrontEnd {
                 Err(error) => panic!("still connected: {error}"),
             }
         }
+    }
+}
+
+fn addresses(queue: &Queue) -> VringConfigData {
+    VringConfigData {
+        queue_max_size: QUEUE_SIZE,
+        queue_size: QUEUE_SIZE,
+        flags: 0,
+        desc_table_addr: queue.desc,
+        used_ring_addr: queue.used,
+        avail_ring_addr: queue.avail,
+        log_addr: None,
     }
 }
 

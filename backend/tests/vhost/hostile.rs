@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::fs::SealFlags;
 use vhost::vhost_user::{VhostUserFrontend, message::VhostUserHeaderFlag};
 use vhost::{VhostBackend, VringConfigData};
 use vhost_device_ism::Daemon;
@@ -21,8 +20,8 @@ use super::front_end::*;
 const DMB: u32 = 64 << 10;
 
 /// A daemon with one socket for an attacker and two for devices that must not notice.
-struct Stage {
-    place: Place,
+pub(crate) struct Stage {
+    pub(crate) place: Place,
     daemon: Daemon,
     c: FrontEnd,
     d: FrontEnd,
@@ -30,7 +29,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new() -> Stage {
+    pub(crate) fn new() -> Stage {
         let place = Place::new();
         let daemon = place.daemon_with(&["a", "b", "c", "d"], |config| {
             config.ack_timeout = Duration::from_millis(150);
@@ -41,30 +40,30 @@ impl Stage {
         Stage { place, daemon, c, d, token }
     }
 
-    fn attacker(&self) -> (FrontEnd, Gid) {
+    pub(crate) fn attacker(&self) -> (FrontEnd, Gid) {
         FrontEnd::greet(&self.place.path("a"))
     }
 
     /// The others work as if nothing had happened.
-    fn check_others(&mut self) {
+    pub(crate) fn check_others(&mut self) {
         assert_eq!(self.c.transfer(self.token, &[(0, b"fine")], false), Status::Ok);
         assert_eq!(self.c.transfer(self.token, &[], true), Status::Ok);
         assert!(matches!(self.d.event(TIMEOUT), Some(Event::SlabWake(_))));
     }
 
     /// The attacker's socket serves the next front end.
-    fn check_reconnect(&self) {
+    pub(crate) fn check_reconnect(&self) {
         let (mut a, _) = self.attacker();
         assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok);
     }
 
-    fn count(&self, name: &str, fault: Fault) -> u64 {
+    pub(crate) fn count(&self, name: &str, fault: Fault) -> u64 {
         let ports = self.daemon.list();
         let port = ports.iter().find(|port| port.spec.name == name).unwrap();
         port.faults[FAULTS.iter().position(|f| *f == fault).unwrap()]
     }
 
-    fn wait_for(&self, fault: Fault) {
+    pub(crate) fn wait_for(&self, fault: Fault) {
         eventually(fault.name(), || self.count("a", fault) > 0);
     }
 }
@@ -331,37 +330,41 @@ fn a_pipe_in_place_of_an_eventfd_ends_the_connection() {
 }
 
 #[test]
-fn memory_that_can_shrink_is_refused_unless_allowed() {
-    let mut stage = Stage::new();
-    let wish = || Wish { sealed: false, ..Wish::default() };
-    let mut a = FrontEnd::negotiate(&stage.place.path("a"), &wish());
-    assert!(a.try_set_memory().is_err());
-    assert_eq!(stage.count("a", Fault::UnsealedMemory), 1);
-    stage.check_others();
-    stage.check_reconnect();
-
-    let place = Place::new();
-    let _daemon = place.daemon_with(&["a"], |config| config.guests[0].allow_unsealed = true);
-    let mut a = FrontEnd::connect_with(&place.path("a"), wish());
-    a.hello();
-}
-
-#[test]
-fn memory_swapped_for_one_that_shrank_is_never_touched() {
+fn an_eventfd_that_stays_readable_is_no_kick() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
-    // While the rings run: a table on a file that is cut before the daemon can look.
-    a.file = memfd(4 << 20, false);
-    let set = a.try_set_memory();
-    rustix::fs::ftruncate(&a.file, 0).unwrap();
-    rustix::fs::fcntl_add_seals(&a.file, SealFlags::SHRINK).unwrap();
-    for queue in 0..QUEUES {
-        a.kick(queue);
-    }
-    assert!(set.is_err());
+    let semaphore = vmm_sys_util::eventfd::EventFd::new(libc::EFD_SEMAPHORE).unwrap();
+    semaphore.write(u64::MAX - 1).unwrap();
+    let _ = a.vhost.set_vring_kick(CONTROL, &semaphore);
+    stage.wait_for(Fault::NotEventfd);
     a.wait_cut();
     stage.check_others();
     stage.check_reconnect();
+}
+
+#[test]
+fn a_device_that_hangs_gives_its_place_back() {
+    let place = Place::new();
+    let daemon = place.daemon_with(&["a", "b"], |config| {
+        config.fabrics[0].caps.devices = Some(2);
+    });
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    a.send_command(Op::Stats, &[]);
+    eventually("an answer", || a.try_used(CONTROL).is_some());
+    a.wait_call(CONTROL, Duration::ZERO);
+    a.queues[CONTROL].call.write(u64::MAX - 1).unwrap();
+    a.want_call(CONTROL);
+    a.send_command(Op::Stats, &[]);
+    eventually("an answer", || a.try_used(CONTROL).is_some());
+    let call = a.queues[CONTROL].call.try_clone().unwrap();
+    drop(a);
+    eventually("a hanging thread", || daemon.list().iter().any(|guest| guest.hanging == 1));
+    // The first takes a second place, and both are still there for two.
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    let (mut b, _) = FrontEnd::greet(&place.path("b"));
+    assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok);
+    assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
+    call.read().unwrap();
 }
 
 #[test]

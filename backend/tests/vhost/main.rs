@@ -7,4 +7,6 @@ mod connection;
 mod front_end;
 mod hostile;
 mod management;
+mod memory;
+mod place;
 mod program;

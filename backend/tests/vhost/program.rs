@@ -194,9 +194,35 @@ fn the_strict_sandbox_has_all_that_the_daemon_needs() {
 }
 
 #[test]
+fn the_sandboxed_program_survives_memory_that_is_gone() {
+    let place = Place::new();
+    let mut program = Program::start(&place, &["a", "b", "c"], &["--sandbox=strict"]);
+    let mut a = FrontEnd::connect_with(&place.path("a"), Wish { sealed: false, ..Wish::default() });
+    a.hello();
+    rustix::fs::ftruncate(&a.file, 0).unwrap();
+    a.kick(CONTROL);
+    a.wait_cut();
+    work(&place.path("b"), &place.path("c"));
+    work(&place.path("a"), &place.path("b"));
+    let said = program.end(Signal::TERM);
+    assert!(said.contains("lost_memory"), "{said}");
+}
+
+#[test]
+fn the_program_leaves_no_core_dump() {
+    let place = Place::new();
+    let program = Program::start(&place, &["a"], &[]);
+    let limits = format!("/proc/{}/limits", program.pid());
+    let limits = std::fs::read_to_string(limits).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+}
+
+#[test]
 fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     let place = Place::new();
-    let program = Program::start(&place, &["a", "b"], &[]);
+    // With the sandbox only root may list its descriptors.
+    let program = Program::start(&place, &["a", "b"], &["--no-sandbox"]);
     let stable_state = |program: &Program| {
         // Threads of a front end that is gone take a moment.
         let mut last = (0, 0);
@@ -223,7 +249,7 @@ fn a_hundred_idle_devices_stay_small_and_use_no_processor() {
     let place = Place::new();
     let names: Vec<String> = (0..100).map(|i| format!("g{i}")).collect();
     let sockets: Vec<&str> = names.iter().map(String::as_str).collect();
-    let program = Program::start(&place, &sockets, &[]);
+    let program = Program::start(&place, &sockets, &["--no-sandbox"]);
     let empty = program.memory("VmRSS");
     let guests: Vec<(FrontEnd, Gid)> =
         sockets.iter().map(|name| FrontEnd::greet(&place.path(name))).collect();

@@ -1,0 +1,333 @@
+//! Bus errors in the memory of guests.
+//!
+//! The daemon maps files that front ends own. A page that its owner has taken away (a file cut
+//! short, a hole without a huge page to fill it, broken hardware) raises SIGBUS when the daemon
+//! touches it, which would end the daemon for all guests. A [`BusErrorGuard`] makes it the
+//! owner's problem: the handler of the signal maps zeroes over the region, the access goes on, and
+//! a thread calls the owner's `on_fault`, which ends the connection.
+//!
+//! The whole region is replaced, so that a front end cannot cause more faults, or use up the
+//! process's mappings, page by page.
+//!
+//! A bus error anywhere else goes to the handler that was there before.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+/// Regions that can be contained at a time, in the whole process.
+const REGIONS: usize = 8192;
+
+/// What is called, in a thread of this module, when a region has faulted.
+type OnFault = Arc<dyn Fn() + Send + Sync>;
+
+/// A region as the handler sees it.
+struct Slot {
+    /// Address of the first byte; 0: the slot is free.
+    start: AtomicUsize,
+    /// Bytes.
+    len: AtomicUsize,
+    /// Zeroes were mapped over it, and its owner does not know yet.
+    faulted: AtomicBool,
+}
+
+static SLOTS: [Slot; REGIONS] = [const {
+    Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), faulted: AtomicBool::new(false) }
+}; REGIONS];
+/// Slots beyond were never used.
+static USED_SLOTS: AtomicUsize = AtomicUsize::new(0);
+/// The eventfd that wakes the thread.
+static FAULT_EVENT: AtomicI32 = AtomicI32::new(-1);
+/// The handler's predecessor, if there is a handler; the reason if there is none.
+static HANDLER: OnceLock<Result<Previous, i32>> = OnceLock::new();
+static OWNERS: Mutex<Owners> = Mutex::new(Owners { free: Vec::new(), on_fault: Vec::new() });
+
+/// `sigaction` of before.
+struct Previous(libc::sigaction);
+
+// SAFETY: it is a value without ownership; the pointer in it is the address of a function.
+unsafe impl Send for Previous {}
+// SAFETY: as above.
+unsafe impl Sync for Previous {}
+
+/// Who owns which slot.
+struct Owners {
+    free: Vec<usize>,
+    /// By slot.
+    on_fault: Vec<Option<OnFault>>,
+}
+
+/// Why faults in memory cannot be contained.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// All slots are in use.
+    #[error("the daemon maps {REGIONS} memory regions already, which is its limit")]
+    TooMany,
+    /// The handler or its thread could not be installed.
+    #[error("no handler for bus errors")]
+    Handler(#[source] io::Error),
+}
+
+/// Memory of a guest in which a bus error ends neither the process nor the access.
+pub struct BusErrorGuard {
+    slots: Vec<usize>,
+    /// Keep the mappings in place while the handler knows of them.
+    tables: Vec<Arc<GuestMemoryMmap>>,
+}
+
+impl BusErrorGuard {
+    /// Contains bus errors in all regions of `table`. `on_fault` is called in another thread after
+    /// one, perhaps more than once; it must not block. To be called before the memory is touched.
+    ///
+    /// # Errors
+    /// See [`GuardError`].
+    pub fn new(
+        table: Arc<GuestMemoryMmap>,
+        on_fault: impl Fn() + Send + Sync + 'static,
+    ) -> Result<BusErrorGuard, GuardError> {
+        install().map_err(GuardError::Handler)?;
+        let on_fault: OnFault = Arc::new(on_fault);
+        let mut contained = BusErrorGuard { slots: Vec::new(), tables: Vec::new() };
+        let mut owners = owners();
+        for region in table.iter() {
+            let slot = owners.take(on_fault.clone()).ok_or(GuardError::TooMany)?;
+            contained.slots.push(slot);
+            if let Some(slot) = SLOTS.get(slot) {
+                slot.faulted.store(false, Ordering::Relaxed);
+                slot.len.store(usize::try_from(region.len()).unwrap_or(0), Ordering::Relaxed);
+                // After the length, which belongs to it.
+                slot.start.store(region.as_ptr().addr(), Ordering::Release);
+            }
+        }
+        drop(owners);
+        contained.tables.push(table);
+        Ok(contained)
+    }
+
+    /// Also keeps `table`, whose regions are the same.
+    pub fn keep(&mut self, table: Arc<GuestMemoryMmap>) {
+        self.tables.push(table);
+    }
+
+    /// Whether somebody else still holds one of the tables, and may touch the memory.
+    pub fn is_in_use(&self) -> bool {
+        self.tables.iter().any(|table| Arc::strong_count(table) > 1)
+    }
+}
+
+impl Drop for BusErrorGuard {
+    fn drop(&mut self) {
+        let mut owners = owners();
+        for index in &self.slots {
+            if let Some(slot) = SLOTS.get(*index) {
+                slot.start.store(0, Ordering::Release);
+            }
+            owners.give_back(*index);
+        }
+    }
+}
+
+impl std::fmt::Debug for BusErrorGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BusErrorGuard").field("regions", &self.slots.len()).finish()
+    }
+}
+
+impl Owners {
+    fn take(&mut self, on_fault: OnFault) -> Option<usize> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.on_fault.len() < REGIONS => {
+                self.on_fault.push(None);
+                USED_SLOTS.store(self.on_fault.len(), Ordering::Release);
+                self.on_fault.len() - 1
+            }
+            None => return None,
+        };
+        *self.on_fault.get_mut(index)? = Some(on_fault);
+        Some(index)
+    }
+
+    fn give_back(&mut self, index: usize) {
+        if let Some(on_fault) = self.on_fault.get_mut(index) {
+            *on_fault = None;
+            self.free.push(index);
+        }
+    }
+}
+
+fn owners() -> MutexGuard<'static, Owners> {
+    OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Installs the handler and starts the thread, once in a process.
+fn install() -> io::Result<()> {
+    let installed = HANDLER
+        .get_or_init(|| try_install().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)));
+    installed.as_ref().map(|_| ()).map_err(|code| io::Error::from_raw_os_error(*code))
+}
+
+fn try_install() -> io::Result<Previous> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    FAULT_EVENT.store(event.as_raw_fd(), Ordering::Release);
+    std::thread::Builder::new()
+        .name("bus-errors".into())
+        .stack_size(64 << 10)
+        .spawn(move || report_faults(&event))?;
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: both point to structures of their own, for which zeroes are valid. The handler calls
+    // nothing but mmap, write and sigaction, which are async-signal-safe, and uses atomics only.
+    unsafe {
+        let set = action.assume_init_mut();
+        set.sa_sigaction = on_bus_error as *const () as libc::sighandler_t;
+        set.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        libc::sigemptyset(&mut set.sa_mask);
+        if libc::sigaction(libc::SIGBUS, set, previous.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Previous(previous.assume_init()))
+    }
+}
+
+/// Tells the owners of regions that have faulted.
+fn report_faults(event: &OwnedFd) {
+    let mut count = [0; 8];
+    while rustix::io::retry_on_intr(|| rustix::io::read(event, &mut count)).is_ok() {
+        for (index, slot) in SLOTS.iter().take(USED_SLOTS.load(Ordering::Acquire)).enumerate() {
+            if slot.faulted.swap(false, Ordering::AcqRel) {
+                let on_fault = owners().on_fault.get(index).cloned().flatten();
+                // Without the lock: it may end a connection, and with it contained memory.
+                if let Some(on_fault) = on_fault {
+                    on_fault();
+                }
+            }
+        }
+    }
+}
+
+/// The region in which an address lies, as its slot.
+fn slot_of(address: usize) -> Option<(&'static Slot, usize, usize)> {
+    let used = USED_SLOTS.load(Ordering::Acquire);
+    SLOTS.iter().take(used).find_map(|slot| {
+        let start = slot.start.load(Ordering::Acquire);
+        let len = slot.len.load(Ordering::Acquire);
+        // Unchanged: the length belongs to the start.
+        let whole = start != 0 && slot.start.load(Ordering::Relaxed) == start;
+        (whole && address.wrapping_sub(start) < len).then_some((slot, start, len))
+    })
+}
+
+extern "C" fn on_bus_error(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo, since SA_SIGINFO is set. `si_addr` is read only of
+    // a signal of the kernel's, which has it.
+    let address = unsafe { if (*info).si_code > 0 { (*info).si_addr().addr() } else { 0 } };
+    // SAFETY: it points to this thread's errno, which the calls below may change.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved = unsafe { *errno };
+    let contained = slot_of(address).is_some_and(|(slot, start, len)| {
+        // SAFETY: a slot names a mapping that its `BusErrorGuard` keeps in place, and which others
+        // use through volatile accesses only. What was behind it is gone for them in any case.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::without_provenance_mut(start),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return false;
+        }
+        slot.faulted.store(true, Ordering::Release);
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: it reads eight bytes of `one`. The descriptor is never closed; its counter cannot
+        // be full.
+        unsafe { libc::write(FAULT_EVENT.load(Ordering::Acquire), one.as_ptr().cast(), one.len()) };
+        true
+    });
+    if !contained && let Some(Ok(previous)) = HANDLER.get() {
+        // SAFETY: it is the action that the kernel gave. The access is repeated after this, with
+        // the action of before; a signal that somebody sent is raised again.
+        unsafe {
+            libc::sigaction(signal, &previous.0, std::ptr::null_mut());
+            if address == 0 {
+                libc::raise(signal);
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *errno = saved };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use vm_memory::{Bytes, FileOffset, GuestAddress};
+
+    const LEN: usize = 64 << 10;
+
+    fn memory(file: &File) -> Arc<GuestMemoryMmap> {
+        let backing = FileOffset::new(file.try_clone().unwrap(), 0);
+        let ranges = [(GuestAddress(0), LEN, Some(backing))];
+        Arc::new(GuestMemoryMmap::from_ranges_with_files(ranges).unwrap())
+    }
+
+    fn memfd() -> File {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(LEN as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_page_that_is_gone_reads_as_zero_and_its_owner_is_told() {
+        let file = memfd();
+        let table = memory(&file);
+        let (told, wait) = mpsc::channel();
+        let contained = BusErrorGuard::new(table.clone(), move || told.send(()).unwrap()).unwrap();
+        table.write_obj(7u64, GuestAddress(0x8000)).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(table.read_obj::<u64>(GuestAddress(0x8000)).unwrap(), 0);
+        wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        // The region as a whole is replaced, and can be written.
+        table.write_obj(9u64, GuestAddress(0)).unwrap();
+        assert_eq!(table.read_obj::<u64>(GuestAddress(0)).unwrap(), 9);
+        assert!(contained.is_in_use());
+        drop(table);
+        assert!(!contained.is_in_use());
+    }
+
+    #[test]
+    fn only_the_owner_of_the_page_is_told() {
+        let files = [memfd(), memfd()];
+        let tables = files.each_ref().map(memory);
+        let (told, wait) = mpsc::channel();
+        let _contained = tables.each_ref().map(|table| {
+            let (told, start) = (told.clone(), Arc::as_ptr(table).addr());
+            BusErrorGuard::new(table.clone(), move || told.send(start).unwrap()).unwrap()
+        });
+        files[1].set_len(0).unwrap();
+        tables[1].write_obj(1u8, GuestAddress(5)).unwrap();
+        tables[0].write_obj(1u8, GuestAddress(5)).unwrap();
+        let start = wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(start, Arc::as_ptr(&tables[1]).addr());
+        assert!(wait.recv_timeout(Duration::from_millis(100)).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! Guest memory that lies, shrinks or is not there.
+
+use vhost_device_ism::vhost::{FAULTS, Fault};
+use virtio_ism_abi::Status;
+use virtio_ism_abi::command::Op;
+use virtio_ism_abi::event::Event;
+
+use super::front_end::*;
+use super::hostile::Stage;
+
+const DMB: u32 = 64 << 10;
+
+#[test]
+fn memory_on_a_disk_is_refused_unless_allowed() {
+    let mut stage = Stage::new();
+    let Some(file) = file_on_disk() else {
+        eprintln!("SKIPPED: the build directory is on tmpfs");
+        return;
+    };
+    let mut a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
+    a.file = file.try_clone().unwrap();
+    assert!(a.try_set_memory().is_err());
+    assert_eq!(stage.count("a", Fault::RefusedMemory), 1);
+    stage.check_others();
+    stage.check_reconnect();
+
+    let place = Place::new();
+    let _daemon = place.daemon_with(&["a"], |config| config.guests[0].allow_any_file = true);
+    let mut a = FrontEnd::negotiate(&place.path("a"), &Wish::default());
+    a.file = file;
+    a.set_memory();
+}
+
+/// A file of 4 MiB that is not in memory; `None` if the build directory is.
+fn file_on_disk() -> Option<std::fs::File> {
+    let path = std::env::current_exe().unwrap().with_extension("memory");
+    let mut options = std::fs::File::options();
+    let file = options.read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let tmpfs = 0x0102_1994;
+    (rustix::fs::fstatfs(&file).unwrap().f_type != tmpfs).then_some(file)
+}
+
+#[test]
+fn more_memory_than_the_quota_is_refused() {
+    let place = Place::new();
+    let daemon = place.daemon_with(&["a"], |config| {
+        config.fabrics[0].quotas.max_guest_memory = Some((4 << 20) - 1);
+    });
+    let mut a = FrontEnd::negotiate(&place.path("a"), &Wish::default());
+    assert!(a.try_set_memory().is_err());
+    let faults = daemon.list()[0].faults;
+    assert_eq!(faults[FAULTS.iter().position(|f| *f == Fault::RefusedMemory).unwrap()], 1);
+}
+
+#[test]
+fn memory_that_is_cut_short_ends_its_own_connection() {
+    let mut stage = Stage::new();
+    let wish = Wish { sealed: false, ..Wish::default() };
+    let mut a = FrontEnd::connect_with(&stage.place.path("a"), wish);
+    a.hello();
+    rustix::fs::ftruncate(&a.file, 0).unwrap();
+    for queue in 0..QUEUES {
+        a.kick(queue);
+    }
+    stage.wait_for(Fault::LostMemory);
+    a.wait_cut();
+    stage.check_others();
+    stage.check_reconnect();
+}
+
+#[test]
+fn a_peer_survives_moves_into_memory_that_is_gone() {
+    let mut stage = Stage::new();
+    let wish = Wish { sealed: false, ..Wish::default() };
+    let mut a = FrontEnd::connect_with(&stage.place.path("a"), wish);
+    let gid_a = a.hello();
+    let (mut b, gid_b) = FrontEnd::greet(&stage.place.path("b"));
+    let token = a.register_in_memory(gid_b, 1, DMB).token.get();
+    b.attach(token);
+    rustix::fs::ftruncate(&a.file, 0).unwrap();
+    let _ = b.transfer(token, &[(0, b"into the void")], false);
+    stage.wait_for(Fault::LostMemory);
+    a.wait_cut();
+    let gone = loop {
+        match b.event(TIMEOUT) {
+            Some(Event::PeerDown { gid, .. }) => break gid,
+            Some(_) => {}
+            None => panic!("nobody told the peer"),
+        }
+    };
+    assert_eq!(gone, gid_a);
+    assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok, "the peer goes on");
+    stage.check_others();
+    stage.check_reconnect();
+}
+
+#[test]
+fn huge_pages_that_are_not_there_end_their_own_connection() {
+    let mut stage = Stage::new();
+    let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::memfd_create("huge", flags).map(std::fs::File::from) else {
+        eprintln!("SKIPPED: this kernel has no huge pages");
+        return;
+    };
+    file.set_len(4 << 20).unwrap();
+    let free = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free = free.lines().find(|line| line.starts_with("HugePages_Free:")).unwrap();
+    if !free.ends_with(" 0") {
+        eprintln!("SKIPPED: the pool of huge pages is not empty");
+        return;
+    }
+    let mut a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
+    a.file = file;
+    a.set_memory();
+    // The daemon reads the used index, and there is no page for it.
+    a.try_set_addresses(CONTROL).ok();
+    stage.wait_for(Fault::LostMemory);
+    a.wait_cut();
+    stage.check_others();
+    stage.check_reconnect();
+}
+
+#[test]
+fn memory_swapped_for_one_that_shrinks_ends_its_own_connection() {
+    let mut stage = Stage::new();
+    let (mut a, _) = stage.attacker();
+    // While the rings run: a table on a file that is cut at once.
+    a.file = memfd(4 << 20, false);
+    let _ = a.try_set_memory();
+    rustix::fs::ftruncate(&a.file, 0).unwrap();
+    for queue in 0..QUEUES {
+        a.kick(queue);
+    }
+    a.wait_cut();
+    stage.check_others();
+    stage.check_reconnect();
+}

@@ -1,0 +1,55 @@
+//! Where a test's sockets are, and how long it waits.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use vhost_device_ism::Daemon;
+use vhost_device_ism::config::{Config, GuestSpec};
+
+/// Longest wait for what must come.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A directory for sockets, removed at the end.
+pub(crate) struct Place(PathBuf);
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ism-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Place(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A daemon in this process with guests of these names.
+    pub(crate) fn daemon(&self, guests: &[&str]) -> Daemon {
+        self.daemon_with(guests, |_| ())
+    }
+
+    pub(crate) fn daemon_with(&self, guests: &[&str], change: impl FnOnce(&mut Config)) -> Daemon {
+        let guests = guests.iter().map(|name| GuestSpec::new(self.path(name))).collect();
+        let mut config = Config { guests, ..Config::default() };
+        change(&mut config);
+        Daemon::start(config).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits until `done`.
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
