@@ -23,7 +23,8 @@ impl Conn {
         match how {
             Shutdown::Read => self.shutdown_read(),
             Shutdown::Write => {
-                self.on(Event::ShutdownWrite { unsent: false });
+                let unsent = self.has_held();
+                self.on(Event::ShutdownWrite { unsent });
             }
             // The same as a close (CLOSE-17), except that the handle stays.
             Shutdown::Both => {
@@ -45,7 +46,7 @@ impl Conn {
         };
         self.on(match abort {
             true => Event::Abort,
-            false => Event::Close { unread, unsent: false },
+            false => Event::Close { unread, unsent: self.has_held() },
         });
     }
 
@@ -62,6 +63,13 @@ impl Conn {
             self.step(&mut tx, Event::Timeout);
         }
         tx.close.state() == State::Closed
+    }
+
+    /// Whether the peer has said that it sends no more, whatever came after that.
+    pub(crate) fn peer_has_ended(&self) -> bool {
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        tx.close.peer_done()
     }
 
     /// State of the termination, for reports.
@@ -172,7 +180,7 @@ impl Conn {
     /// The peer's state flags have changed.
     pub(super) fn on_peer_flags(&self, tx: &mut Tx, flags: StateFlags) {
         let purged = self.purged.load(Ordering::Acquire);
-        self.step(tx, Event::Peer { flags, unsent: false });
+        self.step(tx, Event::Peer { flags, unsent: !tx.queue.is_empty() });
         // TCP delivers what came before a reset, and so does this end, although CLOSE-26 would let
         // it throw the bytes away.
         self.purged.store(purged, Ordering::Release);
@@ -181,7 +189,7 @@ impl Conn {
         }
     }
 
-    fn step(&self, tx: &mut Tx, event: Event) {
+    pub(super) fn step(&self, tx: &mut Tx, event: Event) {
         let actions = tx.close.on(event);
         if !tx.close.can_write() {
             self.write_shut.store(true, Ordering::Release);
@@ -196,7 +204,10 @@ impl Conn {
 
     fn perform(&self, tx: &mut Tx, action: Actions) {
         match action {
-            Actions::PURGE => self.purged.store(true, Ordering::Release),
+            Actions::PURGE => {
+                self.discard_held(tx);
+                self.purged.store(true, Ordering::Release);
+            }
             Actions::REPORT_RESET => self.fail(RESET),
             Actions::REPORT_ABORTED => self.fail(ABORTED),
             Actions::SEND_DONE => self.publish(tx),

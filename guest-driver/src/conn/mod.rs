@@ -16,6 +16,7 @@ mod park;
 mod ready;
 mod recv;
 mod send;
+mod send_queue;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -29,6 +30,8 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 pub(crate) use carrier::Carrier;
 use carrier::no_ring;
 use keepalive::Silence;
+use send_queue::SendQueue;
+pub(crate) use send_queue::{forget_unsent_bytes, has_unsent_bytes};
 
 pub(crate) use ready::LocalEnd;
 
@@ -65,6 +68,8 @@ pub(super) struct Tx {
     timer: Option<Instant>,
     /// Number of bytes sent.
     total: u64,
+    /// Bytes that wait for the peer to read an urgent byte.
+    queue: SendQueue,
 }
 
 /// The receive side.
@@ -102,6 +107,9 @@ pub(crate) struct Conn {
     write_shut: AtomicBool,
     /// A write found no room, and the readiness descriptor has not shown room since.
     write_blocked: AtomicBool,
+    /// Bytes wait for the peer to read an urgent byte. Not under the lock of the send side, because
+    /// the reactor asks at every event.
+    holding: AtomicBool,
     /// The background thread will check whether the peer knows of all that was read.
     update_scheduled: AtomicBool,
     /// Since when the peer is silent; `None`: silence is not tested.
@@ -164,6 +172,7 @@ impl Conn {
             seen,
             timer: None,
             total: 0,
+            queue: SendQueue::default(),
         };
         let rx = Rx { receiver, seen: [producer, seen], total: 0 };
         let words = carrier.words();
@@ -181,6 +190,7 @@ impl Conn {
             read_shut: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
+            holding: AtomicBool::new(false),
             update_scheduled: AtomicBool::new(false),
             keepalive: Mutex::new(None),
             waiters: AtomicU32::new(0),
@@ -321,6 +331,7 @@ impl Conn {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset};
         if matches!(&result, Err(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted)) {
             self.reported.store(true, Ordering::Relaxed);
+            self.readiness.get().into_iter().for_each(ReadinessFd::clear_error);
         }
         result
     }
@@ -468,6 +479,7 @@ impl Conn {
 
 impl ConnectionHandler for Conn {
     fn on_wake(&self) {
+        self.send_held();
         self.wake_all();
         self.sync_readiness();
         // The waiter may be a writer, which does not answer requests of the peer.
@@ -500,6 +512,7 @@ impl ConnectionHandler for Conn {
     }
 
     fn on_tick(&self) {
+        self.send_held();
         self.answer_flags();
         self.check_keepalive();
         // While the descriptor shows readable and writable, the line is not armed, which spares the
@@ -534,6 +547,7 @@ impl Drop for Conn {
         if self.readiness.get().is_some() {
             self.reactor.remove_pollable();
         }
+        self.end_holding();
         self.release_peer_buffer();
         if *self.reuse.get_mut() {
             let rx = self.rx.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -40,9 +40,11 @@ impl Conn {
         let own_end = said.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED);
         Ready {
             readable: rx.receiver.readable() > 0 || ended || shut || failed,
-            writable: failed || !tx.close.can_write() || has_room(&tx.sender),
+            writable: failed || !tx.close.can_write() || has_room(&tx.sender) || tx.holds_more(),
             read_closed: ended || shut || failed,
             hang_up: failed || closed || (own_end && (ended || shut)),
+            both_ended: failed || (own_end && (ended || shut)),
+            failed,
         }
     }
 
@@ -78,6 +80,26 @@ impl Conn {
         match self.readiness.get() {
             Some(readiness) => Ok(readiness.as_fd()),
             None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// As [`Conn::pollable`]. The descriptor shows what a TCP socket would show at every moment.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn pollable_exact(&self) -> io::Result<BorrowedFd<'_>> {
+        self.pollable()?;
+        if let Some(readiness) = self.readiness.get() {
+            readiness.make_exact();
+            self.sync_readiness();
+        }
+        self.pollable()
+    }
+
+    /// A read has taken all bytes, and the descriptor may have to show that.
+    pub(super) fn note_empty(&self, rx: &mut Rx) {
+        if self.readiness.get().is_some_and(ReadinessFd::is_exact) {
+            self.sync_readiness_locked(rx);
         }
     }
 

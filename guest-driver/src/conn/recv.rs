@@ -60,6 +60,9 @@ impl Conn {
                 let n = self.copy_out(&rx, bufs)?;
                 if !peek {
                     self.consume(&mut rx, n)?;
+                    if rx.receiver.readable() == 0 {
+                        self.note_empty(&mut rx);
+                    }
                 }
                 return Ok(n as usize);
             }

@@ -56,6 +56,11 @@ impl Conn {
             }
             // The refresh may have ended the connection.
             self.may_write(&tx).or_else(|error| if done > 0 { Ok(()) } else { Err(error) })?;
+            let held = self.hold(&mut tx, bufs, done, false);
+            if held > 0 {
+                done += held;
+                continue;
+            }
             tx.sender.block();
             if tx.sender.publish_due() {
                 self.publish(&mut tx);
@@ -98,7 +103,7 @@ impl Conn {
         }
     }
 
-    fn may_write(&self, tx: &Tx) -> io::Result<()> {
+    pub(super) fn may_write(&self, tx: &Tx) -> io::Result<()> {
         self.check()?;
         if tx.close.can_write() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     }
@@ -124,13 +129,16 @@ impl Conn {
             self.abort_locked(tx);
             return;
         }
+        if !tx.queue.is_empty() {
+            self.flush_held(tx);
+        }
         if !tx.close.peer_flags().contains(word.state_flags) {
             self.on_peer_flags(tx, word.state_flags);
         }
     }
 
     /// Writes `n` bytes of the slices from byte `skip` on, and sends the words.
-    fn put(
+    pub(super) fn put(
         &self,
         tx: &mut Tx,
         bufs: &[IoSlice<'_>],
@@ -164,6 +172,9 @@ impl Conn {
                 tx.total += 1;
                 return self.deliver(&mut tx, &[(span.offset, &[byte])]);
             }
+            if self.hold(&mut tx, &[IoSlice::new(&[byte])], 0, true) > 0 {
+                return Ok(());
+            }
             if !announced {
                 // The peer learns of urgent data although there is no room for the byte (CDC-30).
                 announced = true;
@@ -194,7 +205,7 @@ impl Conn {
         self.reactor.poll();
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
-        tx.sender.in_flight() as usize
+        tx.sender.in_flight() as usize + tx.queue.len()
     }
 
     /// The control words to send now.
@@ -207,7 +218,7 @@ impl Conn {
     }
 
     /// Delivers bytes and control words to the peer and signals it.
-    fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
+    pub(super) fn deliver(&self, tx: &mut Tx, pieces: &[(u32, &[u8])]) -> io::Result<()> {
         if !tx.close.may_publish() {
             return Ok(());
         }

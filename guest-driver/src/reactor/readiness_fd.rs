@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::{lock, out_of_the_way};
 
@@ -24,6 +25,10 @@ pub(crate) struct Ready {
     pub(crate) read_closed: bool,
     /// Nothing goes either way any more.
     pub(crate) hang_up: bool,
+    /// As `hang_up`, without a peer that has closed while this end has not.
+    pub(crate) both_ended: bool,
+    /// The connection ended abnormally.
+    pub(crate) failed: bool,
 }
 
 #[derive(Debug)]
@@ -37,6 +42,8 @@ struct Shown {
 pub(crate) struct ReadinessFd {
     application: UnixStream,
     shown: Mutex<Shown>,
+    /// The pair shows at once that a read has taken the last bytes, and a hang-up as TCP does.
+    exact: AtomicBool,
 }
 
 impl ReadinessFd {
@@ -51,12 +58,29 @@ impl ReadinessFd {
         rustix::net::sockopt::set_socket_send_buffer_size(&application, 1)?;
         let ready = Ready { writable: true, ..Ready::default() };
         let shown = Mutex::new(Shown { ours: Some(ours), ready });
-        Ok(ReadinessFd { application, shown })
+        Ok(ReadinessFd { application, shown, exact: AtomicBool::new(false) })
+    }
+
+    /// Makes the pair show what a TCP socket would show at every moment. That costs a system call
+    /// for each read that takes the last bytes.
+    pub(crate) fn make_exact(&self) {
+        self.exact.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`ReadinessFd::make_exact`] was called.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.exact.load(Ordering::Relaxed)
     }
 
     /// The end that the application polls.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.application.as_fd()
+    }
+
+    /// Shows a failure no more: the application knows of it.
+    pub(crate) fn clear_error(&self) {
+        // The kernel shows POLLERR until somebody has asked for the error.
+        let _ = rustix::net::sockopt::socket_error(&self.application);
     }
 
     /// Makes the pair show `ready`.
@@ -67,7 +91,12 @@ impl ReadinessFd {
         }
         let Some(ours) = &shown.ours else { return };
         // WouldBlock means that the pair is full or empty already.
-        if ready.hang_up {
+        let hang_up = if self.is_exact() { ready.both_ended } else { ready.hang_up };
+        if hang_up {
+            if ready.failed {
+                // The kernel shows POLLERR at an end whose peer is closed with unread bytes.
+                let _ = (&mut &self.application).write(&[0]);
+            }
             shown.ours = None;
             shown.ready = ready;
             return;
@@ -129,7 +158,8 @@ mod tests {
     #[test]
     fn a_half_close_shows_rdhup_and_stays_readable() {
         let readiness = ReadinessFd::new().unwrap();
-        readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: false });
+        let ended = Ready { readable: true, writable: true, read_closed: true, ..Ready::default() };
+        readiness.show(ended);
         let shown = flags(&readiness);
         assert!(shown.contains(PollFlags::IN | PollFlags::RDHUP | PollFlags::OUT));
         assert!(!shown.contains(PollFlags::HUP));
@@ -138,7 +168,28 @@ mod tests {
     #[test]
     fn the_end_shows_hup() {
         let readiness = ReadinessFd::new().unwrap();
-        readiness.show(Ready { readable: true, writable: true, read_closed: true, hang_up: true });
+        let ended = Ready { readable: true, writable: true, read_closed: true, ..Ready::default() };
+        readiness.show(Ready { hang_up: true, both_ended: true, ..ended });
         assert!(flags(&readiness).contains(PollFlags::HUP | PollFlags::IN));
+        assert!(!flags(&readiness).contains(PollFlags::ERR));
+    }
+
+    #[test]
+    fn a_failure_shows_err() {
+        let readiness = ReadinessFd::new().unwrap();
+        readiness.show(Ready { hang_up: true, both_ended: true, failed: true, ..Ready::default() });
+        assert!(flags(&readiness).contains(PollFlags::HUP | PollFlags::ERR));
+    }
+
+    #[test]
+    fn an_exact_pair_hangs_up_when_both_ends_have_closed() {
+        let readiness = ReadinessFd::new().unwrap();
+        readiness.make_exact();
+        let closed = Ready { readable: true, read_closed: true, hang_up: true, ..Ready::default() };
+        readiness.show(closed);
+        assert!(flags(&readiness).contains(PollFlags::IN | PollFlags::RDHUP));
+        assert!(!flags(&readiness).contains(PollFlags::HUP));
+        readiness.show(Ready { both_ended: true, ..closed });
+        assert!(flags(&readiness).contains(PollFlags::HUP));
     }
 }

@@ -337,7 +337,8 @@ impl SmcStream {
         }
     }
 
-    /// Sends one byte of urgent data (MSG_OOB). Later sends wait until the peer's reader has reached it.
+    /// Sends one byte of urgent data (MSG_OOB). What is sent later goes out when the peer's reader has
+    /// reached it.
     ///
     /// # Errors
     /// As [`SmcStream::send`].
@@ -362,6 +363,21 @@ impl SmcStream {
             Kind::Tcp(tcp, _) => {
                 let mut byte = [0u8; 1];
                 rustix::net::recv(tcp, &mut byte[..], RecvFlags::OOB)?;
+                Ok(byte[0])
+            }
+        }
+    }
+
+    /// As [`SmcStream::recv_urgent`], and leaves the byte.
+    ///
+    /// # Errors
+    /// As [`SmcStream::recv_urgent`].
+    pub fn peek_urgent(&self) -> io::Result<u8> {
+        match &self.shared.kind {
+            Kind::Smc(conn) => conn.recv_urgent(true),
+            Kind::Tcp(tcp, _) => {
+                let mut byte = [0u8; 1];
+                rustix::net::recv(tcp, &mut byte[..], RecvFlags::OOB | RecvFlags::PEEK)?;
                 Ok(byte[0])
             }
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::SmcStream;
-use crate::conn::LocalEnd;
+use crate::conn::{self, LocalEnd};
 use crate::reactor::Reactor;
 use crate::reactor::wait::{
     RECHECK_INTERVAL, Spin, Waiter, clear_interrupted, set_mask, was_interrupted,
@@ -214,6 +214,35 @@ impl SmcStream {
         if let Some(conn) = self.conn() {
             conn.reactor().try_poll();
         }
+    }
+
+    /// As [`SmcStream::pollable`]. For SMC the descriptor shows at once that a read has taken the last
+    /// bytes, and a hang-up only when both ends have closed. Each such read costs a system call.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pollable_exact(&self) -> io::Result<BorrowedFd<'_>> {
+        match self.conn() {
+            Some(conn) => conn.pollable_exact(),
+            None => self.pollable(),
+        }
+    }
+
+    /// Whether the peer has ended its direction, also if the connection was reset afterwards (SMC
+    /// only; `None` for TCP).
+    pub fn peer_has_ended(&self) -> Option<bool> {
+        self.conn().map(|conn| conn.peer_has_ended())
+    }
+
+    /// Whether bytes of any connection of this process wait until its peer has read an urgent byte.
+    /// They are lost if the process ends.
+    pub fn any_has_unsent_bytes() -> bool {
+        conn::has_unsent_bytes()
+    }
+
+    /// The child of a fork calls this: the bytes that wait are its parent's.
+    pub fn forget_unsent_bytes() {
+        conn::forget_unsent_bytes();
     }
 
     /// Checks whether the TCP connection underneath was reset. Once a second is often enough.

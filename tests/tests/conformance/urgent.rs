@@ -19,13 +19,16 @@ on_every_fabric! {
 /// What only SMC has, or only SMC can tell.
 mod smc {
     use super::{
-        a_closed_window_does_not_keep_the_news, normal_data_waits_for_the_urgent_byte,
-        the_mark_is_told, urgent_bytes_that_cannot_be_sent_are_taken_back,
+        a_closed_window_does_not_keep_the_news,
+        bytes_behind_an_urgent_one_arrive_although_the_writer_has_closed,
+        normal_data_waits_for_the_urgent_byte, the_mark_is_told,
+        urgent_bytes_that_cannot_be_sent_are_taken_back,
     };
 
     on_smc! {
         the_mark_is_told
         normal_data_waits_for_the_urgent_byte
+        bytes_behind_an_urgent_one_arrive_although_the_writer_has_closed
         a_closed_window_does_not_keep_the_news
         urgent_bytes_that_cannot_be_sent_are_taken_back
     }
@@ -148,15 +151,31 @@ fn normal_data_waits_for_the_urgent_byte(site: &Site) {
     send_all(&client, b"abc");
     client.send_urgent(b'!').unwrap();
     client.set_nonblocking(true).unwrap();
-    for _ in 0..3 {
-        assert_eq!(client.send(b"x").unwrap_err().kind(), ErrorKind::WouldBlock);
-        thread::sleep(Duration::from_millis(5));
-    }
+    // As on TCP, the writer does not wait; the bytes do.
+    assert_eq!(client.send(b"x").unwrap(), 1);
+    client.set_nonblocking(false).unwrap();
+    thread::sleep(Duration::from_millis(5));
     assert_eq!(read_exactly(&server, 3), b"abc");
-    // The reader stands at the mark: the byte was remembered, the writer may go on.
-    eventually("the writer may go on", || client.send(b"x").is_ok());
     assert_eq!(server.recv_urgent().unwrap(), b'!');
     assert_eq!(read_exactly(&server, 1), b"x");
+}
+
+fn bytes_behind_an_urgent_one_arrive_although_the_writer_has_closed(site: &Site) {
+    let pair = site.pair();
+    let (client, server) = pair.connect();
+    let bytes = pattern(3, 20_000);
+    send_all(&client, b"abc");
+    for byte in *b"!?" {
+        client.send_urgent(byte).unwrap();
+        send_all(&client, &bytes);
+    }
+    drop(client);
+    thread::sleep(Duration::from_millis(5));
+    assert_eq!(read_exactly(&server, 3), b"abc");
+    assert!(read_exactly(&server, bytes.len()) == bytes);
+    assert!(read_exactly(&server, bytes.len()) == bytes);
+    let mut end = [0u8];
+    assert_eq!(server.recv(&mut end).unwrap(), 0);
 }
 
 // Shows: CDC-31.
