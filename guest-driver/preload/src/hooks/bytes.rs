@@ -2,11 +2,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::io::{IoSlice, IoSliceMut};
+use std::time::Instant;
 
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::hooks::escapes::{leave_passed, passed_descriptors};
 use crate::hooks::libc_symbols::call_libc;
+use crate::io::control;
 use crate::io::transfer::{self, Dispatch};
 use crate::selection::establish;
 use crate::socket::descriptors;
@@ -24,6 +26,81 @@ fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<Sys
         Dispatch::Keep(_) => Some(Err(Errno(libc::EAGAIN))),
         Dispatch::Fail(error) => Some(Err(error)),
     }
+}
+
+/// As [`recv_into`], for buffers of which one leads to no memory: the call waits like any other, and
+/// fails when there is something to write there.
+#[cold]
+fn recv_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
+    let mut byte = [0u8];
+    let flags = flags & !(libc::MSG_TRUNC | libc::MSG_WAITALL) | libc::MSG_PEEK;
+    Some(match recv_into(fd, &mut [IoSliceMut::new(&mut byte)], flags)? {
+        Ok(1..) => Err(Errno(libc::EFAULT)),
+        other => other,
+    })
+}
+
+/// As [`send_from`], for buffers of which one leads to no memory.
+#[cold]
+fn send_nowhere(fd: c_int, flags: c_int) -> Option<SysResult> {
+    Some(send_from(fd, &[], flags & !libc::MSG_OOB)?.and(Err(Errno(libc::EFAULT))))
+}
+
+/// [`recv_into`] with one buffer of the program.
+///
+/// # Safety
+/// `buf` leads to `n` writable bytes, or nowhere.
+#[inline]
+unsafe fn recv_one(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the caller's promise.
+    match unsafe { user_memory::read_buffer(buf, n) } {
+        Some(room) => recv_into(fd, &mut [IoSliceMut::new(room)], flags),
+        None => recv_nowhere(fd, flags),
+    }
+}
+
+/// [`send_from`] with one buffer of the program.
+///
+/// # Safety
+/// `buf` leads to `n` readable bytes, or nowhere.
+#[inline]
+unsafe fn send_one(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the caller's promise.
+    match unsafe { user_memory::write_buffer(buf, n) } {
+        Some(bytes) => send_from(fd, &[IoSlice::new(bytes)], flags),
+        None => send_nowhere(fd, flags),
+    }
+}
+
+/// [`recv_into`] with a list of the program.
+///
+/// # Safety
+/// `iov` leads to `n` buffers, or nowhere.
+unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the caller's promise.
+    match unsafe { user_memory::read_buffers(iov, n) } {
+        Ok(Some(rooms)) => recv_into(fd, rooms, flags),
+        Ok(None) => recv_nowhere(fd, flags),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// [`send_from`] with a list of the program.
+///
+/// # Safety
+/// `iov` leads to `n` buffers, or nowhere.
+unsafe fn send_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the caller's promise.
+    match unsafe { user_memory::write_buffers(iov, n) } {
+        Ok(Some(pieces)) => send_from(fd, pieces, flags),
+        Ok(None) => send_nowhere(fd, flags),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// The length of a list, as the vectored calls take it.
+fn count(n: c_int) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 /// Reads and throws away, if the descriptor is an SMC connection: the program need have no buffer.
@@ -57,10 +134,10 @@ fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult>
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
-    if DESCRIPTORS.has(fd) {
+    // A read(2) of no bytes returns at once, and the kernel carries it out on any socket.
+    if DESCRIPTORS.has(fd) && n != 0 {
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::read_buffer(buf, n) };
-        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], 0) {
+        if let Some(result) = unsafe { recv_one(fd, buf, n, 0) } {
             return libc_result(result);
         }
     }
@@ -71,8 +148,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> 
 pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user_memory::write_buffer(buf, n) };
-        if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], 0) {
+        if let Some(result) = unsafe { send_one(fd, buf, n, 0) } {
             return libc_result(result);
         }
     }
@@ -83,31 +159,47 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) 
 pub(super) unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        let rooms =
-            unsafe { user_memory::read_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) };
-        match rooms {
-            Ok(rooms) => {
-                if let Some(result) = recv_into(fd, rooms, 0) {
-                    return libc_result(result);
-                }
-            }
-            Err(error) => return libc_result(Err(error)),
+        if let Some(result) = unsafe { read_list(fd, iov, n, 0) } {
+            return libc_result(result);
         }
     }
     call_libc!(readv, libc::SYS_readv, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
+}
+
+/// `readv` on a known descriptor.
+///
+/// # Safety
+/// As [`recv_list`].
+unsafe fn read_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the program's list.
+    match unsafe { user_memory::read_buffers(iov, count(n)) } {
+        // As a read of no bytes.
+        Ok(Some(rooms)) if rooms.iter().all(|room| room.is_empty()) => None,
+        // SAFETY: the same list.
+        _ => unsafe { recv_list(fd, iov, count(n), flags) },
+    }
+}
+
+/// `writev` on a known descriptor.
+///
+/// # Safety
+/// As [`send_list`].
+unsafe fn write_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Option<SysResult> {
+    // SAFETY: the program's list.
+    match unsafe { user_memory::write_buffers(iov, count(n)) } {
+        // The kernel returns at once, whatever the state of the socket is.
+        Ok(Some(pieces)) if pieces.iter().all(|piece| piece.is_empty()) => None,
+        // SAFETY: the same list.
+        _ => unsafe { send_list(fd, iov, count(n), flags) },
+    }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's list.
-        match unsafe { user_memory::write_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
-            Ok(pieces) => {
-                if let Some(result) = send_from(fd, pieces, 0) {
-                    return libc_result(result);
-                }
-            }
-            Err(error) => return libc_result(Err(error)),
+        if let Some(result) = unsafe { write_list(fd, iov, n, 0) } {
+            return libc_result(result);
         }
     }
     call_libc!(writev, libc::SYS_writev, (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t)
@@ -122,14 +214,12 @@ pub(super) unsafe extern "C" fn recv(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         if flags & libc::MSG_TRUNC != 0
-            && flags & libc::MSG_PEEK == 0
             && let Some(result) = discard(fd, n, flags)
         {
             return libc_result(result);
         }
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::read_buffer(buf, n) };
-        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
+        if let Some(result) = unsafe { recv_one(fd, buf, n, flags) } {
             return libc_result(result);
         }
     }
@@ -149,9 +239,8 @@ pub(super) unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let room = unsafe { user_memory::read_buffer(buf, n) };
-        if let Some(result) = recv_into(fd, &mut [IoSliceMut::new(room)], flags) {
-            if !addr.is_null() && !len.is_null() {
+        if let Some(result) = unsafe { recv_one(fd, buf, n, flags) } {
+            if result.is_ok() && !addr.is_null() && !len.is_null() {
                 // TCP returns no address.
                 // SAFETY: the program's length.
                 unsafe { *len = 0 };
@@ -185,8 +274,7 @@ pub(super) unsafe extern "C" fn sendto(
 ) -> ssize_t {
     if DESCRIPTORS.has(fd) {
         // SAFETY: the program's buffer.
-        let bytes = unsafe { user_memory::write_buffer(buf, n) };
-        if let Some(result) = send_from(fd, &[IoSlice::new(bytes)], flags) {
+        if let Some(result) = unsafe { send_one(fd, buf, n, flags) } {
             return libc_result(result);
         }
     }
@@ -197,19 +285,25 @@ pub(super) unsafe extern "C" fn sendto(
 /// `recvmsg` on a known descriptor.
 ///
 /// # Safety
-/// `message` leads to a valid header.
+/// `message` leads to a valid header, or nowhere.
 unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<SysResult> {
+    if user_memory::is_nowhere(message, 1) {
+        return Some(Err(Errno(libc::EFAULT)));
+    }
     // SAFETY: the caller's promise.
-    let header = unsafe { message.as_mut() }?;
+    let header = unsafe { &mut *message };
     // SAFETY: the program's list.
-    let rooms = match unsafe { user_memory::read_buffers(header.msg_iov, header.msg_iovlen) } {
-        Ok(rooms) => rooms,
-        Err(error) => return Some(Err(error)),
-    };
-    let result = recv_into(fd, rooms, flags)?;
+    let result = unsafe { recv_list(fd, header.msg_iov, header.msg_iovlen, flags) }?;
     if result.is_ok() {
-        (header.msg_namelen, header.msg_controllen) = (0, 0);
-        header.msg_flags = flags & libc::MSG_OOB;
+        let room = std::mem::take(&mut header.msg_controllen);
+        header.msg_namelen = 0;
+        header.msg_flags = flags & (libc::MSG_OOB | libc::MSG_CMSG_CLOEXEC);
+        if control::is_queue_size_wanted()
+            && let Some(queued) = DESCRIPTORS.get(fd).as_ref().and_then(control::queue_size)
+        {
+            // SAFETY: the program's room for control messages.
+            unsafe { user_memory::write_queue_size(header, room, queued) };
+        }
     }
     Some(result)
 }
@@ -217,15 +311,15 @@ unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Option<SysRe
 /// `sendmsg` on a known descriptor.
 ///
 /// # Safety
-/// `message` leads to a valid header.
+/// `message` leads to a valid header, or nowhere.
 unsafe fn transmit(fd: c_int, message: *const msghdr, flags: c_int) -> Option<SysResult> {
-    // SAFETY: the caller's promise.
-    let header = unsafe { message.as_ref() }?;
-    // SAFETY: the program's list.
-    match unsafe { user_memory::write_buffers(header.msg_iov, header.msg_iovlen) } {
-        Ok(pieces) => send_from(fd, pieces, flags),
-        Err(error) => Some(Err(error)),
+    if user_memory::is_nowhere(message, 1) {
+        return Some(Err(Errno(libc::EFAULT)));
     }
+    // SAFETY: the caller's promise.
+    let header = unsafe { &*message };
+    // SAFETY: the program's list.
+    unsafe { send_list(fd, header.msg_iov, header.msg_iovlen, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -269,6 +363,50 @@ pub(super) unsafe extern "C" fn sendmsg(
         (fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
 }
 
+/// `recvmmsg` on a known descriptor: one message after another, each of which waits, up to the first
+/// error.
+///
+/// # Safety
+/// `list` leads to `n` headers, and `timeout` to a time, or it is null.
+unsafe fn receive_many(
+    fd: c_int,
+    list: *mut mmsghdr,
+    n: usize,
+    mut flags: c_int,
+    timeout: *mut timespec,
+) -> Option<SysResult> {
+    let wait_for_one = flags & libc::MSG_WAITFORONE != 0;
+    flags &= !libc::MSG_WAITFORONE;
+    // SAFETY: the caller's promise.
+    let end = unsafe { user_memory::timespec(timeout) }.map(|time| Instant::now() + time);
+    for i in 0..n.min(libc::UIO_MAXIOV as usize) {
+        // SAFETY: the caller's promise.
+        let message = unsafe { &mut *list.add(i) };
+        // SAFETY: the program's header.
+        match unsafe { receive(fd, &mut message.msg_hdr, flags) } {
+            Some(Ok(len)) => message.msg_len = len as c_uint,
+            Some(result) if i == 0 => return Some(result),
+            None if i == 0 => return None,
+            _ => return Some(Ok(i)),
+        }
+        if let Some(end) = end {
+            let left = end.saturating_duration_since(Instant::now());
+            // SAFETY: the caller's promise.
+            unsafe { timeout.write_unaligned(crate::sys::timespec(left)) };
+            if left.is_zero() {
+                return Some(Ok(i + 1));
+            }
+        }
+        if wait_for_one {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        if message.msg_hdr.msg_flags & libc::MSG_OOB != 0 {
+            return Some(Ok(i + 1));
+        }
+    }
+    Some(Ok(n.min(libc::UIO_MAXIOV as usize)))
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -277,23 +415,10 @@ pub(super) unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if DESCRIPTORS.has(fd) && n > 0 && !list.is_null() {
-        let mut flags = flags & !libc::MSG_WAITFORONE;
-        for i in 0..n as usize {
-            // SAFETY: the program's list of `n` headers.
-            let message = unsafe { &mut *list.add(i) };
-            // SAFETY: the program's header.
-            match unsafe { receive(fd, &mut message.msg_hdr, flags) } {
-                Some(Ok(len)) => message.msg_len = len as c_uint,
-                Some(result) if i == 0 => return libc_result(result) as c_int,
-                None if i == 0 => break,
-                _ => return i as c_int,
-            }
-            if message.msg_len == 0 || i + 1 == n as usize {
-                return i as c_int + 1;
-            }
-            // A stream has no message boundaries, so the call need not wait for more bytes.
-            flags |= libc::MSG_DONTWAIT;
+    if DESCRIPTORS.has(fd) && n > 0 && !user_memory::is_nowhere(list, 1) {
+        // SAFETY: the program's list and time.
+        if let Some(result) = unsafe { receive_many(fd, list, n as usize, flags, timeout) } {
+            return libc_result(result) as c_int;
         }
     }
     call_libc!(recvmmsg, libc::SYS_recvmmsg,
@@ -307,7 +432,7 @@ pub(super) unsafe extern "C" fn sendmmsg(
     n: c_uint,
     flags: c_int,
 ) -> c_int {
-    if DESCRIPTORS.has(fd) && n > 0 && !list.is_null() {
+    if DESCRIPTORS.has(fd) && n > 0 && !user_memory::is_nowhere(list, 1) {
         for i in 0..n as usize {
             // SAFETY: the program's list of `n` headers.
             let message = unsafe { &mut *list.add(i) };
@@ -400,7 +525,10 @@ pub(super) unsafe extern "C" fn splice(
             Dispatch::Keep(_) => return libc_result(Err(Errno(libc::EAGAIN))),
             Dispatch::Fail(error) => return libc_result(Err(error)),
             Dispatch::Smc(..) if !from_at.is_null() || !to_at.is_null() => {
-                return libc_result(Err(Errno(libc::ESPIPE)));
+                // Neither has a position, but the kernel looks at the pipe first.
+                let pipe_at = if out { to_at } else { from_at };
+                let error = if pipe_at.is_null() { libc::EINVAL } else { libc::ESPIPE };
+                return libc_result(Err(Errno(error)));
             }
             Dispatch::Smc(socket, stream) => {
                 return libc_result(match out {
@@ -414,6 +542,9 @@ pub(super) unsafe extern "C" fn splice(
           to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t)
 }
 
+/// The flags of `preadv2` and `pwritev2` that mean nothing, or not to wait.
+const KNOWN_FLAGS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT;
+
 /// Defines `preadv2` and `pwritev2`, which are `readv` and `writev` at the offset -1.
 macro_rules! positioned {
     ($($name:ident, $number:ident, $without:ident, $flag:expr;)*) => {
@@ -425,7 +556,7 @@ macro_rules! positioned {
             offset: off64_t,
             flags: c_int,
         ) -> ssize_t {
-            if DESCRIPTORS.has(fd) && offset == -1 {
+            if DESCRIPTORS.has(fd) && offset == -1 && flags & !KNOWN_FLAGS == 0 {
                 // SAFETY: the program's list.
                 return unsafe { $without(fd, iov, n, flags & $flag != 0) };
             }
@@ -448,27 +579,23 @@ positioned! {
 /// # Safety
 /// As `readv`.
 unsafe fn read_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
+    let flags = if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the program's list.
-    match unsafe { user_memory::read_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
-        Err(error) => libc_result(Err(error)),
-        Ok(rooms) => match recv_into(fd, rooms, if dont_wait { libc::MSG_DONTWAIT } else { 0 }) {
-            Some(result) => libc_result(result),
-            // SAFETY: the same call.
-            None => unsafe { readv(fd, iov, n) },
-        },
+    match unsafe { read_list(fd, iov, n, flags) } {
+        Some(result) => libc_result(result),
+        // SAFETY: the same call.
+        None => unsafe { readv(fd, iov, n) },
     }
 }
 
 /// # Safety
 /// As `writev`.
 unsafe fn write_at_once(fd: c_int, iov: *const iovec, n: c_int, dont_wait: bool) -> ssize_t {
+    let flags = if dont_wait { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the program's list.
-    match unsafe { user_memory::write_buffers(iov, usize::try_from(n).unwrap_or(usize::MAX)) } {
-        Err(error) => libc_result(Err(error)),
-        Ok(pieces) => match send_from(fd, pieces, if dont_wait { libc::MSG_DONTWAIT } else { 0 }) {
-            Some(result) => libc_result(result),
-            // SAFETY: the same call.
-            None => unsafe { writev(fd, iov, n) },
-        },
+    match unsafe { write_list(fd, iov, n, flags) } {
+        Some(result) => libc_result(result),
+        // SAFETY: the same call.
+        None => unsafe { writev(fd, iov, n) },
     }
 }

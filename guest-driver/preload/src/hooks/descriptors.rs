@@ -113,6 +113,10 @@ pub(super) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    if is_owner_command(command) && argument != 0 {
+        // The kernel sends SIGURG.
+        leave(fd);
+    }
     let result = call_libc!(fcntl, libc::SYS_fcntl, (fd: c_int, command: c_int, argument: c_ulong)
                        -> c_int);
     match command {
@@ -138,6 +142,12 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     result
 }
 
+/// Whether a command of `fcntl` makes somebody the owner of a socket.
+fn is_owner_command(command: c_int) -> bool {
+    const F_SETOWN_EX: c_int = 15;
+    matches!(command, libc::F_SETOWN | F_SETOWN_EX)
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
@@ -154,6 +164,9 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
             Err(error) => libc_result(Err(error)) as c_int,
         };
     }
+    if known.is_some() && matches!(request, FIOSETOWN | SIOCSPGRP) {
+        leave(fd);
+    }
     let result = call_libc!(ioctl, libc::SYS_ioctl,
         (fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int);
     if result >= 0
@@ -164,6 +177,10 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     }
     result
 }
+
+/// Requests of `ioctl` that do the same as F_SETOWN.
+const FIOSETOWN: c_ulong = 0x8901;
+const SIOCSPGRP: c_ulong = 0x8902;
 
 /// Ends the program without its exit handlers. The hook closes the connections first.
 #[unsafe(no_mangle)]
@@ -178,6 +195,36 @@ unsafe extern "C" fn _exit(status: c_int) -> ! {
 unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the same function.
     unsafe { _exit(status) }
+}
+
+/// Defines hooks of calls that make a pair of descriptors: they remove stale entries.
+macro_rules! makes_pairs {
+    ($($name:ident($($arg:ident : $type:ty,)* ; $pair:ident);)*) => {
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type,)* $pair: *mut c_int) -> c_int {
+            let result = call_libc!($name, -1, ($($arg: $type,)* $pair: *mut c_int) -> c_int);
+            if result == 0 {
+                // SAFETY: the kernel has written two numbers.
+                unsafe { [*$pair, *$pair.add(1)] }.into_iter().for_each(descriptors::remove_stale);
+            }
+            result
+        })*
+    };
+}
+
+makes_pairs! {
+    pipe(; fds);
+    socketpair(domain: c_int, kind: c_int, protocol: c_int,; fds);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pipe2(fds: *mut c_int, flags: c_int) -> c_int {
+    let result = call_libc!(pipe2, -1, (fds: *mut c_int, flags: c_int) -> c_int);
+    if result == 0 {
+        // SAFETY: the kernel has written two numbers.
+        unsafe { [*fds, *fds.add(1)] }.into_iter().for_each(descriptors::remove_stale);
+    }
+    result
 }
 
 /// Defines hooks of calls that make a descriptor: they remove a stale entry of its number.
@@ -202,4 +249,6 @@ makes! {
     eventfd(count: c_uint, flags: c_int);
     timerfd_create(clock: c_int, flags: c_int);
     memfd_create(name: *const c_char, flags: c_uint);
+    inotify_init1(flags: c_int);
+    signalfd(old: c_int, mask: *const libc::sigset_t, flags: c_int);
 }

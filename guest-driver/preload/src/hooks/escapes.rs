@@ -11,7 +11,7 @@ use crate::io::kernel;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::lock;
 use crate::sys::raw::Errno;
-use crate::sys::user_memory::libc_result;
+use crate::sys::user_memory::{is_nowhere, libc_result};
 use crate::{config, fork, relay};
 
 /// Leaves a descriptor to the kernel if the library knows it.
@@ -88,11 +88,14 @@ pub(super) unsafe fn leave_passed(message: *const libc::msghdr) {
 /// Calls `f` with each descriptor that a message passes by SCM_RIGHTS.
 ///
 /// # Safety
-/// `message` is null or leads to a header whose control data is valid.
+/// `message` leads to a header whose control data is valid, or nowhere.
 pub(super) unsafe fn passed_descriptors(message: *const libc::msghdr, f: impl Fn(c_int)) {
+    if is_nowhere(message, 1) {
+        return;
+    }
     // SAFETY: the caller's promise, as for all that follows.
-    let Some(header) = (unsafe { message.as_ref() }) else { return };
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
+    let header = unsafe { &*message };
+    if header.msg_controllen == 0 || is_nowhere(header.msg_control, header.msg_controllen) {
         return;
     }
     // SAFETY: the control data is as long as the header says; CMSG_* stay within.

@@ -20,7 +20,7 @@ use crate::sys::user_memory::{self, libc_result};
 /// # Safety
 /// `list` leads to `n` entries.
 unsafe fn entries<'a>(list: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
-    if list.is_null() || n == 0 || n > 1 << 24 {
+    if user_memory::is_nowhere(list, n as usize) || n == 0 || n > 1 << 24 {
         return &mut [];
     }
     // SAFETY: the caller's promise.
@@ -90,6 +90,9 @@ unsafe fn select_here(
     mask: Option<SignalMask>,
 ) -> Option<SysResult> {
     config::get()?;
+    if [read, write, except].iter().any(|set| !set.is_null() && user_memory::is_nowhere(*set, 1)) {
+        return None;
+    }
     // SAFETY: the caller's promise.
     let (mut read, mut write, mut except) =
         unsafe { (words(read, n), words(write, n), words(except, n)) };
@@ -180,12 +183,16 @@ pub(super) unsafe extern "C" fn epoll_ctl(
     {
         match descriptor.stream() {
             Some(socket) => {
-                if event.is_null() && op != libc::EPOLL_CTL_DEL {
+                if op != libc::EPOLL_CTL_DEL && user_memory::is_nowhere(event, 1) {
                     return libc_result(Err(Errno(libc::EFAULT))) as c_int;
                 }
-                // SAFETY: the program's event; packed, so it is copied.
-                let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
-                let event = event.map_or((0, 0), |event| (event.events, event.u64));
+                let event = match op {
+                    libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
+                    // SAFETY: the program's event.
+                    _ => unsafe { event.read_unaligned() },
+                };
+                // Packed, so it is copied.
+                let event = (event.events, event.u64);
                 return libc_result(epoll_ctl::control(set, op, fd, &descriptor, socket, event))
                     as c_int;
             }
@@ -209,7 +216,16 @@ unsafe fn wait_here(
     mask: Option<SignalMask>,
 ) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(set)?;
-    let room = usize::try_from(max).ok().filter(|room| *room > 0 && !list.is_null())?;
+    let room = usize::try_from(max).ok().filter(|room| *room > 0)?;
+    if user_memory::is_nowhere(list, room) {
+        // The kernel finds that out when it has an event to write.
+        let mut event = [epoll_event { events: 0, u64: 0 }];
+        let result = epoll_wait::wait(descriptor.set()?, set, &mut event, timeout, mask)?;
+        return Some(match result {
+            Ok(1..) => Err(Errno(libc::EFAULT)),
+            other => other,
+        });
+    }
     // SAFETY: the caller's promise.
     let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(4096)) };
     epoll_wait::wait(descriptor.set()?, set, out, timeout, mask)

@@ -164,9 +164,26 @@ pub(super) unsafe extern "C" fn getsockopt(
         }
         return 0;
     }
+    let state = match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            DESCRIPTORS.get(fd).as_ref().and_then(control::tcp_state)
+        }
+        _ => None,
+    };
     let fd = if level == libc::SOL_SOCKET { fd } else { tcp_fd_of(fd) };
-    call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int, name: c_int,
-          value: *mut c_void, len: *mut socklen_t) -> c_int)
+    let result = call_libc!(getsockopt, libc::SYS_getsockopt, (fd: c_int, level: c_int,
+        name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int);
+    if let Some(state) = state
+        && result == 0
+    {
+        // SAFETY: the kernel has written so many bytes; the state is the first.
+        unsafe {
+            if *len > 0 {
+                value.cast::<u8>().write(state);
+            }
+        }
+    }
+    result
 }
 
 #[unsafe(no_mangle)]

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
@@ -9,6 +10,7 @@ use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
 use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::user_memory::TCP_INQ;
 
 /// `shutdown` on a known descriptor. `None`: the kernel carries out the call.
 pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Option<SysResult> {
@@ -98,9 +100,11 @@ pub(crate) fn get_option(
             }
         }
         SocketState::Smc => {
-            let error = socket.smc().and_then(|stream| stream.take_error().ok().flatten());
-            let error = error.and_then(|error| socket.report_once(error.into()).err());
-            Some(error.map_or(0, |Errno(error)| error))
+            let stream = socket.smc()?;
+            match socket.take_reset(stream) {
+                0 => Some(socket.take_error_of_vain_write()),
+                error => Some(error),
+            }
         }
         SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
@@ -125,6 +129,11 @@ fn relayed_option(socket: &StreamSocket, level: c_int, name: c_int) -> Option<c_
 
 /// Makes the SMC connection follow an option that was set on the TCP socket.
 pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name: c_int) {
+    if (level, name) == (libc::IPPROTO_TCP, TCP_INQ) {
+        let on = raw::socket_option(fd, level, name).is_ok_and(|on| on != 0);
+        socket.set_queue_size_wanted(on);
+        QUEUE_SIZE_WANTED.store(true, Ordering::Relaxed);
+    }
     if level != libc::SOL_SOCKET {
         return;
     }
@@ -149,6 +158,45 @@ pub(crate) fn follow_option(fd: c_int, socket: &StreamSocket, level: c_int, name
         }
         _ => {}
     }
+}
+
+/// Whether any socket of the process has TCP_INQ.
+static QUEUE_SIZE_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a socket of this process may want control messages with the size of its queue.
+#[inline]
+pub(crate) fn is_queue_size_wanted() -> bool {
+    QUEUE_SIZE_WANTED.load(Ordering::Relaxed)
+}
+
+/// The size of the queue, if the socket wants control messages with it.
+pub(crate) fn queue_size(descriptor: &DescriptorRef) -> Option<c_int> {
+    let socket = descriptor.stream().filter(|socket| socket.is_queue_size_wanted())?;
+    let stream = socket.smc()?;
+    let queued = stream.readable().unwrap_or(0);
+    // The kernel wants the program to go on until it has read the end.
+    let more = queued == 0 && stream.readiness(false).read_closed;
+    Some(c_int::try_from(queued).unwrap_or(c_int::MAX) + c_int::from(more))
+}
+
+/// The state that TCP_INFO shows of an SMC connection: that of TCP after the same calls. The TCP
+/// socket underneath stays open.
+pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
+    const ESTABLISHED: u8 = 1;
+    const FIN_WAIT2: u8 = 5;
+    const CLOSE: u8 = 7;
+    const CLOSE_WAIT: u8 = 8;
+    let socket = descriptor.stream()?;
+    let stream = socket.smc()?;
+    if stream.readiness(false).failed || socket.has_written_in_vain() {
+        return Some(CLOSE);
+    }
+    Some(match (socket.is_write_shut(), stream.peer_has_ended() == Some(true)) {
+        (false, false) => ESTABLISHED,
+        (true, false) => FIN_WAIT2,
+        (false, true) => CLOSE_WAIT,
+        (true, true) => CLOSE,
+    })
 }
 
 /// Whether an SMC connection does not support an option. `setsockopt` then fails.

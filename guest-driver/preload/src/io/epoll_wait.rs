@@ -13,8 +13,8 @@ use guest_driver::{SignalMask, Woken};
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::StreamSocket;
-use crate::sys::raw::{Errno, SysResult};
-use crate::sys::{epoll_wait, left_of};
+use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::{epoll_wait, left_of, timespec};
 
 /// How often a thread looks whether it may poll the connections itself, while another thread does.
 const TURN: Duration = Duration::from_millis(5);
@@ -31,11 +31,23 @@ pub(crate) fn wait(
         return None;
     }
     let end = timeout.map(|timeout| Instant::now() + timeout);
-    if !set.has_members() {
-        return Some(wait_in_kernel(set, fd, out, end, mask));
-    }
-    Some(wait_here(set, fd, out, end, mask))
+    let begun = Instant::now();
+    let result = match set.has_members() {
+        false => wait_in_kernel(set, fd, out, end, mask),
+        true => wait_here(set, fd, out, end, mask),
+    };
+    Some(match result {
+        // Another thread has closed the set. In the kernel it lives on until this call returns, and
+        // shows nothing.
+        Err(Errno(libc::EBADF)) if begun.elapsed() >= MILLISECOND => {
+            raw::ppoll(&mut [], left_of(end).map(timespec).as_ref(), mask)
+        }
+        result => result,
+    })
 }
+
+/// A call on a descriptor that was closed before it returns sooner than this.
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Waits without SMC connections. One may come meanwhile, from another thread.
 fn wait_in_kernel(

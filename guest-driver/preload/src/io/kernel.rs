@@ -2,7 +2,9 @@
 //! From then on the kernel carries out all calls on them.
 
 use std::ffi::c_int;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, handshake, waiting};
@@ -14,6 +16,9 @@ use crate::{fork, relay};
 
 /// How long a descriptor that is handed over waits for a handshake that may end with SMC.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a process that ends waits for peers that have not read an urgent byte.
+const URGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leaves a descriptor to the kernel. A connection that is not decided yet stays on TCP, and one
 /// that SMC carries gets a relay. The call may wait for a handshake.
@@ -95,6 +100,10 @@ pub(crate) fn close_all() {
     }
     waiting::finish();
     relay::forward::finish();
+    let begun = Instant::now();
+    while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Leaves all connections to the kernel that a program executed next inherits, and those of which

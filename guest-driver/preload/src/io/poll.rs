@@ -55,13 +55,10 @@ pub(crate) fn poll(
         {
             return raw_poll(fds, left_of(end), mask);
         }
-        match poll_once(fds, &mut polled, &mut native, end, mask)? {
-            Some(n) => return Ok(n),
-            None if end.is_some_and(|end| Instant::now() >= end) => {
-                fds.iter_mut().for_each(|fd| fd.revents = 0);
-                return Ok(0);
-            }
-            None => {}
+        // When the time is over it looks once more, as the kernel does: a descriptor may have been
+        // closed meanwhile.
+        if let Some(n) = poll_once(fds, &mut polled, &mut native, end, mask)? {
+            return Ok(n);
         }
     }
 }
@@ -171,7 +168,8 @@ fn poll_once(
     }
     if end.is_some_and(|end| Instant::now() >= end) {
         release_sleeper(sleeper);
-        return Ok(None);
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+        return Ok(Some(0));
     }
     let changed =
         || polled.iter().any(|one| one.stream().is_some_and(|s| s.changed_since(one.token)));

@@ -161,14 +161,23 @@ pub(crate) fn recv(
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno(libc::EAGAIN));
     }
+    if bufs.iter().all(|buf| buf.is_empty()) {
+        return recv_nothing((socket, stream), flags);
+    }
     let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
     let peek = flags & libc::MSG_PEEK != 0;
-    if flags & libc::MSG_TRUNC != 0 && !peek {
+    if flags & libc::MSG_TRUNC != 0 {
         return discard((socket, stream), bufs.iter().map(|b| b.len()).sum(), flags);
     }
     let mut deadline = None;
     let all = flags & libc::MSG_WAITALL != 0;
-    let wanted: usize = if all { bufs.iter().map(|buf| buf.len()).sum() } else { 0 };
+    let wanted = match (all, socket.low_water()) {
+        (false, 0) => 0,
+        (all, low_water) => {
+            let room: usize = bufs.iter().map(|buf| buf.len()).sum();
+            if all { room } else { room.min(low_water) }
+        }
+    };
     let mut done = 0usize;
     loop {
         let token = stream.change_token();
@@ -206,8 +215,24 @@ pub(crate) fn recv(
                 }
             }
             Err(_) if done > 0 => return Ok(done),
-            Err(error) => return socket.report_once(error.into()),
+            Err(error) => return socket.read_failed(stream, error.into()),
         }
+    }
+}
+
+/// A receive of no bytes waits until there are some, as TCP does it.
+#[cold]
+fn recv_nothing(from: (&StreamSocket, &SmcStream), flags: c_int) -> SysResult {
+    let mut byte = [0u8];
+    let flags = flags & !(libc::MSG_WAITALL | libc::MSG_TRUNC) | libc::MSG_PEEK;
+    let mut look = |flags| recv(from, &mut [IoSliceMut::new(&mut byte)], flags).map(|_| 0);
+    match look(flags | libc::MSG_DONTWAIT) {
+        Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !from.0.is_nonblocking() => {
+            // Whatever ends the wait.
+            let _ = look(flags);
+            Ok(0)
+        }
+        result => result,
     }
 }
 
@@ -231,14 +256,18 @@ fn read_rest(
     Ok(0)
 }
 
-/// MSG_TRUNC: reads bytes and discards them, as TCP does.
+/// MSG_TRUNC: reads bytes and discards them, as TCP does. With MSG_PEEK it only counts them.
 pub(crate) fn discard(
     (socket, stream): (&StreamSocket, &SmcStream),
     wanted: usize,
     flags: c_int,
 ) -> SysResult {
-    let mut sink = vec![0u8; wanted.min(TURN)];
     let mut flags = flags & !libc::MSG_TRUNC;
+    if flags & libc::MSG_PEEK != 0 {
+        let n = wanted.min(stream.readable().unwrap_or(0).max(1));
+        return recv((socket, stream), &mut [IoSliceMut::new(&mut vec![0u8; n])], flags);
+    }
+    let mut sink = vec![0u8; wanted.min(TURN)];
     let mut done = 0;
     while done < wanted {
         let n = sink.len().min(wanted - done);
@@ -259,10 +288,7 @@ pub(crate) fn discard(
 fn recv_urgent(stream: &SmcStream, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> SysResult {
     let byte = match flags & libc::MSG_PEEK {
         0 => stream.recv_urgent(),
-        _ => stream.has_urgent().and_then(|there| match there {
-            true => Err(ErrorKind::WouldBlock.into()),
-            false => Err(ErrorKind::InvalidInput.into()),
-        }),
+        _ => stream.peek_urgent(),
     }?;
     let first = bufs.iter_mut().find_map(|buf| buf.first_mut());
     Ok(first.map_or(0, |place| {
@@ -283,18 +309,30 @@ pub(crate) fn send(
         send_all((socket, stream), bufs, flags)
     };
     let sent = match sent {
-        Err(Errno(libc::EPIPE)) if socket.may_write_in_vain() => {
-            // TCP takes these bytes, and learns from the peer's answer that nobody reads them.
-            Ok(bufs.iter().map(|buf| buf.len()).sum())
-        }
-        // After a reset that was reported, writes fail as on a closed connection.
-        Err(error) => socket.report_once(error).and(Err(Errno(libc::EPIPE))),
+        Err(Errno(libc::EPIPE)) => write_to_closed(socket, bufs),
+        Err(error) => Err(socket.write_failed(stream, error)),
         sent => sent,
     };
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         raw::raise_sigpipe();
     }
     sent
+}
+
+/// A write to a peer that has closed. TCP takes the first one, and learns from the peer's answer that
+/// nobody reads it.
+#[cold]
+fn write_to_closed(socket: &StreamSocket, bufs: &[IoSlice<'_>]) -> SysResult {
+    let n: usize = bufs.iter().map(|buf| buf.len()).sum();
+    if n == 0 && socket.would_write_in_vain() {
+        return Ok(0);
+    }
+    if socket.may_write_in_vain() {
+        registrations::recheck(socket);
+        return Ok(n);
+    }
+    socket.take_error_of_vain_write();
+    Err(Errno(libc::EPIPE))
 }
 
 fn send_all(
@@ -394,7 +432,7 @@ pub(crate) fn sendfile(
     mut offset: Option<&mut i64>,
     count: usize,
 ) -> SysResult {
-    if !crate::sys::is_file(file)? {
+    if !crate::sys::can_be_sent(file)? {
         return Err(Errno(libc::EINVAL));
     }
     let mut buf = vec![0u8; TURN.min(count)];
@@ -431,17 +469,23 @@ pub(crate) fn sendfile(
 }
 
 /// `splice` from an SMC connection into a pipe. What the pipe does not take stays in the
-/// connection.
+/// connection. `dont_wait` (SPLICE_F_NONBLOCK) is about the pipe; the connection has O_NONBLOCK.
 pub(crate) fn splice_out(
     (socket, stream): (&StreamSocket, &SmcStream),
     pipe: c_int,
     len: usize,
     dont_wait: bool,
 ) -> SysResult {
-    let room = pipe_room(pipe, dont_wait || is_nonblocking(pipe))?;
+    let size = raw::pipe_size(pipe)?;
+    if len == 0 {
+        return Ok(0);
+    }
+    let room = pipe_room(pipe, size, dont_wait || is_nonblocking(pipe))?;
     let mut buf = vec![0u8; TURN.min(len).min(room)];
-    let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
-    let n = recv((socket, stream), &mut [IoSliceMut::new(&mut buf)], flags)?;
+    let n = recv((socket, stream), &mut [IoSliceMut::new(&mut buf)], libc::MSG_PEEK)?;
+    if n == 0 {
+        return Ok(0);
+    }
     let written = raw::write(pipe, buf.get(..n).unwrap_or_default())?;
     let taken = buf.get_mut(..written).unwrap_or_default();
     recv((socket, stream), &mut [IoSliceMut::new(taken)], libc::MSG_DONTWAIT)
@@ -451,16 +495,21 @@ fn is_nonblocking(fd: c_int) -> bool {
     raw::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags as c_int & libc::O_NONBLOCK != 0)
 }
 
-/// Bytes that a pipe takes without blocking, whatever its flags are: all of an empty pipe, and a
-/// page (PIPE_BUF) of one that is not full. Waits for a full one, unless `dont_wait`.
-fn pipe_room(pipe: c_int, dont_wait: bool) -> Result<usize, Errno> {
-    let mut list = [libc::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 }];
+/// Whether a descriptor shows one of the events. Waits for it, unless `dont_wait`.
+fn await_events(fd: c_int, events: i16, dont_wait: bool) -> Result<bool, Errno> {
+    let mut list = [libc::pollfd { fd, events, revents: 0 }];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    if raw::ppoll(&mut list, dont_wait.then_some(&now), None)? == 0 {
+    Ok(raw::ppoll(&mut list, dont_wait.then_some(&now), None)? > 0)
+}
+
+/// Bytes that a pipe of this size takes without blocking, whatever its flags are: all of an empty
+/// pipe, and a page (PIPE_BUF) of one that is not full. Waits for a full one, unless `dont_wait`.
+fn pipe_room(pipe: c_int, size: usize, dont_wait: bool) -> Result<usize, Errno> {
+    if !await_events(pipe, libc::POLLOUT, dont_wait)? {
         return Err(Errno(libc::EAGAIN));
     }
-    match (raw::bytes_in_pipe(pipe), raw::fcntl(pipe, libc::F_GETPIPE_SZ, 0)) {
-        (Ok(0), Ok(size)) => Ok(size),
+    match raw::bytes_in_pipe(pipe) {
+        Ok(0) => Ok(size),
         _ => Ok(libc::PIPE_BUF),
     }
 }
@@ -472,7 +521,14 @@ pub(crate) fn splice_in(
     len: usize,
     dont_wait: bool,
 ) -> SysResult {
-    if !to.1.readiness(false).writable && (dont_wait || to.0.is_nonblocking()) {
+    raw::pipe_size(pipe)?;
+    if len == 0 {
+        return Ok(0);
+    }
+    if !await_events(pipe, libc::POLLIN, dont_wait || is_nonblocking(pipe))? {
+        return Err(Errno(libc::EAGAIN));
+    }
+    if !to.1.readiness(false).writable && to.0.is_nonblocking() {
         to.0.write_blocked.store(true, Ordering::Relaxed);
         return Err(Errno(libc::EAGAIN));
     }

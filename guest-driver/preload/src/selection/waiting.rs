@@ -248,6 +248,7 @@ pub(crate) fn in_parent() {
 
 /// Undoes [`before_fork`], in the child, which has none of the threads.
 pub(crate) fn in_child() {
+    guest_driver::SmcStream::forget_unsent_bytes();
     running::forget();
     forget();
     RUNNING_LOCK.release_after_fork();

@@ -259,6 +259,14 @@ impl EpollSet {
         self.wake();
     }
 
+    /// Polls a connection again although no word of the peer has changed.
+    pub(crate) fn recheck(&self, fd: c_int) {
+        if let Some(member) = self.lock().list.iter_mut().find(|member| member.fd == fd) {
+            (member.idle, member.reported) = (None, None);
+        }
+        self.wake();
+    }
+
     /// Removes a connection. Returns its mask as it is now: an EPOLLONESHOT may have been used up.
     pub(crate) fn remove(&self, fd: c_int) -> Option<u32> {
         let mut members = self.lock();

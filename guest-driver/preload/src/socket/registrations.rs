@@ -68,7 +68,7 @@ fn insert_readiness_fd(
     socket: &StreamSocket,
     registration: &Registration,
 ) -> EpollTarget {
-    let Some(readiness_fd) = socket.smc().and_then(|stream| stream.pollable().ok()) else {
+    let Some(readiness_fd) = socket.smc().and_then(|stream| stream.pollable_exact().ok()) else {
         return EpollTarget::Nothing;
     };
     let readiness_fd = readiness_fd.as_raw_fd();
@@ -156,6 +156,19 @@ pub(crate) fn close(socket: &StreamSocket) {
         .filter(|r| !matches!(r.target, EpollTarget::Native | EpollTarget::Writable))
     {
         remove(registration);
+    }
+}
+
+/// Has the sets poll a connection again whose readiness has changed by a call of the program.
+#[cold]
+pub(crate) fn recheck(socket: &StreamSocket) {
+    for registration in socket.registrations().iter() {
+        if registration.target == EpollTarget::Polled
+            && let Some(found) = epoll_set_of(registration.set)
+            && let Some(set) = found.set()
+        {
+            set.recheck(registration.fd);
+        }
     }
 }
 

@@ -93,6 +93,10 @@ pub(crate) struct StreamSocket {
     write_shut: AtomicBool,
     /// A write went to a peer that has closed.
     wrote_in_vain: AtomicBool,
+    /// A call has reported the error that comes of such a write.
+    vain_reported: AtomicBool,
+    /// The program wants to know how much is queued (TCP_INQ).
+    queue_size_wanted: AtomicBool,
     /// A call has reported that the connection was reset.
     reset_reported: AtomicBool,
     /// SO_LINGER when the connection was decided or closed, microseconds; `u64::MAX`: none.
@@ -144,6 +148,8 @@ impl StreamSocket {
             owner_requested: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             wrote_in_vain: AtomicBool::new(false),
+            vain_reported: AtomicBool::new(false),
+            queue_size_wanted: AtomicBool::new(false),
             reset_reported: AtomicBool::new(false),
             linger: AtomicU64::new(u64::MAX),
             low_water: AtomicU32::new(0),
@@ -383,6 +389,62 @@ impl StreamSocket {
         Err(error)
     }
 
+    /// What a read returns that failed. A peer that ends its direction and then resets the connection
+    /// has ended it, as far as TCP's readers know.
+    pub(crate) fn read_failed(&self, stream: &SmcStream, error: Errno) -> SysResult {
+        match self.pending_error(stream, error) {
+            Errno(libc::EPIPE) => Ok(0),
+            error => self.report_once(error),
+        }
+    }
+
+    /// The error of a write that failed. After a reset that was reported, writes fail as on a closed
+    /// connection.
+    pub(crate) fn write_failed(&self, stream: &SmcStream, error: Errno) -> Errno {
+        let error = self.pending_error(stream, error);
+        if error == Errno(libc::EPIPE) {
+            self.reset_reported.store(true, Ordering::Relaxed);
+            return error;
+        }
+        self.report_once(error).err().unwrap_or(Errno(libc::EPIPE))
+    }
+
+    /// The error that a reset leaves: for a writer whose peer had ended its direction before, that
+    /// is EPIPE.
+    pub(crate) fn pending_error(&self, stream: &SmcStream, error: Errno) -> Errno {
+        let is_reset = matches!(error, Errno(libc::ECONNRESET | libc::ECONNABORTED));
+        match is_reset && stream.peer_has_ended() == Some(true) {
+            true => Errno(libc::EPIPE),
+            false => error,
+        }
+    }
+
+    /// Takes the error that comes of a write to a peer that has closed; 0: there is none.
+    pub(crate) fn take_error_of_vain_write(&self) -> c_int {
+        let wrote = self.wrote_in_vain.load(Ordering::Relaxed);
+        if wrote && !self.vain_reported.swap(true, Ordering::Relaxed) { libc::EPIPE } else { 0 }
+    }
+
+    /// Whether a write went to a peer that has closed, which ends the connection.
+    pub(crate) fn has_written_in_vain(&self) -> bool {
+        self.wrote_in_vain.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program has ended its own direction.
+    pub(crate) fn is_write_shut(&self) -> bool {
+        self.write_shut.load(Ordering::Relaxed)
+    }
+
+    /// Whether TCP_INQ is set.
+    pub(crate) fn is_queue_size_wanted(&self) -> bool {
+        self.queue_size_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Stores TCP_INQ.
+    pub(crate) fn set_queue_size_wanted(&self, on: bool) {
+        self.queue_size_wanted.store(on, Ordering::Relaxed);
+    }
+
     /// Whether a call has reported that the connection was reset.
     pub(crate) fn is_reset_reported(&self) -> bool {
         self.reset_reported.load(Ordering::Relaxed)
@@ -402,6 +464,28 @@ impl StreamSocket {
         }
     }
 
+    /// Whether a write to a peer that has closed would be the first one.
+    pub(crate) fn would_write_in_vain(&self) -> bool {
+        !self.write_shut.load(Ordering::Relaxed)
+            && !self.reset_reported.load(Ordering::Relaxed)
+            && !self.has_written_in_vain()
+    }
+
+    /// SO_RCVLOWAT; 0: not more than a byte.
+    #[inline]
+    pub(crate) fn low_water(&self) -> usize {
+        self.low_water.load(Ordering::Relaxed) as usize
+    }
+
+    /// The error that SO_ERROR shows of a connection that was reset, once.
+    pub(crate) fn take_reset(&self, stream: &SmcStream) -> c_int {
+        let error = stream.take_error().ok().flatten().map(Errno::from);
+        if !stream.readiness(false).failed || self.reset_reported.swap(true, Ordering::Relaxed) {
+            return 0;
+        }
+        self.pending_error(stream, error.unwrap_or(Errno(libc::ECONNRESET))).0
+    }
+
     /// Stores SO_RCVLOWAT.
     pub(crate) fn set_low_water(&self, bytes: u32) {
         self.low_water.store(if bytes > 1 { bytes } else { 0 }, Ordering::Relaxed);
@@ -417,7 +501,11 @@ impl StreamSocket {
         if readiness.failed && self.is_reset_reported() {
             readiness.failed = false;
         }
-        let low_water = self.low_water.load(Ordering::Relaxed) as usize;
+        if self.has_written_in_vain() {
+            readiness.hang_up = true;
+            readiness.failed |= !self.vain_reported.load(Ordering::Relaxed);
+        }
+        let low_water = self.low_water();
         if low_water > 1 && readiness.readable && !readiness.read_closed {
             readiness.readable = stream.readable().is_ok_and(|bytes| bytes >= low_water);
         }

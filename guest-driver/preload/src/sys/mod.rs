@@ -142,10 +142,21 @@ pub(crate) fn is_writable(fd: c_int) -> bool {
         && list[0].revents & (libc::POLLERR | libc::POLLHUP) == 0
 }
 
-/// Whether a descriptor is a file that `sendfile` may read; EBADF if it is not open.
-pub(crate) fn is_file(fd: c_int) -> Result<bool, Errno> {
+/// Whether a descriptor is a file that the kernel's `sendfile` reads; EBADF if it is not open.
+pub(crate) fn can_be_sent(fd: c_int) -> Result<bool, Errno> {
     use rustix::fs::FileType;
     let stat = rustix::fs::fstat(borrowed(fd))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    Ok(matches!(kind, FileType::RegularFile | FileType::BlockDevice))
+    let is_file = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
+    if !is_file || stat.st_size != 0 || kind == FileType::BlockDevice {
+        return Ok(is_file);
+    }
+    // An empty file, or one whose content the kernel makes. Of those it reads only some: a pipe in
+    // the place of the connection finds out, at an offset of its own.
+    let Ok((_reader, writer)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else {
+        return Ok(true);
+    };
+    let flags = rustix::pipe::SpliceFlags::NONBLOCK;
+    let moved = rustix::pipe::splice(borrowed(fd), Some(&mut 0), writer, None, 1, flags);
+    Ok(moved != Err(rustix::io::Errno::INVAL))
 }

@@ -172,6 +172,14 @@ pub(crate) fn write(fd: c_int, buf: &[u8]) -> SysResult {
     unsafe { call(libc::SYS_write, [fd as usize, at, buf.len(), 0, 0, 0]) }
 }
 
+/// Bytes that a pipe has room for; EINVAL if the descriptor is no pipe.
+pub(crate) fn pipe_size(pipe: c_int) -> SysResult {
+    match fcntl(pipe, libc::F_GETPIPE_SZ, 0) {
+        Err(_) if fcntl(pipe, libc::F_GETFD, 0).is_ok() => Err(Errno(libc::EINVAL)),
+        size => size,
+    }
+}
+
 /// Bytes that a pipe holds (FIONREAD).
 pub(crate) fn bytes_in_pipe(pipe: c_int) -> SysResult {
     let mut bytes: c_int = 0;
@@ -179,6 +187,18 @@ pub(crate) fn bytes_in_pipe(pipe: c_int) -> SysResult {
     // SAFETY: the number is valid until the call returns.
     unsafe { call(libc::SYS_ioctl, [pipe as usize, libc::FIONREAD as usize, at, 0, 0, 0]) }
         .map(|_| bytes as usize)
+}
+
+/// Whether there is no memory at an address.
+#[cold]
+pub(crate) fn is_unmapped(at: usize) -> bool {
+    let mut resident = 0u8;
+    let page = at & !0xfff;
+    let args = [page, 1, std::ptr::from_mut(&mut resident) as usize, 0, 0, 0];
+    // SAFETY: the kernel checks the address, and writes a byte for the one page.
+    let asked = unsafe { call(libc::SYS_mincore, args) };
+    // EINVAL: pages are larger here, and the address is not the beginning of one.
+    asked == Err(Errno(libc::ENOMEM)) || at < 0x1000
 }
 
 /// Maps a page of zeros that this process shares with the processes that it forks. The page is

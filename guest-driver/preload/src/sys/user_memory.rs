@@ -1,5 +1,7 @@
-//! Memory that the program passes to a call. The kernel would check the addresses. Here a wrong
-//! address faults, as in any function of libc that touches memory itself.
+//! Memory that the program passes to a call. The kernel checks the addresses. Here those are checked
+//! that no program has by its arithmetic alone: null with an offset, and what is outside of the
+//! address space. Others that lead to no memory fault, as in any function of libc that touches
+//! memory itself.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -8,67 +10,146 @@ use std::time::Duration;
 
 use guest_driver::SignalMask;
 
-use super::raw::{Errno, SysResult};
+use super::raw::{self, Errno, SysResult};
 
-/// A buffer of the program to read into.
-///
-/// # Safety
-/// `buf` must lead to `len` writable bytes.
-pub(crate) unsafe fn read_buffer<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
-    if buf.is_null() || len == 0 {
-        return &mut [];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(buf.cast(), len.min(isize::MAX as usize)) }
+/// The kernel maps nothing below this address for programs without rights (vm.mmap_min_addr).
+const LOWEST: usize = 64 << 10;
+/// The end of the addresses that programs have unless they ask for more.
+#[cfg(target_arch = "x86_64")]
+const END: usize = 1 << 47;
+#[cfg(not(target_arch = "x86_64"))]
+const END: usize = 1 << 48;
+
+/// Whether `len` bytes at an address are no memory at all, as far as the address says it. Costs two
+/// comparisons for addresses that programs usually have.
+#[inline]
+pub(crate) fn is_nowhere<T>(at: *const T, len: usize) -> bool {
+    len != 0 && at.addr().wrapping_sub(LOWEST) >= END - LOWEST && raw::is_unmapped(at.addr())
 }
 
-/// A buffer of the program to write from.
+/// A buffer of the program to read into; `None`: it leads to no memory.
 ///
 /// # Safety
-/// `buf` must lead to `len` readable bytes.
-pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> &'a [u8] {
-    if buf.is_null() || len == 0 {
-        return &[];
+/// `buf` must lead to `len` writable bytes, or nowhere.
+#[inline]
+pub(crate) unsafe fn read_buffer<'a>(buf: *mut c_void, len: usize) -> Option<&'a mut [u8]> {
+    if len == 0 {
+        return Some(&mut []);
     }
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(buf.cast(), len.min(isize::MAX as usize)) }
+    (!is_nowhere(buf, len)).then(|| unsafe {
+        std::slice::from_raw_parts_mut(buf.cast(), len.min(isize::MAX as usize))
+    })
 }
 
-/// A list of buffers of the program to read into; EINVAL if it is too long.
+/// A buffer of the program to write from; `None`: it leads to no memory.
 ///
 /// # Safety
-/// `iov` must lead to `n` descriptions of writable memory.
+/// `buf` must lead to `len` readable bytes, or nowhere.
+#[inline]
+pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> Option<&'a [u8]> {
+    if len == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the caller's promise.
+    (!is_nowhere(buf, len))
+        .then(|| unsafe { std::slice::from_raw_parts(buf.cast(), len.min(isize::MAX as usize)) })
+}
+
+/// A list of buffers of the program to read into; `None`: one of them leads to no memory. EINVAL if
+/// the list is too long or a length is negative, EFAULT if the list itself leads to no memory.
+///
+/// # Safety
+/// `iov` must lead to `n` descriptions of writable memory, or nowhere.
 pub(crate) unsafe fn read_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
-) -> Result<&'a mut [IoSliceMut<'a>], Errno> {
-    if n > libc::UIO_MAXIOV as usize {
-        return Err(Errno(libc::EINVAL));
+) -> Result<Option<&'a mut [IoSliceMut<'a>]>, Errno> {
+    // SAFETY: the caller's promise.
+    if !unsafe { check_list(iov, n) }? {
+        return Ok(None);
     }
-    if iov.is_null() || n == 0 {
-        return Ok(&mut []);
+    if n == 0 {
+        return Ok(Some(&mut []));
     }
     // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The library only reads
     // the list.
-    Ok(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) })
+    Ok(Some(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) }))
 }
 
-/// A list of buffers of the program to write from; EINVAL if it is too long.
+/// A list of buffers of the program to write from; as [`read_buffers`].
 ///
 /// # Safety
-/// `iov` must lead to `n` descriptions of readable memory.
+/// `iov` must lead to `n` descriptions of readable memory, or nowhere.
 pub(crate) unsafe fn write_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
-) -> Result<&'a [IoSlice<'a>], Errno> {
+) -> Result<Option<&'a [IoSlice<'a>]>, Errno> {
+    // SAFETY: the caller's promise.
+    if !unsafe { check_list(iov, n) }? {
+        return Ok(None);
+    }
+    if n == 0 {
+        return Ok(Some(&[]));
+    }
+    // SAFETY: the caller's promise; `IoSlice` has the layout of `iovec`.
+    Ok(Some(unsafe { std::slice::from_raw_parts(iov.cast(), n) }))
+}
+
+/// Whether all buffers of a list lead to memory.
+///
+/// # Safety
+/// `iov` must lead to `n` entries, or nowhere.
+unsafe fn check_list(iov: *const libc::iovec, n: usize) -> Result<bool, Errno> {
     if n > libc::UIO_MAXIOV as usize {
         return Err(Errno(libc::EINVAL));
     }
-    if iov.is_null() || n == 0 {
-        return Ok(&[]);
+    if n == 0 {
+        return Ok(true);
     }
-    // SAFETY: the caller's promise; `IoSlice` has the layout of `iovec`.
-    Ok(unsafe { std::slice::from_raw_parts(iov.cast(), n) })
+    if is_nowhere(iov, n) {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(iov, n) };
+    if list.iter().any(|entry| entry.iov_len > isize::MAX as usize) {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(!list.iter().any(|entry| is_nowhere(entry.iov_base, entry.iov_len)))
+}
+
+/// Number of the control message with the size of what is queued. The option that asks for it has
+/// the same number.
+pub(crate) const TCP_INQ: c_int = 36;
+
+/// Writes the control message of TCP_INQ as the kernel does: as much of it as there is room for.
+///
+/// # Safety
+/// `header.msg_control` leads to `room` bytes, or nowhere.
+pub(crate) unsafe fn write_queue_size(header: &mut libc::msghdr, room: usize, queued: c_int) {
+    let head = std::mem::size_of::<libc::cmsghdr>();
+    if room < head || is_nowhere(header.msg_control, room) {
+        header.msg_flags |= libc::MSG_CTRUNC;
+        return;
+    }
+    let wanted = head + std::mem::size_of::<c_int>();
+    // SAFETY: all zeros are a value of it.
+    let mut message: libc::cmsghdr = unsafe { std::mem::zeroed() };
+    message.cmsg_level = libc::IPPROTO_TCP;
+    message.cmsg_type = TCP_INQ;
+    message.cmsg_len = wanted.min(room) as _;
+    if room < wanted {
+        header.msg_flags |= libc::MSG_CTRUNC;
+    }
+    let bytes = queued.to_ne_bytes();
+    // SAFETY: the caller's promise; both pieces end within the room.
+    unsafe {
+        header.msg_control.cast::<libc::cmsghdr>().write_unaligned(message);
+        let data = header.msg_control.cast::<u8>().add(head);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len().min(room - head));
+    }
+    // The kernel counts the padding, as far as there is room for it.
+    header.msg_controllen = wanted.next_multiple_of(std::mem::align_of::<usize>()).min(room) as _;
 }
 
 /// An IPv4 or IPv6 address; `None`: it is of another family, or too short.

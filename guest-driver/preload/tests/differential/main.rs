@@ -15,6 +15,7 @@ mod agent;
 #[path = "../common/mod.rs"]
 mod common;
 mod differences;
+mod random;
 mod run;
 mod script;
 
@@ -32,6 +33,8 @@ use script::Sequence;
 const TEST: &str = "programs_see_what_they_would_see_on_tcp";
 /// Sequences that run at the same time.
 const AT_ONCE: usize = 3;
+/// The first seed of the sequences of a generator, and their number.
+const RANDOM: &str = "SMC_DIFFERENTIAL_RANDOM";
 /// Only sequences whose names contain this run.
 const ONLY: &str = "SMC_DIFFERENTIAL";
 
@@ -44,6 +47,8 @@ fn table() -> Vec<Sequence> {
         include_str!("sequences/epoll.txt"),
         include_str!("sequences/descriptors.txt"),
         include_str!("sequences/files.txt"),
+        include_str!("sequences/readiness.txt"),
+        include_str!("sequences/transfers.txt"),
         include_str!("sequences/around.txt"),
         include_str!("sequences/processes.txt"),
         include_str!("sequences/signals.txt"),
@@ -236,6 +241,54 @@ fn programs_see_what_they_would_see_on_tcp() {
         known.len(),
         begun.elapsed()
     );
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What is wrong with a sequence of the generator, made as short as possible.
+fn try_seed(fabric: &Fabric, seed: u64) -> Option<String> {
+    let differs = |sequence: &Sequence| {
+        let tcp = on_tcp(fabric, sequence).ok()?;
+        let mut seen = run(fabric, sequence, Way::Both, None);
+        if differing(sequence, Way::Both, &tcp, &seen).is_empty() {
+            return None;
+        }
+        // A difference that does not come again is one of time.
+        seen = run(fabric, sequence, Way::Both, None);
+        let same = differing(sequence, Way::Both, &tcp, &seen).is_empty();
+        (!same).then_some((tcp, seen))
+    };
+    let sequence = random::sequence(seed);
+    differs(&sequence)?;
+    let shortest = random::shorten(sequence, |shorter| differs(shorter).is_some());
+    let (tcp, seen) = differs(&shortest)?;
+    let table = side_by_side(&shortest, &tcp, &seen, "both");
+    Some(format!("seed {seed}:\n{}{table}", random::text(&shortest)))
+}
+
+#[test]
+#[ignore = "it takes the time that it is given"]
+fn random_sequences_do_what_they_do_on_tcp() {
+    agent::run_if_agent();
+    let given = std::env::var(RANDOM).unwrap_or_default();
+    let mut given = given.split(',').map(|number| number.parse::<u64>().unwrap_or(20));
+    let (first, n) = (given.next().unwrap_or(1), given.next().unwrap_or(20));
+    let queue = Mutex::new(first..first + n);
+    let wrong = Mutex::new(Vec::new());
+    common::library();
+    let fabric = Fabric::new(8 * AT_ONCE);
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(seed) = queue.lock().unwrap().next() else { break };
+                    let found = try_seed(&fabric, seed);
+                    println!("seed {seed}: {}", found.as_deref().unwrap_or("as on TCP"));
+                    wrong.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
     let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
 }

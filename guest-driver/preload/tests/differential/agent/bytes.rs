@@ -143,6 +143,29 @@ fn bad(op: &str, fd: c_int, words: &mut Words<'_>) -> Option<String> {
             "send-nowhere" => libc::send(fd, nowhere(), 10, 0),
             "write-nowhere" => libc::write(fd, nowhere(), 10),
             "writev-nowhere" => libc::writev(fd, iov.as_ptr(), 1),
+            "readv-huge" | "writev-huge" => {
+                let huge = [libc::iovec { iov_base: nowhere(), iov_len: usize::MAX }];
+                match op {
+                    "readv-huge" => libc::readv(fd, huge.as_ptr(), 1),
+                    _ => libc::writev(fd, huge.as_ptr(), 1),
+                }
+            }
+            "preadv2-flags" | "pwritev2-flags" => {
+                let mut room = [b'.'; 4];
+                let iov = [libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: 4 }];
+                let flags = words.number() as c_int;
+                match op {
+                    "preadv2-flags" => libc::preadv2(fd, iov.as_ptr(), 1, -1, flags),
+                    _ => libc::pwritev2(fd, iov.as_ptr(), 1, -1, flags),
+                }
+            }
+            // So many vectors of a byte.
+            "writev-many" => {
+                let mut byte = [b'v'; 1];
+                let one = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+                let list = vec![one; usize::try_from(words.number()).unwrap()];
+                libc::writev(fd, list.as_ptr(), list.len() as c_int)
+            }
             "writev-negative" => libc::writev(fd, iov.as_ptr(), -1),
             "sendmsg-nowhere" => libc::sendmsg(fd, nowhere().cast(), 0),
             "recv-null" => {
