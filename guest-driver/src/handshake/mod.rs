@@ -62,6 +62,9 @@ pub(crate) enum Broken {
     /// This end failed after the last message at which it could fall back to TCP.
     #[error("{0}")]
     Late(smc_core::handshake::DeclineReason),
+    /// This end has too many handshakes under way.
+    #[error("evicted: too many handshakes are under way")]
+    Evicted,
 }
 
 impl From<Broken> for std::io::Error {
@@ -74,8 +77,8 @@ impl From<Broken> for std::io::Error {
             }
             // The kind for EPROTO is not stable, so the text has to say it.
             Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
-            Broken::Late(reason) => {
-                std::io::Error::new(ErrorKind::ConnectionReset, reason.to_string())
+            Broken::Late(_) | Broken::Evicted => {
+                std::io::Error::new(ErrorKind::ConnectionReset, broken.to_string())
             }
         }
     }

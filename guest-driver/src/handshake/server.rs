@@ -36,6 +36,10 @@ pub(crate) struct ServerParams<'a> {
     pub(crate) message_timeout: Duration,
 }
 
+/// How long the server waits for the rest of a Proposal that has begun. It is as short as a segment,
+/// so only a lost packet comes between.
+const REST_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A handshake under way.
 pub(crate) struct ServerHandshake {
     stage: Stage,
@@ -116,7 +120,8 @@ impl ServerHandshake {
                     let awaiting = AwaitProposal::new(params.config.clone(), Tick(0));
                     let mut reader = awaiting.reader();
                     reader.peeked(opening.bytes())?;
-                    self.deadline = Instant::now() + params.message_timeout;
+                    let rest = params.message_timeout.min(REST_TIMEOUT);
+                    self.deadline = Instant::now() + rest;
                     self.stage = Stage::Proposal(awaiting, reader);
                 }
                 Stage::Proposal(awaiting, mut reader) => {
@@ -169,6 +174,15 @@ impl ServerHandshake {
                 }
                 Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
             }
+        }
+    }
+
+    /// Ends the handshake before its deadline, since others need its place. A client of which nothing
+    /// was taken, and which has not `announced` a Proposal, is one without SMC.
+    pub(crate) fn evict(&mut self, announced: bool) -> Result<Outcome, Broken> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::FirstBytes(_) if !announced => Ok(peer_not_smc()),
+            _ => Err(Broken::Evicted),
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Incoming {
     /// `None`: the handshake has ended.
     tcp: Option<TcpStream>,
     handshake: ServerHandshake,
+    /// The client has announced a Proposal: what it has not sent yet is not for the program.
+    announced: bool,
 }
 
 impl Incoming {
@@ -35,7 +37,7 @@ impl Incoming {
     /// writes nothing yet.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
         stack.sweep();
-        Self::begin(stack, tcp, first_bytes, stack.config().detect_timeout)
+        Self::begin(stack, tcp, first_bytes, stack.config().detect_timeout, false)
     }
 
     /// Declines the Proposal of a client whose first bytes are there, on a stream that the caller
@@ -70,16 +72,16 @@ impl Incoming {
     /// Begins as the peer discovery of the stack says.
     pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
         let config = stack.config();
-        let (first_bytes, timeout) = match stack.peer_discovery().accepted(&tcp) {
+        let (first_bytes, timeout, announced) = match stack.peer_discovery().accepted(&tcp) {
             ServerAction::AwaitProposal => {
-                (FirstBytes::Incomplete, PROPOSAL_TIMEOUT.min(config.clc_timeout))
+                (FirstBytes::Incomplete, PROPOSAL_TIMEOUT.min(config.clc_timeout), true)
             }
             ServerAction::Peek | ServerAction::NotAnnounced => {
-                (FirstBytes::Incomplete, config.detect_timeout)
+                (FirstBytes::Incomplete, config.detect_timeout, false)
             }
-            ServerAction::UseTcp => (FirstBytes::Other, Duration::ZERO),
+            ServerAction::UseTcp => (FirstBytes::Other, Duration::ZERO, false),
         };
-        Self::begin(stack, tcp, first_bytes, timeout)
+        Self::begin(stack, tcp, first_bytes, timeout, announced)
     }
 
     fn begin(
@@ -87,9 +89,20 @@ impl Incoming {
         tcp: TcpStream,
         first_bytes: FirstBytes,
         timeout: Duration,
+        announced: bool,
     ) -> Incoming {
         let handshake = ServerHandshake::new(first_bytes, timeout);
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, announced }
+    }
+
+    /// Ends the handshake before its deadline. A client that has sent nothing, and did not announce
+    /// that it will, goes on as a TCP client.
+    ///
+    /// # Errors
+    /// The handshake has begun. The connection is reset.
+    pub(super) fn evict(&mut self) -> io::Result<SmcStream> {
+        let result = self.handshake.evict(self.announced);
+        self.finish(result)
     }
 
     /// The descriptors that become readable when [`Incoming::advance`] can go on: the TCP stream,

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,8 +21,8 @@ use super::{Stack, stack::Current};
 use crate::handshake::{self, Broken};
 use crate::sys::{lock, timespec};
 
-/// Handshakes under way at most; more clients wait in TCP's own queue.
-const MAX_PENDING: usize = 256;
+/// Handshakes under way at most. Beyond, a new client evicts another one.
+const MAX_PENDING: usize = 1024;
 /// Handshakes that a sleeping thread checks out at most. The others are registered with epoll.
 const MAX_CHECKED_OUT: usize = 8;
 
@@ -37,6 +37,10 @@ const TIMER: u64 = u64::MAX - 1;
 /// ordinary TCP client, and so is one that sends nothing for
 /// [`Config::detect_timeout`](super::Config::detect_timeout). Handshakes go on side by side while
 /// any thread is in [`SmcListener::accept`]. A slow or hostile client delays no other client.
+///
+/// If 1,024 handshakes are under way, a further client that needs one evicts the oldest of the
+/// address that has the most: a client that has sent nothing is an ordinary TCP client then, and any
+/// other is reset. So clients of an address that only stalls pay for each other.
 ///
 /// A thread in `accept` first spins for handshakes that began a moment ago: most are complete before
 /// it is worth registering them with epoll. Before it sleeps, it registers them, or checks a few of
@@ -60,8 +64,6 @@ struct Pending {
     checked_out: usize,
     /// Number of threads that sleep.
     sleepers: usize,
-    /// Epoll does not watch the TCP listener, because no more handshakes are allowed.
-    full: bool,
     /// The key of the next handshake.
     next: u64,
     /// Connections that `accept` returns next.
@@ -73,6 +75,8 @@ struct Pending {
 struct Entry {
     incoming: Incoming,
     addr: SocketAddr,
+    /// Whose share of the handshakes it counts against.
+    source: Source,
     /// Epoll watches the TCP stream.
     registered: bool,
     /// Epoll watches the descriptor for LLC messages, too.
@@ -308,14 +312,6 @@ impl SmcListener {
             entry.registered = true;
             self.register_llc(entry, key)?;
         }
-        // If no more handshakes are allowed, clients wait in TCP's queue. They must not keep this
-        // thread awake.
-        let full = pending.is_full();
-        if full != pending.full {
-            let flags = if full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-            epoll::modify(&self.epoll, &self.tcp, epoll::EventData::new_u64(LISTENER), flags)?;
-            pending.full = full;
-        }
         Ok(())
     }
 
@@ -376,9 +372,6 @@ impl SmcListener {
 
     /// Takes one client from TCP's queue, if there is one.
     fn take_client(&self, pending: &mut Pending, current: &Current) -> io::Result<bool> {
-        if pending.is_full() {
-            return Ok(false);
-        }
         let (tcp, addr) = loop {
             match self.tcp.accept() {
                 Ok(accepted) => break accepted,
@@ -386,6 +379,8 @@ impl SmcListener {
                 // The client has closed the connection already; another one may be in the queue.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Handshakes must not take the last descriptors.
+                Err(error) if is_out_of_descriptors(&error) && self.evict(pending) => {}
                 Err(error) => return Err(error),
             }
         };
@@ -393,11 +388,26 @@ impl SmcListener {
         pending.next = (pending.next + 1) % TIMER;
         let (registered, llc_registered, no_news) = Default::default();
         let incoming = Incoming::accepted(&self.stack, tcp);
-        let entry = Entry { incoming, addr, registered, llc_registered, no_news };
+        let source = Source::of(addr.ip());
+        let entry = Entry { incoming, addr, source, registered, llc_registered, no_news };
         pending.handshakes.insert(key, entry);
         pending.unregistered.push(key);
         self.step(pending, current, key);
+        if pending.is_over_full() {
+            self.evict(pending);
+        }
         Ok(true)
+    }
+
+    /// Ends one handshake, so that others have room; `false` if there is none.
+    fn evict(&self, pending: &mut Pending) -> bool {
+        let Some(key) = pending.oldest_of_the_busiest() else { return false };
+        let Some(mut entry) = self.remove(pending, key) else { return false };
+        match entry.incoming.evict() {
+            Ok(stream) => pending.ready.push_back((stream, entry.addr)),
+            Err(error) => tracing::debug!(addr = %entry.addr, %error, "handshake evicted"),
+        }
+        true
     }
 
     /// Advances one handshake. When it ends, the connection is ready.
@@ -456,9 +466,40 @@ impl SmcListener {
     }
 }
 
+/// Where a client is: a host, or with IPv6 a network, in which a host has any address it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Source(u64);
+
+impl Source {
+    fn of(ip: IpAddr) -> Source {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => Source(u64::from(ip.to_bits())),
+            IpAddr::V6(ip) => Source((ip.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::MFILE, Errno::NFILE]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
 impl Pending {
-    fn is_full(&self) -> bool {
-        self.handshakes.len() + self.checked_out >= MAX_PENDING
+    fn is_over_full(&self) -> bool {
+        self.handshakes.len() + self.checked_out > MAX_PENDING
+    }
+
+    /// The oldest handshake of the source that has the most.
+    fn oldest_of_the_busiest(&self) -> Option<u64> {
+        let mut sources: FxHashMap<Source, (usize, u64)> = FxHashMap::default();
+        for (key, entry) in &self.handshakes {
+            let (count, oldest) = sources.entry(entry.source).or_insert((0, *key));
+            *count += 1;
+            *oldest = (*oldest).min(*key);
+        }
+        sources.into_values().max_by_key(|(count, _)| *count).map(|(_, oldest)| oldest)
     }
 
     /// Takes handshakes out of the table that a thread can poll by itself while it sleeps. No other
