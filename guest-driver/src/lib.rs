@@ -21,8 +21,9 @@ mod smcr;
 pub mod socket;
 
 pub use socket::{
-    ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback, FirstBytes,
-    Incoming, Interest, KeepAlive, PollEvent, Poller, Readiness, Rnics, SignalMask, SmcListener,
-    SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack, Totals, Watch, Woken, statistics,
+    AfterFork, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback,
+    FirstBytes, Incoming, Interest, KeepAlive, PollEvent, Poller, Readiness, Rnics, SignalMask,
+    SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack, StackUpkeep, Totals, Watch,
+    Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

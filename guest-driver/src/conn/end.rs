@@ -5,8 +5,8 @@
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::close::ABORT_TIMEOUT_US;
@@ -267,18 +267,19 @@ const FIN_BUDGET: Duration = Duration::from_millis(50);
 
 /// Waits a moment until the peer's FIN may have come. `false`: the time for that is used up.
 fn await_fin(tcp: &TcpStream) -> bool {
-    /// The second, and how much of its budget is left.
-    static LEFT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
-    let mut left = lock(&LEFT);
-    let now = Instant::now();
-    let (second, budget) = match *left {
-        Some((second, budget)) if now < second + Duration::from_secs(1) => (second, budget),
-        _ => (now, FIN_BUDGET),
-    };
+    /// The second of the clock, times 2^20, and how much of its budget is spent, microseconds. No
+    /// lock: a thread could hold it while the process forks.
+    static SPENT: AtomicU64 = AtomicU64::new(0);
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let second = (clock.tv_sec as u64) << 20;
+    let last = SPENT.load(Ordering::Relaxed);
+    let spent = last.saturating_sub(second);
+    let budget = FIN_BUDGET.saturating_sub(Duration::from_micros(spent));
+    let begun = Instant::now();
     let _ = poll_readable(&[tcp.as_fd()], Some(budget), None);
-    let rest = budget.saturating_sub(now.elapsed());
-    *left = Some((second, rest));
-    !rest.is_zero()
+    let took = begun.elapsed();
+    SPENT.store(second + (spent + took.as_micros() as u64).min(0xf_ffff), Ordering::Relaxed);
+    took < budget
 }
 
 /// Peeks without blocking, whatever the mode of the stream.

@@ -11,6 +11,7 @@
 
 mod carrier;
 mod end;
+mod inherit;
 mod keepalive;
 mod park;
 mod ready;

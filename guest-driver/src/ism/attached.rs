@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use virtio_ism_abi::{Gid, Token};
 
-use crate::sys::lock;
+use crate::sys::{is_free, lock};
 use crate::virtqueue::MovePath;
 
 /// Tokens to remember of DMBs that were gone before their path was added, at most: more than
@@ -27,6 +27,11 @@ struct Paths {
 }
 
 impl Attached {
+    /// Whether no thread holds the lock.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.0)
+    }
+
     /// Adds a path, and fails it if its DMB is gone already. The caller checks afterwards whether
     /// the owner has left the fabric.
     pub(super) fn add(&self, token: Token, owner: Gid, path: &Arc<MovePath>) {

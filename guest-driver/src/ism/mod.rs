@@ -9,7 +9,7 @@
 //! left the fabric, or by [`IsmDevice::release_idle_slabs`].
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use virtio_ism_abi::event::Event;
 use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::sys::{PollInterest, wait};
+use crate::sys::{LockGuardList, PollInterest, is_free, try_hold, wait};
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::QueueError;
 
@@ -370,6 +370,43 @@ impl IsmDevice {
         }
         self.suppress_interrupts();
         Ok(woken)
+    }
+
+    /// Holds the locks of the device's queues, so that no thread uses the device. `false`: one
+    /// does, or no child of a fork could take the device over.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.polling, held) && self.running.try_hold(held)
+    }
+
+    /// Whether no thread holds a lock that [`IsmDevice::try_hold`] does not hold.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.indices)
+            && self.slabs.is_unlocked()
+            && self.attached.is_unlocked()
+            && self.running.is_unlocked()
+    }
+
+    /// Whether the child of a fork can take the device over.
+    pub(crate) fn can_be_inherited(&self) -> bool {
+        self.running.inheritance().is_some() && !self.is_gone()
+    }
+
+    /// The descriptors that the driver needs.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        self.running.descriptors()
+    }
+
+    /// The descriptors for which a child that has taken the device over waits; it then calls
+    /// [`IsmDevice::serve`].
+    pub(crate) fn waits_for(&self) -> Vec<RawFd> {
+        self.running.inheritance().map(|inheritance| inheritance.waits_for()).unwrap_or_default()
+    }
+
+    /// Answers what the device asks, in a child that has taken the device over.
+    pub(crate) fn serve(&self) {
+        if let Some(inheritance) = self.running.inheritance() {
+            inheritance.serve();
+        }
     }
 
     /// Fails the DMBs that an event says are gone.

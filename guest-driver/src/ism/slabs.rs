@@ -12,7 +12,7 @@ use virtio_ism_abi::{Gid, Status};
 use zerocopy::IntoBytes;
 
 use super::{IsmDevice, IsmError};
-use crate::sys::{SharedSlice, lock};
+use crate::sys::{SharedSlice, is_free, lock};
 
 /// How long the nonce may take to appear: some front ends acknowledge a mapping before it is there.
 const NONCE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
@@ -138,6 +138,11 @@ struct Slabs {
 }
 
 impl SlabTable {
+    /// Whether no thread holds the lock.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.0)
+    }
+
     /// Counts a DMB that uses the slab. Also returns slabs to the device whose peers left while no
     /// DMB used them.
     pub(super) fn acquire(&self, device: &IsmDevice, id: u32, peer: Gid) {

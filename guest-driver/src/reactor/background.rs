@@ -63,7 +63,36 @@ struct Schedule {
     linger: Option<Instant>,
 }
 
+/// The background thread's work, in a process that has no such thread.
+pub(crate) struct Upkeep(Schedule);
+
+impl Upkeep {
+    /// Everything is due soon.
+    pub(crate) fn new() -> Upkeep {
+        Upkeep(Schedule::starting(Instant::now()))
+    }
+}
+
 impl<C: ConnectionHandler> Reactor<C> {
+    /// Does what the background thread would do now, and handles events. Returns the time until
+    /// the next call is due.
+    pub(crate) fn keep_up(
+        &self,
+        upkeep: &mut Upkeep,
+        maintenance: impl FnOnce() -> Option<Duration>,
+    ) -> Duration {
+        let schedule = &mut upkeep.0;
+        let now = Instant::now();
+        if self.maintenance_due.swap(false, Ordering::AcqRel) || now >= schedule.maintenance {
+            schedule.maintenance = now + maintenance().unwrap_or(NO_MAINTENANCE);
+        }
+        if let Some(_leadership) = self.try_lead(CALLER) {
+            self.dispatch();
+        }
+        self.run_due(schedule);
+        schedule.pause()
+    }
+
     /// Ends [`Reactor::run`].
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);

@@ -25,7 +25,7 @@ mod tests;
 pub(crate) mod wait;
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -34,10 +34,11 @@ use rustc_hash::FxHashMap;
 use rustix::event::epoll;
 use rustix::fd::{BorrowedFd, OwnedFd};
 
+pub(crate) use self::background::Upkeep;
 pub(crate) use self::source::PeerObserver;
 use self::source::{OTHER, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
-use crate::sys::{EventFd, lock, out_of_the_way};
+use crate::sys::{EventFd, is_free, lock, out_of_the_way};
 
 /// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
 pub(crate) trait ConnectionHandler: Send + Sync + 'static {
@@ -257,9 +258,36 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Undoes one [`Reactor::add_pollable`].
     pub(crate) fn remove_pollable(&self) {
-        if self.pollables.fetch_sub(1, Ordering::SeqCst) == 1 {
+        let minus_one = |count: usize| count.checked_sub(1);
+        let before = self.pollables.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
+        if before == Ok(1) {
             self.interrupt.signal();
         }
+    }
+
+    /// Whether no thread holds a lock of the reactor.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.delayed_updates) && is_free(&self.followers) && is_free(&self.table)
+    }
+
+    /// Forgets the threads of the parent, in the child of a fork that takes the source over.
+    pub(crate) fn forget_threads(&self) {
+        lock(&self.followers).clear();
+        self.lead.store(FREE, Ordering::SeqCst);
+        for flag in [&self.lead_wanted, &self.notify_when_free, &self.parked, &self.lingering] {
+            flag.store(false, Ordering::SeqCst);
+        }
+        self.parked_without_peers.store(false, Ordering::SeqCst);
+        // No event loop of the kernel is left that would have to learn of readiness.
+        self.pollables.store(0, Ordering::SeqCst);
+        self.maintenance_due.store(true, Ordering::SeqCst);
+        self.timers_due.store(true, Ordering::SeqCst);
+    }
+
+    /// The reactor's own descriptors.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let edges = self.edges.as_ref().map(AsRawFd::as_raw_fd);
+        edges.into_iter().chain([self.interrupt.as_fd().as_raw_fd()]).collect()
     }
 
     /// Polls a source that must be polled, whether a thread leads or not. Callers that spin or

@@ -7,12 +7,12 @@
 //! library writes a byte to its own end, fills or drains it, shuts it down or closes it.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sys::{lock, out_of_the_way};
+use crate::sys::{is_free, lock, out_of_the_way};
 
 /// The readiness of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +81,17 @@ impl ReadinessFd {
     pub(crate) fn clear_error(&self) {
         // The kernel shows POLLERR until somebody has asked for the error.
         let _ = rustix::net::sockopt::socket_error(&self.application);
+    }
+
+    /// Whether no thread holds the lock.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.shown)
+    }
+
+    /// The descriptors of both ends.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let ours = lock(&self.shown).ours.as_ref().map(AsRawFd::as_raw_fd);
+        ours.into_iter().chain([self.application.as_raw_fd()]).collect()
     }
 
     /// Makes the pair show `ready`.

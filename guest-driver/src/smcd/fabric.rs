@@ -11,7 +11,7 @@ use virtio_ism_abi::{Chid, Gid, Token};
 
 use super::peer::Peer;
 use crate::ism::IsmDevice;
-use crate::sys::lock;
+use crate::sys::{is_free, lock};
 
 /// Code of the software event by which Linux ends a logical link.
 pub(crate) const SW_SHUTDOWN: u32 = 0x80;
@@ -36,6 +36,11 @@ impl Fabric {
 
     fn peers(&self) -> MutexGuard<'_, FxHashMap<Gid, Arc<Peer>>> {
         lock(&self.peers)
+    }
+
+    /// Whether no thread holds a lock of the fabric or its peers.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.peers) && self.all().iter().all(|peer| peer.is_unlocked())
     }
 
     /// The device.

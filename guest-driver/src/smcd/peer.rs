@@ -17,7 +17,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::{Gid, Status, Token};
 
 use crate::ism::{IsmDevice, IsmError, OwnDmb, PeerDmb};
-use crate::sys::lock;
+use crate::sys::{is_free, lock};
 
 /// Most own DMBs of one size in the pool of a peer.
 const POOL_MAX: usize = 256;
@@ -127,6 +127,11 @@ impl Peer {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Whether no thread holds the lock of its state.
+    pub(super) fn is_unlocked(&self) -> bool {
+        is_free(&self.state)
     }
 
     /// Its GID.

@@ -2,6 +2,7 @@
 
 mod config;
 mod incoming;
+mod inherit;
 mod listener;
 mod options;
 mod poller;
@@ -22,6 +23,7 @@ pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use incoming::Incoming;
+pub use inherit::{AfterFork, StackUpkeep};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use poller::{Interest, PollEvent, Poller};

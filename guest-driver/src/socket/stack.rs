@@ -25,7 +25,7 @@ use crate::reactor::wait::Spin;
 use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
-use crate::sys::lock;
+use crate::sys::{is_free, lock};
 use crate::transport::DeviceAddress;
 
 /// Pause before a stack tries again to open a device.
@@ -85,7 +85,7 @@ pub struct Totals {
     pub groups: usize,
 }
 
-struct Slots {
+pub(super) struct Slots {
     list: Vec<Slot>,
     /// What handshakes use. A stack makes a new one when it opens or loses a device.
     current: Option<Arc<Current>>,
@@ -93,17 +93,18 @@ struct Slots {
 
 struct Slot {
     address: DeviceAddress,
-    live: Option<Live>,
+    live: Option<OpenDevice>,
     tried: Option<Instant>,
     error: String,
     /// Another process uses the device.
     in_use: bool,
 }
 
+/// An open device, with the reactor of its events.
 #[derive(Clone)]
-struct Live {
-    fabric: Arc<Fabric>,
-    reactor: Arc<Reactor<Conn>>,
+pub(super) struct OpenDevice {
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) reactor: Arc<Reactor<Conn>>,
 }
 
 /// The RNICs, and the reactor of their events.
@@ -323,7 +324,7 @@ impl Stack {
         let describe = |slot: &Slot| {
             let path = slot.address.to_string();
             match &slot.live {
-                Some(Live { fabric, .. }) => DeviceInfo {
+                Some(OpenDevice { fabric, .. }) => DeviceInfo {
                     path,
                     chid: Some(fabric.chid().to_string()),
                     gid: Some(fabric.device().gid().to_string()),
@@ -433,7 +434,7 @@ impl Stack {
         }
     }
 
-    fn start(self: &Arc<Self>, address: &DeviceAddress) -> io::Result<Live> {
+    fn start(self: &Arc<Self>, address: &DeviceAddress) -> io::Result<OpenDevice> {
         let mut options = OpenOptions::new(address.clone());
         options.guest_memory = self.config.guest_memory as u64;
         options.timeout = self.config.device_timeout;
@@ -457,7 +458,7 @@ impl Stack {
             stack.maintain(Some(&fabric))
         };
         run_in_background(&reactor, "smc-driver", maintenance)?;
-        Ok(Live { fabric, reactor })
+        Ok(OpenDevice { fabric, reactor })
     }
 
     fn start_rdma(self: &Arc<Self>) -> Result<Rdma, NoRdma> {
@@ -497,6 +498,29 @@ impl Stack {
     /// The link groups of SMC-R, with their links.
     pub fn link_groups(&self) -> Vec<LinkGroupInfo> {
         self.rdma().map_or_else(Vec::new, |rdma| rdma.host.groups())
+    }
+
+    /// The open devices.
+    pub(super) fn live_devices(&self) -> Vec<OpenDevice> {
+        lock(&self.slots).list.iter().filter_map(|slot| slot.live.clone()).collect()
+    }
+
+    /// The table of devices.
+    pub(super) fn slots(&self) -> &Mutex<Slots> {
+        &self.slots
+    }
+
+    /// Connections that the application has closed and the peer has not.
+    pub(super) fn closing(&self) -> &Mutex<Vec<Arc<Conn>>> {
+        &self.closing
+    }
+
+    /// Whether no thread holds a lock of the stack itself.
+    pub(super) fn has_free_locks(&self) -> bool {
+        is_free(&self.slots)
+            && is_free(&self.closing)
+            && is_free(&self.deferred_drops)
+            && self.tcp_connections.is_unlocked()
     }
 
     /// Takes over a connection that the application has closed and the peer has not.
@@ -546,7 +570,7 @@ impl Stack {
 
     /// One round of maintenance, on a background thread: drops what is to be dropped, and checks
     /// closing connections and idle peers. Returns the pause before the next round.
-    fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
+    pub(super) fn maintain(&self, fabric: Option<&Fabric>) -> Option<Duration> {
         drop(std::mem::take(&mut *lock(&self.deferred_drops)));
         self.sweep();
         let closing: Vec<_> = lock(&self.closing).clone();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use thiserror::Error;
 
-use super::{OutOfBounds, SharedSlice, check_sealed, lock};
+use super::{OutOfBounds, SharedSlice, check_sealed, is_free, lock};
 
 /// A range of address space that this process owns. It is unmapped when the last view of it is
 /// gone.
@@ -211,6 +211,11 @@ impl Reservation {
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
         let mem = SharedMem::own(start.cast(), len)?;
         Ok(Reservation { mem, mapped: Mutex::new(Vec::new()) })
+    }
+
+    /// Whether no thread holds the lock of the mappings.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.mapped)
     }
 
     /// Size of the window, bytes.

@@ -8,6 +8,7 @@
 mod descriptor;
 mod dma;
 mod event;
+mod held;
 mod mapping;
 mod memfd;
 mod registers;
@@ -25,6 +26,7 @@ pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
     wait, wait_in_set,
 };
+pub(crate) use held::{LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;

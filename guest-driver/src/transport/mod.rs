@@ -18,4 +18,4 @@ pub use address::DeviceAddress;
 pub use error::TransportError;
 pub use pci::{NoPciAddress, PciAddress};
 pub use running::RunningDevice;
-pub(crate) use running::Window;
+pub(crate) use running::{ForkTransport, Window};

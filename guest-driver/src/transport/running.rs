@@ -1,7 +1,7 @@
 //! A device whose queues run, whichever transport carries it.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use virtio_ism_abi::Token;
@@ -9,7 +9,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::{Config, Features};
 use virtio_ism_abi::event::EVENT_LEN;
 
-use crate::sys::SharedSlice;
+use crate::sys::{LockGuardList, SharedSlice};
 use crate::virtqueue::{GuestMem, GuestPool, Health, MovePath, QueueError, Queues};
 
 /// What differs between transports: the window, and the connection to the device.
@@ -28,6 +28,33 @@ pub(crate) trait Window: Send + Sync {
 
     /// Whether window and guest memory keep their bytes when the device is gone.
     fn outlives_device(&self) -> bool;
+
+    /// What lets the child of a fork take the device over; `None`: no child can.
+    fn inheritance(&self) -> Option<&dyn ForkTransport> {
+        None
+    }
+}
+
+/// A connection to a device that a child of a fork can take over.
+///
+/// The child has all memory and descriptors, and no threads. What a thread of the parent did for
+/// the connection, the child does by calling [`ForkTransport::serve`].
+pub(crate) trait ForkTransport {
+    /// Holds the locks of the connection, so that no thread uses it. `false`: one does.
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool;
+
+    /// Whether no thread holds a lock of it that [`ForkTransport::try_hold`] does not hold.
+    fn is_unlocked(&self) -> bool;
+
+    /// The descriptors that it needs.
+    fn descriptors(&self) -> Vec<RawFd>;
+
+    /// The descriptors for which the child waits: when one is readable or hung up, it calls
+    /// [`ForkTransport::serve`].
+    fn waits_for(&self) -> Vec<RawFd>;
+
+    /// Answers what the device asks, without waiting.
+    fn serve(&self);
 }
 
 /// A device that is set up, with its queues running: what the driver ([`crate::ism`]) works with.
@@ -177,6 +204,31 @@ impl RunningDevice {
     /// measure it.
     pub fn window_is_cached(&self) -> bool {
         self.window.is_cached()
+    }
+
+    /// What lets the child of a fork take the device over; `None`: no child can.
+    pub(crate) fn inheritance(&self) -> Option<&dyn ForkTransport> {
+        self.window.inheritance()
+    }
+
+    /// Holds the locks of all queues and of the connection, so that no thread uses the device.
+    /// `false`: one does, or no child could take the device over.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.queues.try_hold(held)
+            && self.inheritance().is_some_and(|inheritance| inheritance.try_hold(held))
+    }
+
+    /// Whether no thread holds a lock that [`RunningDevice::try_hold`] does not hold.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        let connection = self.inheritance().is_none_or(ForkTransport::is_unlocked);
+        connection && self.pool.is_unlocked() && self.health.is_unlocked()
+    }
+
+    /// The descriptors that the driver needs.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = self.health.descriptors();
+        all.extend(self.inheritance().into_iter().flat_map(ForkTransport::descriptors));
+        all
     }
 
     /// Zeroed memory that the device can reach, aligned to its length rounded up to a power of

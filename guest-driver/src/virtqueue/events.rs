@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use virtio_ism_abi::event::EVENT_LEN;
 
 use super::{DmaSpan, GuestMem, GuestPool, QueueAddresses, QueueError, SplitQueue, Wiring};
-use crate::sys::lock;
+use crate::sys::{LockGuardList, lock, try_hold};
 
 const ENTRIES: usize = 256;
 
@@ -69,6 +69,11 @@ impl EventQueue {
             self.wiring.kick.notify();
         }
         Ok(Some(record))
+    }
+
+    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.ring, held)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

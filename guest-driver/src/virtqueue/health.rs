@@ -1,10 +1,10 @@
 //! Whether a device still works, and how waiting threads learn that it does not.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::sys::{EventFd, lock, shut_down};
+use crate::sys::{EventFd, is_free, lock, shut_down};
 
 /// A switch that turns once, from a device that works to one that is gone.
 #[derive(Debug)]
@@ -58,6 +58,19 @@ impl Health {
         for socket in lock(&self.sockets).iter() {
             shut_down(socket.as_fd());
         }
+    }
+
+    /// Whether no thread holds a lock of this.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.wake) && is_free(&self.sockets)
+    }
+
+    /// The descriptors that the end of the device is shown by.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let mut all: Vec<_> =
+            lock(&self.wake).iter().map(|event| event.as_fd().as_raw_fd()).collect();
+        all.extend(lock(&self.sockets).iter().map(AsRawFd::as_raw_fd));
+        all
     }
 
     fn wake_all(&self) {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use super::{DmaSpan, QueueError};
-use crate::sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, lock, sealed_memfd};
+use crate::sys::{DmaMemory, OutOfBounds, SharedMem, SharedSlice, is_free, lock, sealed_memfd};
 
 /// Smallest block, bytes.
 const MIN_BLOCK: usize = 4096;
@@ -129,6 +129,11 @@ impl GuestPool {
         let mut mem = self.alloc(len)?;
         mem.leak();
         Ok((mem.slice().clone(), mem.gpa()))
+    }
+
+    /// Whether no thread holds the pool's lock.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        is_free(&self.free)
     }
 
     /// Bytes in use, in whole blocks.

@@ -14,7 +14,7 @@ use super::{
     CONTROL_TIMEOUT, GuestMem, GuestPool, MAX_PIECES, MovePath, QueueAddresses, QueueError,
     SplitQueue, SplitQueueError, UsedChain, Wiring,
 };
-use crate::sys::lock;
+use crate::sys::{LockGuardList, lock, try_hold};
 
 const ENTRIES: usize = 256;
 /// Moves under way at most. Their descriptors leave room for 96 kicks.
@@ -268,6 +268,11 @@ impl MoveQueue {
         }
         self.announce(&mut state);
         Ok(())
+    }
+
+    /// Holds the queue's lock, so that no thread uses the queue. `false`: one does.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.state, held)
     }
 
     /// Takes completions, unless another thread uses the queue: that one takes them anyway.

@@ -8,6 +8,7 @@ use virtio_ism_abi::Token;
 use super::{
     ControlQueue, EventQueue, GuestPool, MovePath, MoveQueue, QueueAddresses, QueueError, Wiring,
 };
+use crate::sys::LockGuardList;
 
 /// All queues of a device.
 pub(crate) struct Queues {
@@ -62,6 +63,13 @@ impl Queues {
 
     pub(crate) fn max_payload(&self) -> usize {
         self.moves.first().map_or(0, MoveQueue::max_payload)
+    }
+
+    /// Holds the locks of all queues, so that no thread uses the device. `false`: one does.
+    pub(crate) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.control.try_hold(held)
+            && self.events.try_hold(held)
+            && self.moves.iter().all(|queue| queue.try_hold(held))
     }
 
     pub(crate) fn reap(&self) {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, Weak};
 
 use super::reason::{Reason, Side};
 use crate::info::Fallback;
-use crate::sys::lock;
+use crate::sys::{is_free, lock};
 
 /// A socket of the stack.
 pub(in crate::socket) trait TcpSocket: Send + Sync {
@@ -26,6 +26,11 @@ pub(in crate::socket) struct TcpConnections {
 const MAX_REASONS: usize = 64;
 
 impl TcpConnections {
+    /// Whether no thread holds a lock of this.
+    pub(in crate::socket) fn is_unlocked(&self) -> bool {
+        is_free(&self.reasons) && is_free(&self.open)
+    }
+
     /// Counts one more connection.
     pub(in crate::socket) fn count(&self, why: &Fallback) {
         let mut reasons = lock(&self.reasons);

@@ -1,7 +1,7 @@
 //! The backend channel: answers requests of the daemon, and notices when the daemon goes.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +12,9 @@ use vhost::vhost_user::{
 };
 use virtio_ism_abi::WINDOW_SHMID;
 
-use crate::sys::{MapError, PollInterest, Reservation, duplicate, lock, wait};
+use crate::sys::{
+    LockGuardList, MapError, PollInterest, Reservation, duplicate, lock, try_hold, wait,
+};
 use crate::virtqueue::Health;
 
 /// When the next step of the set-up has to be done; `None`: the device is set up. Requests of the
@@ -100,7 +102,8 @@ fn to_io(error: MapError) -> io::Error {
 
 /// The backend channel and the main socket, which one thread serves until either ends.
 pub(super) struct BackendChannel {
-    handler: FrontendReqHandler<WindowServer>,
+    /// Locked only while a request is handled: a child that takes the device over goes on with it.
+    handler: Mutex<FrontendReqHandler<WindowServer>>,
     requests: OwnedFd,
     main: OwnedFd,
     health: Arc<Health>,
@@ -120,23 +123,50 @@ impl BackendChannel {
         let requests = duplicate(&handler)?;
         health.shut_down_with(requests.try_clone()?);
         health.shut_down_with(main.try_clone()?);
+        let handler = Mutex::new(handler);
         Ok(BackendChannel { handler, requests, main, health, deadline })
     }
 
     /// The daemon's end of the channel, to be sent to the daemon.
     pub(super) fn daemon_end(&self) -> io::Result<OwnedFd> {
-        duplicate(&self.handler.get_tx_raw_fd())
+        duplicate(&lock(&self.handler).get_tx_raw_fd())
     }
 
-    pub(super) fn start(mut self) -> io::Result<JoinHandle<()>> {
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        let channel = Arc::clone(self);
         std::thread::Builder::new().name("ism-channel".into()).spawn(move || {
-            let why = self.serve();
-            self.health.fail(&why);
+            let why = channel.serve();
+            channel.health.fail(&why);
         })
     }
 
+    /// Holds the lock of the channel, so that no thread handles a request. `false`: one does.
+    pub(super) fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        try_hold(&self.handler, held)
+    }
+
+    /// The descriptors of the channel.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        let handler = lock(&self.handler);
+        let ends = [handler.as_raw_fd(), handler.get_tx_raw_fd()];
+        ends.into_iter().chain(self.waits_for()).collect()
+    }
+
+    /// The descriptors that become readable or hung up when there is something to do.
+    pub(super) fn waits_for(&self) -> [RawFd; 2] {
+        [self.requests.as_raw_fd(), self.main.as_raw_fd()]
+    }
+
+    /// Does what is to be done now, in a process without the thread.
+    pub(super) fn serve_now(&self) {
+        let served = self.serve_once(Some(Duration::ZERO));
+        if let Err(why) = served {
+            self.health.fail(&why);
+        }
+    }
+
     /// Serves the channel. Returns the reason for its end.
-    fn serve(&mut self) -> String {
+    fn serve(&self) -> String {
         loop {
             let left = self.deadline.left();
             if left.is_some_and(|left| left.is_zero()) {
@@ -144,26 +174,31 @@ impl BackendChannel {
             }
             // Short, since nothing wakes this thread when the deadline changes.
             let timeout = left.map(|left| left.min(Duration::from_millis(500)));
-            let fds = [
-                (self.requests.as_fd(), PollInterest::Read),
-                (self.main.as_fd(), PollInterest::HangUp),
-            ];
-            let [requests, main] = match wait(fds, timeout) {
-                Ok(states) => states,
-                Err(error) => return format!("poll: {error}"),
-            };
-            if main.hang_up {
-                return "the daemon closed the connection".into();
-            }
-            if requests.readable || requests.hang_up {
-                match self.handler.handle_request() {
-                    Ok(_) => {}
-                    // The request was refused and answered, which concerns the daemon only.
-                    Err(VhostUserError::ReqHandlerError(_)) => {}
-                    Err(error) => return format!("backend channel: {error}"),
-                }
+            if let Err(why) = self.serve_once(timeout) {
+                return why;
             }
         }
+    }
+
+    /// Waits once, and handles a request if there is one. The error says why the channel ends.
+    fn serve_once(&self, timeout: Option<Duration>) -> Result<(), String> {
+        let fds = [
+            (self.requests.as_fd(), PollInterest::Read),
+            (self.main.as_fd(), PollInterest::HangUp),
+        ];
+        let [requests, main] = wait(fds, timeout).map_err(|error| format!("poll: {error}"))?;
+        if main.hang_up {
+            return Err("the daemon closed the connection".into());
+        }
+        if requests.readable || requests.hang_up {
+            match lock(&self.handler).handle_request() {
+                Ok(_) => {}
+                // The request was refused and answered, which concerns the daemon only.
+                Err(VhostUserError::ReqHandlerError(_)) => {}
+                Err(error) => return Err(format!("backend channel: {error}")),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -245,7 +280,7 @@ mod tests {
         deadline.remove();
         let channel = BackendChannel::new(server, ours.into(), health.clone(), deadline).unwrap();
         let daemon = std::os::unix::net::UnixStream::from(channel.daemon_end().unwrap());
-        let thread = channel.start().unwrap();
+        let thread = Arc::new(channel).start().unwrap();
         let fd = sealed_memfd("t", 2 * K64).unwrap();
         assert_eq!(shmem_map(&daemon, &request(1, K64, 2 * K64), Some(&fd)).unwrap(), 0);
         assert!(window.slice(K64, 2 * K64).is_some());
@@ -265,7 +300,7 @@ mod tests {
         let deadline = StepDeadline::within(Duration::from_millis(20));
         let main = ours.try_clone().unwrap().into();
         let channel = BackendChannel::new(server, main, health.clone(), deadline).unwrap();
-        let thread = channel.start().unwrap();
+        let thread = Arc::new(channel).start().unwrap();
         // As a request does that gets no answer.
         assert_eq!(io::Read::read(&mut &ours, &mut [0; 1]).unwrap(), 0);
         thread.join().unwrap();

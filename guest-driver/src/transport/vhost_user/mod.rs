@@ -5,6 +5,7 @@
 //! slabs into the window by requests on the backend channel, which a thread of this transport
 //! answers. The same thread notices at once when the daemon goes.
 
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,13 +13,14 @@ use std::thread::JoinHandle;
 use vhost::vhost_user::message::VhostUserHeaderFlag;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
-use super::{TransportError, Window};
-use crate::sys::{Reservation, SharedSlice};
+use super::{ForkTransport, TransportError, Window};
+use crate::sys::{EventFd, LockGuardList, Reservation, SharedSlice};
 use crate::virtqueue::Health;
 
 mod channel;
 mod setup;
 
+use channel::BackendChannel;
 pub use setup::connect;
 
 /// The connection to a device behind a vhost-user socket.
@@ -27,7 +29,10 @@ struct VhostUser {
     window: Option<Arc<Reservation>>,
     // Keeps the connection open.
     frontend: Frontend,
-    channel: Option<JoinHandle<()>>,
+    channel: Arc<BackendChannel>,
+    thread: Option<JoinHandle<()>>,
+    /// Those by which queues and device notify each other.
+    events: Vec<Arc<EventFd>>,
 }
 
 impl Window for VhostUser {
@@ -48,6 +53,36 @@ impl Window for VhostUser {
         // Memory files, which stay mapped as long as a view of them exists.
         true
     }
+
+    fn inheritance(&self) -> Option<&dyn ForkTransport> {
+        // Memory files and descriptors are all there is.
+        Some(self)
+    }
+}
+
+impl ForkTransport for VhostUser {
+    fn try_hold<'a>(&'a self, held: &mut LockGuardList<'a>) -> bool {
+        self.channel.try_hold(held)
+    }
+
+    fn is_unlocked(&self) -> bool {
+        self.window.as_ref().is_none_or(|window| window.is_unlocked())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let mut all: Vec<_> = self.events.iter().map(|e| e.as_fd().as_raw_fd()).collect();
+        all.extend(self.channel.descriptors());
+        all.push(self.frontend.as_raw_fd());
+        all
+    }
+
+    fn waits_for(&self) -> Vec<RawFd> {
+        self.channel.waits_for().to_vec()
+    }
+
+    fn serve(&self) {
+        self.channel.serve_now();
+    }
 }
 
 impl Drop for VhostUser {
@@ -60,8 +95,8 @@ impl Drop for VhostUser {
             let _ = self.frontend.reset_device();
         }
         self.health.fail("closed by the driver");
-        if let Some(channel) = self.channel.take()
-            && channel.join().is_err()
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
         {
             tracing::error!("the backend channel's thread panicked");
         }

@@ -77,6 +77,7 @@ pub(super) fn set_up(
     let channel =
         BackendChannel::new(Arc::clone(&server), main, Arc::clone(&health), Arc::clone(&deadline))
             .map_err(system("backend channel"))?;
+    let channel = Arc::new(channel);
     let daemon_end = channel.daemon_end().map_err(system("backend channel"))?;
     let thread = channel.start().map_err(system("thread"))?;
 
@@ -92,13 +93,15 @@ pub(super) fn set_up(
         &deadline,
     );
     match result {
-        Ok(Negotiated { config, features, queues, pool, window, frontend }) => {
+        Ok(Negotiated { config, features, queues, pool, window, frontend, events }) => {
             deadline.remove();
             let connection = Box::new(VhostUser {
                 health: Arc::clone(&health),
                 window,
                 frontend,
-                channel: Some(thread),
+                channel,
+                thread: Some(thread),
+                events,
             });
             Ok(Arc::new(RunningDevice::new(config, features, queues, pool, health, connection)))
         }
@@ -118,6 +121,7 @@ struct Negotiated {
     pool: Arc<GuestPool>,
     window: Option<Arc<Reservation>>,
     frontend: Frontend,
+    events: Events,
 }
 
 fn negotiate(
@@ -190,7 +194,8 @@ fn negotiate(
         }
     }
     queues.events.start();
-    Ok(Negotiated { config, features, queues, pool, window, frontend })
+    let events = kicks.into_iter().chain(calls).collect();
+    Ok(Negotiated { config, features, queues, pool, window, frontend, events })
 }
 
 fn negotiate_protocol(

@@ -1,0 +1,161 @@
+//! A child of a fork takes over the devices and connections of its parent, which is about to end.
+//!
+//! The child has the parent's memory and descriptors, and one thread. The parent forks while it
+//! holds the locks of the devices' queues ([`Stack::hold_devices`]), so no thread of it uses a
+//! device after that. The child checks that no other lock was held ([`Stack::is_unlocked`]),
+//! forgets the parent's threads ([`Stack::take_over`]), and does what these did
+//! ([`StackUpkeep::turn`]).
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::SmcStream;
+use super::stack::{OpenDevice, Stack};
+use crate::conn::Conn;
+use crate::ism::IsmDevice;
+use crate::reactor::Upkeep;
+use crate::sys::{LockGuardList, is_free, lock};
+
+/// Pause between two attempts to hold the devices.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// What becomes of the locks that [`Stack::hold_devices`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterFork<T> {
+    /// They are released.
+    Release(T),
+    /// They stay held: this process uses the devices no more.
+    Keep(T),
+}
+
+/// The work of a stack's threads, in a process that has one thread.
+pub struct StackUpkeep {
+    stack: Arc<Stack>,
+    live: Vec<(OpenDevice, Upkeep)>,
+}
+
+impl Stack {
+    /// Whether the child of a fork can take the devices over.
+    pub fn can_be_inherited(&self) -> bool {
+        let devices = self.open_devices();
+        !devices.is_empty() && devices.iter().all(|device| device.can_be_inherited())
+    }
+
+    /// Runs `body`, which forks, while no thread of this process uses a device. Tries for at most
+    /// `limit`; `None`: that was not enough.
+    pub fn hold_devices<T>(
+        &self,
+        limit: Duration,
+        body: impl FnOnce() -> AfterFork<T>,
+    ) -> Option<T> {
+        let until = Instant::now() + limit;
+        loop {
+            if is_free(self.slots()) {
+                let devices = self.open_devices();
+                let mut held = LockGuardList::new();
+                if devices.iter().all(|device| device.try_hold(&mut held)) {
+                    return Some(match body() {
+                        AfterFork::Release(result) => result,
+                        AfterFork::Keep(result) => {
+                            std::mem::forget(held);
+                            std::mem::forget(devices);
+                            result
+                        }
+                    });
+                }
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Whether no thread holds a lock of the stack, its devices and its connections. In the child
+    /// of a fork this says whether the parent's threads have left all of them in order.
+    pub fn is_unlocked(&self) -> bool {
+        self.has_free_locks()
+            && self.live_devices().iter().all(|live| {
+                live.reactor.is_unlocked()
+                    && live.fabric.is_unlocked()
+                    && live.fabric.device().is_unlocked()
+                    && live.reactor.connections().iter().all(|conn| conn.is_unlocked())
+            })
+            && lock(self.closing()).iter().all(|conn| conn.is_unlocked())
+    }
+
+    /// The descriptors that the devices and connections need.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = Vec::new();
+        for live in self.live_devices() {
+            all.extend(live.reactor.descriptors());
+            all.extend(live.fabric.device().descriptors());
+            all.extend(live.reactor.connections().iter().flat_map(|conn| conn.descriptors()));
+        }
+        all.extend(lock(self.closing()).iter().flat_map(|conn| conn.descriptors()));
+        all
+    }
+
+    /// Takes the devices over, in the child. Connections other than `kept` are closed, as the
+    /// kernel closes those of a process that ends.
+    pub fn take_over(self: &Arc<Self>, kept: &[&SmcStream]) -> StackUpkeep {
+        let live = self.live_devices();
+        for OpenDevice { reactor, .. } in &live {
+            reactor.forget_threads();
+            let all = reactor.connections();
+            all.iter().for_each(|conn| conn.forget_threads());
+            let is_kept = |conn: &Arc<Conn>| {
+                kept.iter().filter_map(|stream| stream.conn()).any(|other| Arc::ptr_eq(conn, other))
+            };
+            let closing = lock(self.closing()).clone();
+            let is_closing =
+                |conn: &Arc<Conn>| closing.iter().any(|other| Arc::ptr_eq(conn, other));
+            for conn in all.into_iter().filter(|conn| !is_kept(conn) && !is_closing(conn)) {
+                conn.close(false);
+                self.adopt(conn);
+            }
+        }
+        let live = live.into_iter().map(|live| (live, Upkeep::new())).collect();
+        StackUpkeep { stack: self.clone(), live }
+    }
+
+    fn open_devices(&self) -> Vec<Arc<IsmDevice>> {
+        self.live_devices().iter().map(|live| live.fabric.device().clone()).collect()
+    }
+}
+
+impl SmcStream {
+    /// Whether the child of a fork can take the connection over: it needs nothing but memory and
+    /// descriptors.
+    pub fn can_be_inherited(&self) -> bool {
+        self.conn().is_some_and(|conn| conn.can_be_inherited())
+    }
+}
+
+impl StackUpkeep {
+    /// Does what is due, and returns the time until the next call.
+    pub fn turn(&mut self) -> Duration {
+        let stack = &self.stack;
+        let turn = |(live, upkeep): &mut (OpenDevice, Upkeep)| {
+            live.reactor.keep_up(upkeep, || stack.maintain(Some(&live.fabric)))
+        };
+        self.live.iter_mut().map(turn).min().unwrap_or(Duration::MAX)
+    }
+
+    /// The descriptors for which the process waits; then it calls [`StackUpkeep::serve`].
+    pub fn waits_for(&self) -> Vec<RawFd> {
+        self.live.iter().flat_map(|(live, _)| live.fabric.device().waits_for()).collect()
+    }
+
+    /// Answers what the devices ask.
+    pub fn serve(&self) {
+        self.live.iter().for_each(|(live, _)| live.fabric.device().serve());
+    }
+}
+
+impl std::fmt::Debug for StackUpkeep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StackUpkeep").field("devices", &self.live.len()).finish_non_exhaustive()
+    }
+}
