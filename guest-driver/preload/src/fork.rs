@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use crate::sys::raw;
+use crate::sys::{fork_lock, raw};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static PID: AtomicI32 = AtomicI32::new(0);
@@ -39,9 +39,28 @@ pub(crate) fn init() {
 
 /// Begins a new generation; runs in the child of a fork.
 pub(crate) fn in_child() {
+    fork_lock::in_child();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
+
+/// This process goes on with the connections of the process that has made it, as if it was that one.
+pub(crate) fn as_keeper() {
+    PID.store(raw::getpid(), Ordering::Relaxed);
+}
+
+/// The library does nothing more in this process: a keeper has its session.
+pub(crate) fn retire() {
+    PID.store(RETIRED, Ordering::Relaxed);
+}
+
+/// Whether [`retire`] was called.
+pub(crate) fn is_retired() -> bool {
+    PID.load(Ordering::Relaxed) == RETIRED
+}
+
+/// In the place of a process id.
+const RETIRED: c_int = -1;
 
 /// Whether this process is a child of vfork, which shares the memory of its parent. It must not
 /// change the table, whose entries are about the parent's descriptors.

@@ -17,7 +17,7 @@
 //! - `config`, `status`, `fork`: settings, the report of what happened, and the process's identity;
 //! - `socket`: what the library knows of a descriptor;
 //! - `selection`: whether SMC or TCP carries a connection, and the handshake;
-//! - `relay`: connections that the kernel serves (it uses `socket` and `sys` only);
+//! - `relay`: connections that the kernel serves;
 //! - `io`: the calls that read, write and wait;
 //! - `hooks`: the exported functions.
 //!

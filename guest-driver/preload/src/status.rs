@@ -142,6 +142,11 @@ pub(crate) fn connection_decided(socket: impl AsFd, role: &str, info: &Connectio
     ));
 }
 
+/// Reports that this process goes on with the relays of one that has ended.
+pub(crate) fn keeper_begins(relays: usize) {
+    write_line(&format!("{{\"event\":\"keeper\",\"relays\":{relays}}}"));
+}
+
 /// Reports that TCP option 254 is required but not available.
 pub(crate) fn no_option() {
     let why = config::get().and_then(|config| config.no_option.as_deref());

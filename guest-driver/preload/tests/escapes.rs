@@ -6,67 +6,20 @@
 
 #[path = "common/c.rs"]
 mod c;
+#[path = "common/combinations.rs"]
+mod combinations;
 mod common;
 
 use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use common::{Fabric, await_listener, free_port, my_role, role};
-
-/// Runs a server and a client, with and without the library at either end: in all four
-/// combinations.
-fn in_all_combinations(test: &str, server: fn(TcpListener), client: fn(u16)) {
-    if let Some((role, port)) = my_role() {
-        match &*role {
-            "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
-            _ => client(port),
-        }
-        return;
-    }
-    for (server_smc, client_smc) in [(false, false), (true, true), (true, false), (false, true)] {
-        let fabric = Fabric::new(6);
-        let port = free_port();
-        let this = std::env::current_exe().unwrap();
-        let mut command = fabric.on(server_smc, &this);
-        if client_smc {
-            // A server whose program writes first waits this long for a Proposal.
-            command.env("SMC_RUN_DETECT_MS", "10000");
-        }
-        let server = role(&mut command, test, "server", port);
-        await_listener(port);
-        let mut command = fabric.on(client_smc, &this);
-        if !server_smc {
-            // The settings say which servers speak SMC.
-            command.env("SMC_RUN_CONNECT", "");
-        }
-        let client = role(&mut command, test, "client", port);
-        client.finish_beside(&[&server]);
-        server.finish();
-    }
-}
-
-fn connect(port: u16) -> TcpStream {
-    TcpStream::connect(("127.0.0.1", port)).unwrap()
-}
-
-/// One exchange, so that the connection is decided and in use.
-fn exchange_as_server(stream: &mut TcpStream) {
-    let mut word = [0; 5];
-    stream.read_exact(&mut word).unwrap();
-    assert_eq!(&word, b"hello");
-    stream.write_all(b"there").unwrap();
-}
-
-fn exchange_as_client(stream: &mut TcpStream) {
-    stream.write_all(b"hello").unwrap();
-    let mut word = [0; 5];
-    stream.read_exact(&mut word).unwrap();
-    assert_eq!(&word, b"there");
-}
+use combinations::{
+    connect, exchange_as_client, exchange_as_server, in_all_combinations, pass, take,
+};
 
 /// Sends a line, and expects it in upper case and then the end of data.
 fn expect_upper(mut stream: TcpStream) {
@@ -307,37 +260,6 @@ fn what_came_before_a_reset_is_read() {
         assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
     }
     in_all_combinations("what_came_before_a_reset_is_read", server, client);
-}
-
-fn pass(socket: &UnixStream, fd: RawFd) {
-    let mut control = [0u8; 64];
-    let mut iov = libc::iovec { iov_base: c"x".as_ptr().cast_mut().cast(), iov_len: 1 };
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as usize;
-    unsafe {
-        let first = libc::CMSG_FIRSTHDR(&header);
-        (*first).cmsg_level = libc::SOL_SOCKET;
-        (*first).cmsg_type = libc::SCM_RIGHTS;
-        (*first).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(first).cast::<i32>().write_unaligned(fd);
-    }
-    assert_eq!(unsafe { libc::sendmsg(socket.as_raw_fd(), &header, 0) }, 1);
-}
-
-fn take(socket: &UnixStream) -> TcpStream {
-    let (mut control, mut byte) = ([0u8; 64], [0u8]);
-    let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
-    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), 64);
-    assert_eq!(unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, 0) }, 1);
-    unsafe {
-        let first = libc::CMSG_FIRSTHDR(&header);
-        assert!(!first.is_null(), "no descriptor came");
-        TcpStream::from_raw_fd(libc::CMSG_DATA(first).cast::<i32>().read_unaligned())
-    }
 }
 
 /// A worker that echoes on the connections it is given, and checks their addresses.

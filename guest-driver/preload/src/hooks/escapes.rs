@@ -2,14 +2,13 @@
 //! processes, asynchronous I/O. Each leaves the descriptor to the kernel first.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Mutex;
 
 use libc::{aiocb, pid_t};
 
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::io::kernel;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::lock;
+use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::Errno;
 use crate::sys::user_memory::{is_nowhere, libc_result};
 use crate::{config, fork, relay};
@@ -31,21 +30,21 @@ pub(super) fn leave_standard(fd: c_int) {
 }
 
 /// Streams of stdio on connections that the kernel serves.
-static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static STREAMS: ForkMutex<Vec<usize>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
     leave(fd);
     let stream = call_libc!(fdopen, -1, (fd: c_int, mode: *const c_char) -> *mut c_void);
     if !stream.is_null() && DESCRIPTORS.has(fd) {
-        lock(&STREAMS).push(stream as usize);
+        STREAMS.lock().push(stream as usize);
     }
     stream
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fclose(stream: *mut c_void) -> c_int {
-    lock(&STREAMS).retain(|known| *known != stream as usize);
+    STREAMS.lock().retain(|known| *known != stream as usize);
     call_libc!(fclose, -1, (stream: *mut c_void) -> c_int)
 }
 
@@ -59,7 +58,7 @@ unsafe extern "C" {
 /// Writes what stdio has buffered for connections, when the program ends: libc would do that only
 /// after the relays have ended. A stream that another thread is using is left alone, as by libc.
 pub(super) fn flush_streams() {
-    let mut streams = std::mem::take(&mut *lock(&STREAMS));
+    let mut streams = std::mem::take(&mut *STREAMS.lock());
     // SAFETY: libc's streams for standard output and error.
     let standard = unsafe { [(1, stdout), (2, stderr)] };
     let ours = standard.iter().filter(|(fd, _)| DESCRIPTORS.has(*fd));
@@ -218,7 +217,7 @@ extern "C" fn before_vfork() -> *mut c_void {
 // posix_spawn and what libc makes of it.
 
 /// Descriptors that file actions of the program duplicate, by the address of the actions.
-static NAMED: Mutex<Vec<(usize, c_int)>> = Mutex::new(Vec::new());
+static NAMED: ForkMutex<Vec<(usize, c_int)>> = ForkMutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_adddup2(
@@ -227,7 +226,7 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     new: c_int,
 ) -> c_int {
     if DESCRIPTORS.has(fd) {
-        lock(&NAMED).push((actions as usize, fd));
+        NAMED.lock().push((actions as usize, fd));
     }
     call_libc!(posix_spawn_file_actions_adddup2, -1,
         (actions: *mut c_void, fd: c_int, new: c_int) -> c_int)
@@ -235,14 +234,14 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
-    lock(&NAMED).retain(|(of, _)| *of != actions as usize);
+    NAMED.lock().retain(|(of, _)| *of != actions as usize);
     call_libc!(posix_spawn_file_actions_destroy, -1, (actions: *mut c_void) -> c_int)
 }
 
 fn before_spawn(actions: usize) {
     fork::note_child();
     if config::get().is_some() && relay::hand_over::has_connections() {
-        let named = lock(&NAMED).clone();
+        let named = NAMED.lock().clone();
         kernel::leave_inherited(|fd| named.contains(&(actions, fd)));
     }
 }

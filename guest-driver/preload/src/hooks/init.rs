@@ -1,18 +1,16 @@
 //! The functions that run when the library is loaded, when the process forks, and when it exits.
 
-use super::{escapes, libc_symbols};
+use super::{escapes, exec, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
-use crate::selection::{establish, option, short_lived, waiting};
+use crate::selection::{establish, option, running, short_lived, waiting};
 use crate::socket::table::NUMBERS;
+use crate::sys::heap::{self, Heap};
 use crate::sys::raw;
 use crate::{config, fork, relay, status};
 
-/// The library's own heap, so that the program's heap stays as it would be without the library. The
-/// end of the heap decides how often some programs ask the kernel for memory and return it. And the
-/// program's allocator may open files or map memory, which would call the hooks.
 #[global_allocator]
-static MEMORY: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static MEMORY: Heap = Heap::new();
 
 /// The descriptor on which `smc run` waits to hear that the library was loaded.
 const PROOF: &str = "SMC_RUN_PROOF";
@@ -28,12 +26,12 @@ static END: extern "C" fn() = end;
 extern "C" fn begin() {
     libc_symbols::find_all();
     fork::init();
-    // The allocator registers its handlers before those below, which may allocate. So before a fork
-    // it takes its lock after them, and after the fork it releases the lock before them.
-    // SAFETY: no thread holds the allocator's lock yet.
-    unsafe { dlmalloc::enable_alloc_after_fork() };
     // SAFETY: the functions stay valid, because the library is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
+        // It runs after the handlers that the program registers.
+        at_quick_exit(end_quickly);
+    }
     if let Some(fd) = std::env::var(PROOF).ok().and_then(|fd| fd.parse().ok()) {
         let _ = raw::write(fd, b"loaded");
         let _ = raw::close(fd);
@@ -51,25 +49,45 @@ extern "C" fn begin() {
     }
 }
 
+unsafe extern "C" {
+    fn at_quick_exit(handler: extern "C" fn()) -> std::ffi::c_int;
+}
+
 pub(super) unsafe extern "C" fn before_fork() {
+    if fork::is_retired() {
+        return;
+    }
     fork::note_child();
     waiting::before_fork();
     NUMBERS.acquire_before_fork();
     relay::fork::prepare();
+    relay::forward::before_fork();
+    // Last, because the others may allocate.
+    heap::before_fork();
 }
 
 pub(super) unsafe extern "C" fn in_parent() {
+    if fork::is_retired() {
+        return;
+    }
+    heap::after_fork();
+    relay::forward::in_parent();
     relay::fork::in_parent();
     NUMBERS.release_after_fork();
     waiting::in_parent();
 }
 
 pub(super) unsafe extern "C" fn in_child() {
+    if fork::is_retired() {
+        return;
+    }
+    heap::after_fork();
     fork::in_child();
+    waiting::in_child();
+    running::close_copies();
     relay::forward::in_child();
     relay::fork::in_child();
     NUMBERS.release_after_fork();
-    waiting::in_child();
 }
 
 /// Closes all connections when the program ends, as the kernel would.
@@ -78,7 +96,13 @@ pub(super) fn close_connections() {
         return;
     }
     short_lived::record_exit();
+    relay::fork::settle_all();
     kernel::close_all();
+    exec::pass_relays_on();
+}
+
+extern "C" fn end_quickly() {
+    close_connections();
 }
 
 extern "C" fn end() {

@@ -5,6 +5,7 @@
 mod bytes;
 mod descriptors;
 mod escapes;
+mod exec;
 mod fortify;
 mod init;
 mod libc_symbols;

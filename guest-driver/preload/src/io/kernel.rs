@@ -99,7 +99,6 @@ pub(crate) fn close_all() {
         }
     }
     waiting::finish();
-    relay::forward::finish();
     let begun = Instant::now();
     while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
@@ -14,11 +13,12 @@ use crate::socket::registrations::hand_to_kernel;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
+use crate::sys::fork_lock::ForkMutex;
 use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::{left_of, lock, timespec};
+use crate::sys::{left_of, timespec};
 
 /// Sleepers that no call uses.
-static IDLE_SLEEPERS: Mutex<Vec<Sleeper>> = Mutex::new(Vec::new());
+static IDLE_SLEEPERS: ForkMutex<Vec<Sleeper>> = ForkMutex::new(Vec::new());
 /// Number of unused sleepers that the library keeps at most.
 const MAX_IDLE: usize = 16;
 
@@ -232,14 +232,14 @@ fn merge(fds: &mut [libc::pollfd], polled: &[Polled], native: &[libc::pollfd]) -
 }
 
 fn take_sleeper() -> Result<Sleeper, Errno> {
-    match lock(&IDLE_SLEEPERS).pop() {
+    match IDLE_SLEEPERS.lock().pop() {
         Some(sleeper) => Ok(sleeper),
         None => Ok(Sleeper::new()?),
     }
 }
 
 fn release_sleeper(sleeper: Sleeper) {
-    let mut idle = lock(&IDLE_SLEEPERS);
+    let mut idle = IDLE_SLEEPERS.lock();
     if idle.len() < MAX_IDLE {
         idle.push(sleeper);
     }

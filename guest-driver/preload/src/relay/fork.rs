@@ -14,7 +14,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 
@@ -23,7 +23,8 @@ use crate::socket::owner_pipe;
 use crate::socket::pair::{SocketPair, high};
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
-use crate::sys::{STACK, lock, raw};
+use crate::sys::fork_lock::ForkMutex;
+use crate::sys::{STACK, raw};
 
 /// Number of connections that a child inherits at most. In a program with more, the child's calls
 /// on the others fail.
@@ -60,18 +61,35 @@ impl RelayOffer {
 /// The connections that one fork offers to its child.
 struct RelayOffers {
     list: Vec<RelayOffer>,
-    /// The pipe at which the child asks. It ends when the child executes a program or exits.
+    /// The sockets at which the child asks. They end when the child executes a program or exits.
     request: (OwnedFd, OwnedFd),
     /// A pipe that ends when the child exits.
     lifetime: (OwnedFd, OwnedFd),
 }
 
 /// The offers between the fork's first and last handler. Parent and child each take their copy.
-static PREPARED: Mutex<Option<RelayOffers>> = Mutex::new(None);
+static PREPARED: ForkMutex<Option<RelayOffers>> = ForkMutex::new(None);
+
+/// Offers that a child may still take up.
+struct Outstanding {
+    id: u64,
+    list: Vec<RelayOffer>,
+    lifetime: OwnedFd,
+}
+
+/// The offers to all children. Whoever changes the list holds [`NUMBERS`].
+static OUTSTANDING: ForkMutex<Vec<Outstanding>> = ForkMutex::new(Vec::new());
 
 fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
     Some((high(reader), high(writer)))
+}
+
+fn sockets() -> Option<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+    let (ours, theirs) = socketpair(unix, stream, SocketFlags::CLOEXEC, None).ok()?;
+    Some((high(ours), high(theirs)))
 }
 
 /// Prepares the offers, before a fork. The caller holds [`NUMBERS`].
@@ -96,11 +114,11 @@ pub(crate) fn prepare() {
     if list.is_empty() {
         return;
     }
-    match (pipe(), pipe()) {
+    match (sockets(), pipe()) {
         (Some(request), Some(lifetime)) => {
             // A program that the child executes keeps this end open.
             let _ = raw::fcntl(lifetime.1.as_raw_fd(), libc::F_SETFD, 0);
-            *lock(&PREPARED) = Some(RelayOffers { list, request, lifetime });
+            *PREPARED.lock() = Some(RelayOffers { list, request, lifetime });
         }
         _ => list.into_iter().for_each(|offer| drop(offer.end())),
     }
@@ -108,7 +126,9 @@ pub(crate) fn prepare() {
 
 /// Replaces the descriptors by ends of the pairs, after a fork, in the child.
 pub(crate) fn in_child() {
-    let Some(offers) = lock(&PREPARED).take() else { return };
+    // Offers to other children: who has the other ends must learn when the owner ends.
+    drop(std::mem::take(&mut *OUTSTANDING.lock()));
+    let Some(offers) = PREPARED.lock().take() else { return };
     for offer in &offers.list {
         for &fd in &offer.fds {
             put_pair(fd, &offer.pair.program_end, |tcp_fd| {
@@ -129,19 +149,22 @@ pub(crate) fn in_child() {
 
 /// Starts a thread that waits for the child to ask, after a fork, in the owner.
 pub(crate) fn in_parent() {
-    let Some(RelayOffers { list, request, lifetime }) = lock(&PREPARED).take() else { return };
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let Some(RelayOffers { list, request, lifetime }) = PREPARED.lock().take() else { return };
     drop((request.1, lifetime.1));
     let (request, lifetime) = (request.0, lifetime.0);
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    OUTSTANDING.lock().push(Outstanding { id, list, lifetime });
     raw::without_signals(|| {
         // If there can be no thread, the child's calls return an end of data.
         let _ = std::thread::Builder::new()
             .name("smc-relay".into())
             .stack_size(STACK)
-            .spawn(move || await_child(list, &request, &lifetime));
+            .spawn(move || await_child(id, &request));
     });
 }
 
-fn await_child(list: Vec<RelayOffer>, request: &OwnedFd, lifetime: &OwnedFd) {
+fn await_child(id: u64, request: &OwnedFd) {
     let mut word = [0u8; 1];
     let asked = loop {
         match rustix::io::read(request, &mut word) {
@@ -150,22 +173,54 @@ fn await_child(list: Vec<RelayOffer>, request: &OwnedFd, lifetime: &OwnedFd) {
             Err(_) => break false,
         }
     };
-    // The pipe has ended: the child has exited, or has executed a program that may use the
-    // connections.
-    let mut alive = [PollFd::new(lifetime, PollFlags::IN)];
-    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    let gone = !asked && rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0);
     let _numbers = NUMBERS.lock();
-    for offer in list {
-        let serve = !gone && (asked || !offer.cloexec);
-        if serve {
+    let found = {
+        let mut all = OUTSTANDING.lock();
+        let at = all.iter().position(|offers| offers.id == id);
+        at.map(|at| all.swap_remove(at))
+    };
+    if let Some(offers) = found {
+        // The sockets have ended: the child has exited, or has executed a program that may use the
+        // connections.
+        let alive = asked || is_alive(&offers);
+        settle(offers, |offer| alive && (asked || !offer.cloexec));
+    }
+}
+
+/// Whether the child has not exited, nor has a program that it has executed.
+fn is_alive(offers: &Outstanding) -> bool {
+    let mut alive = [PollFd::new(&offers.lifetime, PollFlags::IN)];
+    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    !rustix::event::poll(&mut alive, Some(&zero)).is_ok_and(|n| n > 0)
+}
+
+/// Starts relays for the offers that are taken up, and ends the others. The caller holds
+/// [`NUMBERS`].
+fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
+    for offer in offers.list {
+        let is_taken = is_taken(&offer);
+        if is_taken {
             // The parent may have closed its descriptors by now; the child's relay works all the
             // same.
             replace(&offer.descriptor, &offer.fds, &offer.pair.program_end);
         }
         let (descriptor, pair) = offer.end();
-        if serve {
+        if is_taken {
             start(descriptor, pair);
         }
+    }
+}
+
+/// Starts relays for all connections that living children may use, because this process is about to
+/// end or to execute a program.
+pub(crate) fn settle_all() {
+    if OUTSTANDING.lock().is_empty() {
+        return;
+    }
+    let _numbers = NUMBERS.lock();
+    let all = std::mem::take(&mut *OUTSTANDING.lock());
+    for offers in all {
+        let alive = is_alive(&offers);
+        settle(offers, |_| alive);
     }
 }

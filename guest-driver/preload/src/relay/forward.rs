@@ -1,30 +1,52 @@
-//! Relays: threads that forward the bytes between a pair of Unix sockets and a connection.
+//! Relays: one thread forwards the bytes between pairs of Unix sockets and connections.
+//!
+//! The thread holds [`RELAYS`] while it moves bytes, and does not wait meanwhile. So a process that
+//! holds that lock finds each byte either in a socket or in the list, and can give the list to a
+//! child (see `keeper`).
 
 use std::ffi::c_int;
-use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use guest_driver::{ChangeToken, SmcStream};
-use rustix::event::{PollFd, PollFlags};
+use guest_driver::StackUpkeep;
 use rustix::thread::futex;
 
+use super::flow::{Relay, RelayCarrier};
+use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
+use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};
-use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef, NUMBERS};
-use crate::sys::{STACK, lock, raw};
+use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
+use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
+use crate::sys::{STACK, leaked, raw};
 
-/// How long a process that ends waits for a peer that takes nothing.
-const FINISH_TIMEOUT: futex::Timespec = futex::Timespec { tv_sec: 60, tv_nsec: 0 };
+/// Bytes that the thread moves at a time.
+const CHUNK: usize = 256 << 10;
+/// Longest sleep of the thread.
+const LONGEST: Duration = Duration::from_secs(1);
+/// What the sleeper reports about the devices' own descriptors.
+const DEVICES: u64 = u64::MAX;
 
-/// The owner's ends of the relays of this process. Whoever takes the lock holds [`NUMBERS`], so no
-/// other thread has it while the process forks.
-static RELAYS: Mutex<Vec<Arc<OwnedFd>>> = Mutex::new(Vec::new());
+/// The relays of a process.
+#[derive(Default)]
+pub(super) struct Relays {
+    pub(super) list: Vec<Relay>,
+    /// The generation of the process (see `fork`) whose thread runs them.
+    runs: Option<u32>,
+}
+
+static RELAYS: ForkMutex<Relays> = ForkMutex::new(Relays { list: Vec::new(), runs: None });
+/// What the thread sleeps on, and the generation of its process.
+static SLEEPER: AtomicPtr<(Sleeper, u32)> = AtomicPtr::new(std::ptr::null_mut());
 /// Changes when a relay has forwarded bytes, or has ended.
 static PROGRESS: AtomicU32 = AtomicU32::new(0);
+
+/// The relays, locked: no byte moves meanwhile.
+pub(super) fn lock() -> ForkMutexGuard<'static, Relays> {
+    RELAYS.lock()
+}
 
 fn note_progress() {
     PROGRESS.fetch_add(1, Ordering::SeqCst);
@@ -61,230 +83,248 @@ pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c
     keep_tcp(tcp_fd.map_or(-1, |fd| fd as c_int));
 }
 
-/// Starts the thread that forwards the bytes of a connection. The relay keeps the connection. The
-/// caller holds [`NUMBERS`].
+/// Starts to forward the bytes of a connection. The relay keeps the connection.
 pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair) {
-    run(pair, move |owner_end| {
-        if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
-            forward(&descriptor, stream, owner_end);
-        }
-    });
+    add(descriptor, pair, RelayCarrier::Smc);
 }
 
-/// As [`start`], for a connection whose handshake is still under way: the pair keeps what the program
-/// writes until the connection is decided. `tcp` carries it if SMC does not.
+/// As [`start`], for a connection whose handshake is still under way: the pair keeps what the
+/// program writes until the connection is decided. `tcp` carries it if SMC does not.
 pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) {
-    run(pair, move |owner_end| {
-        let Some(socket) = descriptor.stream() else { return };
-        while matches!(socket.state(), SocketState::Undecided | SocketState::Deciding) {
-            let _ = socket.await_decision(Duration::from_secs(1));
-        }
-        match (socket.state(), socket.smc()) {
-            (SocketState::Smc, Some(stream)) => forward(&descriptor, stream, owner_end),
-            (SocketState::Tcp, _) => forward_on_tcp(&tcp, owner_end),
-            _ => {}
-        }
-    });
+    add(descriptor, pair, RelayCarrier::Undecided(tcp));
 }
 
-/// Runs a relay in a thread of its own. What `body` owns ends before the relay is off the list: the
-/// peer learns of the end there.
-fn run(pair: SocketPair, body: impl FnOnce(&OwnedFd) + Send + 'static) {
+fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) {
+    // 0 is the sleeper's own eventfd.
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     drop(pair.program_end);
-    let owner_end = Arc::new(pair.owner_end);
-    lock(&RELAYS).push(owner_end.clone());
-    let ours = owner_end.clone();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut relays = lock();
+    relays.list.push(Relay::new(id, descriptor, pair.owner_end, carrier));
+    if relays.runs == Some(fork::generation()) {
+        if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
+            sleeper.watch.wake();
+        }
+        return;
+    }
     let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
-    let run = move || {
-        body(&ours);
-        let _numbers = NUMBERS.lock();
-        remove(&ours);
-    };
-    if raw::without_signals(|| thread.spawn(run)).is_err() {
+    if own_sleeper().is_some() && raw::without_signals(|| thread.spawn(|| run(None))).is_ok() {
+        relays.runs = Some(fork::generation());
+    } else if let Some(relay) = relays.list.pop() {
         // Both ends are closed now: the program reads an end of data, and its writes fail.
-        remove(&owner_end);
+        drop(relays);
+        relay.end();
     }
 }
 
-/// Forwards bytes both ways between the pair and a TCP socket.
-fn forward_on_tcp(tcp: &OwnedFd, owner_end: &OwnedFd) {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK);
-        let _ = thread.spawn_scoped(scope, || copy(tcp, owner_end));
-        copy(owner_end, tcp);
-    });
+/// What the thread of this process sleeps on; made on first use. `None`: no descriptors are left.
+fn own_sleeper() -> Option<&'static Sleeper> {
+    let known = leaked(SLEEPER.load(Ordering::Acquire));
+    if let Some((sleeper, _)) = known.filter(|(_, generation)| *generation == fork::generation()) {
+        return Some(sleeper);
+    }
+    let new = Box::leak(Box::new((Sleeper::new().ok()?, fork::generation())));
+    SLEEPER.store(std::ptr::from_mut(new), Ordering::Release);
+    Some(&new.0)
 }
 
-/// Copies bytes from one socket to another until an end of data, which it passes on. The sockets may
-/// be non-blocking.
-fn copy(from: &OwnedFd, to: &OwnedFd) {
-    use rustix::net::{RecvFlags, SendFlags, Shutdown};
-    let wait = |fd: &OwnedFd, flags| {
-        let mut fds = [PollFd::new(fd, flags)];
-        let _ = rustix::event::poll(&mut fds, None);
+/// Runs the relays until there are none. With `upkeep` it does what the threads of the stack would
+/// do, too.
+pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
+    if upkeep.is_some() {
+        // The eventfds of the other one are shared with the parent.
+        SLEEPER.store(std::ptr::null_mut(), Ordering::Release);
+    }
+    let Some(sleeper) = own_sleeper() else { return };
+    for fd in upkeep.iter().flat_map(StackUpkeep::waits_for) {
+        let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, DEVICES);
+    }
+    let mut room = vec![0u8; CHUNK];
+    loop {
+        let pause = upkeep.as_mut().map_or(LONGEST, StackUpkeep::turn).min(LONGEST);
+        let count = sleeper.watch.count();
+        let mut relays = lock();
+        let mut moved = false;
+        for relay in &mut relays.list {
+            watch(relay, sleeper);
+            match relay.carrier {
+                RelayCarrier::Undecided(_) => relay.is_due = false,
+                _ if relay.is_due => moved |= relay.run(&mut room),
+                _ => {}
+            }
+        }
+        let (over, list) = std::mem::take(&mut relays.list).into_iter().partition(Relay::is_over);
+        relays.list = list;
+        let over: Vec<Relay> = over;
+        // The peers learn of the end before the relays are off the list.
+        over.iter().for_each(|relay| unwatch(relay, sleeper));
+        if relays.list.is_empty() {
+            relays.runs = None;
+        }
+        let is_last = relays.list.is_empty();
+        let any_due = relays.list.iter().any(|relay| relay.is_due);
+        drop(relays);
+        // Outside of the lock, because the drop of a connection takes others.
+        let any_over = !over.is_empty();
+        drop(over);
+        if moved || any_over {
+            note_progress();
+        }
+        if is_last {
+            return;
+        }
+        if any_due {
+            continue;
+        }
+        let begun = Instant::now();
+        if sleeper.watch.spin_until(|| lock().list.iter_mut().any(find_change)) {
+            continue;
+        }
+        sleep(sleeper, count, pause, upkeep.as_ref());
+        sleeper.watch.slept(begun.elapsed());
+    }
+}
+
+fn find_change(relay: &mut Relay) -> bool {
+    relay.is_due |= relay.has_changed();
+    relay.is_due
+}
+
+/// Makes the sleeper wake for a relay.
+fn watch(relay: &mut Relay, sleeper: &Sleeper) {
+    const EDGES: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+    if relay.is_watched && matches!(relay.carrier, RelayCarrier::Undecided(_)) {
+        relay.decide();
+    }
+    if relay.is_watched {
+        return;
+    }
+    relay.is_watched = true;
+    let _ = sleeper.add_with(relay.owner_end.as_raw_fd(), EDGES, relay.id);
+    match &relay.carrier {
+        RelayCarrier::Undecided(_) => {
+            if let Some(fd) = relay.descriptor.stream().and_then(StreamSocket::decision_fd) {
+                let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLET) as u32, relay.id);
+            }
+        }
+        RelayCarrier::Tcp(tcp) => {
+            let _ = sleeper.add_with(tcp.as_raw_fd(), EDGES, relay.id);
+        }
+        RelayCarrier::Smc => {
+            if let Some(stream) = relay.stream() {
+                stream.watch(&sleeper.watch);
+            }
+        }
+    }
+}
+
+/// Ends a relay, and takes [`watch`] back.
+fn unwatch(relay: &Relay, sleeper: &Sleeper) {
+    relay.end();
+    sleeper.remove(relay.owner_end.as_raw_fd());
+    if let RelayCarrier::Tcp(tcp) = &relay.carrier {
+        sleeper.remove(tcp.as_raw_fd());
+    }
+    if let Some(stream) = relay.stream() {
+        stream.unwatch(&sleeper.watch);
+        // The thread does not wait for a peer that reads slowly: its bytes are in its own memory.
+        let _ = stream.set_linger(None);
+    }
+}
+
+/// Sleeps until one of the relays may have something to do. `count`: the sleeper's count of
+/// wake-ups before the last turn.
+fn sleep(sleeper: &Sleeper, count: u32, pause: Duration, upkeep: Option<&StackUpkeep>) {
+    let any = {
+        let mut relays = lock();
+        let armed = relays.list.iter().filter_map(Relay::stream).all(|stream| stream.arm());
+        if !armed || relays.list.iter_mut().any(find_change) {
+            relays.list.iter_mut().for_each(|relay| {
+                if let Some(stream) = relay.stream() {
+                    stream.disarm();
+                    relay.is_due = true;
+                }
+            });
+            return;
+        }
+        // A reference of its own keeps the stream while the lock is not held.
+        relays.list.iter().find(|relay| relay.stream().is_some()).map(|r| r.descriptor.clone())
     };
-    let mut bytes = vec![0u8; CHUNK];
-    'all: loop {
-        let mut rest = match rustix::net::recv(from, &mut bytes[..], RecvFlags::empty()) {
-            Ok((n @ 1.., _)) => bytes.get(..n).unwrap_or_default(),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
-                wait(from, PollFlags::IN);
-                continue;
-            }
-            Ok(_) | Err(_) => break,
-        };
-        while !rest.is_empty() {
-            match rustix::net::send(to, rest, SendFlags::NOSIGNAL) {
-                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => wait(to, PollFlags::OUT),
-                Err(_) => break 'all,
-            }
+    let stream = any.as_ref().and_then(|found| found.stream()).and_then(StreamSocket::smc);
+    let _ = sleeper.watch.sleep(stream, count, pause, sleeper.outer.as_fd());
+    sleeper.watch.clear_notifier();
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+    let zero = Some(Duration::ZERO);
+    let set = sleeper.outer.as_raw_fd();
+    let mut relays = lock();
+    for relay in &mut relays.list {
+        if let Some(stream) = relay.stream() {
+            stream.disarm();
         }
-        note_progress();
+        find_change(relay);
     }
-    let _ = rustix::net::shutdown(to, Shutdown::Write);
-}
-
-fn remove(owner_end: &Arc<OwnedFd>) {
-    lock(&RELAYS).retain(|other| !Arc::ptr_eq(other, owner_end));
-    note_progress();
-}
-
-/// Closes the owner's ends of the parent's relays, in the child of a fork: who has the other end
-/// must learn of the relay's end although this process lives on. The caller holds [`NUMBERS`].
-pub(crate) fn in_child() {
-    for owner_end in std::mem::take(&mut *lock(&RELAYS)) {
-        let _ = raw::close(owner_end.as_raw_fd());
-        // The number is closed. The other references are on stacks of threads that this process
-        // does not have.
-        std::mem::forget(owner_end);
-    }
-}
-
-/// Waits until the peers have taken what the program wrote, when the process ends. A relay whose
-/// other end another process has ends with this process.
-pub(crate) fn finish() {
-    loop {
-        let before = PROGRESS.load(Ordering::SeqCst);
-        let waiting = {
-            let _numbers = NUMBERS.lock();
-            lock(&RELAYS).iter().filter(|owner_end| is_closed(owner_end)).count()
-        };
-        if waiting == 0 {
-            return;
-        }
-        let flags = futex::Flags::PRIVATE;
-        if let Err(rustix::io::Errno::TIMEDOUT) =
-            futex::wait(&PROGRESS, flags, before, Some(&FINISH_TIMEOUT))
-        {
-            return;
-        }
-    }
-}
-
-/// Whether no process has the program's end any more.
-fn is_closed(owner_end: &Arc<OwnedFd>) -> bool {
-    let mut fds = [PollFd::new(owner_end, PollFlags::empty())];
-    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut fds, Some(&zero)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
-}
-
-/// Bytes that a thread forwards at a time.
-const CHUNK: usize = 256 << 10;
-
-/// Forwards bytes both ways until both have ended. Each direction has a thread. A thread that
-/// blocks in the kernel makes one system call per chunk, which leaves the processor to the program.
-fn forward(descriptor: &DescriptorRef, stream: &SmcStream, owner_end: &OwnedFd) {
-    let (descriptor, inner) = (descriptor.clone(), owner_end.try_clone());
-    let made = inner.and_then(|inner| {
-        let thread = std::thread::Builder::new().name("smc-relay-in".into()).stack_size(STACK);
-        thread.spawn(move || {
-            if let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) {
-                forward_to_program(stream, &inner);
+    while let Ok(n @ 1..) = crate::sys::epoll_wait(set, &mut events, zero, None) {
+        for event in events.get(..n).unwrap_or_default() {
+            let id = event.u64;
+            if id == DEVICES
+                && let Some(upkeep) = upkeep
+            {
+                upkeep.serve();
             }
-        })
-    });
-    if made.is_ok() {
-        forward_to_peer(stream, owner_end);
-    }
-    // Threads that wait for the peer would wait for ever now. A peer that has closed already does
-    // not notice.
-    let _ = stream.shutdown(std::net::Shutdown::Both);
-}
-
-/// Forwards from the program to the peer.
-fn forward_to_peer(stream: &SmcStream, owner_end: &OwnedFd) {
-    use rustix::net::{RecvFlags, Shutdown};
-    let mut bytes = vec![0u8; CHUNK];
-    loop {
-        let n = match rustix::net::recv(owner_end, &mut bytes[..], RecvFlags::empty()) {
-            Ok((n @ 1.., _)) => n,
-            Err(rustix::io::Errno::INTR) => continue,
-            Ok(_) | Err(_) => break,
-        };
-        if send_all(stream, bytes.get(..n).unwrap_or_default()).is_err() {
-            // The program's writes fail from now on.
-            let _ = rustix::net::shutdown(owner_end, Shutdown::Read);
+            relays.list.iter_mut().filter(|relay| relay.id == id).for_each(|r| r.is_due = true);
+        }
+        if n < events.len() {
             break;
         }
-        note_progress();
     }
-    let _ = stream.shutdown(std::net::Shutdown::Write);
-    await_hang_up(owner_end);
 }
 
-fn send_all(stream: &SmcStream, mut bytes: &[u8]) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        let token = stream.change_token();
-        match stream.send(bytes) {
-            Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
-            Err(error) if would_block(&error) => wait(stream, token, true)?,
-            Err(error) => return Err(error),
+/// Takes the lock of the relays, before a fork.
+pub(crate) fn before_fork() {
+    RELAYS.acquire_before_fork();
+}
+
+/// Undoes [`before_fork`], in the parent.
+pub(crate) fn in_parent() {
+    RELAYS.release_after_fork();
+}
+
+/// Undoes [`before_fork`], in the child. It closes the owner's ends of the parent's relays: who has
+/// the other end must learn of the relay's end although this process lives on.
+pub(crate) fn in_child() {
+    RELAYS.release_after_fork();
+    let relays = std::mem::take(&mut *lock());
+    for relay in relays.list {
+        let _ = raw::close(relay.owner_end.as_raw_fd());
+        if let RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) = &relay.carrier {
+            let _ = raw::close(tcp.as_raw_fd());
         }
+        // The numbers are closed, and the connections are the parent's.
+        std::mem::forget(relay);
     }
-    Ok(())
+    if let Some((sleeper, _)) = leaked(SLEEPER.swap(std::ptr::null_mut(), Ordering::AcqRel)) {
+        let _ = raw::close(sleeper.outer.as_raw_fd());
+        let _ = raw::close(sleeper.watch.notifier().as_raw_fd());
+    }
 }
 
-/// Forwards from the peer to the program.
-fn forward_to_program(stream: &SmcStream, owner_end: &OwnedFd) {
-    use rustix::net::{SendFlags, Shutdown};
-    let mut bytes = vec![0u8; CHUNK];
+/// Waits until the peers have taken what the program wrote, when the process ends, for at most
+/// `limit`. A relay whose other end another process has is not waited for.
+pub(crate) fn finish(limit: Duration) {
+    let until = Instant::now() + limit;
     loop {
-        let token = stream.change_token();
-        let mut rest = match (&mut &*stream).read(&mut bytes) {
-            Ok(n @ 1..) => bytes.get(..n).unwrap_or_default(),
-            Err(error) if would_block(&error) => match wait(stream, token, false) {
-                Ok(()) => continue,
-                Err(_) => break,
-            },
-            Ok(_) | Err(_) => break,
-        };
-        while !rest.is_empty() {
-            match rustix::net::send(owner_end, rest, SendFlags::NOSIGNAL) {
-                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-                Err(rustix::io::Errno::INTR) => {}
-                // The program has closed its end.
-                Err(_) => return,
-            }
+        let before = PROGRESS.load(Ordering::SeqCst);
+        if !lock().list.iter().any(Relay::is_closed) {
+            return;
         }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let timeout = futex::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let _ = futex::wait(&PROGRESS, futex::Flags::PRIVATE, before, Some(&timeout));
     }
-    let _ = rustix::net::shutdown(owner_end, Shutdown::Write);
-}
-
-/// Waits until the stream has changed since `token`.
-fn wait(stream: &SmcStream, token: ChangeToken, write: bool) -> std::io::Result<()> {
-    match stream.wait_for_change(token, write, None) {
-        Err(error) if !would_block(&error) => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn would_block(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
-}
-
-/// Waits until both directions of the pair are shut down.
-fn await_hang_up(owner_end: &OwnedFd) {
-    let mut fds = [PollFd::new(owner_end, PollFlags::empty())];
-    while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
 }

@@ -6,13 +6,16 @@
 //! between the other end of the pair and the connection.
 //!
 //! - [`fork`]: connections that a child of a fork inherits;
-//! - [`hand_over`]: connections that go to the kernel for good.
+//! - [`hand_over`]: connections that go to the kernel for good;
+//! - [`keeper`]: the process that goes on with the relays when their owner ends.
 //!
 //! A relay ends when no process has the program's end any more and the peer has taken the last
-//! byte. When the owner ends, [`forward::finish`] waits for its relays.
+//! byte. When the owner ends before, a keeper goes on with it.
 //!
 //! Rules kept here: SOCK-21.
 
+mod flow;
 pub(crate) mod fork;
 pub(crate) mod forward;
 pub(crate) mod hand_over;
+pub(crate) mod keeper;

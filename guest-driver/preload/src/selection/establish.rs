@@ -16,7 +16,7 @@ use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::socket::{descriptors, pair};
 use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::{borrowed, local_address, lock};
+use crate::sys::{borrowed, local_address};
 use crate::{config, fork, status};
 
 /// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
@@ -105,7 +105,7 @@ pub(crate) fn connect(
         // The server waits for a Proposal only for a short time, and opening a device takes long.
         let _ = session::current();
     }
-    *lock(&socket.request) = Some(request);
+    *socket.request.lock() = Some(request);
     delay_acks(fd, true);
     let result = native();
     match result {

@@ -22,7 +22,7 @@ use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::status;
 use crate::sys::raw::{self, Errno, SysResult};
-use crate::sys::{STACK, borrowed, lent_stream, lock, timespec, wait_readable};
+use crate::sys::{STACK, borrowed, lent_stream, timespec, wait_readable};
 
 /// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
 /// the limit of the process allows holds.
@@ -36,6 +36,11 @@ pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
         Some(copy) => copy,
         None => raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)?,
     };
+    if let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(socket) = descriptor.stream()
+    {
+        socket.set_copy(copy as c_int);
+    }
     Ok(crate::sys::owned(copy as c_int))
 }
 
@@ -83,7 +88,7 @@ fn start_client(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     };
     if is_connected(&tcp)
         && let Some(Err(why)) =
-            lock(&socket.request).map(|request| option::after_connect(request, &tcp))
+            socket.request.lock().map(|request| option::after_connect(request, &tcp))
     {
         status::client_stays_on_tcp(&tcp, why);
         return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
@@ -393,7 +398,7 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
     if connects_to_itself(&tcp) {
         return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
     }
-    let request = descriptor.stream().and_then(|socket| *lock(&socket.request));
+    let request = descriptor.stream().and_then(|socket| *socket.request.lock());
     let proposal = match request.map(|request| option::after_connect(request, &tcp)) {
         Some(Ok(proposal)) => proposal,
         Some(Err(why)) => {

@@ -15,7 +15,7 @@ pub(crate) mod handshake;
 mod listening_ports;
 pub(crate) mod option;
 pub(crate) mod resolve;
-mod running;
+pub(crate) mod running;
 pub(crate) mod session;
 pub(crate) mod short_lived;
 pub(crate) mod transitions;

@@ -1,10 +1,13 @@
 //! The connections whose handshakes other threads carry out.
 
+use std::ffi::c_int;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use crate::socket::table::DescriptorRef;
+use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::lock;
+use crate::sys::{borrowed, lock, raw};
 
 /// Held by those who use [`RUNNING`] or the list of `waiting`, and by a process while it forks.
 pub(super) static RUNNING_LOCK: ForkLock = ForkLock::new();
@@ -39,4 +42,42 @@ pub(super) fn forget() {
     let parents = std::mem::take(&mut *lock(&RUNNING));
     // The child's copies of the threads' stacks hold references as well, for ever.
     std::mem::forget(parents);
+}
+
+/// How long a fork waits for threads whose handshake is complete.
+const ENDING: Duration = Duration::from_millis(100);
+
+/// Takes [`RUNNING_LOCK`] before a fork. A thread that has decided its connection is let end before:
+/// it holds locks and descriptors that the child would keep.
+pub(super) fn before_fork() {
+    let begun = Instant::now();
+    loop {
+        RUNNING_LOCK.acquire_before_fork();
+        let is_ending = |found: &DescriptorRef| {
+            let state = found.stream().map(StreamSocket::state);
+            !matches!(state, Some(SocketState::Undecided | SocketState::Deciding))
+        };
+        if !any(is_ending) || begun.elapsed() > ENDING {
+            return;
+        }
+        RUNNING_LOCK.release_after_fork();
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Closes the library's duplicates of TCP sockets, in the child: they are for the parent's threads
+/// and connections, which would have no end while the child lives.
+pub(crate) fn close_copies() {
+    for fd in 0..=DESCRIPTORS.highest() {
+        if !DESCRIPTORS.has(fd) {
+            continue;
+        }
+        let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
+        let Some(copy) = descriptor.stream().and_then(StreamSocket::take_copy) else { continue };
+        let cookie = |fd: c_int| rustix::net::sockopt::socket_cookie(borrowed(fd)).ok();
+        // The number may be another file's by now.
+        if copy != fd && cookie(copy).is_some() && cookie(copy) == cookie(fd) {
+            let _ = raw::close(copy);
+        }
+    }
 }

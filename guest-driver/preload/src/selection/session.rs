@@ -14,6 +14,7 @@ use guest_driver::{
 
 use crate::config::RunConfig;
 use crate::selection::short_lived;
+use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, raw};
 use crate::{config, fork, status};
 
@@ -26,7 +27,7 @@ pub(crate) struct PlannedProposal {
 }
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
-static OPENING: Mutex<()> = Mutex::new(());
+static OPENING: ForkLock = ForkLock::new();
 
 /// A session, and the generation of the process that opened it (see `fork`).
 pub(crate) struct ProcessSession {
@@ -59,6 +60,11 @@ impl ProcessSession {
         Incoming::decline(&self.stack, tcp, first_bytes)
     }
 
+    /// The stack.
+    pub(crate) fn stack(&self) -> &Arc<Stack> {
+        &self.stack
+    }
+
     /// Whether the last attempt to open a device is less than [`RETRY`] ago.
     fn is_fresh(&self) -> bool {
         self.tried().elapsed() < RETRY
@@ -80,7 +86,7 @@ const PAUSES_MS: [u64; 4] = [1, 4, 10, 25];
 /// connections to TCP and declines Proposals. `None`: the library does nothing in this process.
 pub(crate) fn current() -> Option<&'static ProcessSession> {
     let config = config::get()?;
-    let _one_at_a_time = sys::lock(&OPENING);
+    let _one_at_a_time = OPENING.lock();
     let known = raw_current();
     let known = known.filter(|open| open.generation == fork::generation());
     if let Some(open) = known
@@ -118,7 +124,7 @@ fn publish(opened: ProcessSession) -> &'static ProcessSession {
 pub(crate) fn for_client() -> Option<&'static ProcessSession> {
     let config = config::get()?;
     {
-        let _one_at_a_time = sys::lock(&OPENING);
+        let _one_at_a_time = OPENING.lock();
         let known = raw_current().filter(|open| open.generation == fork::generation());
         if known.is_none() && !short_lived::is_worth_a_device() {
             status::device_skipped();
@@ -133,7 +139,7 @@ pub(crate) fn for_client() -> Option<&'static ProcessSession> {
 pub(crate) fn declining() -> Option<&'static ProcessSession> {
     static DECLINING: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
     let config = config::get()?;
-    let _one_at_a_time = sys::lock(&OPENING);
+    let _one_at_a_time = OPENING.lock();
     let known = leaked(DECLINING.load(Ordering::Acquire));
     if let Some(open) = known.filter(|open: &&ProcessSession| open.generation == fork::generation())
     {
@@ -266,6 +272,11 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     };
     let tried = Mutex::new(Instant::now());
     ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
+}
+
+/// The session of this process, if it has opened a device.
+pub(crate) fn opened() -> Option<&'static ProcessSession> {
+    raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
 }
 
 fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {

@@ -219,7 +219,7 @@ fn wait_for_all() {
 /// Keeps the lists of handshakes as they are while the process forks. Gives up waiting for the first
 /// bytes of clients: the process that first uses such a connection does the handshake.
 pub(crate) fn before_fork() {
-    RUNNING_LOCK.acquire_before_fork();
+    running::before_fork();
     let mut waiting = lock(&WAITING);
     let is_used =
         |waiting: &Waiting| waiting.pending.is_untouched() && waiting.descriptor.handles() > 0;

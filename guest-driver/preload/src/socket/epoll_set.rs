@@ -7,8 +7,8 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use guest_driver::{ChangeToken, Readiness, SmcStream};
@@ -16,7 +16,7 @@ use guest_driver::{ChangeToken, Readiness, SmcStream};
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{Registration, StreamSocket};
 use crate::socket::table::DescriptorRef;
-use crate::sys::lock;
+use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::raw::{self, Errno};
 
 /// How long the library polls the connections of a busy set without asking the kernel.
@@ -35,7 +35,7 @@ const ONCE: u32 = libc::EPOLLONESHOT as u32;
 /// An epoll set.
 #[derive(Debug)]
 pub(crate) struct EpollSet {
-    members: Mutex<EpollMembers>,
+    members: ForkMutex<EpollMembers>,
     /// Number of SMC connections that the library polls.
     polled: AtomicUsize,
     /// The kernel's set has everything.
@@ -143,7 +143,7 @@ impl EpollSet {
     /// An empty set.
     pub(crate) fn new() -> EpollSet {
         EpollSet {
-            members: Mutex::default(),
+            members: ForkMutex::new(EpollMembers::default()),
             polled: AtomicUsize::new(0),
             native: AtomicBool::new(false),
             busy: AtomicBool::new(false),
@@ -153,8 +153,8 @@ impl EpollSet {
     }
 
     /// The connections that the library polls, locked.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, EpollMembers> {
-        lock(&self.members)
+    pub(crate) fn lock(&self) -> ForkMutexGuard<'_, EpollMembers> {
+        self.members.lock()
     }
 
     /// What a thread sleeps on that waits for this set. `set`: the set's descriptor.

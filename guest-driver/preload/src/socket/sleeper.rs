@@ -36,6 +36,11 @@ impl Sleeper {
         raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, 0)
     }
 
+    /// As [`Sleeper::add`]; the set reports `data` for it.
+    pub(crate) fn add_with(&self, fd: c_int, events: u32, data: u64) -> SysResult {
+        raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, events, data)
+    }
+
     /// Takes [`Sleeper::add`] back.
     pub(crate) fn remove(&self, fd: c_int) {
         let _ = raw::epoll_ctl(self.outer.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);

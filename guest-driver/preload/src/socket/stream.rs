@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use guest_driver::rendezvous::OptionRequest;
@@ -14,8 +14,8 @@ use crate::fork;
 use crate::socket::pair::AddressPair;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
-use crate::sys::raw::{Errno, SysResult};
-use crate::sys::{lock, raw};
+use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// Which end of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,8 @@ pub(crate) struct StreamSocket {
     error: AtomicI32,
     /// For [`SocketState::Relayed`]: the TCP socket, which provides names and options; -1: none.
     tcp_fd: AtomicI32,
+    /// The library's duplicate of the TCP socket, for the handshake and the connection; -1: none.
+    copy: AtomicI32,
     /// For [`SocketState::Relayed`]: whether the owner was asked to carry the connection.
     owner_requested: AtomicBool,
     /// The program has ended its own direction.
@@ -106,7 +108,7 @@ pub(crate) struct StreamSocket {
     /// For [`SocketState::Relayed`] without a TCP socket: the addresses of the connection.
     names: OnceLock<AddressPair>,
     /// Bytes that the program has written before the connection was decided.
-    early: Mutex<Vec<u8>>,
+    early: ForkMutex<Vec<u8>>,
     /// There was no room for more of them. Apart from the lock, which the registrations may not
     /// take: whoever decides the connection takes it before theirs.
     early_full: AtomicBool,
@@ -125,9 +127,9 @@ pub(crate) struct StreamSocket {
     /// Whether the program has called to write, or waits until it can.
     wants_to_write: AtomicBool,
     /// For a client: how it asks its server for SMC.
-    pub(crate) request: Mutex<Option<SmcRequest>>,
+    pub(crate) request: ForkMutex<Option<SmcRequest>>,
     /// Registrations in epoll sets.
-    pub(crate) registrations: Mutex<Vec<Registration>>,
+    registrations: ForkMutex<Vec<Registration>>,
     /// A pipe that becomes readable when the handshake is complete, for callers of poll.
     decision: OnceLock<(OwnedFd, OwnedFd)>,
 }
@@ -145,6 +147,7 @@ impl StreamSocket {
             write_timeout: AtomicU64::new(0),
             error: AtomicI32::new(0),
             tcp_fd: AtomicI32::new(-1),
+            copy: AtomicI32::new(-1),
             owner_requested: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             wrote_in_vain: AtomicBool::new(false),
@@ -154,7 +157,7 @@ impl StreamSocket {
             linger: AtomicU64::new(u64::MAX),
             low_water: AtomicU32::new(0),
             names: OnceLock::new(),
-            early: Mutex::new(Vec::new()),
+            early: ForkMutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
             announced: AtomicBool::new(false),
@@ -163,8 +166,8 @@ impl StreamSocket {
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
             wants_to_write: AtomicBool::new(false),
-            request: Mutex::new(None),
-            registrations: Mutex::new(Vec::new()),
+            request: ForkMutex::new(None),
+            registrations: ForkMutex::new(Vec::new()),
             decision: OnceLock::new(),
         }
     }
@@ -344,6 +347,18 @@ impl StreamSocket {
             let _ = raw::close(old);
         }
         self.store(SocketEvent::HandOver);
+    }
+
+    /// Stores the number of the library's duplicate of the TCP socket.
+    pub(crate) fn set_copy(&self, copy: c_int) {
+        self.copy.store(copy, Ordering::Relaxed);
+    }
+
+    /// The duplicate of a connection that SMC carries or may carry. Only the first call returns it.
+    pub(crate) fn take_copy(&self) -> Option<c_int> {
+        let copy = self.copy.swap(-1, Ordering::Relaxed);
+        let is_used = matches!(self.state(), SocketState::Deciding | SocketState::Smc);
+        (is_used && copy >= 0).then_some(copy)
     }
 
     /// Whether the owner must still be asked to carry the connection. Only the first call returns
@@ -549,7 +564,7 @@ impl StreamSocket {
     /// yet. Returns how many there was room for, with `all` none unless there is room for all;
     /// `None`: the connection is decided.
     pub(crate) fn keep_early(&self, bufs: &[IoSlice<'_>], all: bool) -> Option<usize> {
-        let mut early = lock(&self.early);
+        let mut early = self.early.lock();
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         match self.state() {
             SocketState::Deciding => {}
@@ -576,13 +591,13 @@ impl StreamSocket {
 
     /// Whether [`StreamSocket::keep_early`] has kept bytes that are not sent yet.
     pub(crate) fn has_early(&self) -> bool {
-        !lock(&self.early).is_empty()
+        !self.early.lock().is_empty()
     }
 
     /// What [`StreamSocket::keep_early`] has kept, locked. Whoever decides the connection sends it
     /// before it stores the state and releases the lock, so no write of the program comes between.
-    pub(crate) fn early(&self) -> MutexGuard<'_, Vec<u8>> {
-        lock(&self.early)
+    pub(crate) fn early(&self) -> ForkMutexGuard<'_, Vec<u8>> {
+        self.early.lock()
     }
 
     /// Begins the part of a handshake that may end with SMC. `false`: the connection has to stay on
@@ -619,8 +634,8 @@ impl StreamSocket {
     }
 
     /// The registrations, locked.
-    pub(crate) fn registrations(&self) -> MutexGuard<'_, Vec<Registration>> {
-        lock(&self.registrations)
+    pub(crate) fn registrations(&self) -> ForkMutexGuard<'_, Vec<Registration>> {
+        self.registrations.lock()
     }
 }
 

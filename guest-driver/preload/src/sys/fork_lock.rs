@@ -1,8 +1,13 @@
-//! A lock that a process may hold while it forks.
+//! Locks that a process may hold while it forks.
 //!
-//! The child of a fork has a copy of the lock as it was, and none of the threads that might release
-//! it. So the thread that forks takes the lock before, and both processes release it after.
+//! The child of a fork has a copy of each lock as it was, and none of the threads that might release
+//! it. There are two ways out. The thread that forks takes a lock before, and both processes release
+//! it after ([`ForkLock::acquire_before_fork`]). Or the child takes a lock away from a thread that
+//! it does not have: the lock's word says in which process it was taken. What the lock protects may
+//! be half changed then, so the child begins with an empty value.
 
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
@@ -11,10 +16,68 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Held, and other threads wait.
 const CONTENDED: u32 = 2;
+/// The bits of a word that say in which process the lock was taken.
+const PROCESS: u32 = !3;
+
+/// Number of the process among its ancestors, as the locks count them, times four.
+static OWN: AtomicU32 = AtomicU32::new(4);
+
+/// Begins to take locks away that were held when the parent forked; runs in the child.
+pub(crate) fn in_child() {
+    OWN.store(OWN.load(Ordering::Relaxed).wrapping_add(4), Ordering::Relaxed);
+}
+
+/// The word of a lock.
+#[derive(Debug)]
+struct Word(AtomicU32);
+
+impl Word {
+    const fn new() -> Word {
+        Word(AtomicU32::new(FREE))
+    }
+
+    /// Takes the lock; waits for it if another thread has it. `true`: it was taken away from a
+    /// thread of a parent.
+    #[inline]
+    fn acquire(&self) -> bool {
+        let own = OWN.load(Ordering::Relaxed);
+        let taken = self.0.compare_exchange(FREE, own | HELD, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_err() && self.acquire_slowly(own)
+    }
+
+    #[cold]
+    fn acquire_slowly(&self, own: u32) -> bool {
+        let ours = own | CONTENDED;
+        loop {
+            let now = self.0.load(Ordering::Relaxed);
+            let is_foreign = now != FREE && now & PROCESS != own;
+            if now == FREE || is_foreign {
+                let taken =
+                    self.0.compare_exchange(now, ours, Ordering::Acquire, Ordering::Relaxed);
+                if taken.is_ok() {
+                    return is_foreign;
+                }
+                continue;
+            }
+            let marked = now == ours
+                || self.0.compare_exchange(now, ours, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            if marked {
+                // Whatever ends the sleep, the loop looks again.
+                let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ours, None);
+            }
+        }
+    }
+
+    fn release(&self) {
+        if self.0.swap(FREE, Ordering::Release) & !PROCESS == CONTENDED {
+            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
 
 /// A lock without a value.
 #[derive(Debug)]
-pub(crate) struct ForkLock(AtomicU32);
+pub(crate) struct ForkLock(Word);
 
 /// Releases the lock when it is dropped.
 #[derive(Debug)]
@@ -23,47 +86,94 @@ pub(crate) struct ForkLockGuard(&'static ForkLock);
 impl ForkLock {
     /// A free lock.
     pub(crate) const fn new() -> ForkLock {
-        ForkLock(AtomicU32::new(FREE))
+        ForkLock(Word::new())
     }
 
     /// Takes the lock; waits for it if another thread has it.
     pub(crate) fn lock(&'static self) -> ForkLockGuard {
-        self.acquire();
+        self.0.acquire();
         ForkLockGuard(self)
     }
 
     /// Takes the lock before a fork. [`ForkLock::release_after_fork`] follows in both processes.
     pub(crate) fn acquire_before_fork(&self) {
-        self.acquire();
+        self.0.acquire();
     }
 
     /// Releases the lock after a fork, in the parent or the child.
     pub(crate) fn release_after_fork(&self) {
-        self.release();
-    }
-
-    fn acquire(&self) {
-        let swapped =
-            self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if swapped {
-            return;
-        }
-        while self.0.swap(CONTENDED, Ordering::Acquire) != FREE {
-            // Whatever ends the sleep, the loop looks again.
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, CONTENDED, None);
-        }
-    }
-
-    fn release(&self) {
-        if self.0.swap(FREE, Ordering::Release) == CONTENDED {
-            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
-        }
+        self.0.release();
     }
 }
 
 impl Drop for ForkLockGuard {
     fn drop(&mut self) {
-        self.0.release();
+        self.0.0.release();
+    }
+}
+
+/// A mutex that a thread may hold while another one forks.
+#[derive(Debug)]
+pub(crate) struct ForkMutex<T> {
+    word: Word,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: only the thread that has the lock reaches the value.
+unsafe impl<T: Send> Sync for ForkMutex<T> {}
+
+/// Access to the value of a [`ForkMutex`]; releases it when it is dropped.
+#[derive(Debug)]
+pub(crate) struct ForkMutexGuard<'a, T>(&'a ForkMutex<T>);
+
+impl<T: Default> ForkMutex<T> {
+    /// A free mutex.
+    pub(crate) const fn new(value: T) -> ForkMutex<T> {
+        ForkMutex { word: Word::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock; waits for it if another thread has it. A lock that was held when the parent
+    /// forked has the default value.
+    #[inline]
+    pub(crate) fn lock(&self) -> ForkMutexGuard<'_, T> {
+        if self.word.acquire() {
+            // SAFETY: this thread has the lock. The old value may be half changed, so it is not
+            // dropped.
+            unsafe { self.value.get().write(T::default()) };
+        }
+        ForkMutexGuard(self)
+    }
+
+    /// Takes the lock before a fork. [`ForkMutex::release_after_fork`] follows in both processes.
+    pub(crate) fn acquire_before_fork(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// Releases the lock after a fork, in the parent or the child.
+    pub(crate) fn release_after_fork(&self) {
+        self.word.release();
+    }
+}
+
+impl<T> Deref for ForkMutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: this thread has the lock.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for ForkMutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread has the lock, and borrows the guard.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for ForkMutexGuard<'_, T> {
+    fn drop(&mut self) {
+        self.0.word.release();
     }
 }
 
@@ -76,6 +186,7 @@ mod tests {
     fn one_thread_at_a_time_holds_it() {
         static LOCK: ForkLock = ForkLock::new();
         static COUNT: AtomicUsize = AtomicUsize::new(0);
+        static MUTEX: ForkMutex<usize> = ForkMutex::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -84,10 +195,24 @@ mod tests {
                         // Two steps: another thread between them would lose an increment.
                         let now = COUNT.load(Ordering::Relaxed);
                         COUNT.store(now + 1, Ordering::Relaxed);
+                        drop(_held);
+                        *MUTEX.lock() += 1;
                     }
                 });
             }
         });
         assert_eq!(COUNT.load(Ordering::Relaxed), 40_000);
+        assert_eq!(*MUTEX.lock(), 40_000);
+    }
+
+    #[test]
+    fn a_lock_of_a_thread_that_the_child_does_not_have_is_taken_away() {
+        let mutex = ForkMutex::new(vec![1, 2, 3]);
+        assert_eq!(*mutex.lock(), [1, 2, 3]);
+        // As another process has left it.
+        mutex.word.0.store((OWN.load(Ordering::Relaxed) + 400) | CONTENDED, Ordering::Relaxed);
+        assert!(mutex.lock().is_empty());
+        mutex.lock().push(7);
+        assert_eq!(*mutex.lock(), [7]);
     }
 }

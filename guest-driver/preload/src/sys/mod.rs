@@ -2,6 +2,7 @@
 //! and `hooks` have `unsafe` code.
 
 pub(crate) mod fork_lock;
+pub(crate) mod heap;
 pub(crate) mod raw;
 pub(crate) mod table;
 pub(crate) mod user_memory;

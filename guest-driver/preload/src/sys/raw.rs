@@ -112,6 +112,64 @@ numbers!(
     /// `epoll_create1`.
     epoll_create1 = SYS_epoll_create1(flags));
 
+/// Which process a call of [`fork_apart`] returns in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ForkResult {
+    /// The one that called.
+    Parent,
+    /// The new one.
+    Child,
+}
+
+/// Makes a process with a copy of this one's memory and the calling thread, which blocks all
+/// signals. It is no child of this process: another one makes it and ends at once. No handlers of
+/// libc run, and nobody gets a signal.
+pub(crate) fn fork_apart() -> Result<ForkResult, Errno> {
+    let all = u64::MAX;
+    let mut old = 0u64;
+    let (new, before) = (std::ptr::addr_of!(all) as usize, std::ptr::addr_of_mut!(old) as usize);
+    let set = libc::SIG_SETMASK as usize;
+    // SAFETY: both words are valid until the call returns.
+    unsafe { call(libc::SYS_rt_sigprocmask, [set, new, before, 8, 0, 0]) }?;
+    // SAFETY: the child goes on with a copy of this stack. Without a signal number the parent gets
+    // no signal when it ends.
+    let forked = match unsafe { call(libc::SYS_clone, [0; 6]) } {
+        // SAFETY: as above.
+        Ok(0) => match unsafe { call(libc::SYS_clone, [0; 6]) } {
+            Ok(0) => return Ok(ForkResult::Child),
+            result => loop {
+                let _ = exit_group(c_int::from(result.is_err()));
+            },
+        },
+        Ok(child) => {
+            let options = (libc::__WALL) as usize;
+            // SAFETY: the status is not asked for.
+            while unsafe { call(libc::SYS_wait4, [child, 0, options, 0, 0, 0]) }
+                == Err(Errno(libc::EINTR))
+            {}
+            Ok(ForkResult::Parent)
+        }
+        Err(error) => Err(error),
+    };
+    // SAFETY: as above.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, [set, before, 0, 8, 0, 0]) };
+    forked
+}
+
+/// Lets SIGTERM end this process, which blocks all other signals. The program's handler does not run.
+pub(crate) fn allow_termination() {
+    // The kernel's struct: handler, flags, restorer, mask.
+    let default = [libc::SIG_DFL, 0, 0, 0];
+    let signal = libc::SIGTERM as usize;
+    let only: u64 = 1 << (libc::SIGTERM - 1);
+    let (action, set) = (std::ptr::addr_of!(default) as usize, std::ptr::addr_of!(only) as usize);
+    // SAFETY: action and set are valid until the calls return.
+    unsafe {
+        let _ = call(libc::SYS_rt_sigaction, [signal, action, 0, 8, 0, 0]);
+        let _ = call(libc::SYS_rt_sigprocmask, [libc::SIG_UNBLOCK as usize, set, 0, 8, 0, 0]);
+    }
+}
+
 /// The process id. Unlike a cached id, it is right in the child of a fork.
 pub(crate) fn getpid() -> c_int {
     // SAFETY: the call has no arguments and cannot fail.

@@ -8,10 +8,9 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::ops::Deref;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use super::lock;
+use super::fork_lock::ForkMutex;
 
 /// Number of descriptors that a table covers. Higher ones have no entry, ever.
 const MAX_FDS: usize = 1 << 20;
@@ -21,10 +20,16 @@ pub(crate) struct FdTable<T: 'static> {
     entries: [AtomicPtr<Slot<T>>; MAX_FDS],
     /// Highest descriptor that ever had an entry.
     highest: AtomicI32,
-    free: Mutex<FreeSlots<T>>,
+    free: ForkMutex<FreeSlots<T>>,
 }
 
 struct FreeSlots<T: 'static>(Vec<NonNull<Slot<T>>>);
+
+impl<T> Default for FreeSlots<T> {
+    fn default() -> FreeSlots<T> {
+        FreeSlots(Vec::new())
+    }
+}
 
 // SAFETY: slots are never freed, and a slot in this list is in nobody else's hands.
 unsafe impl<T: Send> Send for FreeSlots<T> {}
@@ -102,7 +107,7 @@ fn release<T>(slot: NonNull<Slot<T>>) {
     drop(unsafe { (*slot.as_ref().value.get()).take() });
     // SAFETY: slots are never freed.
     let table = unsafe { slot.as_ref() }.table;
-    lock(&table.free).0.push(slot);
+    table.free.lock().0.push(slot);
 }
 
 /// Makes the reference that a table entry was, once the entry is gone, into one of the caller.
@@ -118,7 +123,7 @@ impl<T> FdTable<T> {
         FdTable {
             entries: [const { AtomicPtr::new(null_mut()) }; MAX_FDS],
             highest: AtomicI32::new(-1),
-            free: Mutex::new(FreeSlots(Vec::new())),
+            free: ForkMutex::new(FreeSlots(Vec::new())),
         }
     }
 
@@ -163,7 +168,7 @@ impl<T> FdTable<T> {
     /// Makes the entry of a descriptor. An entry that was there is removed.
     pub(crate) fn install(&'static self, fd: c_int, value: T) -> Option<FdTableRef<T>> {
         let entry = self.entry(fd)?;
-        let free = lock(&self.free).0.pop();
+        let free = self.free.lock().0.pop();
         let slot = free.unwrap_or_else(|| {
             let slot = Slot {
                 refs: AtomicU32::new(0),

@@ -244,6 +244,12 @@ pub(crate) fn millis(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
+/// `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the address of this thread's errno is always valid.
+    unsafe { *libc::__errno_location() }
+}
+
 /// Sets `errno`.
 pub(crate) fn set_errno(error: c_int) {
     // SAFETY: the address of this thread's errno is always valid.

@@ -1,0 +1,228 @@
+//! The keeper: a process that goes on with the relays of a process that ends, or executes another
+//! program, while somebody else still uses the program's ends.
+//!
+//! The process forks while no byte moves ([`super::forward::lock`]) and no thread of it uses a
+//! device ([`Stack::hold_devices`]). The child has all memory and descriptors of the session. It has
+//! one thread, which runs the relays and does what the threads of the session did. It waits until
+//! its maker has ended or has executed the program, and ends after the last relay.
+//!
+//! The child is a child of nobody: the process makes it through another one that ends at once, and
+//! neither sends a signal. It keeps the library's descriptors and closes all others.
+
+use std::ffi::{CStr, c_int};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guest_driver::{AfterFork, SmcStream, Stack};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, send};
+
+use super::flow::{Relay, RelayCarrier};
+use super::forward::{self, Relays};
+use crate::socket::pair::high;
+use crate::sys::raw::ForkResult;
+use crate::sys::{fork_lock, heap, raw};
+use crate::{fork, status};
+
+/// How long the process tries to find a moment at which no thread holds a lock.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How long it waits for the child to say that it has found everything in order.
+const ANSWER: Duration = Duration::from_secs(1);
+/// Name of the process.
+const NAME: &CStr = c"smc-keeper";
+
+/// What the process does when the keeper waits.
+pub(crate) enum KeeperResult<T> {
+    /// It ends: the keeper goes on.
+    End(T),
+    /// It has tried to execute a program, and goes on itself.
+    GoOn(T),
+}
+
+/// How one attempt to make a keeper went.
+enum Attempt<T> {
+    Done(T),
+    /// This process is the child.
+    Child(OwnedFd),
+    /// A thread held a lock.
+    Again,
+    /// There can be no other process.
+    GiveUp,
+}
+
+/// Whether there are relays.
+pub(crate) fn has_relays() -> bool {
+    !forward::lock().list.is_empty()
+}
+
+/// Makes a keeper for the relays, and calls `next` while it waits. `None`: there can be none, or no
+/// relay could be kept; `next` was not called.
+pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
+    if !stack.can_be_inherited() {
+        return None;
+    }
+    let until = Instant::now() + LIMIT;
+    let mut next = Some(next);
+    loop {
+        let relays = forward::lock();
+        if !relays.list.iter().any(can_be_kept) {
+            return None;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let attempt = stack.hold_devices(left, || attempt(&mut next))?;
+        match attempt {
+            Attempt::Done(KeeperResult::End(result)) => {
+                // No byte of these relays moves in this process any more.
+                std::mem::forget(relays);
+                return Some(result);
+            }
+            Attempt::Done(KeeperResult::GoOn(result)) => return Some(result),
+            Attempt::Child(maker) => keep(stack, relays, &maker),
+            Attempt::GiveUp => return None,
+            Attempt::Again if Instant::now() >= until => return None,
+            Attempt::Again => {
+                drop(relays);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+fn can_be_kept(relay: &Relay) -> bool {
+    match relay.carrier {
+        RelayCarrier::Smc => relay.stream().is_some_and(SmcStream::can_be_inherited),
+        RelayCarrier::Tcp(_) => true,
+        RelayCarrier::Undecided(_) => false,
+    }
+}
+
+fn attempt<T, F: FnOnce() -> KeeperResult<T>>(
+    next: &mut Option<F>,
+) -> AfterFork<Attempt<KeeperResult<T>>> {
+    let Ok((ours, theirs)) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    ) else {
+        return AfterFork::Release(Attempt::GiveUp);
+    };
+    let (ours, theirs) = (high(ours), high(theirs));
+    heap::before_fork();
+    let forked = raw::fork_apart();
+    heap::after_fork();
+    match forked {
+        Ok(ForkResult::Child) => {
+            drop(ours);
+            AfterFork::Release(Attempt::Child(theirs))
+        }
+        Ok(ForkResult::Parent) => {
+            drop(theirs);
+            if !is_ready(&ours) {
+                return AfterFork::Release(Attempt::Again);
+            }
+            let Some(next) = next.take() else { return AfterFork::Release(Attempt::GiveUp) };
+            match next() {
+                KeeperResult::End(result) => {
+                    // The keeper goes on when this end closes, with the process.
+                    std::mem::forget(ours);
+                    AfterFork::Keep(Attempt::Done(KeeperResult::End(result)))
+                }
+                KeeperResult::GoOn(result) => {
+                    let _ = send(&ours, b"x", SendFlags::NOSIGNAL);
+                    AfterFork::Release(Attempt::Done(KeeperResult::GoOn(result)))
+                }
+            }
+        }
+        Err(_) => AfterFork::Release(Attempt::GiveUp),
+    }
+}
+
+/// Whether the child has found everything in order.
+fn is_ready(child: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(child, PollFlags::IN)];
+    let limit = Timespec { tv_sec: ANSWER.as_secs() as i64, tv_nsec: 0 };
+    let mut word = [0u8; 1];
+    poll(&mut fds, Some(&limit)).is_ok_and(|n| n > 0)
+        && rustix::io::read(child, &mut word).is_ok_and(|n| n == 1)
+}
+
+/// The life of the keeper.
+fn keep(
+    stack: &Arc<Stack>,
+    mut relays: fork_lock::ForkMutexGuard<'static, Relays>,
+    maker: &OwnedFd,
+) -> ! {
+    fork::as_keeper();
+    fork_lock::in_child();
+    if !stack.is_unlocked() {
+        end(1);
+    }
+    detach(stack, &relays, maker);
+    if send(maker, b"r", SendFlags::NOSIGNAL).is_err() {
+        end(1);
+    }
+    // A byte: the maker goes on itself. The end: it has ended, or has executed the program.
+    let mut word = [0u8; 1];
+    while match rustix::io::read(maker, &mut word) {
+        Ok(0) => false,
+        Ok(_) => end(0),
+        Err(rustix::io::Errno::INTR) => true,
+        Err(_) => false,
+    } {}
+    let (kept, lost): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut relays.list).into_iter().partition(can_be_kept);
+    // Their connections are those of verbs objects, which the maker has taken with it.
+    std::mem::forget(lost);
+    let streams: Vec<_> = kept.iter().filter_map(Relay::stream).collect();
+    let upkeep = stack.take_over(&streams);
+    drop(streams);
+    status::keeper_begins(kept.len());
+    relays.list = kept;
+    for relay in &mut relays.list {
+        (relay.is_due, relay.is_watched) = (true, false);
+    }
+    drop(relays);
+    forward::run(Some(upkeep));
+    end(0);
+}
+
+fn end(status: c_int) -> ! {
+    loop {
+        let _ = raw::exit_group(status);
+    }
+}
+
+/// Leaves everything of the program's: its session, its directory, its descriptors.
+fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
+    raw::allow_termination();
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(NAME);
+    let _ = rustix::process::chdir("/");
+    let mut kept: Vec<RawFd> = stack.descriptors();
+    kept.push(maker.as_raw_fd());
+    for relay in &relays.list {
+        kept.push(relay.owner_end.as_raw_fd());
+        if let RelayCarrier::Tcp(tcp) = &relay.carrier {
+            kept.push(tcp.as_raw_fd());
+        }
+    }
+    kept.sort_unstable();
+    let mut first = 0;
+    for fd in kept.into_iter().filter(|fd| *fd >= 0) {
+        if first < fd {
+            let _ = raw::close_range(first, fd - 1, 0);
+        }
+        first = fd + 1;
+    }
+    let _ = raw::close_range(first, c_int::MAX, 0);
+    // Nothing that is opened later gets the number of a standard stream.
+    for _ in 0..3 {
+        if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null")
+            && null.as_raw_fd() <= 2
+        {
+            std::mem::forget(null);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Connections whose process ends, or executes another program, while somebody else still uses them:
+//! the bytes keep flowing, and nothing is left behind afterwards.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "all pointers are to locals of the call")]
+
+#[path = "common/c.rs"]
+mod c;
+#[path = "common/combinations.rs"]
+mod combinations;
+mod common;
+
+use std::ffi::{CString, c_char};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use combinations::{
+    connect, exchange_as_client, exchange_as_server, in_all_combinations, pass, take,
+};
+use common::pattern;
+
+/// More than all buffers on the way hold.
+const N: usize = 3 << 20;
+
+/// Sends and checks a pattern in both directions at once.
+fn exchange_patterns(stream: &TcpStream) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut to = stream;
+            to.write_all(&pattern(N)).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        let (mut from, mut all) = (stream, Vec::new());
+        from.read_to_end(&mut all).unwrap();
+        assert!(all == pattern(N), "{} bytes came", all.len());
+    });
+}
+
+/// The child of a fork goes on, and the process ends at once by `end`.
+fn go_to_the_background(end: unsafe extern "C" fn(i32) -> !, f: impl FnOnce()) -> ! {
+    c::fork(|| {
+        // The caller is gone by now.
+        std::thread::sleep(Duration::from_millis(150));
+        f();
+    });
+    unsafe { end(0) }
+}
+
+unsafe extern "C" {
+    fn quick_exit(status: i32) -> !;
+}
+
+#[test]
+fn a_client_goes_to_the_background() {
+    fn server(listener: TcpListener) {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            exchange_patterns(&stream);
+        }
+    }
+    fn client(port: u16) {
+        for end in [libc::_exit, libc::exit, quick_exit] {
+            let daemon = c::fork(|| {
+                let mut stream = connect(port);
+                exchange_as_client(&mut stream);
+                go_to_the_background(end, move || exchange_patterns(&stream));
+            });
+            c::wait(daemon);
+        }
+    }
+    in_all_combinations("a_client_goes_to_the_background", server, client);
+}
+
+#[test]
+fn a_server_goes_to_the_background() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        go_to_the_background(libc::exit, move || exchange_patterns(&stream));
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_server_goes_to_the_background", server, client);
+}
+
+/// Bytes are on their way in both directions when the process ends.
+#[test]
+fn a_process_ends_in_the_middle_of_a_transfer() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        c::fork(move || {
+            (&theirs).write_all(b"b").unwrap();
+            exchange_patterns(&stream);
+        });
+        // The child has begun.
+        (&ours).read_exact(&mut [0]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        unsafe { libc::_exit(0) };
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_process_ends_in_the_middle_of_a_transfer", server, client);
+}
+
+#[test]
+fn a_process_passes_a_connection_on_and_ends() {
+    fn server(listener: TcpListener) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        c::fork(move || {
+            let stream = take(&theirs);
+            std::thread::sleep(Duration::from_millis(150));
+            exchange_patterns(&stream);
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        pass(&ours, stream.as_raw_fd());
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_process_passes_a_connection_on_and_ends", server, client);
+}
+
+/// A program that is spawned outlives its parent.
+#[test]
+fn a_program_outlives_the_process_that_spawned_it() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        let input = std::os::fd::OwnedFd::from(stream.try_clone().unwrap());
+        let mut cat = Command::new("sh");
+        cat.args(["-c", "sleep 0.2; exec cat"]).stdin(input);
+        let cat = cat.stdout(std::os::fd::OwnedFd::from(stream)).stderr(Stdio::null()).spawn();
+        // It goes on when this process has ended.
+        std::mem::forget(cat.unwrap());
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_program_outlives_the_process_that_spawned_it", server, client);
+}
+
+fn execute(words: &[&str]) {
+    let words: Vec<_> = words.iter().map(|word| CString::new(*word).unwrap()).collect();
+    let mut list: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    list.push(std::ptr::null());
+    unsafe { libc::execvp(list[0], list.as_ptr()) };
+}
+
+/// Gives a connection the number 77, which programs executed next inherit.
+fn inheritable(stream: TcpStream) -> RawFd {
+    assert_eq!(unsafe { libc::dup2(stream.as_raw_fd(), 77) }, 77);
+    drop(stream);
+    77
+}
+
+/// What has arrived, half of it read, and what is still on its way.
+#[test]
+fn a_client_executes_a_program_in_the_middle_of_a_transfer() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        stream.write_all(&pattern(N)).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "read all\n");
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        let mut begun = vec![0; 1000];
+        stream.read_exact(&mut begun).unwrap();
+        assert!(begun == pattern(1000));
+        let path = std::env::temp_dir().join(format!("smc-keeper-{}", std::process::id()));
+        std::fs::write(&path, &pattern(N)[1000..]).unwrap();
+        inheritable(stream);
+        let path = path.to_str().unwrap();
+        let script = format!("cmp - {path} <&77 && rm {path} && echo read all >&77");
+        execute(&["bash", "-c", &script]);
+    }
+    let test = "a_client_executes_a_program_in_the_middle_of_a_transfer";
+    in_all_combinations(test, server, client);
+}
+
+#[test]
+fn a_server_executes_a_program_with_a_connection_in_use() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        inheritable(stream);
+        unsafe {
+            // With arguments in registers and on the stack.
+            let (shell, script) = (c"bash".as_ptr(), c"cat <&77 >&77".as_ptr());
+            let none = std::ptr::null::<c_char>();
+            let x = c"x".as_ptr();
+            libc::execlp(shell, shell, c"-c".as_ptr(), script, x, x, x, x, x, x, none);
+        }
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_server_executes_a_program_with_a_connection_in_use", server, client);
+}
+
+static CHILDREN_ENDED: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count_child(_: i32) {
+    CHILDREN_ENDED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// A program that does not exist: the connection is as it was, and there is no child to wait for.
+#[test]
+fn a_failed_exec_leaves_everything_as_it_was() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        unsafe { libc::signal(libc::SIGCHLD, count_child as extern "C" fn(i32) as usize) };
+        let fd = inheritable(stream);
+        for _ in 0..3 {
+            execute(&["/no/such/program"]);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOENT));
+            let waited = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL) };
+            assert_eq!(waited, -1);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ECHILD));
+        }
+        assert_eq!(CHILDREN_ENDED.load(Ordering::SeqCst), 0);
+        let stream = unsafe { <TcpStream as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        exchange_patterns(&stream);
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_failed_exec_leaves_everything_as_it_was", server, client);
+}
+
+/// A shell that reads what such a program prints goes on when the program has ended, although its
+/// connection lives on.
+#[test]
+fn nothing_of_the_program_stays_open() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "the end");
+    }
+    fn client(port: u16) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let daemon = c::fork(|| {
+            drop(ours.try_clone());
+            let mut stream = connect(port);
+            exchange_as_client(&mut stream);
+            let (fd, theirs) = (theirs.as_raw_fd(), ours.as_raw_fd());
+            c::fork(move || {
+                c::close(fd);
+                c::close(theirs);
+                std::thread::sleep(Duration::from_secs(2));
+                stream.write_all(b"the end").unwrap();
+            });
+            unsafe { libc::_exit(0) };
+        });
+        c::wait(daemon);
+        drop(theirs);
+        let begun = Instant::now();
+        assert_eq!((&ours).read(&mut [0]).unwrap(), 0);
+        assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    }
+    in_all_combinations("nothing_of_the_program_stays_open", server, client);
+}
