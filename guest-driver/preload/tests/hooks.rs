@@ -169,6 +169,28 @@ fn poll_reports_a_nonblocking_connect() {
     in_all_combinations("poll_reports_a_nonblocking_connect", 1, server, client);
 }
 
+/// Apache's programs call `connect` again when `poll` has reported that the socket is writable.
+#[test]
+fn a_second_connect_returns_what_became_of_the_first() {
+    fn server(listener: TcpListener) {
+        // Until then no handshake is complete.
+        std::thread::sleep(Duration::from_millis(300));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"hello").unwrap();
+    }
+    fn client(port: u16) {
+        let mut stream = c::connect_nonblocking(port);
+        assert_eq!(c::poll(&stream, libc::POLLOUT, 5000).unwrap(), libc::POLLOUT);
+        let again = || c::connect(&stream, std::net::Ipv4Addr::LOCALHOST, port);
+        assert_eq!(again().unwrap(), 0);
+        assert_eq!(again().unwrap_err().raw_os_error(), Some(libc::EISCONN));
+        stream.set_nonblocking(false).unwrap();
+        let mut buf = [0; 5];
+        stream.read_exact(&mut buf).unwrap();
+    }
+    in_all_combinations("a_second_connect_returns_what_became_of_the_first", 1, server, client);
+}
+
 const IN: i32 = libc::EPOLLIN;
 
 #[test]

@@ -102,15 +102,20 @@ pub fn connect_nonblocking_to(host: std::net::Ipv4Addr, port: u16) -> std::net::
     let fd = unsafe { libc::socket(libc::AF_INET, kind, 0) };
     assert!(fd >= 0);
     let stream = unsafe { std::net::TcpStream::from_raw_fd(fd) };
+    if let Err(error) = connect(&stream, host, port) {
+        assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS));
+    }
+    stream
+}
+
+/// Calls `connect`, for the first time or again.
+pub fn connect(socket: &impl AsRawFd, host: std::net::Ipv4Addr, port: u16) -> Result<usize> {
     let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
     addr.sin_addr.s_addr = u32::from_ne_bytes(host.octets());
     let addr = std::ptr::from_ref(&addr);
-    let result = unsafe { libc::connect(fd, addr.cast(), 16) };
-    let error = Error::last_os_error().raw_os_error();
-    assert!(result == 0 || error == Some(libc::EINPROGRESS), "{error:?}");
-    stream
+    done(unsafe { libc::connect(socket.as_raw_fd(), addr.cast(), 16) } as isize)
 }
 
 pub struct Epoll(RawFd);
