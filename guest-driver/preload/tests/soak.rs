@@ -1,7 +1,7 @@
-//! Redis and nginx under a mixed load with clients that are killed. The resources of the programs
-//! and of the daemon must not grow. `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload
-//! --test soak -- --ignored --nocapture` runs it for that long, and prints 60 lines, but at most
-//! one per minute.
+//! Redis, nginx, HAProxy and gunicorn under a mixed load with clients that are killed. No answer may
+//! be lost or wrong, and the resources of the programs and of the daemon must not grow.
+//! `SMC_SOAK_SECONDS=1800 cargo test --release -p smc-preload --test soak -- --ignored --nocapture`
+//! runs it for that long, and prints 60 lines, but at most one per minute.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 mod common;
@@ -14,6 +14,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Fabric, Running, await_listener, eventually, free_port, my_role, role};
@@ -23,7 +24,7 @@ use vhost_device_ism::management::Client;
 use vhost_device_ism::{Config, Daemon};
 
 /// Devices of the fabric. Servers have some, and clients take the others in turn.
-const DEVICES: usize = 8;
+const DEVICES: usize = 14;
 
 /// The processes that the test observes, over time.
 #[derive(Default)]
@@ -32,6 +33,44 @@ struct Record {
     moments: Vec<f64>,
     held: Vec<Vec<Held>>,
     dmbs: Vec<f64>,
+    left: Vec<Left>,
+}
+
+/// What no single process of the test holds.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    /// TCP sockets at the servers' ports, without those that the kernel keeps for late segments.
+    sockets: usize,
+    /// Processes that the test has started, and theirs.
+    processes: usize,
+    /// Files in /dev/shm.
+    files: usize,
+}
+
+impl Left {
+    fn now(fabric: &Fabric, ports: &[u16]) -> Left {
+        let table = fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+        let at =
+            |address: &str| ports.iter().any(|port| address.ends_with(&format!(":{port:04X}")));
+        let is_ours = |line: &&str| {
+            let words: Vec<&str> = line.split_whitespace().take(4).collect();
+            matches!(words[..], [_, local, peer, state] if (at(local) || at(peer)) && state != "06")
+        };
+        let name = fabric.file("").display().to_string();
+        let is_named =
+            |environment: Vec<u8>| environment.windows(name.len()).any(|w| w == name.as_bytes());
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let has_ours =
+            |entry: &fs::DirEntry| fs::read(entry.path().join("environ")).is_ok_and(is_named);
+        let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        // Other tests have directories there, too.
+        let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+        Left {
+            sockets: table.lines().filter(is_ours).count(),
+            processes: processes.filter(has_ours).count(),
+            files: files.filter(is_file).count(),
+        }
+    }
 }
 
 impl Record {
@@ -52,14 +91,17 @@ impl Record {
         };
         for (who, (name, pid)) in self.servers.iter().enumerate() {
             let of = |f: fn(&Held) -> f64| self.series(|at| self.held[at].get(who).map_or(0.0, f));
-            check(&format!("{name} {pid} fds"), 2.0, &of(|held| held.descriptors as f64));
-            check(&format!("{name} {pid} maps"), 2.0, &of(|held| held.mappings as f64));
+            check(&format!("{name} {pid} fds"), 4.0, &of(|held| held.descriptors as f64));
+            check(&format!("{name} {pid} maps"), 4.0, &of(|held| held.mappings as f64));
             check(&format!("{name} {pid} threads"), 1.0, &of(|held| held.threads as f64));
             let memory = of(|held| held.memory as f64);
             let allowed = memory.first().map_or(0.0, |first| first.1 / 20.0).max(1024.0);
             check(&format!("{name} {pid} KiB"), allowed, &memory);
         }
-        check("DMBs", 2.0, &self.series(|at| self.dmbs[at]));
+        check("DMBs", 4.0, &self.series(|at| self.dmbs[at]));
+        check("sockets", 4.0, &self.series(|at| self.left[at].sockets as f64));
+        check("processes", 0.0, &self.series(|at| self.left[at].processes as f64));
+        check("files in /dev/shm", 0.0, &self.series(|at| self.left[at].files as f64));
         text
     }
 }
@@ -106,9 +148,79 @@ fn nginx(dir: &Path, port: u16) -> Vec<String> {
     vec!["-c".into(), format!("{here}/conf")]
 }
 
+fn haproxy(file: &Path, port: u16, behind: u16) {
+    let text = format!(
+        "global\n  nbthread 1\ndefaults\n  mode http\n  option splice-response\n\
+         \x20 option http-server-close\n\
+         \x20 timeout connect 10s\n  timeout client 200s\n  timeout server 200s\n\
+         frontend front\n  bind 127.0.0.1:{port}\n  default_backend back\n\
+         backend back\n  server one 127.0.0.1:{behind}\n"
+    );
+    fs::write(file, text).unwrap();
+}
+
+/// The answers that clients got. A client that was killed does not count.
+#[derive(Default)]
+struct Answers {
+    right: u64,
+    /// The client got none, or an error, or hung.
+    lost: u64,
+    /// It got other bytes.
+    broken: u64,
+    /// The first few that were not right.
+    details: Vec<String>,
+}
+
+impl Answers {
+    fn note(&mut self, command: &Command, count: u64, outcome: Result<bool, String>) {
+        let text = match outcome {
+            Ok(true) => {
+                self.right += count;
+                return;
+            }
+            Ok(false) => {
+                self.broken += 1;
+                "other bytes".to_owned()
+            }
+            Err(why) => {
+                self.lost += 1;
+                why
+            }
+        };
+        let text = format!("{:?}: {text}", command.get_args());
+        println!("{text}");
+        if self.details.len() < 10 {
+            self.details.push(text);
+        }
+    }
+}
+
+/// Runs a client to its end, and returns its output.
+fn output(command: &mut Command) -> Result<Vec<u8>, String> {
+    // Beside other load and at a lower priority this takes long.
+    const TIMEOUT: Duration = Duration::from_secs(240);
+    let client = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = client.spawn().unwrap();
+    let pid = client.id();
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = done.send(client.wait_with_output());
+    });
+    let Ok(output) = ended.recv_timeout(TIMEOUT) else {
+        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        return Err(format!("hangs after {TIMEOUT:?}"));
+    };
+    let output = output.unwrap();
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{}: {said}", output.status));
+    }
+    Ok(output.stdout)
+}
+
 /// Kills a client in the middle of what it does.
 fn abort(mut child: Child, after: Duration) {
-    std::thread::sleep(after);
+    sleep(after);
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -132,8 +244,10 @@ fn nothing_grows() {
     if my_role().is_some() {
         run_daemon();
     }
-    if !["redis-server", "redis-benchmark", "nginx", "curl"].into_iter().all(has) {
-        let why = "redis, nginx and curl are not all installed";
+    let programs =
+        ["redis-server", "redis-benchmark", "redis-cli", "nginx", "haproxy", "gunicorn", "curl"];
+    if !programs.into_iter().all(has) {
+        let why = "redis, nginx, haproxy, gunicorn and curl are not all installed";
         // Past what the test harness keeps to itself.
         let _ = writeln!(std::io::stderr(), "SKIPPED, nothing was tested: {why}");
         return;
@@ -154,15 +268,31 @@ fn nothing_grows() {
         let list = Client::connect(&management).unwrap().list().unwrap();
         (list.iter().filter(|port| port.connected).count(), list.iter().map(|port| port.dmbs).sum())
     };
-    let (redis_port, http_port) = (free_port(), free_port());
+    let ports = [0; 4].map(|_| free_port());
+    let [redis_port, nginx_port, haproxy_port, gunicorn_port] = ports;
     let mut command = fabric.smc("redis-server");
     command.args(["--port", &redis_port.to_string(), "--save", "", "--bind", "127.0.0.1"]);
     let redis = Running::start(&mut command);
     await_listener(redis_port);
-    let web = Running::start(fabric.smc("nginx").args(nginx(&fabric.file("www"), http_port)));
-    await_listener(http_port);
+    let www = fabric.file("www");
+    let web = Running::start(fabric.smc("nginx").args(nginx(&www, nginx_port)));
+    await_listener(nginx_port);
+    haproxy(&fabric.file("haproxy.cfg"), haproxy_port, nginx_port);
+    let mut command = fabric.smc("haproxy");
+    let proxy = Running::start(command.arg("-db").arg("-f").arg(fabric.file("haproxy.cfg")));
+    await_listener(haproxy_port);
+    let mut command = fabric.smc("gunicorn");
+    command.args(["-w", "2", "-k", "gthread", "--threads", "4", "--timeout", "300"]);
+    command.args(["-b", &format!("127.0.0.1:{gunicorn_port}"), "--log-level", "error"]);
+    let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
+    command.args(["--pythonpath", code, "--chdir"]).arg(&www).arg("app:wsgi");
+    let python = Running::start(&mut command);
+    await_listener(gunicorn_port);
+    eventually(|| children(python.pid()).len() == 2);
     let mut servers = vec![("daemon", daemon.pid()), ("redis", redis.pid())];
-    servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx worker", pid)));
+    servers.extend(children(web.pid()).into_iter().map(|pid| ("nginx", pid)));
+    servers.push(("haproxy", proxy.pid()));
+    servers.extend(children(python.pid()).into_iter().map(|pid| ("gunicorn", pid)));
 
     let quiet = |command: &mut Command| {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -174,19 +304,24 @@ fn nothing_grows() {
         command.args(["-P", &pipeline.to_string()]);
         command
     };
-    let get = |file: &str, times: u64| {
-        let url = format!("http://127.0.0.1:{http_port}/{file}");
+    let get = |port: u16, file: &str, times: u64| {
+        let url = format!("http://127.0.0.1:{port}/{file}");
         let mut command = fabric.smc("curl");
         command.args(["-sS", "--fail", "--max-time", "200"]);
-        for _ in 0..times {
-            command.args([&url, "-o", "/dev/null"]);
-        }
+        command.args((0..times).map(|_| url.as_str()));
         command
     };
-    // Beside other load and at a lower priority this takes long.
-    let done = |command: &mut Command| {
-        Running::start(command).within(Duration::from_secs(240)).finish();
+    let send = |times: u64| {
+        let mut command = get(gunicorn_port, "hash", times);
+        command.arg("--data-binary").arg(format!("@{}", www.join("large").display()));
+        command
     };
+    let content = |file: &str| fs::read(www.join(file)).unwrap();
+    let (small, large) = (content("small"), content("large"));
+    let hash = output(Command::new("sha256sum").arg(www.join("large"))).unwrap();
+    let hash = hash.get(..64).unwrap().to_vec();
+    let (mut answers, mut increments) = (Answers::default(), 0);
+    let web_ports = [nginx_port, haproxy_port, gunicorn_port];
     let started = Instant::now();
     let lines = (length / 60).clamp(Duration::from_secs(2), Duration::from_secs(60));
     let (mut rounds, mut aborts, mut next) = (0u64, 0u64, lines);
@@ -195,16 +330,45 @@ fn nothing_grows() {
     let mut record = Record { servers: servers.clone(), ..Record::default() };
     while started.elapsed() < length {
         rounds += 1;
-        match dice.below(6) {
-            0 => done(&mut bench(1 + dice.below(20), 3000, 1)),
-            1 => done(&mut bench(10, 20_000, 1 + dice.below(32))),
-            2 => done(&mut get("small", 1 + dice.below(20))),
-            3 => done(&mut get("large", 1 + dice.below(3))),
+        let port = web_ports[dice.below(3) as usize];
+        let mut expect = |mut command: Command, count: u64, all: &[u8]| {
+            let outcome = output(&mut command).map(|got| got == all);
+            answers.note(&command, count, outcome);
+        };
+        match dice.below(9) {
+            kind @ (0 | 1) => {
+                let (clients, pipeline) = (1 + dice.below(20), 1 + kind * dice.below(32));
+                let mut command = bench(clients, 3000 + 17_000 * kind, pipeline);
+                let outcome = output(&mut command).map(|_| true);
+                answers.note(&command, 2 * (3000 + 17_000 * kind), outcome);
+            }
+            2 => {
+                let count = 1 + dice.below(50);
+                let mut command = fabric.smc("redis-cli");
+                command.args(["-p", &redis_port.to_string(), "-r", &count.to_string()]);
+                command.args(["incr", "counter"]);
+                let all = (1..=count).map(|n| format!("{}\n", increments + n)).collect::<String>();
+                increments += count;
+                expect(command, count, all.as_bytes());
+            }
+            3 => {
+                let count = 1 + dice.below(20);
+                expect(get(port, "small", count), count, &small.repeat(count as usize));
+            }
+            4 => {
+                let count = 1 + dice.below(3);
+                expect(get(port, "large", count), count, &large.repeat(count as usize));
+            }
+            5 => {
+                let count = 1 + dice.below(3);
+                expect(send(count), count, &hash.repeat(count as usize));
+            }
             victim => {
                 aborts += 1;
                 let mut command = match victim {
-                    4 => bench(1 + dice.below(20), 1_000_000, 1 + dice.below(16)),
-                    _ => get("large", 100),
+                    6 => bench(1 + dice.below(20), 1_000_000, 1 + dice.below(16)),
+                    7 => get(port, "large", 100),
+                    _ => send(100),
                 };
                 abort(quiet(&mut command), Duration::from_millis(20 + dice.below(300)));
             }
@@ -215,30 +379,40 @@ fn nothing_grows() {
         next = started.elapsed() + lines;
         // The clients have ended. What they left behind must be released.
         eventually(|| devices().0 < servers.len());
-        std::thread::sleep(Duration::from_millis(300));
+        sleep(Duration::from_millis(300));
         let held: Vec<Held> = servers.iter().map(|(_, pid)| Held::by(*pid)).collect();
         let dmbs: u64 = devices().1;
+        let left = Left::now(&fabric, &ports);
         let (smc, tcp) = fabric.decided();
         print!(
             "{:5} s  {rounds} rounds {aborts} aborts {smc} smc {tcp} tcp {dmbs} dmbs",
             started.elapsed().as_secs()
         );
         servers.iter().zip(&held).for_each(|((name, _), held)| print!("  {name}: {held}"));
-        println!();
+        println!(
+            "  {left:?} {} right {} lost {} broken",
+            answers.right, answers.lost, answers.broken
+        );
         if started.elapsed() < warm {
             continue;
         }
         record.moments.push(started.elapsed().as_secs_f64());
         record.held.push(held);
         record.dmbs.push(dmbs as f64);
+        record.left.push(left);
     }
     let grown = record.grown();
     for (name, pid) in servers.iter().filter(|_| !grown.is_empty()) {
         println!("{name} {pid}:\n{}", held::kinds(*pid));
     }
     // First, so that no process stays behind.
+    proxy.stop();
+    python.stop();
     web.stop();
     redis.stop();
+    let Answers { right, lost, broken, details } = answers;
+    println!("{right} answers are right, {lost} clients lost answers, {broken} got wrong ones");
+    assert!(lost == 0 && broken == 0, "{details:#?} (seed {seed})");
     assert!(grown.is_empty(), "{grown}(seed {seed})");
     let (smc, tcp) = fabric.decided();
     assert!(smc > 0 && fabric.broken().len() as u64 <= aborts * 50, "{:?}", fabric.broken());
