@@ -3,7 +3,7 @@
 # without root both ends are on loopback. See docs/testing.md.
 #
 #     programs.sh                 all programs: do they work in all four combinations of ends?
-#     programs.sh --quick         programs that are quick to install, and a short soak of redis and nginx
+#     programs.sh --quick         programs that are quick to install, and a short soak of four servers
 #     programs.sh --table         a table of SMC next to TCP as well (release build, some minutes)
 #     programs.sh --install-deps  installs missing packages first, as CI=true does
 #
@@ -13,15 +13,24 @@ set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
 quick=(iperf3 redis-server redis-tools nginx-light wrk curl memcached libmemcached-tools
-       openssh-server openssh-client openssl iproute2)
-all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb)
-quick_tests=(iperf3 redis nginx memcached ssh)
+       openssh-server openssh-client openssl iproute2 git haproxy socat whois rsync python3 bsdutils
+       gunicorn)
+all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb
+     ncat netcat-openbsd vsftpd lftp mosquitto mosquitto-clients
+     python3-gevent uvicorn python3-uvloop apache2-bin apache2-utils
+     mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py)
+quick_tests=(iperf3 redis nginx memcached ssh haproxy git socat bash logger whois rsync echo::)
 
 profile=() only=() soak=false install=false packages=("${all[@]}")
+# How often the programs do what they do.
+export SMC_PROGRAMS_FULL=1
 [ "${CI:-}" != true ] || install=true
 while [ $# -gt 0 ]; do
     case $1 in
-    --quick) packages=("${quick[@]}") only+=("${quick_tests[@]}") soak=true ;;
+    --quick)
+        packages=("${quick[@]}") only+=("${quick_tests[@]}") soak=true
+        unset SMC_PROGRAMS_FULL
+        ;;
     --table)
         profile=(--release)
         export SMC_PROGRAMS_ROUNDS=${SMC_PROGRAMS_ROUNDS:-3} SMC_PROGRAMS_SECONDS=${SMC_PROGRAMS_SECONDS:-3}

@@ -55,7 +55,8 @@ impl Net {
         net
     }
 
-    fn namespace(&self, side: Side) -> Option<String> {
+    /// The name of a side's network namespace.
+    pub fn namespace(&self, side: Side) -> Option<String> {
         let name = self.name.as_ref()?;
         Some(format!("{name}-{}", if side == Side::Server { "s" } else { "c" }))
     }
@@ -116,6 +117,11 @@ impl Program {
         self
     }
 
+    /// Its words, which contain no spaces, as a script has them.
+    pub fn line(&self) -> String {
+        self.words.join(" ")
+    }
+
     /// Whether it has the rights that TCP option 254 needs.
     pub fn has_rights(&self) -> bool {
         is_root() && self.user.is_none()
@@ -168,9 +174,7 @@ impl Bed<'_> {
             words.extend(["setpriv".into()].into_iter().chain(to).chain(["--init-groups".into()]));
         }
         if smc {
-            let at = |part: &str| self.dir.join(part).display().to_string();
-            words.extend([self.net.tools.join("smc").display().to_string(), "run".into()]);
-            words.extend(["--device".into(), at("devices"), "--status".into(), at("status")]);
+            words.extend(self.smc_run().split(' ').map(str::to_owned));
             if list_servers {
                 words.extend(["--peer".into(), "*".into()]);
             }
@@ -182,6 +186,13 @@ impl Bed<'_> {
         // The test's settings hold, not the user's.
         command.env_remove("LD_PRELOAD").env("HOME", &self.dir).env("LC_ALL", "C");
         command
+    }
+
+    /// The words that put a program on SMC.
+    pub fn smc_run(&self) -> String {
+        let smc = self.net.tools.join("smc");
+        let (smc, here) = (smc.display(), self.dir.display());
+        format!("{smc} run --device {here}/devices --status {here}/status")
     }
 
     /// A directory for the statistics sockets of a user's processes.

@@ -1,5 +1,6 @@
 //! A server, a client, and the client's figure: in all four combinations, and in a table.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::bed::Side::{Client, Server};
@@ -17,15 +18,45 @@ pub struct Case<'a> {
     pub figure: &'a dyn Fn(&str) -> f64,
     /// The user whose `smc stat` shows the connections, if they last long enough.
     pub seen_by: Option<&'static str>,
-    /// Whether the library can put it on SMC.
-    pub can_be_smc: bool,
+    pub carried: Carried,
     /// How many times as good as on TCP it must be on SMC.
     pub wanted: f64,
+    /// Time that the client may take, beside the one that every client has.
+    pub takes: Duration,
+}
+
+/// Which combinations of ends put connections on SMC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// Both ends with the library.
+    Both,
+    /// The server with the library: it consists of programs that connect to each other.
+    Server,
+    /// Any end with the library: both consist of programs that connect to each other.
+    Any,
+    /// The library leaves this program to the kernel.
+    Never,
+}
+
+impl Carried {
+    fn by_smc(self, with: With) -> bool {
+        match self {
+            Carried::Both => with == BOTH,
+            Carried::Server => with.server,
+            Carried::Any => with != NEITHER,
+            Carried::Never => false,
+        }
+    }
 }
 
 /// Seconds that a client runs; few unless the test measures.
 pub fn seconds() -> u32 {
     number("SMC_PROGRAMS_SECONDS", 1)
+}
+
+/// How often a client does something: rarely if the test has to be quick.
+pub fn times(quick: u32, full: u32) -> u32 {
+    if std::env::var_os("SMC_PROGRAMS_FULL").is_some() { full } else { quick }
 }
 
 fn number(name: &str, default: u32) -> u32 {
@@ -61,16 +92,19 @@ impl Case<'_> {
             println!("{:28} works in all combinations", self.name);
             return;
         }
-        let [smc, only_server, only_client, tcp] = figures.map(median);
-        let ratio = smc / tcp;
+        // What disturbs one of them disturbs all of the same round.
+        let [smc, only_server, only_client] = [0, 1, 2].map(|with| {
+            let rounds = figures[with].iter().zip(&figures[3]);
+            Ratio::of(rounds.map(|(figure, tcp)| figure / tcp).collect())
+        });
         println!(
-            "{:28} SMC {smc:12.1}  TCP {tcp:12.1}  ratio {ratio:5.2}  wanted {:4.2} {}  only server \
-             {:5.2}, only client {:5.2}",
+            "{:28} SMC {:12.1}  TCP {:12.1}  ratio {smc}  wanted {:4.2} {}  only server \
+             {only_server}, only client {only_client}",
             self.name,
+            quantile(figures[0].clone(), 0.5),
+            quantile(figures[3].clone(), 0.5),
             self.wanted,
-            if ratio >= self.wanted { "ok" } else { "NO" },
-            only_server / tcp,
-            only_client / tcp,
+            if smc.median >= self.wanted { "ok" } else { "NO" },
         );
     }
 
@@ -84,7 +118,7 @@ impl Case<'_> {
         let list_servers = with.server && !program.has_rights();
         let program = (self.client)(&place);
         let mut client = bed.command(Client, &program, with.client, list_servers);
-        let timeout = Duration::from_secs(30 + 4 * u64::from(seconds()));
+        let timeout = self.takes + Duration::from_secs(30 + 4 * u64::from(seconds()));
         let client = Running::start(&mut client).within(timeout);
         let seen = match self.seen_by.filter(|_| with == BOTH) {
             Some(user) => bed.await_smc_d(user, timeout / 2),
@@ -95,16 +129,35 @@ impl Case<'_> {
         let (smc, tcp) = bed.decided();
         let name = self.name;
         assert_eq!(bed.broken(), Vec::<String>::new(), "{name}, {with:?}");
-        let expected = with == BOTH && self.can_be_smc;
+        let expected = self.carried.by_smc(with);
         assert_eq!(smc > 0, expected, "{name}, {with:?}: {smc} ends on SMC, {tcp} on TCP");
         assert!(seen.is_ok(), "{name}: {}", seen.unwrap_err());
         (self.figure)(&text)
     }
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+/// A ratio of many rounds: the median, and between what the middle half is.
+struct Ratio {
+    median: f64,
+    middle: [f64; 2],
+}
+
+impl Ratio {
+    fn of(all: Vec<f64>) -> Ratio {
+        let [low, median, high] = [0.25, 0.5, 0.75].map(|part| quantile(all.clone(), part));
+        Ratio { median, middle: [low, high] }
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:5.2} [{:4.2} .. {:4.2}]", self.median, self.middle[0], self.middle[1])
+    }
+}
+
+fn quantile(mut all: Vec<f64>, part: f64) -> f64 {
     all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+    all[((all.len() - 1) as f64 * part).round() as usize]
 }
 
 /// The number behind a word.

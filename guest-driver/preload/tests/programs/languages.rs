@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::bed::{Net, Place, Program, are_installed};
-use crate::case::{Case, after, seconds};
+use crate::case::{Carried, Case, after, seconds};
 
 /// Runs a compiler.
 fn compile(command: &mut Command) {
@@ -13,7 +14,7 @@ fn compile(command: &mut Command) {
 }
 
 /// A web server and its client, one program of two roles.
-fn web(name: &str, needs: &[&str], program: &str, colon: &str, can_be_smc: bool, net: &Net) {
+fn web(name: &str, needs: &[&str], program: &str, colon: &str, carried: Carried, net: &Net) {
     let server = |place: &Place| {
         let Place { address, port, .. } = place;
         Program::new(format!("{program} serve {address}{colon}{port}"))
@@ -29,9 +30,10 @@ fn web(name: &str, needs: &[&str], program: &str, colon: &str, can_be_smc: bool,
         server: &server,
         client: &client,
         figure: &|text| after(text, "requests:"),
-        seen_by: can_be_smc.then_some("root"),
-        can_be_smc,
+        seen_by: (carried == Carried::Both).then_some("root"),
+        carried,
         wanted: 0.9,
+        takes: Duration::ZERO,
     }
     .run(net);
 }
@@ -41,7 +43,7 @@ fn web(name: &str, needs: &[&str], program: &str, colon: &str, can_be_smc: bool,
 fn node() {
     let net = Net::new();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.js");
-    web("Node.js, HTTP", &["node"], &format!("node {script}"), " ", true, &net);
+    web("Node.js, HTTP", &["node"], &format!("node {script}"), " ", Carried::Both, &net);
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn java() {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/Web.java");
     compile(Command::new("javac").arg("-d").arg(&dir).arg(source));
     let program = format!("java -XX:TieredStopAtLevel=1 -cp {} Web", dir.display());
-    web("Java, HTTP", &["java"], &program, " ", true, &net);
+    web("Java, HTTP", &["java"], &program, " ", Carried::Both, &net);
     let _ = std::fs::remove_dir_all(dir);
 }
 
@@ -78,7 +80,7 @@ fn go_stays_on_tcp() {
         build.env("CGO_ENABLED", cgo).env("GOCACHE", dir.join("cache")).env("GOFLAGS", "-mod=mod");
         compile(build.current_dir(&dir));
         assert_eq!(is_dynamic(&program), cgo == "1");
-        web(name, &[], &program.display().to_string(), ":", false, &net);
+        web(name, &[], &program.display().to_string(), ":", Carried::Never, &net);
     }
     let _ = std::fs::remove_dir_all(dir);
 }

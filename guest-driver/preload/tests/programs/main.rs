@@ -12,11 +12,21 @@ mod bed;
 mod case;
 #[path = "../common/mod.rs"]
 mod common;
+mod databases;
+mod echo;
+mod files;
 mod languages;
+mod messages;
+mod proxies;
+mod script;
 mod sessions;
+mod streams;
+mod web;
+
+use std::time::Duration;
 
 use bed::{Net, Place, Program};
-use case::{Case, after, seconds};
+use case::{Carried, Case, after, seconds};
 
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
@@ -50,8 +60,9 @@ fn redis() {
             client: &client,
             figure: &|text| after(text, &format!("\"{what}\",")),
             seen_by: Some("root"),
-            can_be_smc: true,
+            carried: Carried::Both,
             wanted,
+            takes: Duration::ZERO,
         }
         .run(&net);
     }
@@ -114,8 +125,9 @@ fn nginx_and_wrk() {
             after(text, "Requests/sec:")
         },
         seen_by: Some("root"),
-        can_be_smc: true,
+        carried: Carried::Both,
         wanted: 1.34,
+        takes: Duration::ZERO,
     }
     .run(&net);
 }
@@ -168,8 +180,9 @@ fn fetch(name: &str, needs: &[&str], server: &dyn Fn(&Place) -> Program, scheme:
             speeds.iter().sum::<f64>() / 5e6
         },
         seen_by: None,
-        can_be_smc: true,
+        carried: Carried::Both,
         wanted: 0.9,
+        takes: Duration::ZERO,
     }
     .run(&net);
 }
@@ -202,8 +215,9 @@ fn iperf3() {
                 after(line, "Bytes")
             },
             seen_by: Some("root"),
-            can_be_smc: true,
+            carried: Carried::Both,
             wanted,
+            takes: Duration::ZERO,
         }
         .run(&net);
     }
@@ -235,8 +249,9 @@ fn memcached() {
             after(text, "TPS:")
         },
         seen_by: Some("root"),
-        can_be_smc: true,
+        carried: Carried::Both,
         wanted: 0.9,
+        takes: Duration::ZERO,
     }
     .run(&net);
 }

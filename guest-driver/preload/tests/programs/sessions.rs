@@ -1,44 +1,55 @@
 //! Servers with a process per session.
 
 use std::process::Command;
+use std::time::Duration;
 
 use crate::bed::{self, Net, Place, Program};
-use crate::case::{Case, after, seconds};
-use crate::common;
+use crate::case::{Carried, Case, after, seconds, times};
+use crate::common::free_port;
+use crate::script::{SERVE, Script};
+
+const SSHD: &str = "/usr/sbin/sshd";
+
+/// A server of SSH, with keys for itself and for the user, and a file of 60 MB.
+fn sshd(place: &Place) -> Program {
+    let Place { address, port, dir } = place;
+    let here = dir.display();
+    for key in ["host", "user"] {
+        let mut keygen = Command::new("ssh-keygen");
+        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(dir.join(key));
+        assert!(keygen.status().unwrap().success());
+    }
+    place.data("file", 60_000_000);
+    let text = format!(
+        "ListenAddress {address}\nPort {port}\nHostKey {here}/host\nPidFile none\nStrictModes no\n\
+         AuthorizedKeysFile {here}/user.pub\nPasswordAuthentication no\nUsePAM no\n\
+         PermitRootLogin yes\nSubsystem sftp internal-sftp\n"
+    );
+    std::fs::write(dir.join("sshd.conf"), text).unwrap();
+    if bed::is_root() {
+        // The directory for processes before authentication.
+        let _ = std::fs::create_dir_all("/run/sshd");
+    }
+    Program::new(format!("{SSHD} -D -e -f {here}/sshd.conf"))
+}
+
+/// Options of a client of it.
+fn ssh_options(place: &Place) -> String {
+    format!(
+        "-q -i {}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+         -o IdentitiesOnly=yes -F none",
+        place.dir.display()
+    )
+}
 
 #[test]
 #[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
 fn ssh_copies_a_file() {
-    const SSHD: &str = "/usr/sbin/sshd";
     let net = Net::new();
-    let server = |place: &Place| {
-        let Place { address, port, dir } = place;
-        let here = dir.display();
-        for key in ["host", "user"] {
-            let mut keygen = Command::new("ssh-keygen");
-            keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(dir.join(key));
-            assert!(keygen.status().unwrap().success());
-        }
-        std::fs::write(dir.join("file"), common::pattern(60_000_000)).unwrap();
-        let text = format!(
-            "ListenAddress {address}\nPort {port}\nHostKey {here}/host\nPidFile none\nStrictModes no\n\
-             AuthorizedKeysFile {here}/user.pub\nPasswordAuthentication no\nUsePAM no\n\
-             PermitRootLogin yes\nSubsystem sftp internal-sftp\n"
-        );
-        std::fs::write(dir.join("sshd.conf"), text).unwrap();
-        if bed::is_root() {
-            // The directory for processes before authentication.
-            let _ = std::fs::create_dir_all("/run/sshd");
-        }
-        Program::new(format!("{SSHD} -D -e -f {here}/sshd.conf"))
-    };
     let client = |place: &Place| {
         let Place { address, port, dir } = place;
         let here = dir.display();
-        let options = format!(
-            "-q -i {here}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
-             -o IdentitiesOnly=yes -F none -P {port}"
-        );
+        let options = format!("{} -P {port}", ssh_options(place));
         let text = format!(
             "set -e\nbegun=$(date +%s%N)\n\
              scp {options} {here}/file $(id -un)@{address}:{here}/there\n\
@@ -52,13 +63,72 @@ fn ssh_copies_a_file() {
     Case {
         name: "ssh, 60 MB there and back",
         needs: &[SSHD, "ssh", "scp", "ssh-keygen"],
-        server: &server,
+        server: &sshd,
         client: &client,
         figure: &|text| after(text, "megabytes:"),
         // sshd executes itself with the connection as its standard input and output.
         seen_by: None,
-        can_be_smc: false,
+        carried: Carried::Never,
         wanted: 0.9,
+        takes: Duration::ZERO,
+    }
+    .run(&net);
+}
+
+/// Clients that go to the background after they have connected, where other programs use the
+/// connection.
+#[test]
+#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+fn ssh_in_the_background() {
+    let net = Net::new();
+    // Behind the forwarded port.
+    let forwarded = free_port();
+    let server = |place: &Place| {
+        place.data("large", 10_000_000);
+        let sshd = sshd(place).line();
+        place.script(
+            "server",
+            &format!(
+                "run socat TCP-LISTEN:{forwarded},bind=127.0.0.1,fork,reuseaddr EXEC:sha256sum\n\
+                 run {sshd}\n{SERVE}"
+            ),
+        )
+    };
+    let client = format!(
+        r#"
+        ssh="ssh $(cat $D/options) -p $P"
+        there=$(id -un)@$A
+        hash=$(sha256sum <$D/large)
+        for n in $(seq $N); do
+            $ssh -f -N -M -S $D/forward -o ExitOnForwardFailure=yes -L 127.0.0.1:$((P + 1)):127.0.0.1:{forwarded} $there
+            for i in 1 2 3; do
+                got=$(socat -t 20 - TCP:127.0.0.1:$((P + 1)) <$D/large)
+                [ "$got" = "$hash" ] || fail "hash $i is $got"
+            done
+            $ssh -S $D/forward -O exit $there
+
+            $ssh -o ControlMaster=auto -o ControlPersist=60 -S $D/shared $there true
+            $ssh -S $D/shared -O check $there
+            for i in 1 2 3; do
+                $ssh -o ControlMaster=no -S $D/shared $there cat $D/large | cmp - $D/large
+            done
+            $ssh -S $D/shared -O exit $there
+        done
+        rate $N
+        "#
+    );
+    Script {
+        name: "ssh in the background",
+        needs: &[SSHD, "ssh", "ssh-keygen", "socat"],
+        server: &|place| {
+            let options = ssh_options(place);
+            std::fs::write(place.dir.join("options"), options).unwrap();
+            server(place)
+        },
+        client: &client,
+        count: times(1, 5),
+        carried: Carried::Any,
+        takes: 60,
     }
     .run(&net);
 }
@@ -126,8 +196,9 @@ fn postgresql() {
             // With a connection for each request, looking for one takes longer than the connection
             // lasts.
             seen_by: (!options.contains("-C")).then_some("root"),
-            can_be_smc: true,
+            carried: Carried::Both,
             wanted,
+            takes: Duration::ZERO,
         }
         .run(&net);
     }
