@@ -18,11 +18,22 @@ use crate::sys::borrowed;
 fn write_line(text: &str) {
     let Some(dir) = config::get().and_then(|config| config.status.as_ref()) else { return };
     let path = dir.join(format!("{}.jsonl", std::process::id()));
-    let file = File::options().create(true).append(true).open(path);
-    if let Ok(mut file) = file {
-        // The program goes on without a report that cannot be written.
+    // The program goes on without a report that cannot be written.
+    if let Some(mut file) = open_own(&path) {
         let _ = file.write_all(format!("{text}\n").as_bytes());
     }
+}
+
+/// Opens a file to append to, if it is this user's. Others may be able to write the directory, and to
+/// plant links there under the names of processes to come.
+fn open_own(path: &Path) -> Option<File> {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    let mut options = File::options();
+    options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let own = found.uid() == rustix::process::geteuid().as_raw() && found.nlink() == 1;
+    (own && found.is_file()).then_some(file)
 }
 
 /// Text as a JSON string.
@@ -170,4 +181,33 @@ pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
         "{{\"event\":\"broken\",\"role\":\"{role}\",\"why\":{}}}",
         quoted(&why.to_string())
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_goes_into_no_file_that_somebody_planted() {
+        let dir = std::env::temp_dir().join(format!("smc-status-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (secret, link) = (dir.join("secret"), dir.join("link"));
+        std::fs::write(&secret, "x").unwrap();
+        assert!(open_own(&secret).is_some() && open_own(&dir.join("new")).is_some());
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        assert!(open_own(&link).is_none(), "a symbolic link");
+        let fifo = dir.join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        assert!(open_own(&fifo).is_none(), "a FIFO, which would block");
+        std::fs::hard_link(&secret, dir.join("hard")).unwrap();
+        assert!(open_own(&dir.join("hard")).is_none(), "a second name of another file");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

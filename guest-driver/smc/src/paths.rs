@@ -14,20 +14,32 @@ pub(crate) const CLIENT: &str = "b.sock";
 pub(crate) const MANAGEMENT: &str = "management.sock";
 
 /// The directory of the default sockets: `$XDG_RUNTIME_DIR/smc`, else `smc-UID` among the temporary
-/// files.
-pub(crate) fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+/// files, where anybody can make a directory of that name. It need not exist.
+///
+/// # Errors
+/// It belongs to another user, or others may write it: they could put sockets of their own into it,
+/// and read what is sent through them.
+pub(crate) fn directory() -> Result<PathBuf, CliError> {
+    let dir = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("smc"),
         None => {
             let uid = rustix::process::getuid().as_raw();
             std::env::temp_dir().join(format!("smc-{uid}"))
         }
-    }
+    };
+    let Ok(found) = std::fs::symlink_metadata(&dir) else { return Ok(dir) };
+    let private = found.is_dir()
+        && found.uid() == rustix::process::geteuid().as_raw()
+        && found.mode() & 0o022 == 0;
+    if private { Ok(dir) } else { Err(CliError::NotPrivate(dir)) }
 }
 
 /// A socket in [`directory`].
-pub(crate) fn socket(name: &str) -> PathBuf {
-    directory().join(name)
+///
+/// # Errors
+/// Those of [`directory`].
+pub(crate) fn socket(name: &str) -> Result<PathBuf, CliError> {
+    Ok(directory()?.join(name))
 }
 
 /// Checks that a daemon listens on the socket of a device, which another process may be using. The
@@ -45,16 +57,11 @@ pub(crate) fn listens(socket: &Path) -> std::io::Result<()> {
 /// Makes [`directory`], for this user only.
 ///
 /// # Errors
-/// It cannot be made, or it belongs to another user: the owner of a directory can replace the device
-/// sockets in it.
+/// It cannot be made, or those of [`directory`].
 pub(crate) fn make_directory() -> Result<PathBuf, CliError> {
-    let dir = directory();
+    let dir = directory()?;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(CliError::io(format!("cannot make {}", dir.display())))?;
-    let found = std::fs::symlink_metadata(&dir)
-        .map_err(CliError::io(format!("cannot read the attributes of {}", dir.display())))?;
-    let private = found.is_dir()
-        && found.uid() == rustix::process::geteuid().as_raw()
-        && found.mode() & 0o022 == 0;
-    if private { Ok(dir) } else { Err(CliError::NotPrivate(dir)) }
+    // Somebody else may have been faster.
+    directory()
 }

@@ -137,9 +137,9 @@ impl StackArgs {
     /// The configuration of the options, and the device, by default the one called `name`.
     ///
     /// # Errors
-    /// A wrong EID.
+    /// A wrong EID; a default directory that others may write.
     pub(crate) fn config(&self, name: &str) -> Result<(Config, PathBuf), CliError> {
-        let device = self.device.clone().unwrap_or_else(|| default_device(name));
+        let device = self.device.clone().map_or_else(|| default_device(name), Ok)?;
         let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
         config.rendezvous = self.rendezvous.into();
@@ -179,16 +179,19 @@ fn rnics(names: &[String]) -> Rnics {
 
 /// The default device: the socket called `name` of "smc fabric", or in a virtual machine any PCI
 /// device, or none where there is an RNIC.
-pub(crate) fn default_device(name: &str) -> PathBuf {
-    let socket = paths::socket(name);
+///
+/// # Errors
+/// Those of [`paths::socket`].
+pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
+    let socket = paths::socket(name)?;
     if socket.exists() {
-        return socket;
+        return Ok(socket);
     }
     if pci::functions().is_ok_and(|found| !found.is_empty()) {
-        return "pci".into();
+        return Ok("pci".into());
     }
     let has_rnic = verbs::devices().is_ok_and(|found| !found.is_empty());
-    if has_rnic { "none".into() } else { socket }
+    Ok(if has_rnic { "none".into() } else { socket })
 }
 
 /// The statistics socket of this process, if the default directory belongs to its user alone.

@@ -41,7 +41,12 @@ fn sockets() -> Vec<Finding> {
     let named = named.filter(|path| path.components().count() > 1);
     let candidates = match named {
         Some(path) => vec![path],
-        None => [paths::SERVER, paths::CLIENT].map(paths::socket).into(),
+        None => match [paths::SERVER, paths::CLIENT].map(paths::socket) {
+            [Ok(server), Ok(client)] => vec![server, client],
+            [Err(error), _] | [_, Err(error)] => {
+                return vec![Finding::new(NAME, Status::Broken, error.to_string())];
+            }
+        },
     };
     let found: Vec<_> = candidates.iter().filter(|path| path.exists()).collect();
     if found.is_empty() {

@@ -5,16 +5,20 @@ use std::path::{Path, PathBuf};
 use guest_driver::DeviceAddress;
 use guest_driver::transport::pci;
 
+use crate::error::CliError;
 use crate::paths;
 
 /// Where programs search for a free device by default: in the directory of "smc fabric", or in a
 /// virtual machine among its PCI devices.
-pub(super) fn default() -> PathBuf {
-    let directory = paths::directory();
+///
+/// # Errors
+/// Others may write the directory.
+pub(super) fn default() -> Result<PathBuf, CliError> {
+    let directory = paths::directory()?;
     if sockets(&directory).is_empty() && pci::functions().is_ok_and(|found| !found.is_empty()) {
-        return "pci".into();
+        return Ok("pci".into());
     }
-    directory
+    Ok(directory)
 }
 
 /// The sockets of devices in a directory. Those of the management interface and of processes lie

@@ -138,7 +138,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         None => library::find().map_err(|missing| missing.to_string()),
     };
     let devices = match args.device.is_empty() {
-        true => vec![device::default()],
+        true => vec![device::default()?],
         false => args.device.clone(),
     };
     let prepared = match args.strict {

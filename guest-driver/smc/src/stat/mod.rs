@@ -143,7 +143,8 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
 
 /// Asks the daemon, over the connection of the last call if there is one.
 fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
-    let socket = args.management.clone().unwrap_or_else(|| paths::socket(paths::MANAGEMENT));
+    let socket = args.management.clone();
+    let socket = socket.map_or_else(|| paths::socket(paths::MANAGEMENT), Ok)?;
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,

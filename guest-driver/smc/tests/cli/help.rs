@@ -65,6 +65,15 @@ fn a_directory_that_others_may_write_is_refused() {
     let smc = dir.0.join("smc");
     std::fs::create_dir(&smc).unwrap();
     std::fs::set_permissions(&smc, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let output = error(&["fabric"], &dir);
-    assert!(output.contains("belongs to you alone"), "{output}");
+    for args in [
+        &["fabric"][..],
+        &["listen", "5000"],
+        &["connect", "localhost", "5000"],
+        &["stat"],
+        &["run", "true"],
+        &["perf", "--serve", "0"],
+    ] {
+        let output = error(args, &dir);
+        assert!(output.contains("belongs to you alone"), "{args:?}: {output}");
+    }
 }

@@ -59,7 +59,7 @@ impl Own {
     /// fabric called `name`.
     ///
     /// # Errors
-    /// [`CliError::Eid`].
+    /// [`CliError::Eid`], [`CliError::NotPrivate`].
     pub(super) fn of(
         device: Option<&PathBuf>,
         eids: &[String],
@@ -74,7 +74,8 @@ impl Own {
         for name in &eids {
             peer::eid(name)?;
         }
-        Ok(Own { device: device.unwrap_or_else(|| paths::socket(name)), eids })
+        let device = device.map_or_else(|| paths::socket(name), Ok)?;
+        Ok(Own { device, eids })
     }
 }
 
