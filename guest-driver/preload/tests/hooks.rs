@@ -169,6 +169,29 @@ fn poll_reports_a_nonblocking_connect() {
     in_all_combinations("poll_reports_a_nonblocking_connect", 1, server, client);
 }
 
+/// Erlang's lists of buffers have such entries.
+#[test]
+fn lists_may_have_empty_entries_without_an_address() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buf = [0; 10];
+        stream.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"helloworld");
+        assert_eq!(c::writev_with_gaps(&stream, [b"12345", b"67890"]).unwrap(), 10);
+        assert_eq!(stream.read(&mut buf).unwrap(), 0);
+    }
+    fn client(port: u16) {
+        let stream = connect(port);
+        assert_eq!(c::writev_with_gaps(&stream, [b"hello", b"world"]).unwrap(), 10);
+        c::poll(&stream, libc::POLLIN, 5000).unwrap();
+        let (mut first, mut second) = ([0; 4], [0; 9]);
+        assert_eq!(c::readv_with_gaps(&stream, [&mut first, &mut second]).unwrap(), 10);
+        assert_eq!((&first, &second[..6]), (b"1234", &b"567890"[..]));
+        assert_eq!(c::writev_with_gaps(&stream, [b"", b""]).unwrap(), 0);
+    }
+    in_all_combinations("lists_may_have_empty_entries_without_an_address", 1, server, client);
+}
+
 /// Apache's programs call `connect` again when `poll` has reported that the socket is writable.
 #[test]
 fn a_second_connect_returns_what_became_of_the_first() {

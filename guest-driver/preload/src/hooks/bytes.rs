@@ -79,7 +79,7 @@ unsafe fn send_one(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> Op
 unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
     match unsafe { user_memory::read_buffers(iov, n) } {
-        Ok(Some(rooms)) => recv_into(fd, rooms, flags),
+        Ok(Some(mut rooms)) => recv_into(fd, &mut rooms, flags),
         Ok(None) => recv_nowhere(fd, flags),
         Err(error) => Some(Err(error)),
     }
@@ -92,7 +92,7 @@ unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Opt
 unsafe fn send_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
     match unsafe { user_memory::write_buffers(iov, n) } {
-        Ok(Some(pieces)) => send_from(fd, pieces, flags),
+        Ok(Some(pieces)) => send_from(fd, &pieces, flags),
         Ok(None) => send_nowhere(fd, flags),
         Err(error) => Some(Err(error)),
     }

@@ -3,9 +3,11 @@
 //! address space. Others that lead to no memory fault, as in any function of libc that touches
 //! memory itself.
 
+use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use guest_driver::SignalMask;
@@ -64,17 +66,52 @@ pub(crate) unsafe fn write_buffer<'a>(buf: *const c_void, len: usize) -> Option<
 pub(crate) unsafe fn read_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
-) -> Result<Option<&'a mut [IoSliceMut<'a>]>, Errno> {
+) -> Result<Option<BufferList<'a>>, Errno> {
     // SAFETY: the caller's promise.
-    if !unsafe { check_list(iov, n) }? {
-        return Ok(None);
+    let Some(list) = unsafe { check_list(iov, n) }? else { return Ok(None) };
+    if list.iter().any(|entry| entry.iov_base.is_null()) {
+        let entries = list.iter().filter(|entry| entry.iov_len != 0);
+        // SAFETY: the caller's promise.
+        let buffer = |entry: &libc::iovec| unsafe { read_buffer(entry.iov_base, entry.iov_len) };
+        let buffers = entries.filter_map(buffer).map(IoSliceMut::new).collect();
+        return Ok(Some(BufferList::Copied(buffers)));
     }
     if n == 0 {
-        return Ok(Some(&mut []));
+        return Ok(Some(BufferList::Copied(Vec::new())));
     }
     // SAFETY: the caller's promise; `IoSliceMut` has the layout of `iovec`. The library only reads
     // the list.
-    Ok(Some(unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) }))
+    let list = unsafe { std::slice::from_raw_parts_mut(iov.cast_mut().cast(), n) };
+    Ok(Some(BufferList::List(list)))
+}
+
+/// A list of buffers to read into.
+pub(crate) enum BufferList<'a> {
+    /// The program's own.
+    List(&'a mut [IoSliceMut<'a>]),
+    /// A copy without its empty entries: one of them has no address, which the kernel allows and a
+    /// slice does not.
+    Copied(Vec<IoSliceMut<'a>>),
+}
+
+impl<'a> Deref for BufferList<'a> {
+    type Target = [IoSliceMut<'a>];
+
+    fn deref(&self) -> &[IoSliceMut<'a>] {
+        match self {
+            BufferList::List(list) => list,
+            BufferList::Copied(list) => list,
+        }
+    }
+}
+
+impl<'a> DerefMut for BufferList<'a> {
+    fn deref_mut(&mut self) -> &mut [IoSliceMut<'a>] {
+        match self {
+            BufferList::List(list) => list,
+            BufferList::Copied(list) => list,
+        }
+    }
 }
 
 /// A list of buffers of the program to write from; as [`read_buffers`].
@@ -84,28 +121,35 @@ pub(crate) unsafe fn read_buffers<'a>(
 pub(crate) unsafe fn write_buffers<'a>(
     iov: *const libc::iovec,
     n: usize,
-) -> Result<Option<&'a [IoSlice<'a>]>, Errno> {
+) -> Result<Option<Cow<'a, [IoSlice<'a>]>>, Errno> {
     // SAFETY: the caller's promise.
-    if !unsafe { check_list(iov, n) }? {
-        return Ok(None);
+    let Some(list) = unsafe { check_list(iov, n) }? else { return Ok(None) };
+    if list.iter().any(|entry| entry.iov_base.is_null()) {
+        let entries = list.iter().filter(|entry| entry.iov_len != 0);
+        // SAFETY: the caller's promise.
+        let buffer = |entry: &libc::iovec| unsafe { write_buffer(entry.iov_base, entry.iov_len) };
+        return Ok(Some(entries.filter_map(buffer).map(IoSlice::new).collect()));
     }
     if n == 0 {
-        return Ok(Some(&[]));
+        return Ok(Some(Cow::Borrowed(&[])));
     }
     // SAFETY: the caller's promise; `IoSlice` has the layout of `iovec`.
-    Ok(Some(unsafe { std::slice::from_raw_parts(iov.cast(), n) }))
+    Ok(Some(Cow::Borrowed(unsafe { std::slice::from_raw_parts(iov.cast(), n) })))
 }
 
-/// Whether all buffers of a list lead to memory.
+/// The entries of a list; `None`: one of the buffers leads to no memory.
 ///
 /// # Safety
 /// `iov` must lead to `n` entries, or nowhere.
-unsafe fn check_list(iov: *const libc::iovec, n: usize) -> Result<bool, Errno> {
+unsafe fn check_list<'a>(
+    iov: *const libc::iovec,
+    n: usize,
+) -> Result<Option<&'a [libc::iovec]>, Errno> {
     if n > libc::UIO_MAXIOV as usize {
         return Err(Errno(libc::EINVAL));
     }
     if n == 0 {
-        return Ok(true);
+        return Ok(Some(&[]));
     }
     if is_nowhere(iov, n) {
         return Err(Errno(libc::EFAULT));
@@ -115,7 +159,8 @@ unsafe fn check_list(iov: *const libc::iovec, n: usize) -> Result<bool, Errno> {
     if list.iter().any(|entry| entry.iov_len > isize::MAX as usize) {
         return Err(Errno(libc::EINVAL));
     }
-    Ok(!list.iter().any(|entry| is_nowhere(entry.iov_base, entry.iov_len)))
+    let nowhere = |entry: &libc::iovec| is_nowhere(entry.iov_base, entry.iov_len);
+    Ok((!list.iter().any(nowhere)).then_some(list))
 }
 
 /// Number of the control message with the size of what is queued. The option that asks for it has

@@ -39,6 +39,30 @@ pub fn recvmsg(fd: &impl AsRawFd, rooms: [&mut [u8]; 2], flags: i32) -> Result<u
     done(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut header, flags) })
 }
 
+/// Entries of a list, each behind one that has neither an address nor a length, and one more such.
+fn with_gaps(entries: [libc::iovec; 2]) -> [libc::iovec; 5] {
+    let gap = || libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let [first, second] = entries;
+    [gap(), first, gap(), second, gap()]
+}
+
+/// `writev` of two pieces among empty ones without an address.
+pub fn writev_with_gaps(fd: &impl AsRawFd, pieces: [&[u8]; 2]) -> Result<usize> {
+    let iov = with_gaps(pieces.map(|piece| libc::iovec {
+        iov_base: piece.as_ptr().cast_mut().cast(),
+        iov_len: piece.len(),
+    }));
+    done(unsafe { libc::writev(fd.as_raw_fd(), iov.as_ptr(), 5) })
+}
+
+/// `readv` into two buffers among empty ones without an address.
+pub fn readv_with_gaps(fd: &impl AsRawFd, rooms: [&mut [u8]; 2]) -> Result<usize> {
+    let iov = with_gaps(
+        rooms.map(|room| libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }),
+    );
+    done(unsafe { libc::readv(fd.as_raw_fd(), iov.as_ptr(), 5) })
+}
+
 pub fn number(fd: &impl AsRawFd, request: u64) -> Result<i32> {
     let mut value = 0i32;
     done(unsafe { libc::ioctl(fd.as_raw_fd(), request, &mut value) } as isize).map(|_| value)
