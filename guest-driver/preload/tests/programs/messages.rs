@@ -77,7 +77,8 @@ fn rabbitmq() {
         rate $N
         "#,
         count: times(100, 1000),
-        carried: Carried::Both,
+        // Its processes and their name server connect to each other.
+        carried: Carried::Server,
         takes: 120,
     }
     .run(&net);
