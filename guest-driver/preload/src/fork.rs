@@ -5,17 +5,40 @@
 //! them.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use crate::sys::{fork_lock, raw};
+use crate::sys::{fork_lock, leaked, raw};
 
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(FIRST);
 static PID: AtomicI32 = AtomicI32::new(0);
+/// The generation in a page that the kernel clears in each child that gets a copy of the memory. So
+/// it is 0 in a child that was made without a call of this library, until that notices.
+static IN_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+/// What such a child does when it notices.
+static UNTOLD: OnceLock<fn()> = OnceLock::new();
 
-/// Number of forks between the program's start and this process.
+/// The generation of the program's first process.
+const FIRST: u32 = 1;
+
+/// Number of forks between the program's start and this process, from [`FIRST`] on.
 #[inline]
 pub(crate) fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
+    match leaked(IN_PAGE.load(Ordering::Relaxed)) {
+        Some(word) => word.load(Ordering::Relaxed),
+        None => GENERATION.load(Ordering::Relaxed),
+    }
+}
+
+/// Whether this process is a child of the one that the program began with.
+pub(crate) fn is_child() -> bool {
+    generation() != FIRST
+}
+
+fn store_in_page() {
+    if let Some(word) = leaked(IN_PAGE.load(Ordering::Relaxed)) {
+        word.store(GENERATION.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 /// Number of child processes that may have inherited this process's descriptors.
@@ -32,20 +55,28 @@ pub(crate) fn children() -> u32 {
     CHILDREN.load(Ordering::SeqCst)
 }
 
-/// Stores the process id at the program's start.
-pub(crate) fn init() {
+/// Stores the process id at the program's start, and what a child does that is made without a call
+/// of this library.
+pub(crate) fn init(untold: fn()) {
     PID.store(raw::getpid(), Ordering::Relaxed);
+    let _ = UNTOLD.set(untold);
+    if let Some(page) = raw::page_cleared_in_children() {
+        IN_PAGE.store(page.cast(), Ordering::Relaxed);
+        store_in_page();
+    }
 }
 
 /// Begins a new generation; runs in the child of a fork.
 pub(crate) fn in_child() {
     fork_lock::in_child();
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
 /// This process goes on with the connections of the process that has made it, as if it was that one.
 pub(crate) fn as_keeper() {
+    store_in_page();
     PID.store(raw::getpid(), Ordering::Relaxed);
 }
 
@@ -66,5 +97,16 @@ const RETIRED: c_int = -1;
 /// change the table, whose entries are about the parent's descriptors.
 pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
-    known != 0 && known != raw::getpid()
+    if known == 0 || known == raw::getpid() {
+        return false;
+    }
+    if known != RETIRED
+        && generation() == 0
+        && let Some(untold) = UNTOLD.get()
+    {
+        // It has a memory of its own, and nobody has told the library so.
+        untold();
+        return false;
+    }
+    true
 }

@@ -25,7 +25,7 @@ static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
     libc_symbols::find_all();
-    fork::init();
+    fork::init(in_untold_child);
     // SAFETY: the functions stay valid, because the library is never unloaded.
     unsafe {
         libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
@@ -88,6 +88,15 @@ pub(super) unsafe extern "C" fn in_child() {
     relay::forward::in_child();
     relay::fork::in_child();
     NUMBERS.release_after_fork();
+}
+
+/// What [`in_child`] does, in a child that was made without a call of this library. Its connections
+/// in use have no relays, so calls on them fail.
+fn in_untold_child() {
+    fork::in_child();
+    running::close_copies();
+    relay::forward::close_in_child();
+    relay::fork::in_child();
 }
 
 /// Closes all connections when the program ends, as the kernel would.

@@ -3,6 +3,7 @@
 //! rooms below do the work.
 
 mod bytes;
+mod clone;
 mod descriptors;
 mod escapes;
 mod exec;

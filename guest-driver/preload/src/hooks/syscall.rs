@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libc::{off64_t, socklen_t};
 
-use super::{bytes, descriptors, init, readiness, sockets};
+use super::{bytes, clone, descriptors, init, readiness, sockets};
 use crate::config;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
@@ -101,7 +101,10 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             init::close_connections();
             return None;
         }
-        libc::SYS_clone if is_fork(a, b) => fork_by(number, [a, b, c, d, e, f]),
+        libc::SYS_clone if clone::is_fork(a as u64) && b == 0 => {
+            fork_by(number, [a, b, c, d, e, f])
+        }
+        libc::SYS_clone3 if is_fork_of(a, b) => fork_by(number, [a, b, c, d, e, f]),
         _ => return by_old_number(number, [a, b, c, d, e, f]),
     })
 }
@@ -125,9 +128,18 @@ fn by_old_number(_number: i64, _arguments: [usize; 6]) -> Option<i64> {
     None
 }
 
-/// Whether a `clone` makes a process as `fork` does, on the caller's stack.
-fn is_fork(flags: usize, stack: usize) -> bool {
-    flags & (libc::CLONE_VM | libc::CLONE_THREAD) as usize == 0 && stack == 0
+/// Whether a `clone3` makes a process as `fork` does, on the caller's stack. `at`, `len`: its
+/// arguments.
+fn is_fork_of(at: usize, len: usize) -> bool {
+    /// The words of the first version of the arguments.
+    const WORDS: usize = 8;
+    if at == 0 || len < WORDS * 8 {
+        return false;
+    }
+    // SAFETY: the program's arguments, as long as it says.
+    let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
+    let (flags, stack) = (words[0], words[5]);
+    clone::is_fork(flags) && stack == 0
 }
 
 /// A fork without libc, which would have called the handlers.

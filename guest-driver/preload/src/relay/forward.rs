@@ -289,10 +289,15 @@ pub(crate) fn in_parent() {
     RELAYS.release_after_fork();
 }
 
-/// Undoes [`before_fork`], in the child. It closes the owner's ends of the parent's relays: who has
-/// the other end must learn of the relay's end although this process lives on.
+/// Undoes [`before_fork`], in the child.
 pub(crate) fn in_child() {
     RELAYS.release_after_fork();
+    close_in_child();
+}
+
+/// Closes the owner's ends of the parent's relays, in the child: who has the other end must learn of
+/// the relay's end although this process lives on.
+pub(crate) fn close_in_child() {
     let relays = std::mem::take(&mut *lock());
     for relay in relays.list {
         let _ = raw::close(relay.owner_end.as_raw_fd());

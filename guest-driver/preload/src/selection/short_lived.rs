@@ -44,7 +44,7 @@ pub(crate) fn share_with_children() {
 /// Whether this process, which has no device, should open one for a client.
 pub(crate) fn is_worth_a_device() -> bool {
     // The server itself lives long, so the breaker is for its children.
-    let Some(breaker) = breaker().filter(|_| fork::generation() > 0) else { return true };
+    let Some(breaker) = breaker().filter(|_| fork::is_child()) else { return true };
     let now = raw::monotonic_micros();
     STARTED.store(now, Ordering::Relaxed);
     GENERATION.store(fork::generation(), Ordering::Relaxed);

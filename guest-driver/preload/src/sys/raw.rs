@@ -1,6 +1,7 @@
 //! System calls without libc, because this library replaces libc's functions.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_driver::SignalMask;
 
@@ -269,6 +270,20 @@ pub(crate) fn shared_page() -> Option<*mut u8> {
     unsafe { call(libc::SYS_mmap, args) }.ok().map(|at| at as *mut u8)
 }
 
+/// Maps a page of zeros that the kernel clears in the child of a fork. The page is never unmapped.
+/// `None`: the kernel cannot do that.
+pub(crate) fn page_cleared_in_children() -> Option<*mut u8> {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let args = [0, 4096, access as usize, kind as usize, usize::MAX, 0];
+    // SAFETY: the kernel chooses an unused address.
+    let page = unsafe { call(libc::SYS_mmap, args) }.ok()?;
+    let advice = libc::MADV_WIPEONFORK as usize;
+    // SAFETY: the page is this function's own, and nobody has written it.
+    unsafe { call(libc::SYS_madvise, [page, 4096, advice, 0, 0, 0]) }.ok()?;
+    Some(page as *mut u8)
+}
+
 /// Microseconds since the machine's start.
 pub(crate) fn monotonic_micros() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -278,11 +293,20 @@ pub(crate) fn monotonic_micros() -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000) + now.tv_nsec as u64 / 1000
 }
 
+/// The first thread of this process has a stack of the program's choice.
+static OTHER_STACK: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the first thread of this process has a stack that the program has given to `clone`.
+pub(crate) fn note_other_stack() {
+    OTHER_STACK.store(true, Ordering::Relaxed);
+}
+
 /// Whether the calling thread is the program's first, and its stack may grow to `room` bytes.
 pub(crate) fn is_first_thread_with(room: u64) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
     rustix::thread::gettid() == rustix::process::getpid()
         && limit.current.is_none_or(|limit| limit >= room)
+        && !OTHER_STACK.load(Ordering::Relaxed)
 }
 
 /// `getsockopt` of an option that is a number.
