@@ -26,6 +26,8 @@ use crate::sys::{STACK, leaked, raw};
 const CHUNK: usize = 256 << 10;
 /// Longest sleep of the thread.
 const LONGEST: Duration = Duration::from_secs(1);
+/// Edges only: a daemon that has gone stays reported otherwise.
+const DEVICE_EVENTS: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// What the sleeper reports about the devices' own descriptors.
 const DEVICES: u64 = u64::MAX;
 
@@ -137,7 +139,7 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
     }
     let Some(sleeper) = own_sleeper() else { return };
     for fd in upkeep.iter().flat_map(StackUpkeep::waits_for) {
-        let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, DEVICES);
+        let _ = sleeper.add_with(fd, DEVICE_EVENTS, DEVICES);
     }
     let mut room = vec![0u8; CHUNK];
     loop {

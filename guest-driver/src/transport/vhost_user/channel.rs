@@ -100,6 +100,9 @@ fn to_io(error: MapError) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
+/// Requests that [`BackendChannel::serve_now`] handles at most.
+const REQUESTS: usize = 1024;
+
 /// The backend channel and the main socket, which one thread serves until either ends.
 pub(super) struct BackendChannel {
     /// Locked only while a request is handled: a child that takes the device over goes on with it.
@@ -159,9 +162,13 @@ impl BackendChannel {
 
     /// Does what is to be done now, in a process without the thread.
     pub(super) fn serve_now(&self) {
-        let served = self.serve_once(Some(Duration::ZERO));
-        if let Err(why) = served {
-            self.health.fail(&why);
+        // The caller waits for edges, so all requests are handled, and no more than a daemon may send.
+        for _ in 0..REQUESTS {
+            match self.serve_once(Some(Duration::ZERO)) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(why) => return self.health.fail(&why),
+            }
         }
     }
 
@@ -181,7 +188,7 @@ impl BackendChannel {
     }
 
     /// Waits once, and handles a request if there is one. The error says why the channel ends.
-    fn serve_once(&self, timeout: Option<Duration>) -> Result<(), String> {
+    fn serve_once(&self, timeout: Option<Duration>) -> Result<bool, String> {
         let fds = [
             (self.requests.as_fd(), PollInterest::Read),
             (self.main.as_fd(), PollInterest::HangUp),
@@ -190,15 +197,14 @@ impl BackendChannel {
         if main.hang_up {
             return Err("the daemon closed the connection".into());
         }
-        if requests.readable || requests.hang_up {
-            match lock(&self.handler).handle_request() {
-                Ok(_) => {}
-                // The request was refused and answered, which concerns the daemon only.
-                Err(VhostUserError::ReqHandlerError(_)) => {}
-                Err(error) => return Err(format!("backend channel: {error}")),
-            }
+        if !requests.readable && !requests.hang_up {
+            return Ok(false);
         }
-        Ok(())
+        match lock(&self.handler).handle_request() {
+            // A request that was refused and answered concerns the daemon only.
+            Ok(_) | Err(VhostUserError::ReqHandlerError(_)) => Ok(true),
+            Err(error) => Err(format!("backend channel: {error}")),
+        }
     }
 }
 
