@@ -35,6 +35,14 @@ impl Conn {
         Ok(())
     }
 
+    /// `shutdown` of both halves as TCP does it: what has arrived can still be read.
+    pub(crate) fn shutdown_both(&self) -> io::Result<()> {
+        self.check()?;
+        self.on(Event::Close { unread: false, unsent: self.has_held() });
+        self.shutdown_read();
+        Ok(())
+    }
+
     /// The application closes the connection. With unread data, or `abort`, that resets it.
     pub(crate) fn close(&self, abort: bool) {
         self.reactor.poll();

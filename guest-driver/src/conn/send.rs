@@ -164,8 +164,8 @@ impl Conn {
         let mut tx = self.tx();
         let mut announced = false;
         loop {
-            self.may_write(&tx)?;
             self.refresh_tx(&mut tx);
+            self.may_write(&tx)?;
             if tx.sender.space() > 0 {
                 let [span, _] = tx.sender.spans(1);
                 tx.sender.advance_urgent(1);

@@ -245,6 +245,18 @@ impl SmcStream {
         conn::forget_unsent_bytes();
     }
 
+    /// As [`SmcStream::shutdown`] of both halves, but as on TCP: what has arrived and was not read does
+    /// not reset the connection, and can still be read.
+    ///
+    /// # Errors
+    /// As [`SmcStream::shutdown`].
+    pub fn shutdown_both(&self) -> io::Result<()> {
+        match self.conn() {
+            Some(conn) => conn.shutdown_both(),
+            None => self.shutdown(std::net::Shutdown::Both),
+        }
+    }
+
     /// Checks whether the TCP connection underneath was reset. Once a second is often enough.
     pub fn check_tcp(&self) {
         if let Some(conn) = self.conn() {

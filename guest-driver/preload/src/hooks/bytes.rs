@@ -375,6 +375,11 @@ unsafe fn receive_many(
     mut flags: c_int,
     timeout: *mut timespec,
 ) -> Option<SysResult> {
+    let known = DESCRIPTORS.get(fd)?;
+    if let Some(error @ 1..) = known.stream().and_then(control::take_error) {
+        // The kernel looks at the error first, whatever there is to read.
+        return Some(Err(Errno(error)));
+    }
     let wait_for_one = flags & libc::MSG_WAITFORONE != 0;
     flags &= !libc::MSG_WAITFORONE;
     // SAFETY: the caller's promise.

@@ -137,6 +137,9 @@ pub(super) unsafe extern "C" fn getpeername(
         // SAFETY: the program's room.
         return libc_result(unsafe { user_memory::write_address(addr, len, peer) }) as c_int;
     }
+    if DESCRIPTORS.has(fd) && DESCRIPTORS.get(fd).as_ref().is_some_and(control::is_over) {
+        return libc_result(Err(Errno(libc::ENOTCONN))) as c_int;
+    }
     let fd = tcp_fd_of(fd);
     call_libc!(getpeername, libc::SYS_getpeername, (fd: c_int, addr: *mut sockaddr,
           len: *mut socklen_t) -> c_int)

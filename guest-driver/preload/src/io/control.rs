@@ -22,16 +22,27 @@ pub(crate) fn shutdown(fd: c_int, descriptor: &DescriptorRef, how: c_int) -> Opt
         return None;
     }
     let stream = socket.smc()?;
-    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
-        socket.set_write_shut();
-    }
-    let how = match how {
-        libc::SHUT_RD => Shutdown::Read,
-        libc::SHUT_WR => Shutdown::Write,
-        libc::SHUT_RDWR => Shutdown::Both,
+    let was_over = is_over(descriptor);
+    let done = match how {
+        libc::SHUT_RD => stream.shutdown(Shutdown::Read),
+        libc::SHUT_WR | libc::SHUT_RDWR => {
+            socket.set_write_shut();
+            match how {
+                libc::SHUT_WR => stream.shutdown(Shutdown::Write),
+                _ => stream.shutdown_both(),
+            }
+        }
         _ => return Some(Err(Errno(libc::EINVAL))),
     };
-    Some(stream.shutdown(how).map(|()| 0).map_err(Errno::from))
+    Some(match done {
+        Ok(()) if !was_over => Ok(0),
+        _ => Err(Errno(libc::ENOTCONN)),
+    })
+}
+
+/// Whether an SMC connection has ended, so that TCP would not call the socket connected.
+pub(crate) fn is_over(descriptor: &DescriptorRef) -> bool {
+    tcp_state(descriptor) == Some(CLOSE)
 }
 
 /// Stores whether the socket is non-blocking, after `fcntl(F_SETFL)` or `ioctl(FIONBIO)`.
@@ -99,15 +110,18 @@ pub(crate) fn get_option(
                 Selected::Tcp => None,
             }
         }
-        SocketState::Smc => {
-            let stream = socket.smc()?;
-            match socket.take_reset(stream) {
-                0 => Some(socket.take_error_of_vain_write()),
-                error => Some(error),
-            }
-        }
+        SocketState::Smc => take_error(socket),
         SocketState::Failed => Some(socket.take_error()).filter(|error| *error != 0),
         SocketState::Unconnected | SocketState::Tcp | SocketState::Relayed => None,
+    }
+}
+
+/// The error of an SMC connection, once.
+pub(crate) fn take_error(socket: &StreamSocket) -> Option<c_int> {
+    let stream = socket.smc()?;
+    match socket.take_reset(stream) {
+        0 => Some(socket.take_error_of_vain_write()),
+        error => Some(error),
     }
 }
 
@@ -179,13 +193,15 @@ pub(crate) fn queue_size(descriptor: &DescriptorRef) -> Option<c_int> {
     Some(c_int::try_from(queued).unwrap_or(c_int::MAX) + c_int::from(more))
 }
 
+// States of TCP, as TCP_INFO has them.
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT2: u8 = 5;
+const CLOSE: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+
 /// The state that TCP_INFO shows of an SMC connection: that of TCP after the same calls. The TCP
 /// socket underneath stays open.
 pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
-    const ESTABLISHED: u8 = 1;
-    const FIN_WAIT2: u8 = 5;
-    const CLOSE: u8 = 7;
-    const CLOSE_WAIT: u8 = 8;
     let socket = descriptor.stream()?;
     let stream = socket.smc()?;
     if stream.readiness(false).failed || socket.has_written_in_vain() {

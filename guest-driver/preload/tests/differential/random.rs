@@ -66,8 +66,6 @@ const LOOKS: &[&str] = &[
     "poll 0 0",
     "poll IN|RDNORM 0",
     "poll OUT|WRNORM 0",
-    "select r:x w:x e:x 0",
-    "select r:x 0",
     "fionread",
     "atmark",
     "get SO_ERROR",
@@ -102,7 +100,7 @@ const CHANGES: &[&str] = &[
     "close:e",
 ];
 const ENDS: &[&str] =
-    &["shutdown w", "shutdown r", "shutdown rw", "close", "linger 0", "linger 1", "send \"!\" OOB"];
+    &["shutdown w", "shutdown w", "shutdown rw", "close", "linger 0", "linger 1", "send \"!\" OOB"];
 
 /// The sequence of a seed.
 pub(crate) fn sequence(seed: u64) -> Sequence {
@@ -111,6 +109,8 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
     (0..8).for_each(|_| _ = numbers.below(2));
     let mut text = format!("## random {seed} | random | any\n");
     text += numbers.one_of(&["meet\n", "meet\n", "meet-nb\n"]);
+    // TCP would hold back small segments for a time that varies.
+    text += "c set TCP_NODELAY 1\ns set TCP_NODELAY 1\n";
     let _ = writeln!(text, "{} epoll-create:e", numbers.one_of(&["c", "s"]));
     for _ in 0..LENGTH {
         let list = match numbers.below(20) {
@@ -126,7 +126,7 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
     // What is left, and how it has ended.
     for agent in ["c", "s"] {
         for last in ["recv 2000 DONTWAIT", "recv 100 DONTWAIT", "poll IN|OUT|RDHUP 0"] {
-            let _ = writeln!(text, "{agent} {last}");
+            let _ = writeln!(text, "{agent} {last}\n- {PAUSE}");
         }
     }
     script::parse(&text).remove(0)
