@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use guest_driver::{SignalMask, Woken};
 
 use crate::socket::epoll_set::EpollSet;
+use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::StreamSocket;
 use crate::sys::raw::{self, Errno, SysResult};
@@ -27,7 +28,7 @@ pub(crate) fn wait(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<SysResult> {
-    if set.is_native() || out.is_empty() {
+    if out.is_empty() || !registrations::may_poll(fd, set) {
         return None;
     }
     let end = timeout.map(|timeout| Instant::now() + timeout);

@@ -192,6 +192,21 @@ impl Relay {
         Ok(done)
     }
 
+    /// Forwards an urgent byte, if the reader has come to one. The kernel sends SIGURG for it.
+    fn pass_urgent_byte(&self) -> bool {
+        let Some(stream) = self.stream() else { return false };
+        if !stream.has_urgent().unwrap_or(false) || stream.at_mark().ok().flatten() != Some(true) {
+            return false;
+        }
+        let Ok(byte) = stream.recv_urgent() else { return false };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if send(&self.owner_end, &[byte], flags | SendFlags::OOB).is_err() {
+            // The kernel has no urgent data on Unix sockets: the program gets it in line.
+            let _ = send(&self.owner_end, &[byte], flags);
+        }
+        true
+    }
+
     fn run_to_program(&mut self, room: &mut [u8]) -> bool {
         let mut moved = false;
         if self.to_program.is_empty() && !self.to_program.ended {
@@ -229,6 +244,9 @@ impl Relay {
                     moved = true;
                 }
             }
+        }
+        if self.to_program.is_empty() && !self.to_program.ended {
+            moved |= self.pass_urgent_byte();
         }
         if self.to_program.ended && self.to_program.is_empty() && !self.to_program.shut {
             self.to_program.shut = true;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{ChangeToken, Readiness, SmcStream};
 
+use crate::fork;
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{Registration, StreamSocket};
 use crate::socket::table::DescriptorRef;
@@ -45,6 +46,8 @@ pub(crate) struct EpollSet {
     /// Number of threads that wait in the kernel for the set as it was without SMC connections.
     kernel_waits: AtomicUsize,
     sleeper: OnceLock<Sleeper>,
+    /// The generation of the process (see `fork`) that has made it.
+    generation: u32,
 }
 
 /// The SMC connections of a set that the library polls.
@@ -149,7 +152,13 @@ impl EpollSet {
             busy: AtomicBool::new(false),
             kernel_waits: AtomicUsize::new(0),
             sleeper: OnceLock::new(),
+            generation: fork::generation(),
         }
+    }
+
+    /// Whether it belongs to an ancestor of this process.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
     }
 
     /// The connections that the library polls, locked.

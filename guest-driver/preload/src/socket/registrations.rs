@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
 use crate::socket::epoll_set::EpollSet;
+use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, epoll_set_of};
@@ -183,11 +184,40 @@ pub(crate) fn forget_set(set: c_int) {
     }
 }
 
+/// A child of a fork waits for a set of its parent, which it shares with it. Its relays of the
+/// connections go into the kernel's set, as the sockets are in it on TCP.
+#[cold]
+fn adopt(fd: c_int, set: &EpollSet) {
+    for (member, descriptor) in set.make_native().unwrap_or_default() {
+        let Some(socket) = descriptor.stream() else { continue };
+        let events = set.remove(member);
+        owner_pipe::request(socket);
+        let mut registrations = socket.registrations();
+        let known = registrations.iter_mut().find(|r| r.set == fd && r.fd == member);
+        if let Some(known) = known {
+            known.events = events.unwrap_or(known.events);
+            known.target = EpollTarget::Native;
+            let _ = raw::epoll_ctl(fd, libc::EPOLL_CTL_ADD, member, known.events, known.data);
+        }
+    }
+}
+
+/// Prepares a set for a wait of this process. `false`: the kernel's set has everything.
+pub(crate) fn may_poll(fd: c_int, set: &EpollSet) -> bool {
+    if set.is_inherited() && !set.is_native() {
+        adopt(fd, set);
+    }
+    !set.is_native()
+}
+
 /// Moves all connections of a set into the kernel's set, because the program uses the set in a way
 /// that only the kernel can carry out.
 pub(crate) fn hand_to_kernel(fd: c_int) {
     let Some(found) = epoll_set_of(fd) else { return };
     let Some(set) = found.set() else { return };
+    if !may_poll(fd, set) {
+        return;
+    }
     for (member, descriptor) in set.make_native().unwrap_or_default() {
         let Some(socket) = descriptor.stream() else { continue };
         let mut registrations = socket.registrations();

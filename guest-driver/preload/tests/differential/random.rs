@@ -100,7 +100,7 @@ const CHANGES: &[&str] = &[
     "close:e",
 ];
 const ENDS: &[&str] =
-    &["shutdown w", "shutdown w", "shutdown rw", "close", "linger 0", "linger 1", "send \"!\" OOB"];
+    &["shutdown w", "shutdown w", "close", "linger 0", "linger 1", "send \"!\" OOB"];
 
 /// The sequence of a seed.
 pub(crate) fn sequence(seed: u64) -> Sequence {
