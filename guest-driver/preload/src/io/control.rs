@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait};
+use crate::selection::{Selected, Wait, establish};
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
@@ -217,6 +217,14 @@ pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
 
 /// Whether an SMC connection does not support an option. `setsockopt` then fails.
 pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -> bool {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY) {
+        // SMC has no completions, so a connection that is not decided stays on TCP.
+        establish::note_zerocopy();
+        return match socket.state() {
+            SocketState::Tcp | SocketState::Failed | SocketState::Relayed => false,
+            _ => !socket.forbid_proposal(),
+        };
+    }
     socket.state() == SocketState::Smc
         && match level {
             libc::IPPROTO_TCP => {
@@ -229,7 +237,7 @@ pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -
                 )
             }
             libc::SOL_SOCKET => {
-                matches!(name, libc::SO_ZEROCOPY | libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
+                matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
             }
             _ => false,
         }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::FirstBytes;
@@ -177,6 +178,14 @@ fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &StreamSocket) 
     }
 }
 
+/// Whether the program has ever set SO_ZEROCOPY. A connection inherits it from its listener.
+static SETS_ZEROCOPY: AtomicBool = AtomicBool::new(false);
+
+/// Stores that the program sets SO_ZEROCOPY.
+pub(crate) fn note_zerocopy() {
+    SETS_ZEROCOPY.store(true, Ordering::Relaxed);
+}
+
 /// Makes the entry of an accepted connection, if it may be on SMC.
 pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
     let Some(config) = config::get() else { return };
@@ -201,6 +210,11 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
             socket.set_detect_timeout(timeout);
             if announced {
                 socket.set_announced();
+            }
+            if SETS_ZEROCOPY.load(Ordering::Relaxed)
+                && raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) != Ok(0)
+            {
+                socket.forbid_proposal();
             }
             DESCRIPTORS.install(fd, Descriptor::Stream(socket));
         }

@@ -189,6 +189,14 @@ impl Run<'_> {
             .stderr(error)
             .process_group(0);
         self.tell_settings(&mut command);
+        if with_library {
+            // As "smc run" does it.
+            let withhold = || {
+                unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+                guest_driver::sys::withhold_io_uring()
+            };
+            unsafe { command.pre_exec(withhold) };
+        }
         let child = command.spawn().unwrap();
         (agent.pid, agent.child) = (child.id() as i32, Some(child));
         let hello = agent.line(self.deadline);

@@ -2,6 +2,7 @@
 
 mod device;
 mod inspect;
+mod io_uring;
 mod library;
 mod load_check;
 mod option;
@@ -146,7 +147,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         false => prepared,
     };
     match prepared {
-        Ok(library) => prepare(&mut command, &library, args, devices, name)?,
+        Ok(library) => {
+            prepare(&mut command, &library, args, devices, name)?;
+            io_uring::withhold();
+        }
         Err(why) if args.strict => {
             return Err(CliError::Run { program: name.to_string_lossy().into(), why });
         }

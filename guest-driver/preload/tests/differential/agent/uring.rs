@@ -111,6 +111,30 @@ fn submit(by_libc: bool, submission: Submission) -> isize {
     }
 }
 
+/// The operation without a ring, as programs do it on a kernel without io_uring.
+fn without_ring(op: &str, of: &Submission) -> isize {
+    let (fd, at, len) = (of.fd, of.address as *mut c_void, of.len as usize);
+    let mut polled = libc::pollfd { fd, events: of.op_flags as i16, revents: 0 };
+    let result = unsafe {
+        match op {
+            "nop" => 0,
+            "poll" => libc::poll(&raw mut polled, 1, -1) as isize,
+            "accept" => libc::accept(fd, std::ptr::null_mut(), std::ptr::null_mut()) as isize,
+            "close" => libc::close(fd) as isize,
+            "read" => libc::read(fd, at, len),
+            "write" => libc::write(fd, at, len),
+            "send" => libc::send(fd, at, len, 0),
+            "recv" => libc::recv(fd, at, len, 0),
+            _ => libc::shutdown(fd, len as c_int) as isize,
+        }
+    };
+    match (op, result) {
+        (_, ..0) => -(std::io::Error::last_os_error().raw_os_error().unwrap() as isize),
+        ("poll", _) => polled.revents as isize,
+        _ => result,
+    }
+}
+
 /// `uring-OP` without libc, `uring-sys-OP` by `syscall`.
 pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<String> {
     let op = op.strip_prefix("uring-")?;
@@ -145,7 +169,10 @@ pub(super) fn operate(op: &str, name: &str, words: &mut Words<'_>) -> Option<Str
     if matches!(op, "read" | "write") {
         submission.offset = u64::MAX;
     }
-    let result = submit(by_libc, submission);
+    let mut result = submit(by_libc, submission);
+    if !by_libc && result == -(libc::ENOSYS as isize) {
+        result = without_ring(op, &submission);
+    }
     Some(match (result, op) {
         (..0, _) => format!("-1 {}", names::error_name(-result as c_int)),
         (_, "read" | "recv") => got(result, &room),
