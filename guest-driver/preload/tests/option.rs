@@ -200,11 +200,14 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
     bed::run(|| {
         let _wire = Wire::honest();
         let test = "a_plain_peer_sees_no_byte_of_smc_and_nobody_waits";
-        for first in ["server", "client"] {
+        let kinds = ["required", "auto"]
+            .into_iter()
+            .flat_map(|mode| ["server", "client"].into_iter().map(move |first| (mode, first)));
+        for (mode, first) in kinds {
             for (on_server, on_client) in [(true, false), (false, true)] {
                 takes_less_than(SOON, || {
                     let (fabric, passed) = (Fabric::new(2), Passed::new());
-                    let one = |smc| if smc { passed.program(&fabric, "required") } else { plain() };
+                    let one = |smc| if smc { passed.program(&fabric, mode) } else { plain() };
                     let took = meet(test, one(on_server), one(on_client), first);
                     assert_eq!(fabric.decided(), (0, 1), "{:?}", fabric.broken());
                     took

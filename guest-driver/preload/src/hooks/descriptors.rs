@@ -10,6 +10,7 @@ use crate::io::{control, kernel};
 use crate::selection::option;
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
+use crate::sys::own_numbers;
 use crate::sys::raw::{self, Errno};
 use crate::sys::user_memory::libc_result;
 
@@ -113,6 +114,12 @@ pub(super) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let argument = match command {
+        libc::F_DUPFD_CLOEXEC => {
+            own_numbers::lowest().map_or(argument, |lowest| argument.max(lowest as c_ulong))
+        }
+        _ => argument,
+    };
     if is_owner_command(command) && argument != 0 {
         // The kernel sends SIGURG.
         leave(fd);
@@ -204,8 +211,12 @@ macro_rules! makes_pairs {
         unsafe extern "C" fn $name($($arg: $type,)* $pair: *mut c_int) -> c_int {
             let result = call_libc!($name, -1, ($($arg: $type,)* $pair: *mut c_int) -> c_int);
             if result == 0 {
-                // SAFETY: the kernel has written two numbers.
-                unsafe { [*$pair, *$pair.add(1)] }.into_iter().for_each(descriptors::remove_stale);
+                for at in 0..2 {
+                    // SAFETY: the kernel has written two numbers.
+                    let fd = unsafe { &mut *$pair.add(at) };
+                    descriptors::remove_stale(*fd);
+                    *fd = own_numbers::moved(*fd);
+                }
             }
             result
         })*

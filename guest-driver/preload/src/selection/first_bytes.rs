@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use guest_driver::FirstBytes;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::config;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 
@@ -62,6 +63,15 @@ impl FirstBytesWait {
     /// Begins. `limit`: the time limit of the program's call, if it has one.
     pub(super) fn new(limit: Option<Duration>) -> FirstBytesWait {
         FirstBytesWait { begun: Instant::now(), limit: limit.unwrap_or(SILENCE_TIMEOUT) }
+    }
+
+    /// Notes that a part of a message is there. A client that has announced nothing has most likely
+    /// sent data that begins like a Proposal, and its server is not to wait long for more.
+    pub(super) fn note_part(&mut self, socket: &StreamSocket) {
+        if socket.detect_timeout().is_zero() {
+            let most = config::get().map(|config| config.detect).unwrap_or_default();
+            self.limit = self.limit.min(self.begun.elapsed() + most);
+        }
     }
 
     /// How long the wait goes on.

@@ -145,8 +145,16 @@ impl PendingHandshake for AwaitFirstBytes {
         true
     }
 
-    fn is_ready(&self, descriptor: &DescriptorRef) -> bool {
-        self.is_over(descriptor) || peek(&self.tcp) != FirstBytes::Incomplete
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
+        if self.is_over(descriptor) || peek(&self.tcp) != FirstBytes::Incomplete {
+            return true;
+        }
+        if rustix::io::ioctl_fionread(&self.tcp).unwrap_or(0) > 0
+            && let Some(socket) = descriptor.stream()
+        {
+            self.wait.note_part(socket);
+        }
+        false
     }
 
     fn advance(
@@ -176,7 +184,7 @@ impl PendingHandshake for AwaitMessage {
         false
     }
 
-    fn is_ready(&self, _: &DescriptorRef) -> bool {
+    fn is_ready(&mut self, _: &DescriptorRef) -> bool {
         true
     }
 
@@ -202,7 +210,7 @@ fn wait_here(
     mask: SignalMask,
 ) -> bool {
     let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
-    let wait = FirstBytesWait::new(limit.map(Duration::from_micros));
+    let mut wait = FirstBytesWait::new(limit.map(Duration::from_micros));
     // The kernel never restarts a call with a time limit (signal(7)).
     let is_interrupted =
         |result| result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt());
@@ -216,6 +224,9 @@ fn wait_here(
         let left = wait.left(socket).min(CHECK_INTERVAL);
         let mut result = ppoll(tcp, left, mask);
         let is_part = result == Ok(1) && peek(tcp) == FirstBytes::Incomplete;
+        if is_part {
+            wait.note_part(socket);
+        }
         // A process that may have no descriptors may not poll any.
         if is_part || result == Err(Errno(libc::EINVAL)) {
             result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));

@@ -15,7 +15,7 @@ use guest_driver::{
 use crate::config::RunConfig;
 use crate::selection::short_lived;
 use crate::sys::fork_lock::ForkLock;
-use crate::sys::{self, STACK, leaked, raw};
+use crate::sys::{self, STACK, leaked, own_numbers, raw};
 use crate::{config, fork, status};
 
 /// How a client proposes SMC.
@@ -185,7 +185,8 @@ fn has_free_fds(descriptors: usize) -> bool {
     let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return false };
     // The limit is on numbers, not on how many are open, and looking at all numbers may take long.
     // So try.
-    let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, 0))
+    let lowest = lowest_descriptor();
+    let others: Vec<_> = std::iter::repeat_with(|| rustix::io::fcntl_dupfd_cloexec(&first, lowest))
         .map_while(Result::ok)
         .take(descriptors.saturating_sub(1))
         .collect();
@@ -211,7 +212,9 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     }
     // Above the duplicates of TCP sockets: the kernel closes descriptors by their numbers when a
     // process is killed, and a peer should see the end of TCP before the end of the device.
-    guest_driver::sys::set_lowest_descriptor(lowest_descriptor());
+    let lowest = lowest_descriptor();
+    guest_driver::sys::set_lowest_descriptor(lowest);
+    let _own = own_numbers::begin(lowest);
     let mut left = devices(&config.devices);
     let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));
     while !left.is_empty() {

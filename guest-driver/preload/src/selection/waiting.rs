@@ -25,7 +25,7 @@ pub(super) trait PendingHandshake: Send {
     /// Whether it has taken nothing from the stream.
     fn is_untouched(&self) -> bool;
     /// Whether [`PendingHandshake::advance`] can go on.
-    fn is_ready(&self, descriptor: &DescriptorRef) -> bool;
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool;
     /// Goes on as far as the client's bytes allow. `None`: the handshake is complete.
     fn advance(
         self: Box<Self>,

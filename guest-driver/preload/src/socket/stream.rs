@@ -11,7 +11,7 @@ use guest_driver::rendezvous::OptionRequest;
 use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
-use crate::socket::pair::AddressPair;
+use crate::socket::pair::{AddressPair, high};
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
@@ -231,7 +231,8 @@ impl StreamSocket {
         use std::os::fd::AsRawFd;
         if self.decision.get().is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
-            let _ = self.decision.set(rustix::pipe::pipe_with(flags).ok()?);
+            let (reader, writer) = rustix::pipe::pipe_with(flags).ok()?;
+            let _ = self.decision.set((high(reader), high(writer)));
         }
         let fd = self.decision.get().map(|(reader, _)| reader.as_raw_fd());
         if !matches!(self.state(), SocketState::Undecided | SocketState::Deciding)

@@ -3,6 +3,7 @@
 
 pub(crate) mod fork_lock;
 pub(crate) mod heap;
+pub(crate) mod own_numbers;
 pub(crate) mod raw;
 pub(crate) mod table;
 pub(crate) mod user_memory;
