@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Reads what a Rust test program prints, and appends "ok", "failed" or "skipped" and each test's name to
+# $RESULTS.
+tee /dev/stderr | sed -n \
+    -e 's/^test \(.*\) \.\.\. ok.*/ok\t\1/p' \
+    -e 's/^test \(.*\) \.\.\. FAILED.*/failed\t\1/p' \
+    -e 's/^test \(.*\) \.\.\. ignored.*/skipped\t\1/p' | sed 's/ - should panic$//' >>"$RESULTS"

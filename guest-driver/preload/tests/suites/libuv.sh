@@ -1,0 +1,42 @@
+# libuv: `uv_run_tests`, built from Debian's source package. Some tests start a helper process, with
+# which they speak over TCP.
+
+obtain() {
+    source_of libuv1
+    [ ! -e "$cache/libuv1/run-tests" ] || return 0
+    needs gcc gcc
+    needs make make
+    cd "$cache/libuv1/source"
+    # CMakeLists.txt has the files of all systems; building with it would take another package.
+    local files others='aix|bsd|cygwin|darwin|fsevents|getentropy|haiku|hurd|ibmi|kqueue'
+    others+='|no-proctitle|sysinfo|os390|posix-|pthread-fixes|qnx|sunos|win|benchmark'
+    mapfile -t files < <(grep -o '\(src\|test\)/[a-z0-9/-]*\.c' CMakeLists.txt | grep -Ev "$others" | sort -u)
+    make -s -r -j2 -f - run-tests OBJECTS="${files[*]/%.c/.o}" <<'END'
+run-tests: $(filter test/%, $(OBJECTS)) libuv.a
+	gcc -o $@ $^ -lpthread -ldl -lrt
+libuv.a: $(filter src/%, $(OBJECTS))
+	ar rc $@ $^
+%.o: %.c
+	gcc -O1 -w -Iinclude -Isrc -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -D_LARGEFILE_SOURCE -c $< -o $@
+END
+    mv run-tests ..
+}
+
+run() {
+    cd "$cache/libuv1/source"
+    local filter=. program=$cache/libuv1/run-tests as=() tests
+    ! $SMC_SUITES_QUICK || filter='^tcp\|^delayed_accept\|^multiple_listen\|^poll_\|^shutdown\|^socket_buffer'
+    # The list has helpers, too, which are no tests.
+    mapfile -t tests < <(sed -n 's/^ *TEST_ENTRY\(_CUSTOM\)\? *(\([a-z0-9_]*\).*/\2/p' test/test-list.h |
+        sort -u | grep "$filter")
+    # All tests use the same port. It refuses to run as root.
+    if [ "$(id -u)" = 0 ]; then
+        as=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+        mkdir -p "$scratch/libuv"
+        cp -r "$program" test "$scratch/libuv"
+        chmod -R o+rwX "$scratch/libuv"
+        cd "$scratch/libuv"
+        program=$PWD/run-tests
+    fi
+    on "$1" bash "$here/each.sh" 1 60 "${as[@]}" "$program" -- "${tests[@]}"
+}
