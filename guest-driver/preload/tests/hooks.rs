@@ -214,6 +214,27 @@ fn a_second_connect_returns_what_became_of_the_first() {
     in_all_combinations("a_second_connect_returns_what_became_of_the_first", 1, server, client);
 }
 
+/// The error comes while the thread that would propose SMC may not have seen it yet.
+#[test]
+fn a_connect_that_is_refused_says_so_each_time() {
+    fn server(listener: TcpListener) {
+        assert_eq!(listener.accept().unwrap().0.read(&mut [0]).unwrap(), 1);
+    }
+    fn client(port: u16) {
+        let nobody = common::free_port();
+        for _ in 0..300 {
+            let refused = c::connect_nonblocking(nobody);
+            let epoll = c::Epoll::new();
+            epoll.add(&refused, libc::EPOLLIN | libc::EPOLLOUT, 7);
+            let shown = epoll.wait(5000);
+            let error = refused.take_error().unwrap().map(|error| error.kind());
+            assert_eq!(error, Some(ErrorKind::ConnectionRefused), "{shown:x?}");
+        }
+        TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"!").unwrap();
+    }
+    in_all_combinations("a_connect_that_is_refused_says_so_each_time", 1, server, client);
+}
+
 const IN: i32 = libc::EPOLLIN;
 
 #[test]

@@ -227,7 +227,7 @@ unsafe fn wait_here(
         });
     }
     // SAFETY: the caller's promise.
-    let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(4096)) };
+    let out = unsafe { std::slice::from_raw_parts_mut(list, room.min(1 << 17)) };
     epoll_wait::wait(descriptor.set()?, set, out, timeout, mask)
 }
 

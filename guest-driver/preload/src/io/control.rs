@@ -105,9 +105,10 @@ pub(crate) fn get_option(
     match socket.state() {
         SocketState::Undecided | SocketState::Deciding => {
             match resolve(descriptor, fd, Wait::Short) {
-                Selected::Pending | Selected::Smc => Some(0),
+                Selected::Smc => Some(0),
                 Selected::Failed => Some(socket.take_error()),
-                Selected::Tcp => None,
+                // The kernel knows whether TCP has failed meanwhile.
+                Selected::Pending | Selected::Tcp => None,
             }
         }
         SocketState::Smc => take_error(socket),

@@ -20,6 +20,7 @@ obtain() {
 run() {
     cd "$cache/libevent/source/test"
     local tests
-    mapfile -t tests < <("$cache/libevent/regress" --list-tests | sed -n 's/^ *\([a-z0-9_]*\/[^ ]*\).*/\1/p')
+    # Those of clocks depend on what else the machine does.
+    mapfile -t tests < <("$cache/libevent/regress" --list-tests | grep -v monotonic | sed -n 's/^ *\([a-z0-9_]*\/[^ ]*\).*/\1/p')
     on "$1" bash "$here/each.sh" 2 60 "$cache/libevent/regress" -- "${tests[@]}"
 }
