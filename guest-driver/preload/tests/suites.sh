@@ -42,9 +42,6 @@ while [ $# -gt 0 ]; do
 done
 [ ${#wanted[@]} -gt 0 ] || wanted=("${all[@]}")
 
-# shellcheck source=suites/packages.sh
-. "$here/packages.sh"
-
 # The daemon, and the command with the library --------------------------------------------------------
 
 # The whole workspace is selected so that this shares the artifacts of `cargo test --workspace`.
@@ -56,7 +53,7 @@ clean_up() {
     rm -rf "$scratch"
 }
 trap clean_up EXIT
-mkdir "$scratch/devices" "$scratch/results" "$scratch/status"
+mkdir "$scratch"/{devices,results,status,own}
 # Some suites refuse to run as root. Any user has to reach the programs and the devices.
 chmod 755 "$scratch"
 chmod 1777 "$scratch/status"
@@ -69,7 +66,7 @@ done
 daemon=$!
 
 # on WITH|WITHOUT COMMAND...: runs a command in a network namespace of its own, under `smc run` or not.
-# The tests of a suite write lines "RESULT TEST" into the file $RESULTS.
+# The tests of a suite write lines "RESULT TEST" into the file $RESULTS; the directory $own is theirs.
 on() {
     local how=$1 run=()
     shift
@@ -83,7 +80,7 @@ on() {
     "${run[@]}" "$@"
 }
 export -f on
-export scratch here cache
+export scratch here cache install
 
 # Suites -------------------------------------------------------------------------------------------------
 
@@ -115,6 +112,21 @@ compare() {
     ' "$here/accepted.txt" "$scratch/results/$1.without" "$scratch/results/$1.with" | sort
 }
 
+# of_suite COMMAND...: calls a function of the suite $suite in a shell that ends with the first failure.
+of_suite() {
+    # shellcheck disable=SC2016 # the words are those of the inner shell
+    bash -euo pipefail -c '. "$here/packages.sh"; . "$here/$0.sh"; "$@"' "$suite" "$@"
+}
+
+# one_way WITH|WITHOUT: runs the suite $suite one way.
+one_way() {
+    local results=$scratch/results/$suite.$1 own=$scratch/own/$suite.$1
+    mkdir -p "$own"
+    : >"$results"
+    RESULTS=$results own=$own of_suite run "$1" >"$results.log" 2>&1 </dev/null ||
+        echo "the suite ended with status $?, $1 smc run"
+}
+
 status=0 left_out=()
 for suite in "${wanted[@]}"; do
     if [ ! -e "$here/$suite.sh" ]; then
@@ -123,27 +135,20 @@ for suite in "${wanted[@]}"; do
     fi
     begin=$SECONDS
     printf '\n== %s ==\n' "$suite"
-    if ! (
-        set -euo pipefail
-        # shellcheck source=/dev/null
-        . "$here/$suite.sh"
-        obtain
-    ) >"$scratch/obtain.log" 2>&1; then
+    if ! of_suite obtain >"$scratch/obtain.log" 2>&1; then
         cat "$scratch/obtain.log"
         left_out+=("$suite")
         continue
     fi
-    for how in without with; do
-        export RESULTS=$scratch/results/$suite.$how
-        : >"$RESULTS"
-        log=$scratch/results/$suite.$how.log
-        (
-            set -euo pipefail
-            # shellcheck source=/dev/null
-            . "$here/$suite.sh"
-            run "$how"
-        ) >"$log" 2>&1 </dev/null || echo "the suite ended with status $?, $how smc run"
-    done
+    if $SMC_SUITES_QUICK && [ "$(id -u)" = 0 ]; then
+        # Each run has a network of its own, so they do not disturb each other.
+        one_way without &
+        one_way with
+        wait "$!"
+    else
+        one_way without
+        one_way with
+    fi
     if [ ! -s "$scratch/results/$suite.without" ]; then
         tail -30 "$scratch/results/$suite.without.log"
         echo "$suite: no test ran"

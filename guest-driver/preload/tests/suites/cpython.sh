@@ -1,9 +1,9 @@
 # CPython: the files of its test suite that use TCP, each in a process of its own. Most of them have both
 # ends of their connections in one process, and so on one device, where SMC does not carry them.
 
-quick=(test_epoll test_select test_poll test_selectors test_socketserver test_httplib test_ftplib
-    test_smtplib test_telnetlib test_asynchat test_asyncore)
-all=("${quick[@]}" test_socket test_ssl test_httpservers test_xmlrpc test_docxmlrpc test_urllib2_localnet
+quick=(test_epoll test_select test_socketserver test_httplib test_smtplib test_telnetlib test_asynchat
+    test_asyncore)
+all=("${quick[@]}" test_poll test_selectors test_ftplib test_socket test_ssl test_httpservers test_xmlrpc test_docxmlrpc test_urllib2_localnet
     test_imaplib test_nntplib test_poplib test_smtpd test_wsgiref test_logging test_os test_subprocess
     test_asyncio.test_base_events test_asyncio.test_buffered_proto test_asyncio.test_events
     test_asyncio.test_selector_events test_asyncio.test_sendfile test_asyncio.test_server
@@ -25,8 +25,7 @@ python() {
     local how=$1
     shift
     export PYTHONHOME=$cache/python/usr PYTHONDONTWRITEBYTECODE=1
-    mkdir -p "$scratch/python"
-    cd "$scratch/python"
+    cd "$own"
     on "$how" "$(echo "$PYTHONHOME"/bin/python3.*)" "$@"
 }
 

@@ -28,13 +28,12 @@ run() {
     ! $SMC_SUITES_QUICK || filter='^connection_fail\|^tcp_\|^delayed_accept\|^multiple_listen\|^poll_\|^shutdown\|^socket_buffer'
     # It refuses to run as root.
     if [ "$(id -u)" = 0 ]; then
-        mkdir -p "$scratch/libuv"
-        cp -r "$cache/libuv1/run-tests" test "$scratch/libuv"
-        chmod -R o+rwX "$scratch/libuv"
-        cd "$scratch/libuv"
+        cp -r "$cache/libuv1/run-tests" test "$own"
+        chmod -R o+rwX "$own"
+        cd "$own"
         program=(setpriv --reuid=65534 --regid=65534 --clear-groups ./run-tests)
     fi
-    mapfile -t tests < <("${program[@]}" --list | grep "$filter")
+    mapfile -t tests < <("${program[@]}" --list | sed "s/ .*//" | grep "$filter")
     # All tests use the same port.
     on "$1" bash "$here/each.sh" 1 60 "${program[@]}" -- "${tests[@]}"
 }
