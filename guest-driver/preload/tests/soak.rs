@@ -282,7 +282,8 @@ fn nothing_grows() {
     let proxy = Running::start(command.arg("-db").arg("-f").arg(fabric.file("haproxy.cfg")));
     await_listener(haproxy_port);
     let mut command = fabric.smc("gunicorn");
-    command.args(["-w", "2", "-k", "gthread", "--threads", "4", "--timeout", "300"]);
+    // With more threads, it would start each of them the first time that the others are busy.
+    command.args(["-w", "2", "-k", "gthread", "--threads", "1", "--timeout", "300"]);
     command.args(["-b", &format!("127.0.0.1:{gunicorn_port}"), "--log-level", "error"]);
     let code = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code");
     command.args(["--pythonpath", code, "--chdir"]).arg(&www).arg("app:wsgi");
