@@ -187,6 +187,9 @@ fn restore(a: &Guest, b: &Guest, nic: u32, loss: Loss) {
         Loss::Cable => b.set_cable(nic, true),
         Loss::Adapter => unreachable!("its users keep it from coming back"),
     }
+    // A guest that has just failed to find its neighbour refuses a connect at once.
+    let ping = format!("ping -c 1 -W 1 {}", a.ip_on(nic));
+    smc_tests::eventually("the network is back", || b.run(ping.as_str()).code() == 0);
 }
 
 // Shows: LG-30.
