@@ -97,8 +97,20 @@ impl Conn {
             Ok(n) if n > 0 => self.abort(),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.on(Event::TcpReset),
+            Err(_) => self.on_tcp_reset(),
         }
+    }
+
+    /// TCP was reset. A peer that has closed before, of which this end has not heard yet, resets
+    /// TCP when its process ends, and nothing was lost.
+    fn on_tcp_reset(&self) {
+        let mut tx = self.tx();
+        self.refresh_tx(&mut tx);
+        if !tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            self.step(&mut tx, Event::TcpReset);
+        }
+        drop(tx);
+        self.sync_readiness();
     }
 
     /// Ends the connection at once: the peer broke the protocol, or the application wants it.
