@@ -1,5 +1,5 @@
-//! Clients that send a part of a message and stay. They cost their server neither threads nor
-//! processor time, and it serves others meanwhile.
+//! Clients that send a part of a message and stay, which cost their server neither threads nor
+//! processor time, and clients that end their direction as soon as they may.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -8,11 +8,15 @@ mod common;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
+use smc_core::handshake::{Config, IsmDevice, start};
+use smc_core::time::Tick;
+use smc_core::wire::ids::{Chid, Eid, Gid, PeerId};
 
 /// Clients that stay.
 const CLIENTS: usize = 200;
@@ -119,4 +123,56 @@ fn half_open_clients_cost_no_thread_and_no_processor() {
 
 fn ask_to_stop(port: u16) {
     TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"stop").unwrap();
+}
+
+/// Echoes each connection until its end, one after the other.
+fn echo(listener: &TcpListener) {
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        let mut buf = [0; 100];
+        while let Ok(n @ 1..) = stream.read(&mut buf) {
+            match buf[..n].starts_with(b"stop") {
+                true => return,
+                false => stream.write_all(&buf[..n]).unwrap(),
+            }
+        }
+    }
+}
+
+/// A Proposal on a device that no server has.
+fn proposal() -> Vec<u8> {
+    let mut config = Config::new(PeerId([7; 8]));
+    config.ueids = vec![Eid::new("NOBODY").unwrap()];
+    config.devices = vec![IsmDevice { chid: Chid(0xff01), gid: Gid([7; 16]) }];
+    start(Arc::new(config), Tick(0)).unwrap().1
+}
+
+/// The server still does its own part after the Decline has reached the client. An end that comes
+/// meanwhile is that of a client which awaits its answer, not of one that was killed.
+#[test]
+fn a_client_that_is_declined_sends_its_request_and_ends_its_direction() {
+    const TEST: &str = "a_client_that_is_declined_sends_its_request_and_ends_its_direction";
+    if let Some((_, port)) = my_role() {
+        return echo(&TcpListener::bind(("127.0.0.1", port)).unwrap());
+    }
+    let fabric = Fabric::new(1);
+    let port = free_port();
+    let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, "server", port);
+    await_listener(port);
+    for n in 0..300 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&proposal()).unwrap();
+        let mut header = [0; 8];
+        stream.read_exact(&mut header).unwrap();
+        let length = usize::from(u16::from_be_bytes([header[5], header[6]]));
+        stream.read_exact(&mut vec![0; length - header.len()]).unwrap();
+        stream.write_all(b"request").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert_eq!(answer, b"request", "connection {n}");
+    }
+    ask_to_stop(port);
+    server.finish();
 }

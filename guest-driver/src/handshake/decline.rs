@@ -4,13 +4,18 @@ use std::net::TcpStream;
 
 use smc_core::handshake::{AfterDecline, DeclineReason, SendDecline};
 
-use super::tcp::send;
+use super::tcp::{has_ended, send};
 use super::{Broken, Outcome};
 use crate::ism::IsmError;
 
 /// Sends a Decline. The connection goes on as TCP, or is broken, as the Decline says.
+///
+/// A peer that has ended its direction awaits no answer: it has closed the connection. Its machine
+/// would answer the Decline with a reset, where a program on TCP reads an end of data.
 pub(super) fn send_decline(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
-    send(tcp, &decline.message)?;
+    if !has_ended(tcp) {
+        send(tcp, &decline.message)?;
+    }
     match decline.then {
         AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
         AfterDecline::Break => Err(Broken::Late(decline.reason)),

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use smc_core::handshake::ClcReader;
@@ -41,6 +42,13 @@ pub(super) fn peek(tcp: impl AsFd, prefix: &mut [u8]) -> io::Result<Option<usize
     }
 }
 
+/// Whether the peer has ended its direction.
+pub(super) fn has_ended(tcp: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(tcp, PollFlags::RDHUP)];
+    let found = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    found.is_ok() && fds[0].revents().contains(PollFlags::RDHUP)
+}
+
 /// Sends a whole CLC message. A message is small and the send buffer of a new connection is empty,
 /// so this seldom waits.
 pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
@@ -49,7 +57,7 @@ pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
         match net::send(tcp, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => rest = rest.get(n..).unwrap_or_default(),
             Err(Errno::WOULDBLOCK) => {
-                wait(tcp, rustix::event::PollFlags::OUT, Duration::from_secs(1))?;
+                wait(tcp, PollFlags::OUT, Duration::from_secs(1))?;
             }
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -61,7 +69,7 @@ pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
 /// Waits until the stream is readable, until `deadline` at most.
 pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
-    wait(tcp, rustix::event::PollFlags::IN, left)
+    wait(tcp, PollFlags::IN, left)
 }
 
 /// Waits until the stream or the other descriptor is readable, until `deadline` at most.
@@ -70,16 +78,15 @@ pub(super) fn wait_either(
     other: BorrowedFd<'_>,
     deadline: Instant,
 ) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags};
     let left = deadline.saturating_duration_since(Instant::now());
     wait_for(&mut [PollFd::new(tcp, PollFlags::IN), PollFd::new(&other, PollFlags::IN)], left)
 }
 
-fn wait(tcp: &TcpStream, flags: rustix::event::PollFlags, timeout: Duration) -> io::Result<()> {
-    wait_for(&mut [rustix::event::PollFd::new(tcp, flags)], timeout)
+fn wait(tcp: &TcpStream, flags: PollFlags, timeout: Duration) -> io::Result<()> {
+    wait_for(&mut [PollFd::new(tcp, flags)], timeout)
 }
 
-fn wait_for(fds: &mut [rustix::event::PollFd<'_>], timeout: Duration) -> io::Result<()> {
+fn wait_for(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     match rustix::event::poll(fds, Some(&timespec(timeout))) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
@@ -109,7 +116,7 @@ pub(crate) fn connect(
         Err(Errno::INTR | Errno::INPROGRESS) => {
             let left = || deadline.map(|end| end.saturating_duration_since(Instant::now()));
             loop {
-                let mut fds = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::OUT)];
+                let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
                 let timeout = left().map(timespec);
                 match rustix::event::poll(&mut fds, timeout.as_ref()) {
                     Ok(0) if left().is_some_and(|left| left.is_zero()) => {

@@ -36,11 +36,6 @@ pub(super) fn is_reset(tcp: impl AsFd) -> bool {
     poll(tcp, PollFlags::empty()).is_some_and(|found| found.contains(PollFlags::ERR))
 }
 
-/// Whether the client has ended its direction of TCP.
-pub(super) fn has_ended(tcp: impl AsFd) -> bool {
-    poll(tcp, PollFlags::RDHUP).is_some_and(|found| found.contains(PollFlags::RDHUP))
-}
-
 /// `None`: the process may have no descriptors at all (RLIMIT_NOFILE), so it may not poll any.
 fn poll(tcp: impl AsFd, events: PollFlags) -> Option<PollFlags> {
     let mut fds = [PollFd::new(&tcp, events)];

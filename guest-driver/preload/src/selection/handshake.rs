@@ -489,11 +489,6 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
                 record_answer(borrowed(fd), &info);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
-                if socket.role() == SocketRole::Server && first_bytes::has_ended(borrowed(fd)) {
-                    // The Decline makes the machine of a client that was killed answer with a reset.
-                    carry_out(descriptor, fd, SocketEvent::Reset, ActionInput::Error(Errno(0)));
-                    return;
-                }
                 // An error comes again with the program's next call.
                 return complete_with_tcp(descriptor, fd, |early| {
                     let _ = (&stream).write_all(early);
