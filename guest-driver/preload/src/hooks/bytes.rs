@@ -1,5 +1,6 @@
 //! Hooks of the calls that read and write.
 
+use std::borrow::Cow;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
@@ -14,7 +15,7 @@ use crate::selection::establish;
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
-use crate::sys::user_memory::{self, libc_result};
+use crate::sys::user_memory::{self, BufferList, libc_result};
 
 /// Reads, if the descriptor is an SMC connection. `None`: the kernel carries out the call.
 #[inline]
@@ -78,7 +79,15 @@ unsafe fn send_one(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> Op
 /// `iov` leads to `n` buffers, or nowhere.
 unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
-    match unsafe { user_memory::read_buffers(iov, n) } {
+    recv_checked(fd, unsafe { user_memory::read_buffers(iov, n) }, flags)
+}
+
+fn recv_checked(
+    fd: c_int,
+    rooms: Result<Option<BufferList<'_>>, Errno>,
+    flags: c_int,
+) -> Option<SysResult> {
+    match rooms {
         Ok(Some(mut rooms)) => recv_into(fd, &mut rooms, flags),
         Ok(None) => recv_nowhere(fd, flags),
         Err(error) => Some(Err(error)),
@@ -91,7 +100,15 @@ unsafe fn recv_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Opt
 /// `iov` leads to `n` buffers, or nowhere.
 unsafe fn send_list(fd: c_int, iov: *const iovec, n: usize, flags: c_int) -> Option<SysResult> {
     // SAFETY: the caller's promise.
-    match unsafe { user_memory::write_buffers(iov, n) } {
+    send_checked(fd, unsafe { user_memory::write_buffers(iov, n) }, flags)
+}
+
+fn send_checked(
+    fd: c_int,
+    pieces: Result<Option<Cow<'_, [IoSlice<'_>]>>, Errno>,
+    flags: c_int,
+) -> Option<SysResult> {
+    match pieces {
         Ok(Some(pieces)) => send_from(fd, &pieces, flags),
         Ok(None) => send_nowhere(fd, flags),
         Err(error) => Some(Err(error)),
@@ -175,8 +192,7 @@ unsafe fn read_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Opt
     match unsafe { user_memory::read_buffers(iov, count(n)) } {
         // As a read of no bytes.
         Ok(Some(rooms)) if rooms.iter().all(|room| room.is_empty()) => None,
-        // SAFETY: the same list.
-        _ => unsafe { recv_list(fd, iov, count(n), flags) },
+        rooms => recv_checked(fd, rooms, flags),
     }
 }
 
@@ -189,8 +205,7 @@ unsafe fn write_list(fd: c_int, iov: *const iovec, n: c_int, flags: c_int) -> Op
     match unsafe { user_memory::write_buffers(iov, count(n)) } {
         // The kernel returns at once, whatever the state of the socket is.
         Ok(Some(pieces)) if pieces.iter().all(|piece| piece.is_empty()) => None,
-        // SAFETY: the same list.
-        _ => unsafe { send_list(fd, iov, count(n), flags) },
+        pieces => send_checked(fd, pieces, flags),
     }
 }
 

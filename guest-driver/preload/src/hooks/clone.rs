@@ -44,20 +44,20 @@ unsafe extern "C" fn clone(
     local: *mut c_void,
     child: *mut c_void,
 ) -> c_int {
-    if body.is_null() || config::get().is_none() || !is_fork(flags as u64) {
-        return call_libc!(clone, -1, (body: *mut c_void, stack: *mut c_void, flags: c_int,
+    let native = |body: *mut c_void, argument: *mut c_void| {
+        call_libc!(clone, -1, (body: *mut c_void, stack: *mut c_void, flags: c_int,
             argument: *mut c_void, parent: *mut c_void, local: *mut c_void, child: *mut c_void)
-            -> c_int);
+            -> c_int)
+    };
+    if body.is_null() || config::get().is_none() || !is_fork(flags as u64) {
+        return native(body, argument);
     }
     // SAFETY: the program's function of this type.
     let theirs = unsafe { std::mem::transmute::<*mut c_void, Body>(body) };
     let start = Box::into_raw(Box::new(Start { body: theirs, argument }));
     // SAFETY: the handlers that libc would call around a fork.
     unsafe { init::before_fork() };
-    let (body, argument) = (begin as Body as *mut c_void, start.cast::<c_void>());
-    let result = call_libc!(clone, -1, (body: *mut c_void, stack: *mut c_void, flags: c_int,
-        argument: *mut c_void, parent: *mut c_void, local: *mut c_void, child: *mut c_void)
-        -> c_int);
+    let result = native(begin as Body as *mut c_void, start.cast::<c_void>());
     let error = errno();
     // SAFETY: as above; the child has its own copy of the box.
     unsafe {

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{aiocb, pid_t};
 
+use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::{Symbol, call_libc, symbols};
 use crate::io::kernel;
 use crate::socket::table::DESCRIPTORS;
@@ -118,53 +119,44 @@ pub(super) unsafe fn passed_descriptors(message: *const libc::msghdr, f: impl Fn
 
 macro_rules! trampolines {
     ($($name:ident, $prepare:ident;)*) => {$(
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "endbr64",
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "sub rsp, 128",
-                "movups [rsp], xmm0", "movups [rsp + 16], xmm1",
-                "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
-                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5",
-                "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
-                "call {prepare}",
-                "mov r11, rax",
-                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]",
-                "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
-                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]",
-                "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
-                "add rsp, 128",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                prepare = sym $prepare,
-            )
-        }
-        #[cfg(target_arch = "aarch64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "hint #34", // bti c
-                "stp x29, x30, [sp, #-224]!",
-                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                "str x8, [sp, #80]",
-                "stp q0, q1, [sp, #96]", "stp q2, q3, [sp, #128]",
-                "stp q4, q5, [sp, #160]", "stp q6, q7, [sp, #192]",
-                "bl {prepare}",
-                "mov x16, x0",
-                "ldp q0, q1, [sp, #96]", "ldp q2, q3, [sp, #128]",
-                "ldp q4, q5, [sp, #160]", "ldp q6, q7, [sp, #192]",
-                "ldr x8, [sp, #80]",
-                "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
-                "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
-                "ldp x29, x30, [sp], #224",
-                "br x16",
-                prepare = sym $prepare,
-            )
+        in_assembly! {
+            $name calls $prepare:
+            x86_64 {
+                "endbr64"
+                "push rdi" "push rsi" "push rdx" "push rcx" "push r8" "push r9" "push rax"
+                "sub rsp, 128"
+                "movups [rsp], xmm0" "movups [rsp + 16], xmm1"
+                "movups [rsp + 32], xmm2" "movups [rsp + 48], xmm3"
+                "movups [rsp + 64], xmm4" "movups [rsp + 80], xmm5"
+                "movups [rsp + 96], xmm6" "movups [rsp + 112], xmm7"
+                "call {function}"
+                "mov r11, rax"
+                "movups xmm0, [rsp]" "movups xmm1, [rsp + 16]"
+                "movups xmm2, [rsp + 32]" "movups xmm3, [rsp + 48]"
+                "movups xmm4, [rsp + 64]" "movups xmm5, [rsp + 80]"
+                "movups xmm6, [rsp + 96]" "movups xmm7, [rsp + 112]"
+                "add rsp, 128"
+                "pop rax" "pop r9" "pop r8" "pop rcx" "pop rdx" "pop rsi" "pop rdi"
+                "jmp r11"
+            }
+            aarch64 {
+                "hint #34" // bti c
+                "stp x29, x30, [sp, #-224]!"
+                "stp x0, x1, [sp, #16]" "stp x2, x3, [sp, #32]"
+                "stp x4, x5, [sp, #48]" "stp x6, x7, [sp, #64]"
+                "str x8, [sp, #80]"
+                "stp q0, q1, [sp, #96]" "stp q2, q3, [sp, #128]"
+                "stp q4, q5, [sp, #160]" "stp q6, q7, [sp, #192]"
+                "bl {function}"
+                "mov x16, x0"
+                "ldp q0, q1, [sp, #96]" "ldp q2, q3, [sp, #128]"
+                "ldp q4, q5, [sp, #160]" "ldp q6, q7, [sp, #192]"
+                "ldr x8, [sp, #80]"
+                "ldp x6, x7, [sp, #64]" "ldp x4, x5, [sp, #48]"
+                "ldp x2, x3, [sp, #32]" "ldp x0, x1, [sp, #16]"
+                "ldp x29, x30, [sp], #224"
+                "br x16"
+            }
         }
     )*};
 }

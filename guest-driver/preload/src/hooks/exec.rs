@@ -4,6 +4,7 @@
 use std::ffi::{c_char, c_int};
 use std::time::Duration;
 
+use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::kernel;
 use crate::relay::keeper::{self, KeeperResult};
@@ -85,38 +86,29 @@ executes! {
 
 macro_rules! lists {
     ($($name:ident, $with_list:ident;)*) => {$(
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "endbr64",
-                "push r9", "push r8", "push rcx", "push rdx", "push rsi", "push rdi",
-                "mov rdi, rsp",
-                "lea rsi, [rsp + 56]",
-                "sub rsp, 8",
-                "call {with_list}",
-                "add rsp, 56",
-                "ret",
-                with_list = sym $with_list,
-            )
-        }
-        #[cfg(target_arch = "aarch64")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "hint #34", // bti c
-                "stp x29, x30, [sp, #-80]!",
-                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                "add x0, sp, #16",
-                "add x1, sp, #80",
-                "bl {with_list}",
-                "ldp x29, x30, [sp], #80",
-                "ret",
-                with_list = sym $with_list,
-            )
+        in_assembly! {
+            $name calls $with_list:
+            x86_64 {
+                "endbr64"
+                "push r9" "push r8" "push rcx" "push rdx" "push rsi" "push rdi"
+                "mov rdi, rsp"
+                "lea rsi, [rsp + 56]"
+                "sub rsp, 8"
+                "call {function}"
+                "add rsp, 56"
+                "ret"
+            }
+            aarch64 {
+                "hint #34" // bti c
+                "stp x29, x30, [sp, #-80]!"
+                "stp x0, x1, [sp, #16]" "stp x2, x3, [sp, #32]"
+                "stp x4, x5, [sp, #48]" "stp x6, x7, [sp, #64]"
+                "add x0, sp, #16"
+                "add x1, sp, #80"
+                "bl {function}"
+                "ldp x29, x30, [sp], #80"
+                "ret"
+            }
         }
     )*};
 }

@@ -2,6 +2,7 @@
 //! function calls libc's function. Otherwise it turns the program's pointers into slices, and the
 //! rooms below do the work.
 
+mod assembly;
 mod bytes;
 mod clone;
 mod descriptors;
