@@ -342,13 +342,10 @@ fn an_eventfd_that_stays_readable_is_no_kick() {
     stage.check_reconnect();
 }
 
-#[test]
-fn a_device_that_hangs_gives_its_place_back() {
-    let place = Place::new();
-    let daemon = place.daemon_with(&["a", "b"], |config| {
-        config.fabrics[0].caps.devices = Some(2);
-    });
-    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+/// Brings the call counter of the control queue to its maximum, and has a command answered: the
+/// worker hangs in its call.
+fn fill_call_counter(a: &mut FrontEnd) {
+    // A command that asks for no interrupt: with its answer, the call for HELLO is over.
     a.send_command(Op::Stats, &[]);
     eventually("an answer", || a.try_used(CONTROL).is_some());
     a.wait_call(CONTROL, Duration::ZERO);
@@ -356,6 +353,16 @@ fn a_device_that_hangs_gives_its_place_back() {
     a.want_call(CONTROL);
     a.send_command(Op::Stats, &[]);
     eventually("an answer", || a.try_used(CONTROL).is_some());
+}
+
+#[test]
+fn a_device_that_hangs_gives_its_place_back() {
+    let place = Place::new();
+    let daemon = place.daemon_with(&["a", "b"], |config| {
+        config.fabrics[0].caps.devices = Some(2);
+    });
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    fill_call_counter(&mut a);
     let call = a.queues[CONTROL].call.try_clone().unwrap();
     drop(a);
     eventually("a hanging thread", || daemon.list().iter().any(|guest| guest.hanging == 1));
@@ -371,15 +378,7 @@ fn a_device_that_hangs_gives_its_place_back() {
 fn a_full_call_counter_hangs_its_own_device_only() {
     let mut stage = Stage::new();
     let (mut a, _) = stage.attacker();
-    // A command that asks for no interrupt: with its answer, the call for HELLO is over.
-    a.send_command(Op::Stats, &[]);
-    eventually("an answer", || a.try_used(CONTROL).is_some());
-    a.wait_call(CONTROL, Duration::ZERO);
-    // The counter's maximum: the daemon's next write blocks.
-    a.queues[CONTROL].call.write(u64::MAX - 1).unwrap();
-    a.want_call(CONTROL);
-    a.send_command(Op::Stats, &[]);
-    eventually("an answer", || a.try_used(CONTROL).is_some());
+    fill_call_counter(&mut a);
     // Nothing else is answered by the worker that hangs.
     a.send_command(Op::Stats, &[]);
     std::thread::sleep(QUIET);

@@ -4,6 +4,8 @@
 
 #[path = "common/c.rs"]
 mod c;
+#[path = "common/combinations.rs"]
+mod combinations;
 mod common;
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
@@ -12,7 +14,8 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Fabric, await_listener, free_port, my_role, pattern, role};
+use combinations::{connect, in_each_combination};
+use common::pattern;
 
 /// Runs a server and a client, with and without the library at either end: in all four
 /// combinations.
@@ -23,44 +26,15 @@ fn in_all_combinations(test: &str, connections: usize, server: fn(TcpListener), 
 /// The same, with the ends of connections that are on SMC and on TCP if both ends have the library.
 fn run(test: &str, decided: (usize, usize), server: fn(TcpListener), client: fn(u16)) {
     let connections = (decided.0 + decided.1) / 2;
-    if let Some((role, port)) = my_role() {
-        match &*role {
-            "server" => server(TcpListener::bind(("127.0.0.1", port)).unwrap()),
-            _ => client(port),
-        }
-        return;
-    }
-    for (server_smc, client_smc) in [(false, false), (true, true), (true, false), (false, true)] {
-        let fabric = Fabric::new(6);
-        let port = free_port();
-        let this = std::env::current_exe().unwrap();
-        let mut command = fabric.on(server_smc, &this);
-        if client_smc {
-            // A server whose program writes first waits 200 ms for a Proposal. A busy machine may
-            // take longer to deliver it, and the program would then read it as data.
-            command.env("SMC_RUN_DETECT_MS", "10000");
-        }
-        let server = role(&mut command, test, "server", port);
-        await_listener(port);
-        let mut command = fabric.on(client_smc, &this);
-        if !server_smc {
-            // The settings say which servers speak SMC.
-            command.env("SMC_RUN_CONNECT", "");
-        }
-        role(&mut command, test, "client", port).finish();
-        server.finish();
+    in_each_combination(test, server, client, |fabric, ends| {
         let (smc, tcp) = fabric.decided();
-        match (server_smc, client_smc) {
+        match ends {
             (true, true) => assert_eq!((smc, tcp), decided, "{:?}", fabric.broken()),
             // A program that is executed for a client finds the client's first bytes there already.
             (true, false) => assert!(smc == 0 && tcp <= connections, "{smc} {tcp}"),
             _ => assert_eq!((smc, tcp), (0, 0)),
         }
-    }
-}
-
-fn connect(port: u16) -> TcpStream {
-    TcpStream::connect(("127.0.0.1", port)).unwrap()
+    });
 }
 
 #[test]

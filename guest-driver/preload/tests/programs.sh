@@ -21,33 +21,25 @@ all=("${quick[@]}" postgresql golang-go nodejs default-jdk-headless gdb
      mariadb-server mariadb-client sysbench rabbitmq-server amqp-tools openmpi-bin python3-mpi4py)
 quick_tests=(iperf3 redis nginx memcached ssh haproxy git socat bash logger whois rsync echo::)
 
-profile=() only=() soak=false install=false packages=("${all[@]}")
+profile=() soak=false packages=("${all[@]}")
 # How often the programs do what they do.
 export SMC_PROGRAMS_FULL=1
-[ "${CI:-}" != true ] || install=true
-while [ $# -gt 0 ]; do
+own_option() {
     case $1 in
     --quick)
-        packages=("${quick[@]}") only+=("${quick_tests[@]}") soak=true
+        packages=("${quick[@]}") names+=("${quick_tests[@]}") soak=true
         unset SMC_PROGRAMS_FULL
         ;;
     --table)
         profile=(--release)
         export SMC_PROGRAMS_ROUNDS=${SMC_PROGRAMS_ROUNDS:-3} SMC_PROGRAMS_SECONDS=${SMC_PROGRAMS_SECONDS:-3}
         ;;
-    --install-deps) install=true ;;
-    -h | --help)
-        sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-        exit
-        ;;
-    -*)
-        echo "$0: unknown option $1" >&2
-        exit 2
-        ;;
-    *) only+=("$1") ;;
+    *) return 1 ;;
     esac
-    shift
-done
+}
+# shellcheck source-path=SCRIPTDIR source=common/options.sh
+. guest-driver/preload/tests/common/options.sh
+parse "$@"
 
 if $install; then
     missing=()
@@ -88,7 +80,7 @@ if $soak; then
     SMC_SOAK_SECONDS=${SMC_SOAK_SECONDS:-40} run soak >"$log" 2>&1 &
 fi
 status=0
-run programs --test-threads=1 "${only[@]}" || status=$?
+run programs --test-threads=1 "${names[@]}" || status=$?
 if $soak; then
     wait "$!" || status=$?
     cat "$log"

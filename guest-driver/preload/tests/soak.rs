@@ -239,7 +239,7 @@ fn run_daemon() -> ! {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh --quick installs the programs and runs it"]
 fn nothing_grows() {
     if my_role().is_some() {
         run_daemon();

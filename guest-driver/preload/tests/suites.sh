@@ -22,24 +22,14 @@ all=(cpython cpython-apart libuv libevent node rust-std tokio)
 quick=(cpython cpython-apart rust-std libuv)
 
 export SMC_SUITES_QUICK=false
-wanted=() install=false
-[ "${CI:-}" != true ] || install=true
-while [ $# -gt 0 ]; do
-    case $1 in
-    --quick) SMC_SUITES_QUICK=true wanted+=("${quick[@]}") ;;
-    --install-deps) install=true ;;
-    -h | --help)
-        sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-        exit
-        ;;
-    -*)
-        echo "$0: unknown option $1" >&2
-        exit 2
-        ;;
-    *) wanted+=("$1") ;;
-    esac
-    shift
-done
+own_option() {
+    [ "$1" = --quick ] || return 1
+    SMC_SUITES_QUICK=true names+=("${quick[@]}")
+}
+# shellcheck source-path=SCRIPTDIR source=common/options.sh
+. guest-driver/preload/tests/common/options.sh
+parse "$@"
+wanted=("${names[@]}")
 [ ${#wanted[@]} -gt 0 ] || wanted=("${all[@]}")
 
 # The daemon, and the command with the library --------------------------------------------------------

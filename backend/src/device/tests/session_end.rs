@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::harness::{CountingNotifier, Driver, World, chain, parse};
 use super::ism::{
-    CloseReason, DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, MapJob, Outcome,
+    CloseReason, Device, DeviceConfig, Fabric, FabricCaps, FabricConfig, JoinError, MapJob, Outcome,
 };
 use virtio_ism_abi::Chid;
 
@@ -263,10 +263,16 @@ impl ReadVolatile for Slow<'_> {
     }
 }
 
-/// Runs `end` while a move of `user` into a DMB of `owner` is in the middle of its copy.
-fn during_a_move(world: &World, end: impl FnOnce(&mut Driver, &mut Driver, u64)) {
+/// Runs `end` while a move of `user` into a DMB of `owner` is in the middle of its copy. Meanwhile it
+/// runs `others`, which must not wait. Returns whether `end` has waited.
+fn during_a_move(
+    world: &World,
+    end: impl FnOnce(&mut Driver, &mut Driver, u64) + Send,
+    others: impl FnOnce([&Device; 2]),
+) -> bool {
     let (mut owner, user) = (world.driver("owner"), world.mover("user"));
     let mut user_again = Driver::of(&user);
+    let devices = [owner.device.clone(), user.device.clone()];
     let token = owner.register(user.gid, 0, K64).unwrap().token.get();
     let [inside, go_on, copied] = [(); 3].map(|()| AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -279,55 +285,45 @@ fn during_a_move(world: &World, end: impl FnOnce(&mut Driver, &mut Driver, u64))
         while !inside.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(20));
-            go_on.store(true, Ordering::SeqCst);
+        let ending = scope.spawn(|| {
+            end(&mut owner, &mut user_again, token);
+            copied.load(Ordering::SeqCst)
         });
-        end(&mut owner, &mut user_again, token);
-        assert!(copied.load(Ordering::SeqCst), "did not wait");
-    });
+        std::thread::sleep(Duration::from_millis(20));
+        others(devices.each_ref().map(|device| &**device));
+        assert!(!copied.load(Ordering::SeqCst), "somebody else waited for the move");
+        go_on.store(true, Ordering::SeqCst);
+        ending.join().unwrap()
+    })
 }
 
 #[test]
 fn unregister_waits_for_a_move_that_runs() {
-    during_a_move(&World::new(), |owner, _, token| owner.unregister(token).unwrap());
+    assert!(during_a_move(
+        &World::new(),
+        |owner, _, token| owner.unregister(token).unwrap(),
+        |_| {}
+    ));
 }
 
 #[test]
 fn the_end_of_a_session_waits_for_its_own_moves_and_those_into_its_dmbs() {
-    during_a_move(&World::new(), |_, user, _| user.end());
-    during_a_move(&World::new(), |owner, _, _| owner.end());
+    assert!(during_a_move(&World::new(), |_, user, _| user.end(), |_| {}));
+    assert!(during_a_move(&World::new(), |owner, _, _| owner.end(), |_| {}));
 }
 
-/// Runs `end` while a move of `user` into a DMB of `owner` is in the middle of its copy, and sees
-/// that nobody else waits, although `end` does. A guest can make a copy into its memory last.
+/// Sees that nobody else waits for a move that `end` waits for. A guest can make a copy into its
+/// memory last.
 fn nobody_else_waits(end: impl FnOnce(&mut Driver, &mut Driver, u64) + Send) {
     let world = World::new();
-    let (mut owner, user) = (world.driver("owner"), world.mover("user"));
-    let mut user_again = Driver::of(&user);
-    let devices = [owner.device.clone(), user.device.clone()];
-    let token = owner.register(user.gid, 0, K64).unwrap().token.get();
-    let [inside, go_on, copied] = [(); 3].map(|()| AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let (head, _) = chain(token, &[(0, &[0; 100])], false, 0);
-            let mut payload = Slow { inside: &inside, go_on: &go_on, copied: &copied };
-            let _ = user.device.transfer(&head, &mut payload, 100);
-        });
-        while !inside.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        scope.spawn(|| end(&mut owner, &mut user_again, token));
-        std::thread::sleep(Duration::from_millis(20));
+    during_a_move(&world, end, |devices| {
         // The end of another device tells every device; management asks every device.
         world.driver("bystander").end();
         assert!(!world.fabric.snapshot().devices.is_empty());
         // A thread of another device that delivers an event asks this.
-        for device in &devices {
+        for device in devices {
             let _ = (device.has_events(), device.next_event_in());
         }
-        assert!(!copied.load(Ordering::SeqCst), "somebody waited for the move");
-        go_on.store(true, Ordering::SeqCst);
     });
 }
 

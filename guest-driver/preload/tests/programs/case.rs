@@ -21,8 +21,6 @@ pub struct Case<'a> {
     pub carried: Carried,
     /// How many times as good as on TCP it must be on SMC.
     pub wanted: f64,
-    /// Time that the client may take, beside the one that every client has.
-    pub takes: Duration,
 }
 
 /// Which combinations of ends put connections on SMC.
@@ -118,7 +116,7 @@ impl Case<'_> {
         let list_servers = with.server && !program.has_rights();
         let program = (self.client)(&place);
         let mut client = bed.command(Client, &program, with.client, list_servers);
-        let timeout = self.takes + Duration::from_secs(30 + 4 * u64::from(seconds()));
+        let timeout = Duration::from_secs(150 + 4 * u64::from(seconds()));
         let client = Running::start(&mut client).within(timeout);
         let seen = match self.seen_by.filter(|_| with == BOTH) {
             Some(user) => bed.await_smc_d(user, timeout / 2),

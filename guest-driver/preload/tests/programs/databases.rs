@@ -5,7 +5,7 @@ use crate::case::{Carried, seconds};
 use crate::script::Script;
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn mariadb() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -51,7 +51,6 @@ fn mariadb() {
             client: &client,
             count: seconds(),
             carried: Carried::Both,
-            takes: 60,
         }
         .run(&net);
     }

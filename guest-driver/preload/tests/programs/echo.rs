@@ -75,7 +75,7 @@ async fn ask(port: u16, connections: usize, messages: usize) {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn tokio_echo() {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -105,7 +105,6 @@ fn tokio_echo() {
             seen_by: None,
             carried: Carried::Both,
             wanted: 0.9,
-            takes: Duration::from_secs(60),
         }
         .run(&net);
     }
@@ -139,7 +138,7 @@ async fn greet_by_events(port: u16) {
 /// How long a client waits for the first bytes of a server that speaks first. The figure is the
 /// number of such clients, one after another, in a second: of the median one.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn first_bytes() {
     if let Some((role, port)) = my_role() {
         let by_events = || tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -174,7 +173,6 @@ fn first_bytes() {
             seen_by: None,
             carried: Carried::Both,
             wanted: 0.1,
-            takes: Duration::from_secs(60),
         }
         .run(&net);
     }

@@ -24,7 +24,7 @@ cp tree/file.aa[a-j] tree/more
 
 /// git's daemon executes a program that takes over the connection.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn git() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -58,14 +58,13 @@ fn git() {
             client: &client,
             count: times(5, 50),
             carried: Carried::Never,
-            takes: 120,
         }
         .run(&net);
     }
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn rsync() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -96,14 +95,13 @@ fn rsync() {
         "#,
         count: times(3, 20),
         carried: Carried::Both,
-        takes: 60,
     }
     .run(&net);
 }
 
 /// A server that makes its processes by clone(2) and forbids itself descriptors.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn vsftpd() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -138,7 +136,6 @@ fn vsftpd() {
         "#,
         count: times(1, 10),
         carried: Carried::Never,
-        takes: 120,
     }
     .run(&net);
 }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use crate::bed::{Net, Place, Program, are_installed};
 use crate::case::{Carried, Case, after, seconds};
@@ -33,13 +32,12 @@ fn web(name: &str, needs: &[&str], program: &str, colon: &str, carried: Carried,
         seen_by: (carried == Carried::Both).then_some("root"),
         carried,
         wanted: 0.9,
-        takes: Duration::ZERO,
     }
     .run(net);
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn node() {
     let net = Net::new();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code/web.js");
@@ -47,7 +45,7 @@ fn node() {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn java() {
     if !are_installed("Java", &["java", "javac"]) {
         return;
@@ -64,7 +62,7 @@ fn java() {
 /// Programs in Go make system calls themselves, even those that contain libc. `smc run` prints that
 /// and leaves them on TCP, where they work.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn go_stays_on_tcp() {
     if !are_installed("Go", &["go"]) {
         return;

@@ -23,13 +23,11 @@ mod sessions;
 mod streams;
 mod web;
 
-use std::time::Duration;
-
 use bed::{Net, Place, Program};
 use case::{Carried, Case, after, seconds};
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn redis() {
     let net = Net::new();
     // As often as possible: a forked child saves the memory, and inherits the connections.
@@ -62,7 +60,6 @@ fn redis() {
             seen_by: Some("root"),
             carried: Carried::Both,
             wanted,
-            takes: Duration::ZERO,
         }
         .run(&net);
     }
@@ -107,7 +104,7 @@ fn nginx_with(place: &Place, listen: &str, more: &str) -> Program {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nginx_and_wrk() {
     let net = Net::new();
     let client = |place: &Place| {
@@ -127,13 +124,12 @@ fn nginx_and_wrk() {
         seen_by: Some("root"),
         carried: Carried::Both,
         wanted: 1.34,
-        takes: Duration::ZERO,
     }
     .run(&net);
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nginx_and_curl() {
     fetch("nginx, curl 40 MB", &["nginx", "curl"], &nginx, "http");
 }
@@ -141,7 +137,7 @@ fn nginx_and_curl() {
 /// TLS runs above the socket, on SMC as on TCP (SEC-5).
 // Shows: SEC-5.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nginx_and_curl_with_tls() {
     let needs = &["nginx", "curl", "openssl"];
     fetch("nginx, curl 40 MB by TLS", needs, &nginx_with_tls, "https");
@@ -182,13 +178,12 @@ fn fetch(name: &str, needs: &[&str], server: &dyn Fn(&Place) -> Program, scheme:
         seen_by: None,
         carried: Carried::Both,
         wanted: 0.9,
-        takes: Duration::ZERO,
     }
     .run(&net);
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn iperf3() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -217,14 +212,13 @@ fn iperf3() {
             seen_by: Some("root"),
             carried: Carried::Both,
             wanted,
-            takes: Duration::ZERO,
         }
         .run(&net);
     }
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn memcached() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -251,7 +245,6 @@ fn memcached() {
         seen_by: Some("root"),
         carried: Carried::Both,
         wanted: 0.9,
-        takes: Duration::ZERO,
     }
     .run(&net);
 }

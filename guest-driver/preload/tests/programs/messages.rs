@@ -9,7 +9,7 @@ use crate::common::{Running, free_port};
 use crate::script::{SERVE, Script, code};
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn mosquitto() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -38,13 +38,12 @@ fn mosquitto() {
         "#,
         count: times(2000, 20_000),
         carried: Carried::Both,
-        takes: 120,
     }
     .run(&net);
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn rabbitmq() {
     const SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
     let net = Net::new();
@@ -79,14 +78,13 @@ fn rabbitmq() {
         count: times(100, 1000),
         // Its processes and their name server connect to each other.
         carried: Carried::Server,
-        takes: 120,
     }
     .run(&net);
 }
 
 /// Two processes, one at each end, which mpirun starts.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn open_mpi() {
     const NAME: &str = "Open MPI";
     let needs = ["mpirun", "orted", "/usr/lib/python3/dist-packages/mpi4py/__init__.py"];

@@ -25,11 +25,26 @@ fn haproxy(place: &Place, defaults: &str, start: &str) -> Program {
     place.script("server", &format!("run {nginx}\nawait_port {}\n{start}\n{SERVE}", behind.port))
 }
 
+/// Others are served at once while one client reads slowly.
+const BESIDE_A_SLOW_READER: &str = r#"
+curl -sS --fail --limit-rate $((40000000 / N)) http://$A:$P/large -o $D/slow & slow=$!
+done=0
+while kill -0 $slow 2>/dev/null; do
+    curl -sS --fail --max-time 5 http://$A:$P/small -o $D/got
+    cmp $D/small $D/got
+    done=$((done + 1))
+    sleep 0.02
+done
+wait $slow
+cmp $D/large $D/slow
+rate $done
+"#;
+
 const ONCE: &str = "run haproxy -db -f $D/haproxy.cfg";
 const NEEDS: &[&str] = &["haproxy", "nginx", "wrk", "curl"];
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn haproxy_modes() {
     let net = Net::new();
     for (name, defaults) in [
@@ -54,37 +69,22 @@ fn haproxy_modes() {
             count: crate::case::seconds(),
             // HAProxy is a client of nginx.
             carried: Carried::Server,
-            takes: 20,
         }
         .run(&net);
     }
 }
 
-/// A client that reads slowly must not stop the others.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn haproxy_splices_for_a_slow_reader() {
     let net = Net::new();
     Script {
         name: "HAProxy, splice, slow reader",
         needs: NEEDS,
         server: &|place| haproxy(place, "  mode http\n  option splice-response", ONCE),
-        client: r#"
-        curl -sS --fail --limit-rate $((40000000 / N)) http://$A:$P/large -o $D/slow & slow=$!
-        done=0
-        while kill -0 $slow 2>/dev/null; do
-            curl -sS --fail --max-time 5 http://$A:$P/small -o $D/got
-            cmp $D/small $D/got
-            done=$((done + 1))
-            sleep 0.05
-        done
-        wait $slow
-        cmp $D/large $D/slow
-        rate $done
-        "#,
+        client: BESIDE_A_SLOW_READER,
         count: times(3, 60),
         carried: Carried::Server,
-        takes: 120,
     }
     .run(&net);
 }
@@ -92,7 +92,7 @@ fn haproxy_splices_for_a_slow_reader() {
 /// Each new process of HAProxy gets the listening sockets from the one before, which serves its
 /// connections to their ends.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn haproxy_reloads() {
     let net = Net::new();
     let start = r#"
@@ -107,22 +107,9 @@ fn haproxy_reloads() {
         name: "HAProxy, reloads",
         needs: NEEDS,
         server: &|place| haproxy(place, "  mode http", start),
-        client: r#"
-        curl -sS --fail --limit-rate $((40000000 / N)) http://$A:$P/large -o $D/slow & slow=$!
-        done=0
-        while kill -0 $slow 2>/dev/null; do
-            curl -sS --fail --max-time 5 http://$A:$P/small -o $D/got
-            cmp $D/small $D/got
-            done=$((done + 1))
-            sleep 0.01
-        done
-        wait $slow
-        cmp $D/large $D/slow
-        rate $done
-        "#,
+        client: BESIDE_A_SLOW_READER,
         count: 6,
         carried: Carried::Server,
-        takes: 60,
     }
     .run(&net);
 }

@@ -1,7 +1,5 @@
 //! Cases whose client is a script for bash.
 
-use std::time::Duration;
-
 use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, Case, after};
 use crate::common;
@@ -17,8 +15,6 @@ pub struct Script<'a> {
     pub client: &'a str,
     pub count: u32,
     pub carried: Carried,
-    /// Time that the client may take, in seconds, beside the one that every client has.
-    pub takes: u64,
 }
 
 impl Script<'_> {
@@ -37,7 +33,6 @@ impl Script<'_> {
             seen_by: None,
             carried: self.carried,
             wanted: 0.9,
-            takes: Duration::from_secs(self.takes),
         }
         .run(net);
     }

@@ -1,7 +1,6 @@
 //! Servers with a process per session.
 
 use std::process::Command;
-use std::time::Duration;
 
 use crate::bed::{self, Net, Place, Program};
 use crate::case::{Carried, Case, after, seconds, times};
@@ -43,7 +42,7 @@ fn ssh_options(place: &Place) -> String {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn ssh_copies_a_file() {
     let net = Net::new();
     let client = |place: &Place| {
@@ -70,7 +69,6 @@ fn ssh_copies_a_file() {
         seen_by: None,
         carried: Carried::Never,
         wanted: 0.9,
-        takes: Duration::ZERO,
     }
     .run(&net);
 }
@@ -78,7 +76,7 @@ fn ssh_copies_a_file() {
 /// Clients that go to the background after they have connected, where other programs use the
 /// connection.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn ssh_in_the_background() {
     let net = Net::new();
     // Behind the forwarded port.
@@ -128,7 +126,6 @@ fn ssh_in_the_background() {
         client: &client,
         count: times(1, 5),
         carried: Carried::Any,
-        takes: 60,
     }
     .run(&net);
 }
@@ -142,7 +139,7 @@ fn postgres_program(name: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn postgresql() {
     let [initdb, postgres, pgbench] = ["initdb", "postgres", "pgbench"].map(postgres_program);
     let is_ready = postgres_program("pg_isready");
@@ -198,7 +195,6 @@ fn postgresql() {
             seen_by: (!options.contains("-C")).then_some("root"),
             carried: Carried::Both,
             wanted,
-            takes: Duration::ZERO,
         }
         .run(&net);
     }

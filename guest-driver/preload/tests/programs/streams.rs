@@ -22,7 +22,7 @@ rate $N
 "#;
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn socat() {
     let net = Net::new();
     for (name, what, carried) in [
@@ -36,7 +36,6 @@ fn socat() {
             client: HASHES,
             count: times(5, 30),
             carried,
-            takes: 30,
         }
         .run(&net);
     }
@@ -53,13 +52,12 @@ fn socat() {
         "#,
         count: times(5, 30),
         carried: Carried::Both,
-        takes: 30,
     }
     .run(&net);
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nc_and_ncat() {
     let net = Net::new();
     let ncat = |place: &Place| {
@@ -77,7 +75,6 @@ fn nc_and_ncat() {
             client: &client,
             count: times(3, 20),
             carried: Carried::Both,
-            takes: 30,
         }
         .run(&net);
     }
@@ -91,7 +88,6 @@ fn nc_and_ncat() {
         client: "nc.openbsd $A $P </dev/null >$D/got\ncmp $D/sent $D/got\nrate 1\n",
         count: 1,
         carried: Carried::Both,
-        takes: 0,
     }
     .run(&net);
 }
@@ -120,7 +116,7 @@ rate $N
 
 /// Each message is a process that connects, sends, closes and exits.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn logger() {
     let net = Net::new();
     let client = format!(
@@ -134,14 +130,13 @@ fn logger() {
         client: &client,
         count: times(40, 1000),
         carried: Carried::Both,
-        takes: 120,
     }
     .run(&net);
 }
 
 /// The shell's own connections; it writes by stdio, and duplicates descriptors.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn bash() {
     let net = Net::new();
     let client = format!("for n in $(seq $N); do echo message $n >/dev/tcp/$A/$P; done\n{COUNTED}");
@@ -152,7 +147,6 @@ fn bash() {
         client: &client,
         count: times(20, 200),
         carried: Carried::Both,
-        takes: 60,
     }
     .run(&net);
     Script {
@@ -173,14 +167,13 @@ fn bash() {
         "#,
         count: times(3, 20),
         carried: Carried::Both,
-        takes: 60,
     }
     .run(&net);
 }
 
 /// A client that reads and writes by stdio, of a server that does the same.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn whois() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -204,14 +197,13 @@ fn whois() {
         "#,
         count: times(5, 30),
         carried: Carried::Never,
-        takes: 60,
     }
     .run(&net);
 }
 
 /// A server that closes as soon as it has accepted: the port is open.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn nc_scans() {
     let net = Net::new();
     Script {
@@ -221,7 +213,6 @@ fn nc_scans() {
         client: "for n in $(seq $N); do nc.openbsd -z -w 5 $A $P; done\nrate $N\n",
         count: times(5, 50),
         carried: Carried::Never,
-        takes: 30,
     }
     .run(&net);
 }

@@ -24,7 +24,6 @@ fn web(name: &str, needs: &[&str], server: &dyn Fn(&Place) -> String, carried: C
             client: &client,
             count: times(300, 5000),
             carried,
-            takes: 60,
         }
         .run(net);
     }
@@ -49,7 +48,7 @@ rate $N
 "#;
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn gunicorn() {
     let net = Net::new();
     let here = Path::new(&code("app.py")).parent().unwrap().display().to_string();
@@ -71,7 +70,7 @@ fn gunicorn() {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn uvicorn() {
     let net = Net::new();
     let here = Path::new(&code("app.py")).parent().unwrap().display().to_string();
@@ -97,7 +96,7 @@ fn uvicorn() {
 
 /// The first process accepts and passes the connections to the others by messages.
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn node_cluster() {
     let net = Net::new();
     let server = |place: &Place| {
@@ -108,7 +107,7 @@ fn node_cluster() {
 }
 
 #[test]
-#[ignore = "needs programs that are not everywhere: see tests/programs.sh"]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
 fn apache() {
     let net = Net::new();
     for kind in ["prefork", "event"] {

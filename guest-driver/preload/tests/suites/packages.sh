@@ -33,35 +33,46 @@ END
     touch "$scratch/lists-are-new"
 }
 
+# once FILE COMMAND...: calls a command in the directory of FILE, which is new but for the directory
+# `download`, unless FILE is there. The command makes FILE at last.
+once() {
+    local dir=${1%/*}
+    [ ! -e "$1" ] || return 0
+    update_lists
+    rm -rf "${dir:?}"
+    mkdir -p "$dir/download"
+    (cd "$dir" && "${@:2}")
+}
+
 # unpacked NAME PACKAGE...: unpacks binary packages into $cache/NAME, once.
 unpacked() {
-    local name=$1 deb
-    shift
-    [ ! -e "$cache/$name/complete" ] || return 0
-    update_lists
-    rm -rf "${cache:?}/$name"
-    mkdir -p "$cache/$name/packages"
-    (cd "$cache/$name/packages" && apt_in_cache apt-get download -q "$@")
-    for deb in "$cache/$name"/packages/*.deb; do
-        dpkg-deb -x "$deb" "$cache/$name"
+    once "$cache/$1/complete" unpack_binaries "${@:2}"
+}
+
+unpack_binaries() {
+    local deb
+    (cd download && apt_in_cache apt-get download -q "$@")
+    for deb in download/*.deb; do
+        dpkg-deb -x "$deb" .
     done
-    touch "$cache/$name/complete"
+    touch complete
 }
 
 # source_of PACKAGE [PATTERN...]: unpacks the source of a package, or the files that match, into
 # $cache/PACKAGE/source, once.
 source_of() {
-    local package=$1 tar
-    shift
-    [ ! -e "$cache/$package/source" ] || return 0
-    update_lists
-    mkdir -p "$cache/$package/download" "$cache/$package/new"
-    (cd "$cache/$package/download" && apt_in_cache apt-get source -q --download-only --tar-only "$package")
-    for tar in "$cache/$package"/download/*.orig.tar.*; do
+    once "$cache/$1/source" unpack_source "$@"
+}
+
+unpack_source() {
+    local tar
+    (cd download && apt_in_cache apt-get source -q --download-only --tar-only "$1")
+    mkdir new
+    for tar in download/*.orig.tar.*; do
         [[ $tar != *.asc ]] || continue
-        tar -xf "$tar" -C "$cache/$package/new" --strip-components=1 --wildcards "$@"
+        tar -xf "$tar" -C new --strip-components=1 --wildcards "${@:2}"
     done
-    mv "$cache/$package/new" "$cache/$package/source"
+    mv new source
 }
 
 # needs COMMAND PACKAGE: a command that has to be there, and the package that has it.
