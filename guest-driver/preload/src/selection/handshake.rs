@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use guest_driver::traffic::Endpoint;
 use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SignalMask, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
@@ -16,7 +17,7 @@ use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::session::PlannedProposal;
 use crate::selection::transitions::{ActionInput, carry_out};
 use crate::selection::waiting::{self, PendingHandshake};
-use crate::selection::{Wait, declined_servers, listening_ports, option, session};
+use crate::selection::{Wait, declined_servers, listening_ports, option, session, worthwhile};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -273,6 +274,9 @@ fn ppoll(tcp: BorrowedFd<'_>, timeout: Duration, mask: SignalMask) -> SysResult 
 
 /// The client has not proposed SMC.
 fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
+    if let Some(local) = descriptor.stream().and_then(StreamSocket::listener) {
+        worthwhile::count_tcp(local);
+    }
     status::server_stays_on_tcp(borrowed(fd));
     complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
 }
@@ -424,6 +428,11 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
     let Some(session) = session::current() else {
         return complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
     };
+    if proposal.awaited
+        && let Some(socket) = descriptor.stream()
+    {
+        socket.set_announced();
+    }
     complete(descriptor, fd, session.propose(tcp, proposal));
 }
 
@@ -459,18 +468,27 @@ fn send_early(tcp: impl AsFd, mut early: &[u8]) {
     }
 }
 
+/// The server, or the listener, that a connection belongs to.
+fn endpoint_of(socket: &StreamSocket, fd: c_int) -> Option<Endpoint> {
+    match socket.role() {
+        SocketRole::Client => {
+            let server = rustix::net::getpeername(borrowed(fd)).ok().flatten()?;
+            SocketAddr::try_from(server).ok().map(Endpoint::Server)
+        }
+        SocketRole::Server => socket.listener().copied().map(Endpoint::Listener),
+    }
+}
+
 /// Records how a server has answered a Proposal.
-fn record_answer(socket: impl AsFd, info: &ConnectionInfo) {
-    let server = rustix::net::getpeername(socket).ok().flatten();
-    let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
+fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
     match info {
         ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
-            declined_servers::declined(&server);
+            declined_servers::declined(server);
         }
         ConnectionInfo::Tcp(_) => {}
-        _ => declined_servers::accepted(&server),
+        _ => declined_servers::accepted(server),
     }
 }
 
@@ -485,8 +503,14 @@ fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>
         Ok(stream) => {
             let info = stream.info();
             status::connection_decided(borrowed(fd), role, &info);
-            if socket.role() == SocketRole::Client {
-                record_answer(borrowed(fd), &info);
+            let endpoint = endpoint_of(socket, fd);
+            if let Some(Endpoint::Server(server)) = &endpoint {
+                record_answer(server, &info);
+            }
+            // A server that the option does not tell of its clients looks at each one's first bytes.
+            // It would wait for those of a client on TCP.
+            if let Some(endpoint) = endpoint.filter(|_| socket.is_announced()) {
+                worthwhile::observe(&stream, &info, endpoint);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
                 // An error comes again with the program's next call.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -114,7 +115,9 @@ pub(crate) struct StreamSocket {
     early_full: AtomicBool,
     /// What [`fork::children`] was when the socket was made.
     children_before: u32,
-    /// For a server: the client has announced a Proposal.
+    /// For a server: the address at which the client has reached its listener.
+    listener: OnceLock<SocketAddr>,
+    /// The peer has sent TCP option 254, so a client of this server has announced a Proposal.
     announced: AtomicBool,
     /// For a server: a call has postponed the handshake.
     lazy: AtomicBool,
@@ -160,6 +163,7 @@ impl StreamSocket {
             early: ForkMutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
+            listener: OnceLock::new(),
             announced: AtomicBool::new(false),
             lazy: AtomicBool::new(false),
             offers: AtomicU32::new(0),
@@ -540,12 +544,22 @@ impl StreamSocket {
         self.lazy.store(true, Ordering::Relaxed);
     }
 
-    /// Stores that the client has announced a Proposal.
+    /// Stores the address at which the client has reached the listener.
+    pub(crate) fn set_listener(&self, address: SocketAddr) {
+        let _ = self.listener.set(address);
+    }
+
+    /// What [`StreamSocket::set_listener`] stored.
+    pub(crate) fn listener(&self) -> Option<&SocketAddr> {
+        self.listener.get()
+    }
+
+    /// Stores that the peer has sent TCP option 254.
     pub(crate) fn set_announced(&self) {
         self.announced.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client has announced a Proposal.
+    /// Whether the peer has sent TCP option 254. A client has announced a Proposal by that.
     pub(crate) fn is_announced(&self) -> bool {
         self.announced.load(Ordering::Relaxed)
     }
