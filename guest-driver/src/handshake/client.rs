@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
-    Accepted, AcceptedR, ClientStep, Config, DeclineReason, FallbackReason, HandshakeError,
-    KnownLink, Route, start_on,
+    Accepted, AcceptedR, AwaitAccept, Awaited, ClcReader, ClientStep, Config, DeclineReason,
+    FallbackReason, HandshakeError, KnownLink, Route, start_on,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
 
 use super::decline::{device_decline_reason, send_decline};
 use super::smcr::Connecting;
-use super::tcp::{fill, send, wait_either, wait_readable};
+use super::tcp::{fill, is_readable, send, wait_either, wait_readable};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
 use crate::smcd::{Fabrics, SmcdConn};
 
@@ -36,7 +36,20 @@ pub(crate) struct ClientParams<'a> {
     pub(crate) awaited: bool,
     /// When the call of the application times out, if it does.
     pub(crate) deadline: Option<Instant>,
+    /// Learns how far the handshake is.
+    pub(crate) progress: &'a dyn ProposalObserver,
 }
+
+/// Learns how far a client's handshake is. Between the two calls the handshake only waits, so
+/// another process may go on with it by a `PendingDecline`.
+pub trait ProposalObserver {
+    /// The Proposal is sent.
+    fn sent(&self) {}
+    /// The server's answer is there, and is taken from the stream when this returns.
+    fn answered(&self) {}
+}
+
+impl ProposalObserver for () {}
 
 /// Proposes SMC to the server.
 pub(crate) fn propose(tcp: &TcpStream, params: &ClientParams<'_>) -> Result<Outcome, Broken> {
@@ -49,21 +62,20 @@ pub(crate) fn propose(tcp: &TcpStream, params: &ClientParams<'_>) -> Result<Outc
         Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
     };
     send(tcp, &proposal)?;
+    params.progress.sent();
     let mut reader = await_accept.reader();
     let clc_deadline = Instant::now() + Duration::from_micros(await_accept.deadline().0);
     let end = params.deadline.map_or(clc_deadline, |deadline| deadline.min(clc_deadline));
-    let mut filled = Ok(false);
-    (params.spin)(&mut || {
-        filled = fill(tcp, &mut reader);
-        !matches!(filled, Ok(false))
-    });
-    while !filled? {
-        if Instant::now() >= end {
-            let error = HandshakeError::TimedOut { awaited: smc_core::handshake::Awaited::Accept };
-            return Err(error.into());
-        }
+    let mut answered = (params.spin)(&mut || is_readable(tcp));
+    while !answered {
+        check_deadline(end)?;
         wait_readable(tcp, end)?;
-        filled = fill(tcp, &mut reader);
+        answered = is_readable(tcp);
+    }
+    params.progress.answered();
+    while !fill(tcp, &mut reader)? {
+        check_deadline(end)?;
+        wait_readable(tcp, end)?;
     }
     let message = reader.message().unwrap_or_default();
     let known = |chid, gid| params.fabrics.terms(chid, gid);
@@ -77,6 +89,48 @@ pub(crate) fn propose(tcp: &TcpStream, params: &ClientParams<'_>) -> Result<Outc
             Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
         }
         ClientStep::Fail(error) => Err(error.into()),
+    }
+}
+
+/// An error if the wait for the server's answer is over.
+fn check_deadline(end: Instant) -> Result<(), Broken> {
+    match Instant::now() >= end {
+        true => Err(HandshakeError::TimedOut { awaited: Awaited::Accept }.into()),
+        false => Ok(()),
+    }
+}
+
+/// Ends a handshake on TCP whose Proposal another process has sent: it declines what the server
+/// answers.
+pub(crate) struct AwaitAnswer {
+    awaiting: AwaitAccept,
+    reader: ClcReader,
+    end: Instant,
+}
+
+impl AwaitAnswer {
+    /// Begins. `None`: with this configuration there was nothing to propose.
+    pub(crate) fn new(config: &Arc<Config>) -> Option<AwaitAnswer> {
+        let (awaiting, _) = start_on(config.clone(), Route::default(), Tick(0)).ok()?;
+        let end = Instant::now() + Duration::from_micros(awaiting.deadline().0);
+        Some(AwaitAnswer { reader: awaiting.reader(), awaiting, end })
+    }
+
+    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
+    pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<bool, Broken> {
+        if !fill(tcp, &mut self.reader)? {
+            check_deadline(self.end)?;
+            return Ok(false);
+        }
+        let message = self.reader.message().unwrap_or_default();
+        let decline = match self.awaiting.clone().handle(message, |_, _| None) {
+            ClientStep::Offered(accepted) => accepted.decline(DeclineReason::NoDevice),
+            ClientStep::OfferedR(accepted) => accepted.decline(DeclineReason::NoDevice),
+            ClientStep::Decline(decline) => decline,
+            ClientStep::PeerDeclined(_) => return Ok(true),
+            ClientStep::Fail(error) => return Err(error.into()),
+        };
+        send_decline(tcp, decline).map(|_| true)
     }
 }
 

@@ -66,6 +66,13 @@ pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the stream has bytes, an end or an error to read.
+pub(super) fn is_readable(tcp: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(tcp, PollFlags::IN)];
+    let found = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    found.is_ok_and(|n| n > 0)
+}
+
 /// Waits until the stream is readable, until `deadline` at most.
 pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());

@@ -13,7 +13,7 @@ mod stream;
 pub mod tokio;
 mod watch;
 
-pub use crate::handshake::{ClcPrefix, FirstBytes};
+pub use crate::handshake::{ClcPrefix, FirstBytes, ProposalObserver};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
     SmcdInfo, SmcrInfo, show_gid,
@@ -23,7 +23,7 @@ pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use incoming::Incoming;
-pub use inherit::{AfterFork, StackUpkeep};
+pub use inherit::{AfterFork, PendingDecline, StackUpkeep};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use poller::{Interest, PollEvent, Poller};

@@ -16,7 +16,7 @@ use super::statistics::TcpSocket;
 use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
 use crate::handshake::client::{self, ClientParams};
-use crate::handshake::{self, Broken, EstablishedConn, Outcome};
+use crate::handshake::{self, Broken, EstablishedConn, Outcome, ProposalObserver};
 use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
 use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
@@ -83,9 +83,9 @@ impl SmcStream {
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
         // Without a device `propose` makes it TCP, with the reason.
-        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
+        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false, &()) };
         match stack.peer_discovery().connected(&tcp, asked) {
-            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
+            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited, &()),
             ClientAction::UseTcp(reason) => {
                 let why = Fallback::from_discovery(reason, stack.peer_discovery());
                 Self::of_tcp(stack, tcp, why)
@@ -124,20 +124,22 @@ impl SmcStream {
         tcp: TcpStream,
         deadline: Option<Instant>,
     ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, deadline, false)
+        Self::propose(stack, tcp, deadline, false, &())
     }
 
-    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254. The server
-    /// waits for a message, so this sends a Decline if there is nothing to propose.
+    /// As [`SmcStream::upgrade`], and tells how far the handshake is. `awaited`: the server has
+    /// answered TCP option 254. It waits for a message, so this sends a Decline if there is nothing
+    /// to propose.
     ///
     /// # Errors
     /// As [`SmcStream::upgrade`].
-    pub fn upgrade_awaited(
+    pub fn upgrade_observed(
         stack: &Arc<Stack>,
         tcp: TcpStream,
-        deadline: Option<Instant>,
+        awaited: bool,
+        progress: &dyn ProposalObserver,
     ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, deadline, true)
+        Self::propose(stack, tcp, None, awaited, progress)
     }
 
     /// Does the client's handshake. `awaited`: the server has answered TCP option 254.
@@ -146,6 +148,7 @@ impl SmcStream {
         tcp: TcpStream,
         deadline: Option<Instant>,
         awaited: bool,
+        progress: &dyn ProposalObserver,
     ) -> io::Result<SmcStream> {
         stack.sweep();
         let current = stack.current();
@@ -162,6 +165,7 @@ impl SmcStream {
             spin: &|condition| stack.spin().until_asked(condition),
             awaited,
             deadline,
+            progress,
         };
         let result = client::propose(&tcp, &params);
         Self::of_handshake(stack, tcp, result)

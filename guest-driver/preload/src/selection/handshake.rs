@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use guest_driver::traffic::Endpoint;
-use guest_driver::{ConnectionInfo, Fallback, FirstBytes, Incoming, SignalMask, SmcStream};
+use guest_driver::{
+    ConnectionInfo, Fallback, FirstBytes, Incoming, ProposalObserver, SignalMask, SmcStream,
+};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek};
@@ -71,12 +73,13 @@ fn start(
     fd: c_int,
     (wait, mask): (Wait, SignalMask),
 ) -> bool {
+    socket.adopt();
     match (socket.role(), wait) {
         (SocketRole::Client, _) => start_client(descriptor, socket, fd),
         (SocketRole::Server, Wait::Short) => start_server(descriptor, socket, fd),
-        (SocketRole::Server, Wait::Block) => {
+        (SocketRole::Server, Wait::Block | Wait::Until(_)) => {
             // A signal that came meanwhile must interrupt the call that now goes on.
-            return wait_here(descriptor, socket, fd, mask) || raw::is_interrupted(mask);
+            return wait_here(descriptor, socket, fd, (wait, mask)) || raw::is_interrupted(mask);
         }
     }
     false
@@ -200,21 +203,30 @@ impl PendingHandshake for AwaitMessage {
 
 /// How long a call waits before it looks at a part of a message again.
 const PART_INTERVAL: Duration = Duration::from_millis(5);
+/// How much longer than a call with a time limit the wait for a client's first bytes would be.
+const CALL_MARGIN: Duration = Duration::from_secs(1);
 /// How often it checks whether the program has closed the connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The server's half, for a call that waits. `true`: a signal interrupts the call.
+/// The server's half, for a call that waits. `true`: a signal interrupts the call, or its time has
+/// passed.
 fn wait_here(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
-    mask: SignalMask,
+    (call, mask): (Wait, SignalMask),
 ) -> bool {
-    let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
-    let mut wait = FirstBytesWait::new(limit.map(Duration::from_micros));
+    // The call ends before the wait does.
+    let limit = match call {
+        Wait::Until(end) => Some(end.saturating_duration_since(Instant::now()) + CALL_MARGIN),
+        Wait::Block | Wait::Short => None,
+    };
+    let mut wait = FirstBytesWait::new(limit);
     // The kernel never restarts a call with a time limit (signal(7)).
-    let is_interrupted =
-        |result| result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt());
+    let is_interrupted = |result| {
+        result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt())
+            || call.is_over()
+    };
     let copy = duplicate(fd).map(TcpStream::from);
     let tcp = copy.as_ref().map_or(borrowed(fd), AsFd::as_fd);
     let found = loop {
@@ -222,7 +234,7 @@ fn wait_here(
         if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
             break found;
         }
-        let left = wait.left(socket).min(CHECK_INTERVAL);
+        let left = call.left(wait.left(socket).min(CHECK_INTERVAL));
         let mut result = ppoll(tcp, left, mask);
         let is_part = result == Ok(1) && peek(tcp) == FirstBytes::Incomplete;
         if is_part {
@@ -233,6 +245,13 @@ fn wait_here(
             result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
         }
         if is_interrupted(result) {
+            if socket.wants_to_write()
+                && let Ok(tcp) = copy
+                && waiting::add(descriptor, fd, Box::new(AwaitFirstBytes { tcp, wait })).is_ok()
+            {
+                // What the program writes is kept, as TCP keeps it.
+                return true;
+            }
             waiting::postpone(descriptor, fd);
             return true;
         }
@@ -252,7 +271,7 @@ fn wait_here(
         incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
     while let Some(now) = pending {
         let [Some(tcp), other] = now.fds() else { return false };
-        let most = if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL };
+        let most = call.left(if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL });
         if is_interrupted(ppoll(tcp, most, mask)) {
             match waiting::add(descriptor, fd, now) {
                 Ok(()) => return true,
@@ -433,7 +452,24 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) {
     {
         socket.set_announced();
     }
-    complete(descriptor, fd, session.propose(tcp, proposal));
+    complete(descriptor, fd, session.propose(tcp, proposal, &Progress(descriptor)));
+}
+
+/// Lets a keeper go on with the handshake while its thread only waits.
+struct Progress<'a>(&'a DescriptorRef);
+
+impl ProposalObserver for Progress<'_> {
+    fn sent(&self) {
+        if let Some(socket) = self.0.stream() {
+            socket.answer.is_awaited_from_now();
+        }
+    }
+
+    fn answered(&self) {
+        if let Some(socket) = self.0.stream() {
+            socket.answer.take();
+        }
+    }
 }
 
 /// Whether the server is this process. The thread that connects could then not accept.

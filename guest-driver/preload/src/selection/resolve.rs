@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::selection::{Selected, Wait, handshake};
 use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
-use crate::socket::stream::SocketState;
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno};
 
@@ -36,11 +36,15 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                     return Selected::Pending;
                 }
             }
+            // The handshake is one of an ancestor, and so is the connection.
+            SocketState::Deciding if socket.is_inherited() => return Selected::Smc,
             SocketState::Deciding => match wait {
-                Wait::Block => {
-                    if socket.await_decision(RECHECK_INTERVAL) == Err(Errno(libc::EINTR))
-                        && raw::signals_interrupt()
-                    {
+                Wait::Block | Wait::Until(_) => {
+                    let woken = socket.await_decision(wait.left(RECHECK_INTERVAL));
+                    // The kernel never restarts a call with a time limit (signal(7)).
+                    let is_interrupted = woken == Err(Errno(libc::EINTR))
+                        && (wait != Wait::Block || raw::signals_interrupt());
+                    if is_interrupted || wait.is_over() && is_deciding(socket) {
                         return Selected::Pending;
                     }
                 }
@@ -52,6 +56,10 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             },
         }
     }
+}
+
+fn is_deciding(socket: &StreamSocket) -> bool {
+    socket.state() == SocketState::Deciding
 }
 
 /// Begins the handshake if no thread has, without waiting for it.

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use guest_driver::{
-    Config as StackConfig, FirstBytes, Incoming, Rnics, SmcStream, Stack, statistics,
+    Config as StackConfig, FirstBytes, Incoming, ProposalObserver, Rnics, SmcStream, Stack,
+    statistics,
 };
 
 use crate::config::RunConfig;
@@ -43,11 +44,9 @@ impl ProcessSession {
         &self,
         tcp: TcpStream,
         proposal: PlannedProposal,
+        progress: &dyn ProposalObserver,
     ) -> std::io::Result<SmcStream> {
-        match proposal.awaited {
-            true => SmcStream::upgrade_awaited(&self.stack, tcp, None),
-            false => SmcStream::upgrade(&self.stack, tcp, None),
-        }
+        SmcStream::upgrade_observed(&self.stack, tcp, proposal.awaited, progress)
     }
 
     /// Begins the server's half of the handshake on an accepted stream.
@@ -277,9 +276,10 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
 }
 
-/// The session of this process, if it has opened a device.
-pub(crate) fn opened() -> Option<&'static ProcessSession> {
-    raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
+/// The session that the relays of this process need: theirs, if there is one.
+pub(crate) fn of_relays() -> Option<&'static ProcessSession> {
+    let known = raw_current().filter(|open| open.generation == fork::generation());
+    known.or_else(declining)
 }
 
 fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {

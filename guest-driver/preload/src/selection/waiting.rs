@@ -278,12 +278,13 @@ const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for handshakes of connections that the program has closed, when the process ends.
-pub(crate) fn finish() {
+/// `relayed`: also for those that relays wait for.
+pub(crate) fn finish(relayed: bool) {
     let begun = Instant::now();
     let must_finish = |found: &DescriptorRef| {
         found.stream().is_some_and(|socket| {
             let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
-            socket.must_finish() && begun.elapsed() < most
+            socket.must_finish() && (relayed || !socket.has_offers()) && begun.elapsed() < most
         })
     };
     let any = || {
