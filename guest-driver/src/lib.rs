@@ -4,12 +4,10 @@
 //! virtio-ism device, [`transport`] the ways to reach one, [`ism`] its driver. [`verbs`] is RDMA by
 //! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
 //! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
-//! connection, `info` describes what there is, and [`socket`] is the public API. [`traffic`] is what
-//! connections of a server or listener are like.
+//! connection, `info` describes what there is, and [`socket`] is the public API.
 pub mod ism;
 pub mod rendezvous;
 pub mod sys;
-pub mod traffic;
 pub mod transport;
 pub mod verbs;
 pub mod virtqueue;
@@ -24,8 +22,8 @@ pub mod socket;
 
 pub use socket::{
     AfterFork, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback,
-    FirstBytes, Incoming, Interest, KeepAlive, PendingDecline, PollEvent, Poller, ProposalObserver,
-    Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack,
-    StackUpkeep, Totals, Watch, Woken, statistics,
+    FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PollEvent, Poller, Readiness, Rnics,
+    SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack, StackUpkeep,
+    Totals, Watch, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

@@ -1,25 +1,26 @@
-//! The client's handshake on a connected TCP stream.
+//! The client's handshake on a connected TCP stream, one step at a time and never waiting.
 //!
 //! Rules kept here: CLC-41, CLC-42.
 
 use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::handshake::{
     Accepted, AcceptedR, AwaitAccept, Awaited, ClcReader, ClientStep, Config, DeclineReason,
-    FallbackReason, HandshakeError, KnownLink, Route, start_on,
+    FallbackReason, HandshakeError, KnownLink, Route, SendDecline, start_on,
 };
 use smc_core::time::Tick;
 use virtio_ism_abi::Gid;
 
 use super::decline::{device_decline_reason, send_decline};
 use super::smcr::Connecting;
-use super::tcp::{fill, is_readable, send, wait_either, wait_readable};
+use super::tcp::{fill, send};
 use super::{Broken, ByRdma, EstablishedConn, Outcome};
 use crate::smcd::{Fabrics, SmcdConn};
 
-/// What a client uses for one handshake.
+/// What a client uses for each step of a handshake.
 pub(crate) struct ClientParams<'a> {
     /// What the client may propose.
     pub(crate) config: &'a Arc<Config>,
@@ -29,136 +30,153 @@ pub(crate) struct ClientParams<'a> {
     pub(crate) rdma: Option<ByRdma<'a>>,
     /// Bytes of the own DMB or RMB element.
     pub(crate) buffer: u32,
-    /// Calls a condition until it is true, for as long as spinning is worthwhile. Returns whether it
-    /// became true.
-    pub(crate) spin: &'a dyn Fn(&mut dyn FnMut() -> bool) -> bool,
-    /// The server has answered TCP option 254, so it waits for a message: a Proposal or a Decline.
-    pub(crate) awaited: bool,
-    /// When the call of the application times out, if it does.
-    pub(crate) deadline: Option<Instant>,
-    /// Learns how far the handshake is.
-    pub(crate) progress: &'a dyn ProposalObserver,
 }
 
-/// Learns how far a client's handshake is. Between the two calls the handshake only waits, so
-/// another process may go on with it by a `PendingDecline`.
-pub trait ProposalObserver {
-    /// The Proposal is sent.
-    fn sent(&self) {}
-    /// The server's answer is there, and is taken from the stream when this returns.
-    fn answered(&self) {}
+/// A handshake under way.
+pub(crate) struct ClientHandshake {
+    stage: Stage,
+    deadline: Instant,
 }
 
-impl ProposalObserver for () {}
+enum Stage {
+    /// The client has sent nothing.
+    Proposal {
+        /// The server has answered TCP option 254, so it waits for a message: a Proposal or a
+        /// Decline.
+        awaited: bool,
+    },
+    Accept(Box<AwaitAccept>, ClcReader),
+    Rdma(Box<Connecting>),
+    Over,
+}
 
-/// Proposes SMC to the server.
-pub(crate) fn propose(tcp: &TcpStream, params: &ClientParams<'_>) -> Result<Outcome, Broken> {
-    // A tick of smc-core counts microseconds from any start; here from now.
-    let route = params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
-    let (await_accept, proposal) = match start_on(params.config.clone(), route, Tick(0)) {
-        Ok(begun) => begun,
-        Err(nothing) if params.awaited => return send_decline(tcp, nothing),
-        // Without TCP option 254 the server does not wait for a message, so the client sends none.
-        Err(nothing) => return Ok(Outcome::Tcp(nothing.fallback().into())),
-    };
-    send(tcp, &proposal)?;
-    params.progress.sent();
-    let mut reader = await_accept.reader();
-    let clc_deadline = Instant::now() + Duration::from_micros(await_accept.deadline().0);
-    let end = params.deadline.map_or(clc_deadline, |deadline| deadline.min(clc_deadline));
-    let mut answered = (params.spin)(&mut || is_readable(tcp));
-    while !answered {
-        check_deadline(end)?;
-        wait_readable(tcp, end)?;
-        answered = is_readable(tcp);
+impl ClientHandshake {
+    /// Begins. `awaited`: the server has answered TCP option 254, and waits for a message.
+    pub(crate) fn new(awaited: bool) -> ClientHandshake {
+        ClientHandshake { stage: Stage::Proposal { awaited }, deadline: Instant::now() }
     }
-    params.progress.answered();
-    while !fill(tcp, &mut reader)? {
-        check_deadline(end)?;
-        wait_readable(tcp, end)?;
-    }
-    let message = reader.message().unwrap_or_default();
-    let known = |chid, gid| params.fabrics.terms(chid, gid);
-    let known_link =
-        |peer: &_| params.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer));
-    match await_accept.handle_with(message, known, known_link) {
-        ClientStep::Offered(accepted) => confirm(tcp, params, accepted),
-        ClientStep::OfferedR(accepted) => connect(tcp, params, accepted),
-        ClientStep::Decline(decline) => send_decline(tcp, decline),
-        ClientStep::PeerDeclined(peer) => {
-            Ok(Outcome::Tcp(FallbackReason::DeclinedByPeer(peer).into()))
+
+    /// When [`ClientHandshake::expire`] is due.
+    pub(crate) fn deadline(&self) -> Instant {
+        match &self.stage {
+            Stage::Rdma(connecting) => connecting.deadline(),
+            _ => self.deadline,
         }
-        ClientStep::Fail(error) => Err(error.into()),
-    }
-}
-
-/// An error if the wait for the server's answer is over.
-fn check_deadline(end: Instant) -> Result<(), Broken> {
-    match Instant::now() >= end {
-        true => Err(HandshakeError::TimedOut { awaited: Awaited::Accept }.into()),
-        false => Ok(()),
-    }
-}
-
-/// Ends a handshake on TCP whose Proposal another process has sent: it declines what the server
-/// answers.
-pub(crate) struct AwaitAnswer {
-    awaiting: AwaitAccept,
-    reader: ClcReader,
-    end: Instant,
-}
-
-impl AwaitAnswer {
-    /// Begins. `None`: with this configuration there was nothing to propose.
-    pub(crate) fn new(config: &Arc<Config>) -> Option<AwaitAnswer> {
-        let (awaiting, _) = start_on(config.clone(), Route::default(), Tick(0)).ok()?;
-        let end = Instant::now() + Duration::from_micros(awaiting.deadline().0);
-        Some(AwaitAnswer { reader: awaiting.reader(), awaiting, end })
     }
 
-    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
-    pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<bool, Broken> {
-        if !fill(tcp, &mut self.reader)? {
-            check_deadline(self.end)?;
-            return Ok(false);
+    /// The descriptor that becomes readable when LLC lets [`ClientHandshake::advance`] go on.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Rdma(connecting) => Some(connecting.fd()),
+            _ => None,
         }
-        let message = self.reader.message().unwrap_or_default();
-        let decline = match self.awaiting.clone().handle(message, |_, _| None) {
-            ClientStep::Offered(accepted) => accepted.decline(DeclineReason::NoDevice),
-            ClientStep::OfferedR(accepted) => accepted.decline(DeclineReason::NoDevice),
-            ClientStep::Decline(decline) => decline,
-            ClientStep::PeerDeclined(_) => return Ok(true),
-            ClientStep::Fail(error) => return Err(error.into()),
-        };
-        send_decline(tcp, decline).map(|_| true)
+    }
+
+    /// Goes on as far as the received bytes allow; the first call sends the Proposal. `None`: more
+    /// bytes have to come.
+    pub(crate) fn advance(
+        &mut self,
+        tcp: &TcpStream,
+        params: &ClientParams<'_>,
+    ) -> Result<Option<Outcome>, Broken> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Proposal { awaited } => {
+                    let route = params.rdma.map_or_else(Route::default, |rdma| rdma.route(tcp));
+                    // A tick of smc-core counts microseconds from any start; here from now.
+                    let (await_accept, proposal) =
+                        match start_on(params.config.clone(), route, Tick(0)) {
+                            Ok(begun) => begun,
+                            Err(nothing) if awaited => {
+                                return send_decline(tcp, nothing).map(Some);
+                            }
+                            // Without TCP option 254 the server does not wait for a message, so the
+                            // client sends none.
+                            Err(nothing) => {
+                                return Ok(Some(Outcome::Tcp(nothing.fallback().into())));
+                            }
+                        };
+                    send(tcp, &proposal)?;
+                    let timeout = Duration::from_micros(await_accept.deadline().0);
+                    self.deadline = Instant::now() + timeout;
+                    let reader = await_accept.reader();
+                    self.stage = Stage::Accept(Box::new(await_accept), reader);
+                    // No server answers so soon.
+                    return Ok(None);
+                }
+                Stage::Accept(await_accept, mut reader) => {
+                    if !fill(tcp, &mut reader)? {
+                        self.stage = Stage::Accept(await_accept, reader);
+                        return Ok(None);
+                    }
+                    let message = reader.message().unwrap_or_default();
+                    let known = |chid, gid| params.fabrics.terms(chid, gid);
+                    let known_link = |peer: &_| {
+                        params.rdma.map_or(KnownLink::NoGroup, |rdma| rdma.host.known_link(peer))
+                    };
+                    match await_accept.handle_with(message, known, known_link) {
+                        ClientStep::Offered(accepted) => {
+                            return confirm(tcp, params, accepted).map(Some);
+                        }
+                        ClientStep::OfferedR(accepted) => match connect(params, accepted) {
+                            Ok(connecting) => self.stage = Stage::Rdma(Box::new(connecting)),
+                            Err(decline) => return send_decline(tcp, decline).map(Some),
+                        },
+                        ClientStep::Decline(decline) => {
+                            return send_decline(tcp, decline).map(Some);
+                        }
+                        ClientStep::PeerDeclined(peer) => {
+                            let why = FallbackReason::DeclinedByPeer(peer);
+                            return Ok(Some(Outcome::Tcp(why.into())));
+                        }
+                        ClientStep::Fail(error) => return Err(error.into()),
+                    }
+                }
+                Stage::Rdma(mut connecting) => {
+                    let outcome = connecting.advance(tcp)?;
+                    if outcome.is_none() {
+                        // LLC may have begun.
+                        if let Some(rdma) = params.rdma {
+                            rdma.observer.on_peer_added();
+                        }
+                        self.stage = Stage::Rdma(connecting);
+                    }
+                    return Ok(outcome);
+                }
+                Stage::Over => return Err(Broken::Io(std::io::ErrorKind::NotConnected.into())),
+            }
+        }
+    }
+
+    /// Ends the handshake after its deadline. `None`: there is a new deadline.
+    pub(crate) fn expire(
+        &mut self,
+        tcp: &TcpStream,
+        params: &ClientParams<'_>,
+    ) -> Result<Option<Outcome>, Broken> {
+        if let Stage::Rdma(_) = &self.stage {
+            let outcome = self.advance(tcp, params)?;
+            if outcome.is_some() || self.deadline() > Instant::now() {
+                return Ok(outcome);
+            }
+        }
+        Err(self.give_up())
+    }
+
+    /// Ends the handshake at a time limit of the application.
+    pub(crate) fn give_up(&mut self) -> Broken {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Rdma(_) => Broken::Io(std::io::ErrorKind::TimedOut.into()),
+            _ => HandshakeError::TimedOut { awaited: Awaited::Accept }.into(),
+        }
     }
 }
 
-/// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for it.
-fn connect(
-    tcp: &TcpStream,
-    params: &ClientParams<'_>,
-    accepted: AcceptedR,
-) -> Result<Outcome, Broken> {
-    let Some(rdma) = params.rdma else {
-        return send_decline(tcp, accepted.decline(DeclineReason::NoRnic));
-    };
-    let mut connecting = match Connecting::new(rdma.host, params.config, accepted, params.buffer) {
-        Ok(connecting) => connecting,
-        Err(decline) => return send_decline(tcp, decline),
-    };
-    loop {
-        if let Some(outcome) = connecting.advance(tcp)? {
-            return Ok(outcome);
-        }
-        rdma.observer.on_peer_added();
-        let end = connecting.deadline();
-        let end = params.deadline.map_or(end, |deadline| deadline.min(end));
-        if params.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Broken::Io(std::io::ErrorKind::TimedOut.into()));
-        }
-        wait_either(tcp, connecting.fd(), end)?;
-    }
+/// Accepts an offer of SMC-R. Both ends may have to exchange LLC messages for it. If it fails, returns
+/// the Decline to send.
+fn connect(params: &ClientParams<'_>, accepted: AcceptedR) -> Result<Connecting, SendDecline> {
+    let Some(rdma) = params.rdma else { return Err(accepted.decline(DeclineReason::NoRnic)) };
+    Connecting::new(rdma.host, params.config, accepted, params.buffer)
 }
 
 /// Takes an own buffer, attaches the server's and sends Confirm. If one of them fails, sends a

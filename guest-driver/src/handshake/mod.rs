@@ -7,7 +7,6 @@ pub(crate) mod server;
 mod smcr;
 mod tcp;
 
-pub use client::ProposalObserver;
 pub use first_bytes::{ClcPrefix, FirstBytes};
 pub(crate) use tcp::{acknowledge_lazily, connect};
 

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -66,36 +66,10 @@ pub(super) fn send(tcp: &TcpStream, message: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the stream has bytes, an end or an error to read.
-pub(super) fn is_readable(tcp: &TcpStream) -> bool {
-    let mut fds = [PollFd::new(tcp, PollFlags::IN)];
-    let found = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    found.is_ok_and(|n| n > 0)
-}
-
-/// Waits until the stream is readable, until `deadline` at most.
-pub(super) fn wait_readable(tcp: &TcpStream, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    wait(tcp, PollFlags::IN, left)
-}
-
-/// Waits until the stream or the other descriptor is readable, until `deadline` at most.
-pub(super) fn wait_either(
-    tcp: &TcpStream,
-    other: BorrowedFd<'_>,
-    deadline: Instant,
-) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    wait_for(&mut [PollFd::new(tcp, PollFlags::IN), PollFd::new(&other, PollFlags::IN)], left)
-}
-
+/// Waits for an event of the stream, for `timeout` at most.
 fn wait(tcp: &TcpStream, flags: PollFlags, timeout: Duration) -> io::Result<()> {
-    wait_for(&mut [PollFd::new(tcp, flags)], timeout)
-}
-
-fn wait_for(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    match rustix::event::poll(fds, Some(&timespec(timeout))) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+    match rustix::event::poll(&mut [PollFd::new(tcp, flags)], Some(&timespec(timeout))) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -179,6 +179,14 @@ impl PeerDiscovery {
         client_action(self.mode, self.rendezvous.is_ok(), asked.0, known)
     }
 
+    /// As [`PeerDiscovery::connected`], while TCP may still be connecting. `None`: the server has not
+    /// answered yet, or this end has not asked.
+    pub fn answered(&self, socket: impl AsFd, asked: OptionRequest) -> Option<ClientAction> {
+        let rendezvous = self.rendezvous().filter(|_| asked.0 == Request::Sent)?;
+        let known = rendezvous.peer_speaks_smc(socket)?;
+        Some(client_action(self.mode, true, asked.0, Some(known)))
+    }
+
     /// Listens as [`TcpListener::bind`] does.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! Sockets: `SmcListener` and `SmcStream`, their configuration, and how programs wait for them.
 
 mod config;
+mod connect;
 mod incoming;
 mod inherit;
 mod listener;
 mod options;
+mod outgoing;
 mod poller;
 mod stack;
 pub mod statistics;
@@ -13,7 +15,7 @@ mod stream;
 pub mod tokio;
 mod watch;
 
-pub use crate::handshake::{ClcPrefix, FirstBytes, ProposalObserver};
+pub use crate::handshake::{ClcPrefix, FirstBytes};
 pub use crate::info::{
     ConnectionInfo, ConnectionSnapshot, Cursors, Fallback, LinkGroupInfo, LinkInfo, RnicInfo,
     SmcdInfo, SmcrInfo, show_gid,
@@ -23,9 +25,10 @@ pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use incoming::Incoming;
-pub use inherit::{AfterFork, PendingDecline, StackUpkeep};
+pub use inherit::{AfterFork, StackUpkeep};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
+pub use outgoing::Outgoing;
 pub use poller::{Interest, PollEvent, Poller};
 pub use stack::{Stack, Totals};
 pub use stream::SmcStream;

@@ -4,24 +4,21 @@
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::statistics::TcpSocket;
 use super::{ConnectionInfo, KeepAlive, Stack};
 use crate::conn::{Carrier, Conn};
-use crate::handshake::client::{self, ClientParams};
-use crate::handshake::{self, Broken, EstablishedConn, Outcome, ProposalObserver};
+use crate::handshake::{self, Broken, EstablishedConn, Outcome};
 use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
-use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
 use crate::sys;
-use crate::traffic::ConnectionObserver;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -43,7 +40,6 @@ struct Shared {
     write_timeout: AtomicU64,
     linger: Mutex<Option<Duration>>,
     keepalive: Mutex<Option<KeepAlive>>,
-    observer: OnceLock<ConnectionObserver>,
 }
 
 enum Kind {
@@ -52,125 +48,6 @@ enum Kind {
 }
 
 impl SmcStream {
-    /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
-    ///
-    /// Without [`Config::rendezvous`](super::Config::rendezvous) the server must expect SMC: an
-    /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for those.
-    ///
-    /// # Errors
-    /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
-    pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
-        let mut failed = None;
-        for addr in addr.to_socket_addrs()? {
-            match handshake::connect(&addr, Self::peer_discovery(stack), None) {
-                Ok(connected) => return Self::upgrade_connected(stack, connected, None),
-                Err(error) => failed = Some(error),
-            }
-        }
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address");
-        Err(failed.unwrap_or_else(none))
-    }
-
-    /// The peer discovery, if this end has a device to offer.
-    fn peer_discovery(stack: &Arc<Stack>) -> Option<&PeerDiscovery> {
-        stack.current().no_device().is_none().then(|| stack.peer_discovery())
-    }
-
-    /// Proposes SMC, or goes on as TCP, as the peer discovery says.
-    fn upgrade_connected(
-        stack: &Arc<Stack>,
-        (tcp, asked): (TcpStream, Option<OptionRequest>),
-        deadline: Option<Instant>,
-    ) -> io::Result<SmcStream> {
-        // Without a device `propose` makes it TCP, with the reason.
-        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false, &()) };
-        match stack.peer_discovery().connected(&tcp, asked) {
-            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited, &()),
-            ClientAction::UseTcp(reason) => {
-                let why = Fallback::from_discovery(reason, stack.peer_discovery());
-                Self::of_tcp(stack, tcp, why)
-            }
-        }
-    }
-
-    /// As [`SmcStream::connect`] to one address, with a time limit for everything.
-    ///
-    /// # Errors
-    /// As [`SmcStream::connect`], and `TimedOut`.
-    pub fn connect_timeout(
-        stack: &Arc<Stack>,
-        addr: &SocketAddr,
-        timeout: Duration,
-    ) -> io::Result<SmcStream> {
-        let deadline = Instant::now() + timeout;
-        let connected = handshake::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
-        Self::upgrade_connected(stack, connected, Some(deadline))
-    }
-
-    /// Connects to an ordinary TCP server.
-    ///
-    /// # Errors
-    /// Those of [`TcpStream::connect`].
-    pub fn connect_tcp(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
-        Self::of_tcp(stack, TcpStream::connect(addr)?, Fallback::Asked)
-    }
-
-    /// Proposes SMC on a TCP connection that was just made and carried nothing yet.
-    ///
-    /// # Errors
-    /// A handshake that broke the connection.
-    pub fn upgrade(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        deadline: Option<Instant>,
-    ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, deadline, false, &())
-    }
-
-    /// As [`SmcStream::upgrade`], and tells how far the handshake is. `awaited`: the server has
-    /// answered TCP option 254. It waits for a message, so this sends a Decline if there is nothing
-    /// to propose.
-    ///
-    /// # Errors
-    /// As [`SmcStream::upgrade`].
-    pub fn upgrade_observed(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        awaited: bool,
-        progress: &dyn ProposalObserver,
-    ) -> io::Result<SmcStream> {
-        Self::propose(stack, tcp, None, awaited, progress)
-    }
-
-    /// Does the client's handshake. `awaited`: the server has answered TCP option 254.
-    fn propose(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        deadline: Option<Instant>,
-        awaited: bool,
-        progress: &dyn ProposalObserver,
-    ) -> io::Result<SmcStream> {
-        stack.sweep();
-        let current = stack.current();
-        if let Some(why) = current.no_device()
-            && !awaited
-        {
-            return Self::of_tcp(stack, tcp, why);
-        }
-        let params = ClientParams {
-            config: &current.config,
-            fabrics: &current.fabrics,
-            rdma: current.rdma(),
-            buffer: stack.buffer_len(),
-            spin: &|condition| stack.spin().until_asked(condition),
-            awaited,
-            deadline,
-            progress,
-        };
-        let result = client::propose(&tcp, &params);
-        Self::of_handshake(stack, tcp, result)
-    }
-
     /// The connection that a handshake results in.
     pub(super) fn of_handshake(
         stack: &Arc<Stack>,
@@ -215,7 +92,11 @@ impl SmcStream {
     }
 
     /// A connection that goes on as TCP.
-    fn of_tcp(stack: &Arc<Stack>, tcp: TcpStream, why: Fallback) -> io::Result<SmcStream> {
+    pub(super) fn of_tcp(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        why: Fallback,
+    ) -> io::Result<SmcStream> {
         stack.count_tcp(&why);
         if why != Fallback::Asked {
             handshake::acknowledge_lazily(&tcp, false);
@@ -232,7 +113,6 @@ impl SmcStream {
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
             keepalive: Mutex::new(None),
-            observer: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
@@ -253,12 +133,6 @@ impl SmcStream {
     /// Whether SMC carries the connection.
     pub fn is_smc(&self) -> bool {
         matches!(self.shared.kind, Kind::Smc(_))
-    }
-
-    /// Has an observer learn what the connection was like, when it ends. Only the first call does
-    /// that.
-    pub fn observe(&self, observer: ConnectionObserver) {
-        let _ = self.shared.observer.set(observer);
     }
 
     /// The local address of the TCP connection.
@@ -612,9 +486,6 @@ impl TcpSocket for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Kind::Smc(conn) = &self.kind else { return };
-        if let Some(observer) = self.observer.take() {
-            observer.ended(conn.traffic(), self.stack.cost_model());
-        }
         conn.discard_addresses();
         let linger = *self.linger.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(linger) = linger

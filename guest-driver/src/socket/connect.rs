@@ -1,0 +1,111 @@
+//! How a client gets its connection.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Outgoing, SmcStream, Stack};
+use crate::handshake;
+use crate::info::Fallback;
+use crate::rendezvous::{ClientAction, OptionRequest, PeerDiscovery};
+
+impl SmcStream {
+    /// Connects to a server that speaks SMC; if SMC does not work out, the connection is TCP.
+    ///
+    /// Without [`Config::rendezvous`](super::Config::rendezvous) the server must expect SMC: an
+    /// ordinary TCP server would take the handshake for data. Use [`SmcStream::connect_tcp`] for those.
+    ///
+    /// # Errors
+    /// Those of [`TcpStream::connect`]; a handshake that broke the connection.
+    pub fn connect(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
+        let mut failed = None;
+        for addr in addr.to_socket_addrs()? {
+            match handshake::connect(&addr, Self::peer_discovery(stack), None) {
+                Ok(connected) => return Self::upgrade_connected(stack, connected, None),
+                Err(error) => failed = Some(error),
+            }
+        }
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address");
+        Err(failed.unwrap_or_else(none))
+    }
+
+    /// The peer discovery, if this end has a device to offer.
+    fn peer_discovery(stack: &Arc<Stack>) -> Option<&PeerDiscovery> {
+        stack.current().no_device().is_none().then(|| stack.peer_discovery())
+    }
+
+    /// Proposes SMC, or goes on as TCP, as the peer discovery says.
+    fn upgrade_connected(
+        stack: &Arc<Stack>,
+        (tcp, asked): (TcpStream, Option<OptionRequest>),
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        // Without a device `propose` makes it TCP, with the reason.
+        let Some(asked) = asked else { return Self::propose(stack, tcp, deadline, false) };
+        match stack.peer_discovery().connected(&tcp, asked) {
+            ClientAction::Propose { awaited } => Self::propose(stack, tcp, deadline, awaited),
+            ClientAction::UseTcp(reason) => {
+                let why = Fallback::from_discovery(reason, stack.peer_discovery());
+                Self::of_tcp(stack, tcp, why)
+            }
+        }
+    }
+
+    /// As [`SmcStream::connect`] to one address, with a time limit for everything.
+    ///
+    /// # Errors
+    /// As [`SmcStream::connect`], and `TimedOut`.
+    pub fn connect_timeout(
+        stack: &Arc<Stack>,
+        addr: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<SmcStream> {
+        let deadline = Instant::now() + timeout;
+        let connected = handshake::connect(addr, Self::peer_discovery(stack), Some(deadline))?;
+        Self::upgrade_connected(stack, connected, Some(deadline))
+    }
+
+    /// Connects to an ordinary TCP server.
+    ///
+    /// # Errors
+    /// Those of [`TcpStream::connect`].
+    pub fn connect_tcp(stack: &Arc<Stack>, addr: impl ToSocketAddrs) -> io::Result<SmcStream> {
+        Self::of_tcp(stack, TcpStream::connect(addr)?, Fallback::Asked)
+    }
+
+    /// Proposes SMC on a TCP connection that was just made and carried nothing yet.
+    ///
+    /// # Errors
+    /// A handshake that broke the connection.
+    pub fn upgrade(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        Self::propose(stack, tcp, deadline, false)
+    }
+
+    /// As [`SmcStream::upgrade`], on a connection whose server has answered TCP option 254. The server
+    /// waits for a message, so this sends a Decline if there is nothing to propose.
+    ///
+    /// # Errors
+    /// As [`SmcStream::upgrade`].
+    pub fn upgrade_awaited(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+    ) -> io::Result<SmcStream> {
+        Self::propose(stack, tcp, deadline, true)
+    }
+
+    /// Does the client's handshake. `awaited`: the server has answered TCP option 254.
+    fn propose(
+        stack: &Arc<Stack>,
+        tcp: TcpStream,
+        deadline: Option<Instant>,
+        awaited: bool,
+    ) -> io::Result<SmcStream> {
+        Outgoing::new(stack, tcp, awaited).wait(deadline)
+    }
+}

@@ -1,0 +1,164 @@
+//! The client's half of a handshake on one connected TCP stream.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Stack;
+use super::stream::SmcStream;
+use crate::handshake::client::{ClientHandshake, ClientParams};
+use crate::handshake::{Broken, Outcome};
+use crate::smcd::Fabrics;
+use crate::sys;
+
+/// A handshake with a server on a TCP stream that was just connected.
+///
+/// [`SmcStream::upgrade`] has one, and waits for it. A program that has other things to wait for
+/// uses it directly, and decides which thread waits.
+pub struct Outgoing {
+    stack: Arc<Stack>,
+    /// `None`: the handshake has ended.
+    tcp: Option<TcpStream>,
+    handshake: ClientHandshake,
+    /// The server has answered TCP option 254.
+    awaited: bool,
+}
+
+impl Outgoing {
+    /// Begins on a stream that carried nothing yet. `awaited`: the server has answered TCP option
+    /// 254, and waits for a message. This reads and writes nothing yet.
+    pub fn new(stack: &Arc<Stack>, tcp: TcpStream, awaited: bool) -> Outgoing {
+        stack.sweep();
+        let handshake = ClientHandshake::new(awaited);
+        Outgoing { stack: stack.clone(), tcp: Some(tcp), handshake, awaited }
+    }
+
+    /// Sends the Decline that a server awaits, on a stream that the caller keeps. The connection goes
+    /// on as TCP.
+    ///
+    /// # Errors
+    /// Those of send(2).
+    pub fn decline(stack: &Arc<Stack>, tcp: &TcpStream) -> io::Result<()> {
+        let config = Arc::new(smc_core::handshake::Config::new(stack.peer_id()));
+        let params = ClientParams {
+            config: &config,
+            fabrics: &Fabrics::default(),
+            rdma: None,
+            buffer: stack.buffer_len(),
+        };
+        ClientHandshake::new(true).advance(tcp, &params)?;
+        Ok(())
+    }
+
+    /// The descriptors that become readable when [`Outgoing::advance`] can go on: the TCP stream,
+    /// and one for LLC messages if the handshake waits for some.
+    pub fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [self.tcp.as_ref().map(AsFd::as_fd), self.handshake.fd()]
+    }
+
+    /// When [`Outgoing::advance`] gives up waiting; `None`: the handshake has ended. Nothing is
+    /// waited for before the first call of [`Outgoing::advance`].
+    pub fn deadline(&self) -> Option<Instant> {
+        self.tcp.as_ref().map(|_| self.handshake.deadline())
+    }
+
+    /// Goes on as far as the server's bytes allow, without waiting; the first call sends the
+    /// Proposal. `None`: more bytes have to come.
+    ///
+    /// # Errors
+    /// The handshake broke the connection, which is reset.
+    pub fn advance(&mut self) -> io::Result<Option<SmcStream>> {
+        match self.step().transpose() {
+            None => Ok(None),
+            Some(result) => self.finish(result).map(Some),
+        }
+    }
+
+    /// As [`Outgoing::advance`], and spins for the server's next bytes for as long as that is
+    /// worthwhile.
+    ///
+    /// # Errors
+    /// As [`Outgoing::advance`].
+    pub fn advance_soon(&mut self) -> io::Result<Option<SmcStream>> {
+        let mut result = self.advance();
+        if !matches!(result, Ok(None)) {
+            return result;
+        }
+        let stack = self.stack.clone();
+        stack.spin().until_asked(|| {
+            result = self.advance();
+            !matches!(result, Ok(None))
+        });
+        result
+    }
+
+    /// Waits for the end of the handshake. `deadline`: when the call of the application times out.
+    ///
+    /// # Errors
+    /// The handshake broke the connection, which is reset; `TimedOut`.
+    pub(super) fn wait(mut self, deadline: Option<Instant>) -> io::Result<SmcStream> {
+        let mut result = self.advance_soon();
+        loop {
+            if let Some(result) = result.transpose() {
+                return result;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|end| now >= end) {
+                let broken = self.handshake.give_up();
+                return self.finish(Err(broken));
+            }
+            let ends = [self.deadline(), deadline];
+            let left =
+                ends.into_iter().flatten().min().map(|end| end.saturating_duration_since(now));
+            let waited = match self.fds() {
+                [Some(tcp), Some(llc)] => sys::poll_readable(&[tcp, llc], left, None),
+                [Some(tcp), None] => sys::poll_readable(&[tcp], left, None),
+                [None, _] => Err(io::ErrorKind::NotConnected.into()),
+            };
+            match waited {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    return self.finish(Err(error.into()));
+                }
+                _ => {}
+            }
+            result = self.advance();
+        }
+    }
+
+    fn step(&mut self) -> Result<Option<Outcome>, Broken> {
+        let Some(tcp) = &self.tcp else {
+            return Err(Broken::Io(io::ErrorKind::NotConnected.into()));
+        };
+        let current = self.stack.current();
+        if let Some(why) = current.no_device()
+            && !self.awaited
+        {
+            return Ok(Some(Outcome::Tcp(why)));
+        }
+        let params = ClientParams {
+            config: &current.config,
+            fabrics: &current.fabrics,
+            rdma: current.rdma(),
+            buffer: self.stack.buffer_len(),
+        };
+        let outcome = self.handshake.advance(tcp, &params)?;
+        if outcome.is_none() && Instant::now() >= self.handshake.deadline() {
+            return self.handshake.expire(tcp, &params);
+        }
+        Ok(outcome)
+    }
+
+    /// Makes a connection of the result of the handshake.
+    fn finish(&mut self, result: Result<Outcome, Broken>) -> io::Result<SmcStream> {
+        let tcp = self.tcp.take().ok_or(io::ErrorKind::NotConnected)?;
+        SmcStream::of_handshake(&self.stack, tcp, result)
+    }
+}
+
+impl std::fmt::Debug for Outgoing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outgoing").field("tcp", &self.tcp).finish_non_exhaustive()
+    }
+}
