@@ -226,6 +226,12 @@ pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -
             _ => !socket.forbid_proposal(),
         };
     }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT)
+        && socket.state() == SocketState::Unconnected
+    {
+        // The first write would carry the SYN, and the server's answer to option 254 comes after it.
+        socket.forbid_proposal();
+    }
     socket.state() == SocketState::Smc
         && match level {
             libc::IPPROTO_TCP => {

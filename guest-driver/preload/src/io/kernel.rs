@@ -48,11 +48,7 @@ fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
 fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let stays_on_tcp = socket.forbid_proposal();
     if stays_on_tcp && socket.role() == SocketRole::Client {
-        // The thread of the handshake proposes nothing, so the program's bytes may go at once: after
-        // those that it has written before.
-        if socket.has_early() {
-            let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
-        }
+        // The thread of the handshake proposes nothing, so the program's bytes may go at once.
         return;
     }
     if socket.role() == SocketRole::Client && relay::hand_over::hand_over_undecided(descriptor) {
@@ -102,7 +98,7 @@ pub(crate) fn close_all() {
             }
         }
     }
-    waiting::finish(false);
+    waiting::finish();
     let begun = Instant::now();
     while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
@@ -117,13 +113,10 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
             continue;
         }
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        // A connection that nobody has used is decided by the program that gets it.
-        let Some(socket) = descriptor.stream().filter(|s| relay::hand_over::is_in_use(s)) else {
-            continue;
-        };
+        // A connection that is not decided is decided by the program that gets it.
+        let in_use = descriptor.stream().is_some_and(|socket| socket.smc().is_some());
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
-        // Bytes that wait for the end of a handshake go out although the descriptor is closed.
-        if named(fd) || stays_open() || socket.has_early() {
+        if in_use && (named(fd) || stays_open()) {
             leave_to_kernel(fd);
         }
     }

@@ -5,13 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Fallback, FirstBytes};
+use guest_driver::FirstBytes;
 
 use crate::selection::first_bytes::peek;
-use crate::selection::handshake::duplicate;
 use crate::selection::option::AcceptAction;
+use crate::selection::outcome::duplicate;
 use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
-use crate::selection::{listening_ports, option, resolve, session, short_lived, worthwhile};
+use crate::selection::{
+    Wait, listening_ports, option, plain_servers, resolve, session, short_lived,
+};
 use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
@@ -19,10 +21,6 @@ use crate::socket::{descriptors, pair};
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, local_address};
 use crate::{config, fork, status};
-
-/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
-/// connection stays undecided: TCP's `connect` does not wait for the server's program either.
-const CONNECT: Duration = Duration::from_millis(50);
 
 /// How long a disconnect waits for the thread that does the handshake.
 const DISCONNECT: Duration = Duration::from_secs(1);
@@ -79,7 +77,7 @@ pub(crate) fn connect(
             _ => native(),
         };
     }
-    let stay_plain = || carry_out(descriptor, fd, SocketEvent::ConnectPlain, ActionInput::Nothing);
+    let stay_plain = || carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
     if socket.stage() == SocketStage::UnconnectedForTcp {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
@@ -87,23 +85,13 @@ pub(crate) fn connect(
         }
         return result;
     }
-    if to.as_ref().is_some_and(worthwhile::is_slower) {
+    let seems_plain = to.is_some_and(|to| plain_servers::contains(&to));
+    // The handshake takes a descriptor.
+    let may_ask = seems_plain || duplicate(fd).is_ok();
+    let asked = to.filter(|_| may_ask).and_then(|to| Some((to, option::before_connect(fd, &to)?)));
+    let Some((to, mut request)) = asked else {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
-            status::client_stays_on_tcp(borrowed(fd), Fallback::TooShort);
-            stay_plain();
-        }
-        return result;
-    }
-    let fast =
-        raw::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT).unwrap_or(0) != 0;
-    // The handshake takes a descriptor.
-    let may_ask = !fast && duplicate(fd).is_ok();
-    let request = to.filter(|_| may_ask).and_then(|to| option::before_connect(fd, &to));
-    let Some(request) = request else {
-        let result = native();
-        let failed = !matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)));
-        if fast || !failed {
             // TCP carries it. After a failure the program may try another address, so the entry
             // stays.
             stay_plain();
@@ -114,19 +102,36 @@ pub(crate) fn connect(
         // The server waits for a Proposal only for a short time, and opening a device takes long.
         let _ = session::current();
     }
-    *socket.request.lock() = Some(request);
-    delay_acks(fd, true);
+    if !seems_plain {
+        delay_acks(fd, true);
+    }
     let result = native();
-    match result {
-        Ok(_) => {
-            if let Err(why) = option::after_connect(request, borrowed(fd)) {
-                delay_acks(fd, false);
+    let answer = match result {
+        Ok(_) => Some(option::after_connect(request, borrowed(fd))),
+        Err(Errno(libc::EINPROGRESS)) => option::during_connect(request, borrowed(fd)),
+        _ => None,
+    };
+    if let Some(answer) = answer {
+        plain_servers::note(&to, answer.is_ok());
+        match answer {
+            // An answer shows that TCP is connected, whatever the call returns.
+            Ok(awaited) => request.awaited = Some(awaited),
+            Err(why) => {
+                if !seems_plain {
+                    delay_acks(fd, false);
+                }
                 status::client_stays_on_tcp(borrowed(fd), why);
                 stay_plain();
-                return Ok(0);
+                return result;
             }
+        }
+    }
+    *socket.request.lock() = Some(request);
+    match result {
+        Ok(_) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            start_and_wait(descriptor, fd, socket);
+            let wait = if socket.is_nonblocking() { Wait::Short } else { Wait::Block };
+            resolve::start(descriptor, fd, wait);
             match socket.state() {
                 SocketState::Failed => match socket.take_error() {
                     0 => Ok(0),
@@ -142,13 +147,13 @@ pub(crate) fn connect(
         }
         Err(Errno(libc::EINPROGRESS)) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            resolve::start(descriptor, fd);
+            resolve::start(descriptor, fd, Wait::Short);
             result
         }
         // Interrupted: the kernel goes on connecting, and the program polls for the result.
         Err(Errno(libc::EINTR)) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            resolve::start(descriptor, fd);
+            resolve::start(descriptor, fd, Wait::Short);
             result
         }
         error => error,
@@ -178,14 +183,6 @@ pub(crate) fn disconnect(
     result
 }
 
-/// Begins the handshake, and waits for it for a short time if the socket is blocking.
-fn start_and_wait(descriptor: &DescriptorRef, fd: c_int, socket: &StreamSocket) {
-    resolve::start(descriptor, fd);
-    if socket.state() == SocketState::Deciding && !socket.is_nonblocking() {
-        let _ = socket.await_decision(CONNECT);
-    }
-}
-
 /// Whether the program has ever set SO_ZEROCOPY. A connection inherits it from its listener.
 static SETS_ZEROCOPY: AtomicBool = AtomicBool::new(false);
 
@@ -212,13 +209,9 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
         return;
     }
     match option::after_accept(borrowed(fd)) {
-        AcceptAction::Tcp => {
-            worthwhile::count_tcp(&local);
-            status::server_stays_on_tcp(borrowed(fd));
-        }
+        AcceptAction::Tcp => status::server_stays_on_tcp(borrowed(fd)),
         AcceptAction::Peek { timeout, announced } => {
             let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
-            socket.set_listener(local);
             socket.set_detect_timeout(timeout);
             if announced {
                 socket.set_announced();

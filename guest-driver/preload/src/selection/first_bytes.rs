@@ -17,18 +17,23 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peeks at a client's first bytes. A client without SMC costs no more than that: the library opens
 /// no device for it. If the socket has an error, the program's next call gets it from TCP.
 pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
+    peek_if_any(tcp).unwrap_or(FirstBytes::Incomplete)
+}
+
+/// As [`peek`]. `None`: the client has sent nothing.
+pub(super) fn peek_if_any(tcp: impl AsFd) -> Option<FirstBytes> {
     match poll(&tcp, PollFlags::IN) {
-        Some(found) if found.is_empty() => return FirstBytes::Incomplete,
+        Some(found) if found.is_empty() => return None,
         // With nothing to read, to peek would take the error from the program.
         Some(found)
             if found.intersects(PollFlags::ERR | PollFlags::NVAL)
                 && rustix::io::ioctl_fionread(&tcp).unwrap_or(0) == 0 =>
         {
-            return FirstBytes::Other;
+            return Some(FirstBytes::Other);
         }
         _ => {}
     }
-    FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other)
+    Some(FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other))
 }
 
 /// Whether the client has reset TCP.

@@ -6,6 +6,11 @@ use crate::sys::fork_lock::ForkMutex;
 /// Ports that this process listens on.
 static LISTENING: ForkMutex<Vec<u16>> = ForkMutex::new(Vec::new());
 
+/// Whether this process listens at all.
+pub(crate) fn any() -> bool {
+    !LISTENING.lock().is_empty()
+}
+
 /// Whether this process listens on a port.
 pub(crate) fn listens_on(port: u16) -> bool {
     LISTENING.lock().contains(&port)

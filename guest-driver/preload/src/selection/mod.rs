@@ -3,26 +3,27 @@
 //! A connection that the program accepts or makes is *undecided* until a call needs to know what
 //! carries it. So a server that forks for each client leaves the handshake to the child, which
 //! opens a session of its own. A program that accepts from an event loop usually finds the client's
-//! message waiting, and the handshake takes one short call. A client's handshake that takes longer
-//! goes on in a thread of its own, and a server's in a thread that waits for all clients. Either
-//! wakes the program's calls when it is complete.
+//! message waiting, and the handshake takes one short call. A handshake that takes longer goes on in
+//! one thread that waits for the peers of all of them. It wakes the program's calls when it is
+//! complete.
 
 mod circuit_breaker;
+mod client;
 mod declined_servers;
 pub(crate) mod establish;
 mod first_bytes;
 pub(crate) mod handshake;
 mod listening_ports;
 pub(crate) mod option;
+mod outcome;
+mod plain_servers;
 pub(crate) mod resolve;
 pub(crate) mod running;
+mod server;
 pub(crate) mod session;
 pub(crate) mod short_lived;
 pub(crate) mod transitions;
 pub(crate) mod waiting;
-mod worthwhile;
-
-use std::time::{Duration, Instant};
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,32 +35,17 @@ pub(crate) enum Selected {
     /// Nothing: the handshake failed and took the connection with it.
     Failed,
     /// The handshake is not complete. After [`Wait::Block`]: a signal has interrupted the call.
-    /// After [`Wait::Until`]: the same, or the time has passed.
     Pending,
 }
+
+/// How long [`Wait::Short`] waits.
+const SHORT_WAIT: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// How long a call may wait for the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Until it is complete.
     Block,
-    /// Until then, but not longer than the time limit of the program's call.
-    Until(Instant),
     /// About as long as a running peer needs to answer.
     Short,
-}
-
-impl Wait {
-    /// How long the call may wait, `most` at most.
-    fn left(self, most: Duration) -> Duration {
-        match self {
-            Wait::Until(end) => most.min(end.saturating_duration_since(Instant::now())),
-            Wait::Block | Wait::Short => most,
-        }
-    }
-
-    /// Whether the time limit of the call has passed.
-    pub(crate) fn is_over(self) -> bool {
-        matches!(self, Wait::Until(end) if Instant::now() >= end)
-    }
 }

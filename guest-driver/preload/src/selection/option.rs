@@ -15,14 +15,13 @@ use guest_driver::rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
 
-use crate::selection::session::PlannedProposal;
-use crate::selection::{declined_servers, listening_ports, session, worthwhile};
+use crate::selection::{declined_servers, listening_ports, session};
 use crate::socket::stream::SmcRequest;
 use crate::sys::{borrowed, local_address};
 use crate::{config, status};
 
 static PEER_DISCOVERY: OnceLock<PeerDiscovery> = OnceLock::new();
-/// Descriptors of the rendezvous, ascending, and the others that `smc run` has passed on.
+/// Descriptors of the rendezvous, ascending; those that `smc run` passed on are among them.
 static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 /// What a server does with a connection that it accepted.
@@ -44,27 +43,26 @@ pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
     let discovery = PeerDiscovery::adopt(config.rendezvous, passed, config.policy.clone());
-    let mut reserved: Vec<_> = worthwhile::init().into_iter().collect();
     if let Some(rendezvous) = discovery.rendezvous() {
-        reserved.extend(rendezvous.descriptors());
+        let mut reserved = rendezvous.descriptors();
         let passed = passed.into_iter().flat_map(|text| text.split(','));
         reserved.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
+        reserved.sort_unstable();
+        reserved.dedup();
+        let _ = RESERVED.set(reserved);
     } else if discovery.mode() == Mode::Required {
         status::no_option();
     }
-    reserved.sort_unstable();
-    reserved.dedup();
-    let _ = RESERVED.set(reserved);
     let _ = PEER_DISCOVERY.set(discovery);
 }
 
-/// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
+/// Whether a descriptor belongs to the rendezvous. The program does not know such descriptors.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {
     RESERVED.get().is_some_and(|reserved| reserved.binary_search(&fd).is_ok())
 }
 
-/// The parts of a range of descriptors that contain none that `smc run` has passed on.
+/// The parts of a range of descriptors that contain none of the rendezvous.
 pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
     between(RESERVED.get().map_or(&[], Vec::as_slice), first, last)
 }
@@ -113,9 +111,10 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
         return None;
     }
     if declined_servers::is_skipped(to) {
-        return Some(SmcRequest { asked: None, listed: false });
+        return Some(SmcRequest { asked: None, listed: false, awaited: None });
     }
-    Some(SmcRequest { asked: Some(discovery.before_connect(borrowed(fd), to)), listed })
+    let asked = Some(discovery.before_connect(borrowed(fd), to));
+    Some(SmcRequest { asked, listed, awaited: None })
 }
 
 /// Whether an address belongs to this machine.
@@ -129,17 +128,34 @@ fn is_here(to: &SocketAddr) -> bool {
     chosen.is_ok_and(|chosen| chosen.ip() == to.ip())
 }
 
-/// What a client does once its socket is connected. An error says why it stays on TCP.
-pub(crate) fn after_connect(
+/// What a client does once its socket is connected: proposes SMC to a server that waits for a message,
+/// or does not. An error says why it stays on TCP.
+pub(crate) fn after_connect(request: SmcRequest, socket: impl AsFd) -> Result<bool, Fallback> {
+    if let Some(awaited) = request.awaited {
+        return Ok(awaited);
+    }
+    let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
+    let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(false) };
+    action(request, discovery, discovery.connected(socket, asked))
+}
+
+/// As [`after_connect`], while TCP may still be connecting. `None`: the server has not answered yet.
+pub(crate) fn during_connect(
     request: SmcRequest,
     socket: impl AsFd,
-) -> Result<PlannedProposal, Fallback> {
-    let unasked = PlannedProposal { awaited: false };
-    let Some(asked) = request.asked else { return Err(Fallback::DeclinedBefore) };
-    let Some(discovery) = PEER_DISCOVERY.get() else { return Ok(unasked) };
-    match discovery.connected(socket, asked) {
-        ClientAction::Propose { awaited } => Ok(PlannedProposal { awaited }),
-        ClientAction::UseTcp(_) if request.listed => Ok(unasked),
+) -> Option<Result<bool, Fallback>> {
+    let (asked, discovery) = (request.asked?, PEER_DISCOVERY.get()?);
+    Some(action(request, discovery, discovery.answered(socket, asked)?))
+}
+
+fn action(
+    request: SmcRequest,
+    discovery: &PeerDiscovery,
+    action: ClientAction,
+) -> Result<bool, Fallback> {
+    match action {
+        ClientAction::Propose { awaited } => Ok(awaited),
+        ClientAction::UseTcp(_) if request.listed => Ok(false),
         ClientAction::UseTcp(reason) => Err(Fallback::from_discovery(reason, discovery)),
     }
 }

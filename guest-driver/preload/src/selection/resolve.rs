@@ -3,15 +3,13 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use crate::selection::{Selected, Wait, handshake};
+use crate::selection::{SHORT_WAIT, Selected, Wait, handshake, waiting};
 use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
-use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::stream::SocketState;
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno};
 
-/// How long [`Wait::Short`] waits.
-const SHORT_WAIT: Duration = Duration::from_millis(2);
 /// How often a waiting thread looks at the state without being woken.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -36,35 +34,33 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                     return Selected::Pending;
                 }
             }
-            // The handshake is one of an ancestor, and so is the connection.
-            SocketState::Deciding if socket.is_inherited() => return Selected::Smc,
             SocketState::Deciding => match wait {
-                Wait::Block | Wait::Until(_) => {
-                    let woken = socket.await_decision(wait.left(RECHECK_INTERVAL));
-                    // The kernel never restarts a call with a time limit (signal(7)).
-                    let is_interrupted = woken == Err(Errno(libc::EINTR))
-                        && (wait != Wait::Block || raw::signals_interrupt());
-                    if is_interrupted || wait.is_over() && is_deciding(socket) {
+                Wait::Block => {
+                    let interrupted =
+                        waiting::help(descriptor, RECHECK_INTERVAL).unwrap_or_else(|| {
+                            socket.await_decision(RECHECK_INTERVAL) == Err(Errno(libc::EINTR))
+                                && raw::signals_interrupt()
+                        });
+                    if interrupted {
                         return Selected::Pending;
                     }
                 }
                 Wait::Short if waited => return Selected::Pending,
                 Wait::Short => {
                     waited = true;
-                    let _ = socket.await_decision(SHORT_WAIT);
+                    if waiting::help(descriptor, SHORT_WAIT).is_none() {
+                        let _ = socket.await_decision(SHORT_WAIT);
+                    }
                 }
             },
         }
     }
 }
 
-fn is_deciding(socket: &StreamSocket) -> bool {
-    socket.state() == SocketState::Deciding
-}
-
-/// Begins the handshake if no thread has, without waiting for it.
-pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int) {
+/// Begins the handshake of a client if no thread has. [`Wait::Block`]: waits for it as long as
+/// `connect` may.
+pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int, wait: Wait) {
     if let Some(socket) = descriptor.stream() {
-        handshake::begin(descriptor, socket, fd, (SocketEvent::Use, Wait::Short));
+        handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
     }
 }

@@ -9,23 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use guest_driver::{
-    Config as StackConfig, FirstBytes, Incoming, ProposalObserver, Rnics, SmcStream, Stack,
-    statistics,
+    Config as StackConfig, FirstBytes, Incoming, Outgoing, Rnics, Stack, statistics,
 };
 
 use crate::config::RunConfig;
-use crate::selection::{short_lived, worthwhile};
+use crate::selection::short_lived;
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, own_numbers, raw};
 use crate::{config, fork, status};
-
-/// How a client proposes SMC.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlannedProposal {
-    /// The server waits for a message. If there is nothing to propose, the client must send a
-    /// Decline.
-    pub(crate) awaited: bool,
-}
 
 static CURRENT: AtomicPtr<ProcessSession> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: ForkLock = ForkLock::new();
@@ -39,14 +30,15 @@ pub(crate) struct ProcessSession {
 }
 
 impl ProcessSession {
-    /// Proposes SMC on a connected TCP stream, and waits for the answer.
-    pub(crate) fn propose(
-        &self,
-        tcp: TcpStream,
-        proposal: PlannedProposal,
-        progress: &dyn ProposalObserver,
-    ) -> std::io::Result<SmcStream> {
-        SmcStream::upgrade_observed(&self.stack, tcp, proposal.awaited, progress)
+    /// Begins the client's half of the handshake on a connected stream. `awaited`: the server waits
+    /// for a message, so a client that has nothing to propose sends a Decline.
+    pub(crate) fn outgoing(&self, tcp: TcpStream, awaited: bool) -> Outgoing {
+        Outgoing::new(&self.stack, tcp, awaited)
+    }
+
+    /// Declines SMC on a stream that the program keeps, whose server waits for a message.
+    pub(crate) fn decline_awaited(&self, tcp: &TcpStream) -> std::io::Result<()> {
+        Outgoing::decline(&self.stack, tcp)
     }
 
     /// Begins the server's half of the handshake on an accepted stream.
@@ -276,17 +268,15 @@ fn without_device(config: &RunConfig, with_statistics: bool) -> ProcessSession {
     ProcessSession { generation: fork::generation(), stack, has_device: false, tried }
 }
 
-/// The session that the relays of this process need: theirs, if there is one.
-pub(crate) fn of_relays() -> Option<&'static ProcessSession> {
-    let known = raw_current().filter(|open| open.generation == fork::generation());
-    known.or_else(declining)
+/// The session of this process, if it has opened a device.
+pub(crate) fn opened() -> Option<&'static ProcessSession> {
+    raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
 }
 
 fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     if !config.eids.is_empty() {
         stack.eids.clone_from(&config.eids);
     }
-    stack.traffic = worthwhile::table();
     stack.recv_buffer = config.buffer;
     stack.spin = config.spin;
     stack.detect_timeout = config.detect;

@@ -1,5 +1,5 @@
-//! Servers' handshakes that wait for their clients. One thread waits for all of them: a client that
-//! sends nothing, or a part of a message, costs an entry in a list.
+//! Handshakes that wait for their peers. One thread waits for all of them: a peer that sends nothing,
+//! or a part of a message, costs an entry in a list.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,26 +7,33 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use guest_driver::SignalMask;
+
 use crate::selection::running::{self, RUNNING_LOCK};
 use crate::selection::transitions::{ActionInput, carry_out};
 use crate::socket::pair::high;
 use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
-use crate::socket::stream::SocketState;
+use crate::socket::stream::{SocketRole, SocketState};
 use crate::socket::table::DescriptorRef;
-use crate::sys::{STACK, epoll_wait, lock, owned, raw};
+use crate::sys::raw::Errno;
+use crate::sys::{STACK, epoll_wait, lock, owned, raw, timespec};
 
-/// A server's handshake that waits for its client.
+/// A handshake that waits for its peer.
 pub(super) trait PendingHandshake: Send {
-    /// The descriptors that become readable when the client has sent something.
+    /// The descriptors that become readable when the peer has sent something.
     fn fds(&self) -> [Option<BorrowedFd<'_>>; 2];
-    /// Whether the wait is over, whether the client has sent anything or not.
+    /// Whether the descriptors become writable instead: TCP is connecting.
+    fn awaits_room(&self) -> bool {
+        false
+    }
+    /// Whether the wait is over, whether the peer has sent anything or not.
     fn is_over(&self, descriptor: &DescriptorRef) -> bool;
     /// Whether it has taken nothing from the stream.
     fn is_untouched(&self) -> bool;
     /// Whether [`PendingHandshake::advance`] can go on.
     fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool;
-    /// Goes on as far as the client's bytes allow. `None`: the handshake is complete.
+    /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
     fn advance(
         self: Box<Self>,
         descriptor: &DescriptorRef,
@@ -44,7 +51,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Goes on as far as the client's bytes allow. `None`: the handshake is complete.
+    /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
     fn advance(mut self, set: c_int) -> Option<Waiting> {
         if !self.pending.is_ready(&self.descriptor) {
             // It stays in the set, which would report the same bytes again otherwise.
@@ -54,6 +61,36 @@ impl Waiting {
         self.watched.clear();
         self.pending = self.pending.advance(&self.descriptor, self.fd)?;
         Some(self)
+    }
+
+    /// Waits for the peer and goes on, for `timeout` at most. Returns what still waits, and whether a
+    /// signal has ended the wait.
+    fn advance_here(
+        mut self,
+        set: c_int,
+        timeout: Duration,
+        mask: SignalMask,
+    ) -> (Option<Waiting>, bool) {
+        let end = Instant::now() + timeout;
+        loop {
+            let events = if self.pending.awaits_room() { libc::POLLOUT } else { libc::POLLIN };
+            // The kernel ignores negative numbers.
+            let mut list = [libc::pollfd { fd: -1, events, revents: 0 }; 2];
+            for (entry, fd) in list.iter_mut().zip(self.pending.fds().into_iter().flatten()) {
+                entry.fd = fd.as_raw_fd();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match raw::ppoll(&mut list, Some(&timespec(left)), Some(mask)) {
+                Ok(1..) => {}
+                Ok(_) if !self.pending.is_over(&self.descriptor) => return (Some(self), false),
+                Ok(_) => {}
+                Err(error) => return (Some(self), error == Errno(libc::EINTR)),
+            }
+            match self.advance(set) {
+                Some(rest) => self = rest,
+                None => return (None, false),
+            }
+        }
     }
 }
 
@@ -88,8 +125,8 @@ static WAITING: Mutex<WaitingList> =
 const WAKE: u64 = 0;
 /// How often the thread checks whether a program wants to write first, or a deadline has passed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the thread stays when nothing waits.
-const LINGER: Duration = Duration::from_secs(2);
+/// How many times in a row the thread finds nothing to wait for before it ends.
+const IDLE_CHECKS: u32 = 40;
 /// Events that the thread takes at a time.
 const EVENTS: usize = 32;
 
@@ -114,11 +151,23 @@ impl WaitingList {
             waiting.watched =
                 waiting.pending.fds().iter().flatten().map(AsRawFd::as_raw_fd).collect();
             // Edges only: a part of a message must not wake the thread again and again.
-            let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+            let wanted = match waiting.pending.awaits_room() {
+                true => libc::EPOLLOUT,
+                false => libc::EPOLLIN | libc::EPOLLRDHUP,
+            };
+            let events = (wanted | libc::EPOLLET) as u32;
             for fd in &waiting.watched {
                 let set = sets.epoll.as_raw_fd();
                 let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, events, number);
             }
+        }
+        self.keep(number, waiting);
+    }
+
+    /// Puts a handshake into the list only.
+    fn keep(&mut self, number: u64, waiting: Waiting) {
+        if let Some(socket) = waiting.descriptor.stream() {
+            socket.set_pending(number);
         }
         self.list.insert(number, waiting);
     }
@@ -133,27 +182,73 @@ fn sets() -> Option<Sets> {
     Some(Sets { epoll, wake })
 }
 
-/// Waits for a client. An error returns what cannot wait: there are no descriptors or threads left.
+/// Who goes on with a handshake when the peer has sent something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watcher {
+    /// The thread.
+    Thread,
+    /// The caller, which calls [`help`] next. After that, the thread.
+    Caller,
+}
+
+/// Waits for a peer. An error returns what cannot wait: there are no descriptors or threads left.
 pub(super) fn add(
     descriptor: &DescriptorRef,
     fd: c_int,
     pending: Box<dyn PendingHandshake>,
+    watcher: Watcher,
 ) -> Result<(), Box<dyn PendingHandshake>> {
     let _running = RUNNING_LOCK.lock();
     let mut waiting = lock(&WAITING);
     if !waiting.begin() {
         return Err(pending);
     }
-    if let Some(socket) = descriptor.stream() {
+    if let Some(socket) = descriptor.stream()
+        && socket.role() == SocketRole::Server
+    {
         // The bytes that come next are those of the handshake.
         registrations::follow(descriptor, socket, SocketState::Deciding);
     }
     let descriptor = descriptor.clone();
     let number = waiting.next;
     waiting.next += 1;
-    waiting.insert(number, Waiting { descriptor, fd, pending, watched: Vec::new() });
-    wake(&waiting);
+    let new = Waiting { descriptor, fd, pending, watched: Vec::new() };
+    match watcher {
+        // The thread sleeps on the set. It checks all time limits soon enough without being woken.
+        Watcher::Thread => waiting.insert(number, new),
+        Watcher::Caller => waiting.keep(number, new),
+    }
     Ok(())
+}
+
+/// Goes on with a handshake in a call of the program, for `timeout` at most, so that no other thread
+/// has to be woken for it. `None`: nothing waits for the peer's next message, or another thread goes
+/// on. `Some(true)`: a signal interrupts the call.
+pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool> {
+    let number = descriptor.stream()?.pending();
+    let (set, mut one) = {
+        let _running = RUNNING_LOCK.lock();
+        let mut waiting = lock(&WAITING);
+        let set = waiting.sets.as_ref()?.epoll.as_raw_fd();
+        if waiting.list.get(&number)?.pending.is_untouched() {
+            return None;
+        }
+        let one = waiting.list.remove(&number)?;
+        running::begin(&one.descriptor);
+        (set, one)
+    };
+    unwatch(set, &one.watched);
+    one.watched.clear();
+    let interrupted = raw::blocking_signals(|mask| {
+        let (rest, interrupted) = one.advance_here(set, timeout, mask);
+        if let Some(rest) = rest {
+            let _running = RUNNING_LOCK.lock();
+            lock(&WAITING).insert(number, rest);
+        }
+        interrupted
+    });
+    running::end(descriptor.clone());
+    Some(interrupted && raw::signals_interrupt())
 }
 
 /// Makes the thread check all connections: the program has closed one of them.
@@ -170,7 +265,7 @@ fn wake(waiting: &WaitingList) {
 
 /// The thread.
 fn wait_for_all() {
-    let mut checked = Instant::now();
+    let (mut checked, mut idle) = (Instant::now(), 0);
     loop {
         let (set, empty) = {
             let _running = RUNNING_LOCK.lock();
@@ -179,8 +274,8 @@ fn wait_for_all() {
             (sets.epoll.as_raw_fd(), waiting.list.is_empty())
         };
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        let timeout = if empty { LINGER } else { CHECK_INTERVAL };
-        let n = epoll_wait(set, &mut events, Some(timeout), None).unwrap_or(0);
+        let n = epoll_wait(set, &mut events, Some(CHECK_INTERVAL), None).unwrap_or(0);
+        idle = if empty && n == 0 { idle + 1 } else { 0 };
         let woken = events.iter().take(n).any(|event| event.u64 == WAKE);
         let mut ready: Vec<u64> = events.iter().take(n).map(|event| event.u64).collect();
         let all = woken || checked.elapsed() >= CHECK_INTERVAL;
@@ -199,7 +294,7 @@ fn wait_for_all() {
             let take = |number: u64| Some((number, waiting.list.remove(&number)?));
             let taken: Vec<_> = ready.into_iter().filter_map(take).collect();
             taken.iter().for_each(|(_, waiting)| running::begin(&waiting.descriptor));
-            if empty && n == 0 && waiting.list.is_empty() {
+            if idle >= IDLE_CHECKS && waiting.list.is_empty() {
                 waiting.has_thread = false;
                 return;
             }
@@ -278,13 +373,12 @@ const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for handshakes of connections that the program has closed, when the process ends.
-/// `relayed`: also for those that relays wait for.
-pub(crate) fn finish(relayed: bool) {
+pub(crate) fn finish() {
     let begun = Instant::now();
     let must_finish = |found: &DescriptorRef| {
         found.stream().is_some_and(|socket| {
             let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
-            socket.must_finish() && (relayed || !socket.has_offers()) && begun.elapsed() < most
+            socket.must_finish() && begun.elapsed() < most
         })
     };
     let any = || {

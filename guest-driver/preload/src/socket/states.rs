@@ -9,7 +9,7 @@
 //! └───────┬───────┘                  └──────┬──────┘
 //!         │                                 │ Use, Close
 //!         │                          ┌──────▼──────┐ Propose ┌─────────────┐
-//!         │ ConnectPlain             │  Deciding   ├────────►│  Proposing  │
+//!         │ Plain                    │  Deciding   ├────────►│  Proposing  │
 //!         │                          └──┬───────┬──┘         └─┬─────────┬─┘
 //!         │                    EndOnTcp │       │ Break        │ Break   │ EndOnSmc
 //!         │                             │       │ ┌────────────┘         │
@@ -22,6 +22,7 @@
 //!                                                                 └─────────────┘
 //! ```
 //!
+//! `Plain` moves Undecided to Tcp as well: a server sees at once that its client proposes nothing.
 //! `Reset` is a `Break` by the peer. `Postpone` moves Deciding back to Undecided: a call of the program
 //! was interrupted or must not wait, and nothing but the program can go on with the handshake.
 //!
@@ -32,12 +33,12 @@
 //! The whole table. `-`: nothing happens, and the one who brought the event learns that. A state in
 //! its own row: it stays, and the answer is yes.
 //!
-//! | | Connect | ConnectPlain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | Reset | Postpone | HandOver |
+//! | | Connect | Plain | Use | Forbid | Propose | Close | EndOnTcp | EndOnSmc | Break | Reset | Postpone | HandOver |
 //! |---|---|---|---|---|---|---|---|---|---|---|---|---|
 //! | Unconnected | Undecided | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - | - | - |
 //! | UnconnectedForTcp | Tcp | Tcp | - | UnconnectedForTcp | - | - | - | - | - | - | - | - |
-//! | Undecided | - | - | Deciding | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
-//! | UndecidedForTcp | - | - | DecidingForTcp | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
+//! | Undecided | - | Tcp | Deciding | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
+//! | UndecidedForTcp | - | Tcp | DecidingForTcp | UndecidedForTcp | - | DecidingForTcp | - | - | - | - | - | - |
 //! | Deciding | - | - | - | DecidingForTcp | Proposing | - | Tcp | - | Failed | Failed | Undecided | - |
 //! | DecidingForTcp | - | - | - | DecidingForTcp | - | - | Tcp | - | Failed | Failed | UndecidedForTcp | - |
 //! | Proposing | - | - | - | - | Proposing | - | Tcp | Smc | Failed | Failed | - | - |
@@ -98,8 +99,8 @@ pub(crate) enum SocketStage {
 pub(crate) enum SocketEvent {
     /// TCP has connected the socket, or is connecting it, and the client may propose SMC.
     Connect,
-    /// The same, and the client does not propose SMC.
-    ConnectPlain,
+    /// The client of a connection does not propose SMC, and no handshake has begun.
+    Plain,
     /// A call needs to know what carries the connection.
     Use,
     /// The connection has to stay on TCP: it goes where only the kernel can serve it.
@@ -165,9 +166,11 @@ pub(crate) const fn next(stage: SocketStage, event: SocketEvent) -> Option<Socke
     use SocketStage as S;
     let (to, actions): (S, &'static [SocketAction]) = match (stage, event) {
         (S::Unconnected, E::Connect) => (S::Undecided, &[MoveRegistrations, Store]),
-        (S::UnconnectedForTcp, E::Connect)
-        | (S::Unconnected | S::UnconnectedForTcp, E::ConnectPlain) => {
+        (S::UnconnectedForTcp, E::Connect) | (S::Unconnected | S::UnconnectedForTcp, E::Plain) => {
             (S::Tcp, &[Store, RemoveEntry])
+        }
+        (S::Undecided | S::UndecidedForTcp, E::Plain) => {
+            (S::Tcp, &[MoveRegistrations, Store, Wake, RemoveEntry])
         }
         (S::Undecided, E::Use) => (S::Deciding, &[Store, StartHandshake]),
         (S::UndecidedForTcp, E::Use) | (S::Undecided | S::UndecidedForTcp, E::Close) => {
@@ -259,7 +262,7 @@ mod tests {
 
     const EVENTS: [SocketEvent; 12] = [
         SocketEvent::Connect,
-        SocketEvent::ConnectPlain,
+        SocketEvent::Plain,
         SocketEvent::Use,
         SocketEvent::Forbid,
         SocketEvent::Propose,
@@ -322,8 +325,9 @@ mod tests {
     fn whoever_waits_for_the_decision_is_woken_after_it_is_stored() {
         for (stage, event, SocketTransition { to, actions }) in transitions() {
             let at = |action| actions.iter().position(|a| *a == action);
-            let decided =
-                stage.state() == SocketState::Deciding && to.state() != SocketState::Deciding;
+            let waits = |state| matches!(state, SocketState::Undecided | SocketState::Deciding);
+            let decided = waits(stage.state()) && !waits(to.state())
+                || stage.state() == SocketState::Deciding && to.state() == SocketState::Undecided;
             assert_eq!(at(SocketAction::Wake).is_some(), decided, "{stage:?} {event:?}");
             assert!(!decided || at(SocketAction::Wake) > at(SocketAction::Store));
             // What the program wrote goes out before it can write more.

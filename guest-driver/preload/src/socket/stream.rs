@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -13,7 +12,6 @@ use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};
-use crate::socket::proposal_answer::ProposalAnswer;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
@@ -40,6 +38,9 @@ pub(crate) struct SmcRequest {
     pub(crate) asked: Option<OptionRequest>,
     /// The settings list the server as one that speaks SMC.
     pub(crate) listed: bool,
+    /// What TCP option 254 has answered, once TCP is connected: whether the server waits for a
+    /// message.
+    pub(crate) awaited: Option<bool>,
 }
 
 /// A registration in an epoll set.
@@ -79,6 +80,10 @@ pub(crate) struct StreamSocket {
     stage: AtomicU32,
     /// Whether `accept` made it. Otherwise `socket` did, and it is a client.
     server: AtomicBool,
+    /// The number of the handshake in the list of those that wait; 0: none.
+    pending: AtomicU64,
+    /// Number of threads that wait for the decision.
+    waiters: AtomicU32,
     stream: OnceLock<SmcStream>,
     /// The generation of the process (see `fork`) that the stream belongs to.
     generation: AtomicU32,
@@ -116,16 +121,12 @@ pub(crate) struct StreamSocket {
     early_full: AtomicBool,
     /// What [`fork::children`] was when the socket was made.
     children_before: u32,
-    /// For a server: the address at which the client has reached its listener.
-    listener: OnceLock<SocketAddr>,
-    /// The peer has sent TCP option 254, so a client of this server has announced a Proposal.
+    /// For a server: the client has announced a Proposal.
     announced: AtomicBool,
     /// For a server: a call has postponed the handshake.
     lazy: AtomicBool,
     /// Number of relays that may come to serve the connection.
     offers: AtomicU32,
-    /// For a client: how far the server's answer to the Proposal is.
-    pub(crate) answer: ProposalAnswer,
     /// The last write did not fit, so an edge-triggered set must report when there is room.
     pub(crate) write_blocked: AtomicBool,
     /// For a server: how long it waits for the client's first bytes, milliseconds.
@@ -146,6 +147,8 @@ impl StreamSocket {
         StreamSocket {
             stage: AtomicU32::new(SocketStage::first(state) as u32),
             server: AtomicBool::new(role == SocketRole::Server),
+            pending: AtomicU64::new(0),
+            waiters: AtomicU32::new(0),
             stream: OnceLock::new(),
             generation: AtomicU32::new(fork::generation()),
             nonblocking: AtomicBool::new(nonblocking),
@@ -166,11 +169,9 @@ impl StreamSocket {
             early: ForkMutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
-            listener: OnceLock::new(),
             announced: AtomicBool::new(false),
             lazy: AtomicBool::new(false),
             offers: AtomicU32::new(0),
-            answer: ProposalAnswer::new(),
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
             wants_to_write: AtomicBool::new(false),
@@ -209,6 +210,12 @@ impl StreamSocket {
 
     /// Wakes the threads that wait for the decision.
     pub(crate) fn wake(&self) {
+        // A thread counts itself before it compares the stage: either this sees it, or it sees the
+        // new stage.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.decision.get().is_none() && self.waiters.load(Ordering::SeqCst) == 0 {
+            return;
+        }
         let _ = rustix::thread::futex::wake(
             &self.stage,
             rustix::thread::futex::Flags::PRIVATE,
@@ -217,6 +224,16 @@ impl StreamSocket {
         if let Some((_, writer)) = self.decision.get() {
             let _ = rustix::io::write(writer, &[1]);
         }
+    }
+
+    /// Stores the number of the handshake in the list of those that wait.
+    pub(crate) fn set_pending(&self, number: u64) {
+        self.pending.store(number, Ordering::Relaxed);
+    }
+
+    /// What [`StreamSocket::set_pending`] has stored last; 0: nothing.
+    pub(crate) fn pending(&self) -> u64 {
+        self.pending.load(Ordering::Relaxed)
     }
 
     /// Sleeps until the handshake is complete, but not longer than `timeout`. The caller looks at the
@@ -229,7 +246,10 @@ impl StreamSocket {
         let flags = rustix::thread::futex::Flags::PRIVATE;
         let now = self.stage.load(Ordering::Acquire);
         if SocketStage::of(now).state() == SocketState::Deciding {
-            rustix::thread::futex::wait(&self.stage, flags, now, Some(&timeout))?;
+            self.waiters.fetch_add(1, Ordering::SeqCst);
+            let result = rustix::thread::futex::wait(&self.stage, flags, now, Some(&timeout));
+            self.waiters.fetch_sub(1, Ordering::SeqCst);
+            result?;
         }
         Ok(())
     }
@@ -297,14 +317,9 @@ impl StreamSocket {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
-    /// Makes the connection one of this process, which begins the handshake.
-    pub(crate) fn adopt(&self) {
-        self.generation.store(fork::generation(), Ordering::Relaxed);
-    }
-
     /// Stores the SMC connection. The caller then stores [`SocketEvent::EndOnSmc`].
     pub(crate) fn set_stream(&self, stream: SmcStream) {
-        self.adopt();
+        self.generation.store(fork::generation(), Ordering::Relaxed);
         if let Err(stream) = self.stream.set(stream) {
             // Only one thread does the handshake, so this cannot be. Closing the stream informs the
             // peer.
@@ -553,33 +568,22 @@ impl StreamSocket {
         self.lazy.store(true, Ordering::Relaxed);
     }
 
-    /// Stores the address at which the client has reached the listener.
-    pub(crate) fn set_listener(&self, address: SocketAddr) {
-        let _ = self.listener.set(address);
-    }
-
-    /// What [`StreamSocket::set_listener`] stored.
-    pub(crate) fn listener(&self) -> Option<&SocketAddr> {
-        self.listener.get()
-    }
-
-    /// Stores that the peer has sent TCP option 254.
+    /// Stores that the client has announced a Proposal.
     pub(crate) fn set_announced(&self) {
         self.announced.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the peer has sent TCP option 254. A client has announced a Proposal by that.
+    /// Whether the client has announced a Proposal.
     pub(crate) fn is_announced(&self) -> bool {
         self.announced.load(Ordering::Relaxed)
     }
 
     /// Whether the handshake must come to its end although the program has closed the connection: a
     /// client that has announced a Proposal would see a reset instead of an end of data, and bytes
-    /// that the program has written would be lost. So it must if a relay waits for it.
+    /// that the program has written would be lost.
     pub(crate) fn must_finish(&self) -> bool {
         matches!(self.state(), SocketState::Undecided | SocketState::Deciding)
-            && (self.has_offers()
-                || self.has_early()
+            && (self.has_early()
                 || self.is_announced()
                     && self.role() == SocketRole::Server
                     && !self.may_be_shared())

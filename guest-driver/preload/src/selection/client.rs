@@ -1,0 +1,265 @@
+//! The client's half of the handshake of one connection.
+
+use std::ffi::c_int;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use guest_driver::{Outgoing, SignalMask};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
+use crate::selection::waiting::{self, PendingHandshake, Watcher};
+use crate::selection::{Wait, listening_ports, option, plain_servers, session};
+use crate::socket::stream::StreamSocket;
+use crate::socket::table::DescriptorRef;
+use crate::status;
+use crate::sys::raw::{self, Errno};
+use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+
+/// How long `connect` on a blocking socket waits for the handshake. After that it returns, and the
+/// connection stays undecided: TCP's `connect` does not wait for the server's program either.
+const CONNECT: Duration = Duration::from_millis(50);
+/// How often a thread checks that waits because there are no threads left.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Begins. With [`Wait::Block`] the caller waits for the handshake, but not longer than TCP's
+/// `connect` would let it. `true`: a signal interrupts the call.
+pub(super) fn start(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    (wait, mask): (Wait, SignalMask),
+) -> bool {
+    let Ok(tcp) = duplicate(fd).map(TcpStream::from) else {
+        decline_here(descriptor, socket, fd);
+        return false;
+    };
+    let answered = socket.request.lock().is_some_and(|request| request.awaited.is_some());
+    let is_connected = answered || is_connected(&tcp);
+    // The first handshake of a process opens its device, which takes long.
+    let pending: Box<dyn PendingHandshake> = if is_connected && session::opened().is_some() {
+        match propose(descriptor, fd, tcp) {
+            Some(outgoing) if wait == Wait::Block => {
+                return wait_here(descriptor, fd, outgoing, mask);
+            }
+            Some(outgoing) => Box::new(AwaitAnswer(outgoing)),
+            None => return false,
+        }
+    } else {
+        Box::new(AwaitConnected(tcp))
+    };
+    match waiting::add(descriptor, fd, pending, Watcher::Thread) {
+        Ok(()) if wait == Wait::Block => {
+            return socket.await_decision(CONNECT) == Err(Errno(libc::EINTR))
+                && raw::signals_interrupt();
+        }
+        Ok(()) => {}
+        // There are no threads left, so this one waits. It does not wait for TCP.
+        Err(pending) if is_connected => finish(descriptor, fd, pending),
+        Err(_) => complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early)),
+    }
+    false
+}
+
+/// There are no descriptors left. Sends the Decline that the server awaits, if it does.
+fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    let request = *socket.request.lock();
+    let awaited = request.is_some_and(|request| {
+        matches!(option::during_connect(request, borrowed(fd)), Some(Ok(true)))
+    });
+    if awaited && let Some(session) = session::declining() {
+        // TCP reports an error with the program's next call.
+        let _ = session.decline_awaited(&lent_stream(fd));
+    }
+    complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+}
+
+/// Goes on until the handshake is complete.
+fn finish(descriptor: &DescriptorRef, fd: c_int, pending: Box<dyn PendingHandshake>) {
+    let mut pending = Some(pending);
+    while let Some(now) = pending {
+        pending = now.advance(descriptor, fd);
+        if let Some(now) = &pending {
+            wait_readable(&now.fds(), CHECK_INTERVAL);
+        }
+    }
+}
+
+/// Waits for the server's answer in the program's call.
+fn wait_here(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    mut outgoing: Outgoing,
+    mask: SignalMask,
+) -> bool {
+    let end = Instant::now() + CONNECT;
+    let mut interrupted = false;
+    let mut result = outgoing.advance_soon();
+    loop {
+        if let Some(result) = result.transpose() {
+            complete(descriptor, fd, result);
+            return interrupted;
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2];
+        for (entry, fd) in list.iter_mut().zip(outgoing.fds().into_iter().flatten()) {
+            entry.fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
+        }
+        let waited = raw::ppoll(&mut list, Some(&timespec(left)), Some(mask));
+        interrupted |= waited == Err(Errno(libc::EINTR));
+        if interrupted || left.is_zero() {
+            break;
+        }
+        result = outgoing.advance();
+    }
+    if let Err(pending) =
+        waiting::add(descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread)
+    {
+        finish(descriptor, fd, pending);
+    }
+    interrupted && raw::signals_interrupt()
+}
+
+/// A client whose TCP socket is connecting, or whose process has no device open yet.
+struct AwaitConnected(TcpStream);
+
+impl PendingHandshake for AwaitConnected {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.0.as_fd()), None]
+    }
+
+    fn awaits_room(&self) -> bool {
+        true
+    }
+
+    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
+        descriptor.handles() == 0 && !descriptor.stream().is_some_and(StreamSocket::must_finish)
+    }
+
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
+        let found = poll(&self.0);
+        found.is_none_or(|found| !found.is_empty()) || self.is_over(descriptor)
+    }
+
+    fn advance(
+        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        let tcp = self.0;
+        if !is_connected(&tcp) {
+            // The kernel reports the error to the program.
+            complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+            return None;
+        }
+        Some(Box::new(AwaitAnswer(propose(descriptor, fd, tcp)?)))
+    }
+}
+
+/// A client that waits for its server's next message.
+struct AwaitAnswer(Outgoing);
+
+impl PendingHandshake for AwaitAnswer {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.0.fds()
+    }
+
+    fn is_over(&self, _: &DescriptorRef) -> bool {
+        self.0.deadline().is_none_or(|end| Instant::now() >= end)
+    }
+
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
+    fn is_ready(&mut self, _: &DescriptorRef) -> bool {
+        true
+    }
+
+    fn advance(
+        mut self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        match self.0.advance().transpose() {
+            Some(result) => {
+                complete(descriptor, fd, result);
+                None
+            }
+            None => Some(self),
+        }
+    }
+}
+
+/// Proposes SMC on a connected stream, if that makes sense. Returns the handshake if it has to wait
+/// for the server.
+fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outgoing> {
+    let request = descriptor.stream().and_then(|socket| *socket.request.lock());
+    let stay_on_tcp = || complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+    let awaited = match request {
+        _ if connects_to_itself(&tcp) => {
+            stay_on_tcp();
+            return None;
+        }
+        Some(request) => match option::after_connect(request, &tcp) {
+            Ok(awaited) => awaited,
+            Err(why) => {
+                if let Ok(server) = tcp.peer_addr() {
+                    plain_servers::note(&server, false);
+                }
+                status::client_stays_on_tcp(&tcp, why);
+                stay_on_tcp();
+                return None;
+            }
+        },
+        None => false,
+    };
+    let may_be_smc = descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let session = match may_be_smc {
+        true => session::current(),
+        false if awaited => session::declining(),
+        false => None,
+    };
+    let Some(session) = session else {
+        stay_on_tcp();
+        return None;
+    };
+    let mut outgoing = session.outgoing(tcp, awaited);
+    match outgoing.advance().transpose() {
+        Some(result) => {
+            complete(descriptor, fd, result);
+            None
+        }
+        None => Some(outgoing),
+    }
+}
+
+/// Whether the server is this process. The thread that connects could then not accept.
+fn connects_to_itself(tcp: &TcpStream) -> bool {
+    if !listening_ports::any() {
+        return false;
+    }
+    let (Ok(local), Ok(peer)) = (tcp.local_addr(), tcp.peer_addr()) else { return true };
+    local.ip() == peer.ip() && listening_ports::listens_on(peer.port())
+}
+
+/// Whether TCP's handshake is over.
+fn is_connected(tcp: &TcpStream) -> bool {
+    poll(tcp).is_some_and(|found| {
+        found.contains(PollFlags::OUT) && !found.intersects(PollFlags::ERR | PollFlags::HUP)
+    })
+}
+
+/// What the kernel reports of the stream. `None`: the process may have no descriptors at all
+/// (RLIMIT_NOFILE), so it may not poll any.
+fn poll(tcp: &TcpStream) -> Option<PollFlags> {
+    let mut fds = [PollFd::new(tcp, PollFlags::OUT)];
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&zero)).ok()?;
+    Some(fds[0].revents())
+}

@@ -1,0 +1,167 @@
+//! What comes of a handshake: the connection is on SMC, on TCP, or broken.
+
+use std::ffi::c_int;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use guest_driver::{ConnectionInfo, Fallback, SmcStream};
+use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
+
+use crate::selection::declined_servers;
+use crate::selection::transitions::{ActionInput, carry_out};
+use crate::socket::states::SocketEvent;
+use crate::socket::stream::{SocketRole, StreamSocket};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
+use crate::status;
+use crate::sys::borrowed;
+use crate::sys::raw::{self, Errno};
+
+/// Lowest numbers for the library's own descriptors, out of the program's way. The first one that
+/// the limit of the process allows holds.
+const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
+
+/// Makes a second descriptor of the TCP connection, out of the program's way.
+pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
+    let tried =
+        HIGH_FDS.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
+    let copy = match tried {
+        Some(copy) => copy,
+        None => raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)?,
+    };
+    if let Some(descriptor) = DESCRIPTORS.get(fd)
+        && let Some(socket) = descriptor.stream()
+    {
+        socket.set_copy(copy as c_int);
+    }
+    Ok(crate::sys::owned(copy as c_int))
+}
+
+/// Stores SO_LINGER, as long as the program has the descriptor: the connection may be decided later.
+pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
+        && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(fd))
+    {
+        socket.set_linger(linger);
+    }
+}
+
+/// Completes the handshake: TCP carries the connection. `send` sends what the program has written by
+/// now.
+pub(super) fn complete_with_tcp(descriptor: &DescriptorRef, fd: c_int, send: impl Fn(&[u8])) {
+    carry_out(descriptor, fd, SocketEvent::EndOnTcp, ActionInput::Send(&send));
+}
+
+/// Sends what the program wrote during the handshake. An error comes again with the program's next
+/// call.
+pub(super) fn send_early(tcp: impl AsFd, mut early: &[u8]) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
+    while !early.is_empty() {
+        match rustix::net::send(&tcp, early, rustix::net::SendFlags::NOSIGNAL) {
+            Ok(n) => early = early.get(n..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let mut fds = [PollFd::new(&tcp, PollFlags::OUT)];
+                if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// Records how a server has answered a Proposal.
+fn record_answer(socket: impl AsFd, info: &ConnectionInfo) {
+    let server = rustix::net::getpeername(socket).ok().flatten();
+    let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
+    match info {
+        ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
+            if peer.code == DeclineCode::NoIsm2Support =>
+        {
+            declined_servers::declined(&server);
+        }
+        ConnectionInfo::Tcp(_) => {}
+        _ => declined_servers::accepted(&server),
+    }
+}
+
+/// Completes the handshake with its result.
+pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result<SmcStream>) {
+    let Some(socket) = descriptor.stream() else { return };
+    let role = match socket.role() {
+        SocketRole::Client => "client",
+        SocketRole::Server => "server",
+    };
+    match result {
+        Ok(stream) => {
+            let info = stream.info();
+            status::connection_decided(borrowed(fd), role, &info);
+            if socket.role() == SocketRole::Client {
+                record_answer(borrowed(fd), &info);
+            }
+            if matches!(info, ConnectionInfo::Tcp(_)) {
+                // An error comes again with the program's next call.
+                return complete_with_tcp(descriptor, fd, |early| {
+                    let _ = (&stream).write_all(early);
+                });
+            }
+            // The library waits by itself; see `io/transfer.rs`.
+            let _ = stream.set_nonblocking(true);
+            socket.set_timeouts(
+                Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
+                Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
+            );
+            if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_ok_and(|on| on != 0)
+            {
+                let _ = stream.set_oob_inline(true);
+            }
+            note_linger(descriptor, socket, fd);
+            if let Some(linger) = socket.linger() {
+                let _ = stream.set_linger(Some(linger));
+            }
+            socket.set_stream(stream);
+            // The peer's buffer is empty, and takes more than this.
+            let send = |early: &[u8]| {
+                if let Some(mut stream) = socket.stream() {
+                    let _ = stream.write_all(early);
+                }
+            };
+            carry_out(descriptor, fd, SocketEvent::EndOnSmc, ActionInput::Send(&send));
+        }
+        // The peer has ended TCP without an answer, and TCP tells the program that.
+        Err(error) if is_end(&error) => {
+            status::connection_failed(role, &error);
+            complete_with_tcp(descriptor, fd, |_| {});
+        }
+        Err(error) if is_reset(&error) => {
+            status::connection_failed(role, &error);
+            // A client that was killed has ended its data in order, as far as TCP would say.
+            let error = match socket.role() {
+                SocketRole::Client => libc::ECONNRESET,
+                SocketRole::Server => socket.take_error(),
+            };
+            let error = ActionInput::Error(Errno(error));
+            carry_out(descriptor, fd, SocketEvent::Reset, error);
+        }
+        Err(error) => {
+            status::connection_failed(role, &error);
+            let error = ActionInput::Error(Errno::from(error));
+            carry_out(descriptor, fd, SocketEvent::Break, error);
+        }
+    }
+}
+
+/// Whether the peer has ended its direction of TCP.
+fn is_end(error: &io::Error) -> bool {
+    let broken = error.get_ref().and_then(|inner| inner.downcast_ref::<HandshakeError>());
+    matches!(broken, Some(HandshakeError::Closed { received: 0, .. }))
+        || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+/// Whether the peer has reset TCP.
+fn is_reset(error: &io::Error) -> bool {
+    let by_tcp = matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE));
+    by_tcp || error.kind() == io::ErrorKind::BrokenPipe
+}

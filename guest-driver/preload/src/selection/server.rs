@@ -1,0 +1,292 @@
+//! The server's half of the handshake of one connection.
+
+use std::ffi::c_int;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use guest_driver::{FirstBytes, Incoming, SignalMask};
+
+use crate::selection::first_bytes::{self, FirstBytesWait, peek};
+use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
+use crate::selection::session;
+use crate::selection::waiting::{self, PendingHandshake, Watcher};
+use crate::socket::states::SocketStage;
+use crate::socket::stream::StreamSocket;
+use crate::socket::table::DescriptorRef;
+use crate::status;
+use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
+
+/// The server's half, for a call that must not wait. Often the client's message is there already.
+pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    let wait = FirstBytesWait::new(None);
+    let pending: Result<Box<dyn PendingHandshake>, Errno> = match peek(borrowed(fd)) {
+        FirstBytes::Incomplete if !wait.left(socket).is_zero() => {
+            duplicate(fd).map(|tcp| Box::new(AwaitFirstBytes { tcp: tcp.into(), wait }) as Box<_>)
+        }
+        found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
+        found => match duplicate(fd) {
+            Ok(tcp) => match serve(descriptor, fd, tcp.into(), found) {
+                Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
+                None => return,
+            },
+            Err(_) => return decline_here(descriptor, fd, found),
+        },
+    };
+    // A call that uses the connection goes on to wait for the client's next message.
+    let watcher = |pending: &dyn PendingHandshake| match socket.stage() {
+        SocketStage::Proposing if !pending.is_untouched() => Watcher::Caller,
+        _ => Watcher::Thread,
+    };
+    let add = |pending: Box<dyn PendingHandshake>| {
+        let watcher = watcher(&*pending);
+        waiting::add(descriptor, fd, pending, watcher)
+    };
+    match pending.map(add) {
+        Ok(Ok(())) => {}
+        Ok(Err(back)) if !back.is_untouched() => {
+            // There are no threads left, so this one waits.
+            let mut pending = Some(back);
+            while let Some(now) = pending {
+                wait_readable(&now.fds(), CHECK_INTERVAL);
+                pending = now.advance(descriptor, fd);
+            }
+        }
+        Ok(Err(_)) | Err(_) => waiting::postpone(descriptor, fd),
+    }
+}
+
+/// A server that waits for its client's first bytes.
+struct AwaitFirstBytes {
+    tcp: TcpStream,
+    wait: FirstBytesWait,
+}
+
+impl PendingHandshake for AwaitFirstBytes {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.tcp.as_fd()), None]
+    }
+
+    fn is_over(&self, descriptor: &DescriptorRef) -> bool {
+        self.wait.is_over(descriptor)
+    }
+
+    fn is_untouched(&self) -> bool {
+        true
+    }
+
+    fn is_ready(&mut self, descriptor: &DescriptorRef) -> bool {
+        if self.is_over(descriptor) || peek(&self.tcp) != FirstBytes::Incomplete {
+            return true;
+        }
+        if rustix::io::ioctl_fionread(&self.tcp).unwrap_or(0) > 0
+            && let Some(socket) = descriptor.stream()
+        {
+            self.wait.note_part(socket);
+        }
+        false
+    }
+
+    fn advance(
+        self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        let found = peek(&self.tcp);
+        let incoming = serve(descriptor, fd, self.tcp, found)?;
+        Some(Box::new(AwaitMessage(incoming)))
+    }
+}
+
+/// A server that waits for the next message of a client that has proposed SMC.
+struct AwaitMessage(Incoming);
+
+impl PendingHandshake for AwaitMessage {
+    fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.0.fds()
+    }
+
+    fn is_over(&self, _: &DescriptorRef) -> bool {
+        self.0.deadline().is_none_or(|end| Instant::now() >= end)
+    }
+
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
+    fn is_ready(&mut self, _: &DescriptorRef) -> bool {
+        true
+    }
+
+    fn advance(
+        mut self: Box<Self>,
+        descriptor: &DescriptorRef,
+        fd: c_int,
+    ) -> Option<Box<dyn PendingHandshake>> {
+        go_on(descriptor, fd, &mut self.0).then_some(self as Box<_>)
+    }
+}
+
+/// How long a call waits before it looks at a part of a message again.
+const PART_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How often it checks whether the program has closed the connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The server's half, for a call that waits. `true`: a signal interrupts the call.
+pub(super) fn wait_here(
+    descriptor: &DescriptorRef,
+    socket: &StreamSocket,
+    fd: c_int,
+    mask: SignalMask,
+) -> bool {
+    let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
+    let mut wait = FirstBytesWait::new(limit.map(Duration::from_micros));
+    // The kernel never restarts a call with a time limit (signal(7)).
+    let is_interrupted =
+        |result| result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt());
+    let copy = duplicate(fd).map(TcpStream::from);
+    let tcp = copy.as_ref().map_or(borrowed(fd), AsFd::as_fd);
+    let found = loop {
+        let found = peek(tcp);
+        if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
+            break found;
+        }
+        let left = wait.left(socket).min(CHECK_INTERVAL);
+        let mut result = ppoll(tcp, left, mask);
+        let is_part = result == Ok(1) && peek(tcp) == FirstBytes::Incomplete;
+        if is_part {
+            wait.note_part(socket);
+        }
+        // A process that may have no descriptors may not poll any.
+        if is_part || result == Err(Errno(libc::EINVAL)) {
+            result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
+        }
+        if is_interrupted(result) {
+            waiting::postpone(descriptor, fd);
+            return true;
+        }
+    };
+    let incoming = match copy {
+        _ if !found.is_smc() => {
+            stay_on_tcp(descriptor, fd);
+            None
+        }
+        Ok(copy) => serve(descriptor, fd, copy, found),
+        Err(_) => {
+            decline_here(descriptor, fd, found);
+            None
+        }
+    };
+    let mut pending: Option<Box<dyn PendingHandshake>> =
+        incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
+    while let Some(now) = pending {
+        let [Some(tcp), other] = now.fds() else { return false };
+        let most = if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL };
+        if is_interrupted(ppoll(tcp, most, mask)) {
+            match waiting::add(descriptor, fd, now, Watcher::Thread) {
+                Ok(()) => return true,
+                // There are no threads left, so the call waits all the same.
+                Err(back) => pending = Some(back),
+            }
+            continue;
+        }
+        pending = now.advance(descriptor, fd);
+    }
+    false
+}
+
+/// Waits until a socket is readable, with the program's signals.
+fn ppoll(tcp: BorrowedFd<'_>, timeout: Duration, mask: SignalMask) -> SysResult {
+    let mut list = [libc::pollfd { fd: tcp.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    raw::ppoll(&mut list, Some(&timespec(timeout)), Some(mask))
+}
+
+/// What a call sees of a client at once, before it begins a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClientLook {
+    /// The client does not propose SMC: its first bytes are others, or the program wants to write
+    /// first, and the client has not announced a Proposal.
+    Plain,
+    /// The client has sent nothing and has announced nothing. The kernel reports its first bytes.
+    Silent,
+    /// The client may propose SMC, or has.
+    MayPropose,
+}
+
+/// Looks at a client. This waits for nothing and takes no lock.
+pub(super) fn look_at_client(socket: &StreamSocket, fd: c_int) -> ClientLook {
+    if socket.is_announced() {
+        return ClientLook::MayPropose;
+    }
+    match first_bytes::peek_if_any(borrowed(fd)) {
+        Some(FirstBytes::Other) => ClientLook::Plain,
+        Some(FirstBytes::Smc(_) | FirstBytes::Incomplete) => ClientLook::MayPropose,
+        None if !socket.detect_timeout().is_zero() => ClientLook::MayPropose,
+        None if socket.wants_to_write() => ClientLook::Plain,
+        None => ClientLook::Silent,
+    }
+}
+
+/// The client has not proposed SMC.
+fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
+    status::server_stays_on_tcp(borrowed(fd));
+    complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
+}
+
+/// Declines a Proposal on the program's own descriptor: there are none left.
+fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) {
+    let Some(session) = session::declining() else { return stay_on_tcp(descriptor, fd) };
+    match session.decline(&lent_stream(fd), first_bytes) {
+        Ok(()) => complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early)),
+        Err(error) => complete(descriptor, fd, Err(error)),
+    }
+}
+
+/// Does the server's half, after the client's first bytes. Returns the handshake if it has to wait
+/// for the client's next message.
+fn serve(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    tcp: TcpStream,
+    first_bytes: FirstBytes,
+) -> Option<Incoming> {
+    let may_be_smc =
+        first_bytes.is_smc() && descriptor.stream().is_some_and(StreamSocket::begin_proposal);
+    let session = match first_bytes.is_smc() {
+        true if may_be_smc => session::for_client(),
+        true => session::declining(),
+        false => None,
+    };
+    let Some(session) = session else {
+        status::server_stays_on_tcp(&tcp);
+        complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+        return None;
+    };
+    if first_bytes::is_reset(&tcp)
+        && let Some(socket) = descriptor.stream()
+    {
+        // The program gets the error of the handshake only if TCP had one before.
+        socket.set_error(libc::ECONNRESET);
+    }
+    let mut incoming = session.incoming(tcp, first_bytes);
+    match incoming.advance_soon().transpose() {
+        Some(result) => {
+            complete(descriptor, fd, result);
+            None
+        }
+        None => Some(incoming),
+    }
+}
+
+/// Goes on with the server's half as far as the client's bytes allow. `false`: it is complete.
+fn go_on(descriptor: &DescriptorRef, fd: c_int, incoming: &mut Incoming) -> bool {
+    match incoming.advance().transpose() {
+        Some(result) => {
+            complete(descriptor, fd, result);
+            false
+        }
+        None => true,
+    }
+}
