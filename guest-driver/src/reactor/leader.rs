@@ -79,8 +79,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             return;
         }
         let timeout = limit.map(|(_, timeout)| timeout);
-        let yields = self.polled || self.pollables.load(Ordering::SeqCst) == 0;
-        if yields && self.lead.load(Ordering::SeqCst) == BACKGROUND {
+        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.request_lead();
         }
         match extra {

@@ -7,7 +7,7 @@ use libc::{sockaddr, socklen_t};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
-use crate::selection::{establish, option};
+use crate::selection::{establish, inherited_options, option};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
@@ -197,6 +197,7 @@ pub(super) unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    inherited_options::note(level, name);
     let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait, establish};
+use crate::selection::{Selected, Wait};
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::borrowed;
@@ -220,7 +220,6 @@ pub(crate) fn tcp_state(descriptor: &DescriptorRef) -> Option<u8> {
 pub(crate) fn refuses_option(socket: &StreamSocket, level: c_int, name: c_int) -> bool {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY) {
         // SMC has no completions, so a connection that is not decided stays on TCP.
-        establish::note_zerocopy();
         return match socket.state() {
             SocketState::Tcp | SocketState::Failed | SocketState::Relayed => false,
             _ => !socket.forbid_proposal(),

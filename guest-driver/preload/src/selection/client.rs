@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Outgoing, SignalMask};
@@ -24,14 +24,16 @@ const CONNECT: Duration = Duration::from_millis(50);
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Begins. With [`Wait::Block`] the caller waits for the handshake, but not longer than TCP's
-/// `connect` would let it. `true`: a signal interrupts the call.
+/// `connect` would let it. `true`: a signal interrupts the call. `copy`: a second descriptor of the
+/// connection, if there is one.
 pub(super) fn start(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
     (wait, mask): (Wait, SignalMask),
+    copy: Option<OwnedFd>,
 ) -> bool {
-    let Ok(tcp) = duplicate(fd).map(TcpStream::from) else {
+    let Ok(tcp) = copy.map_or_else(|| duplicate(fd), Ok).map(TcpStream::from) else {
         decline_here(descriptor, socket, fd);
         return false;
     };

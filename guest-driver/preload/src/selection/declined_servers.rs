@@ -6,7 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::selection::circuit_breaker::CircuitBreaker;
 use crate::sys::raw;
@@ -39,8 +39,17 @@ pub(crate) fn is_skipped(server: &SocketAddr) -> bool {
         && !entry.breaker.allows(raw::monotonic_micros())
 }
 
+/// Whether any server has ever declined.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Whether any server has ever declined.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
 /// Records that a server declined because it has no device.
 pub(crate) fn declined(server: &SocketAddr) {
+    ANY.store(true, Ordering::Relaxed);
     let (entry, address_hash) = entry(server);
     if entry.address_hash.swap(address_hash, Ordering::Relaxed) != address_hash {
         entry.breaker.succeeded();

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::FirstBytes;
@@ -12,7 +11,7 @@ use crate::selection::option::AcceptAction;
 use crate::selection::outcome::duplicate;
 use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
 use crate::selection::{
-    Wait, listening_ports, option, plain_servers, resolve, session, short_lived,
+    Wait, inherited_options, listening_ports, option, plain_servers, resolve, session, short_lived,
 };
 use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -87,7 +86,8 @@ pub(crate) fn connect(
     }
     let seems_plain = to.is_some_and(|to| plain_servers::contains(&to));
     // The handshake takes a descriptor.
-    let may_ask = seems_plain || duplicate(fd).is_ok();
+    let copy = if seems_plain { None } else { duplicate(fd).ok() };
+    let may_ask = seems_plain || copy.is_some();
     let asked = to.filter(|_| may_ask).and_then(|to| Some((to, option::before_connect(fd, &to)?)));
     let Some((to, mut request)) = asked else {
         let result = native();
@@ -131,7 +131,7 @@ pub(crate) fn connect(
         Ok(_) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
             let wait = if socket.is_nonblocking() { Wait::Short } else { Wait::Block };
-            resolve::start(descriptor, fd, wait);
+            resolve::start(descriptor, fd, wait, copy);
             match socket.state() {
                 SocketState::Failed => match socket.take_error() {
                     0 => Ok(0),
@@ -147,13 +147,13 @@ pub(crate) fn connect(
         }
         Err(Errno(libc::EINPROGRESS)) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            resolve::start(descriptor, fd, Wait::Short);
+            resolve::start(descriptor, fd, Wait::Short, copy);
             result
         }
         // Interrupted: the kernel goes on connecting, and the program polls for the result.
         Err(Errno(libc::EINTR)) => {
             carry_out(descriptor, fd, SocketEvent::Connect, ActionInput::Nothing);
-            resolve::start(descriptor, fd, Wait::Short);
+            resolve::start(descriptor, fd, Wait::Short, copy);
             result
         }
         error => error,
@@ -183,14 +183,6 @@ pub(crate) fn disconnect(
     result
 }
 
-/// Whether the program has ever set SO_ZEROCOPY. A connection inherits it from its listener.
-static SETS_ZEROCOPY: AtomicBool = AtomicBool::new(false);
-
-/// Stores that the program sets SO_ZEROCOPY.
-pub(crate) fn note_zerocopy() {
-    SETS_ZEROCOPY.store(true, Ordering::Relaxed);
-}
-
 /// Makes the entry of an accepted connection, if it may be on SMC.
 pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
     let Some(config) = config::get() else { return };
@@ -216,7 +208,7 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
             if announced {
                 socket.set_announced();
             }
-            if SETS_ZEROCOPY.load(Ordering::Relaxed)
+            if inherited_options::may_be_zerocopy()
                 && raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) != Ok(0)
             {
                 socket.forbid_proposal();
@@ -253,6 +245,7 @@ pub(crate) fn add_inherited() {
             add_relayed(fd);
             continue;
         }
+        inherited_options::note_foreign_socket();
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
             // This may fail: on a listening socket it takes a recent kernel, and rights.
             option::before_listen(fd);

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::os::fd::OwnedFd;
 
 use guest_driver::SignalMask;
 
@@ -17,12 +18,14 @@ use crate::status;
 use crate::sys::{borrowed, raw};
 
 /// Begins the handshake, if the state of the socket allows it after this event. `true`: a signal
-/// interrupts the call of the program.
+/// interrupts the call of the program. `copy`: a second descriptor of the connection, for a client
+/// that has one.
 pub(super) fn begin(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
     (event, wait): (SocketEvent, Wait),
+    copy: Option<OwnedFd>,
 ) -> bool {
     if socket.role() == SocketRole::Server && event == SocketEvent::Use {
         match server::look_at_client(socket, fd) {
@@ -35,9 +38,9 @@ pub(super) fn begin(
             ClientLook::Silent | ClientLook::MayPropose => {}
         }
     }
-    let interrupted = Cell::new(false);
+    let (interrupted, copy) = (Cell::new(false), Cell::new(copy));
     let start = || {
-        let start = |mask| start(descriptor, socket, fd, (wait, mask));
+        let start = |mask| start(descriptor, socket, fd, (wait, mask), copy.take());
         interrupted.set(raw::blocking_signals(start));
     };
     carry_out(descriptor, fd, event, ActionInput::Start(&start));
@@ -52,9 +55,10 @@ fn start(
     socket: &StreamSocket,
     fd: c_int,
     (wait, mask): (Wait, SignalMask),
+    copy: Option<OwnedFd>,
 ) -> bool {
     match (socket.role(), wait) {
-        (SocketRole::Client, _) => client::start(descriptor, socket, fd, (wait, mask)),
+        (SocketRole::Client, _) => client::start(descriptor, socket, fd, (wait, mask), copy),
         (SocketRole::Server, Wait::Short) => {
             server::start(descriptor, socket, fd);
             false
@@ -76,7 +80,7 @@ pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
         && socket.role() == SocketRole::Server
         && (socket.is_announced() || peek(borrowed(fd)).is_smc())
     {
-        begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short));
+        begin(descriptor, socket, fd, (SocketEvent::Close, Wait::Short), None);
     }
     if socket.state() == SocketState::Deciding {
         note_linger(descriptor, socket, fd);

@@ -13,6 +13,7 @@ mod declined_servers;
 pub(crate) mod establish;
 mod first_bytes;
 pub(crate) mod handshake;
+pub(crate) mod inherited_options;
 mod listening_ports;
 pub(crate) mod option;
 mod outcome;

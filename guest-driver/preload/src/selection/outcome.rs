@@ -4,12 +4,13 @@ use std::ffi::c_int;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_driver::{ConnectionInfo, Fallback, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
-use crate::selection::declined_servers;
 use crate::selection::transitions::{ActionInput, carry_out};
+use crate::selection::{declined_servers, inherited_options};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -21,14 +22,25 @@ use crate::sys::raw::{self, Errno};
 /// the limit of the process allows holds.
 const HIGH_FDS: [c_int; 3] = [60_000, 4_000, 700];
 
+/// The first of them that the limit may allow.
+static FIRST_FLOOR: AtomicUsize = AtomicUsize::new(0);
+
+fn duplicate_high(fd: c_int) -> Result<usize, Errno> {
+    let first = FIRST_FLOOR.load(Ordering::Relaxed);
+    for (at, &floor) in HIGH_FDS.iter().enumerate().skip(first) {
+        match raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) {
+            Ok(copy) => return Ok(copy),
+            // The limit seldom changes.
+            Err(Errno(libc::EINVAL)) => FIRST_FLOOR.store(at + 1, Ordering::Relaxed),
+            Err(_) => {}
+        }
+    }
+    raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)
+}
+
 /// Makes a second descriptor of the TCP connection, out of the program's way.
 pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
-    let tried =
-        HIGH_FDS.iter().find_map(|&floor| raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor).ok());
-    let copy = match tried {
-        Some(copy) => copy,
-        None => raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)?,
-    };
+    let copy = duplicate_high(fd)?;
     if let Some(descriptor) = DESCRIPTORS.get(fd)
         && let Some(socket) = descriptor.stream()
     {
@@ -39,6 +51,9 @@ pub(super) fn duplicate(fd: c_int) -> Result<OwnedFd, Errno> {
 
 /// Stores SO_LINGER, as long as the program has the descriptor: the connection may be decided later.
 pub(super) fn note_linger(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+    if !inherited_options::may_be_set() {
+        return;
+    }
     if DESCRIPTORS.get(fd).is_some_and(|now| now.is(descriptor))
         && let Ok(linger) = rustix::net::sockopt::socket_linger(borrowed(fd))
     {
@@ -74,6 +89,9 @@ pub(super) fn send_early(tcp: impl AsFd, mut early: &[u8]) {
 
 /// Records how a server has answered a Proposal.
 fn record_answer(socket: impl AsFd, info: &ConnectionInfo) {
+    if !matches!(info, ConnectionInfo::Tcp(_)) && !declined_servers::any() {
+        return;
+    }
     let server = rustix::net::getpeername(socket).ok().flatten();
     let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
     match info {
@@ -109,13 +127,15 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             }
             // The library waits by itself; see `io/transfer.rs`.
             let _ = stream.set_nonblocking(true);
-            socket.set_timeouts(
-                Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
-                Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
-            );
-            if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_ok_and(|on| on != 0)
-            {
-                let _ = stream.set_oob_inline(true);
+            if inherited_options::may_be_set() {
+                socket.set_timeouts(
+                    Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)),
+                    Some(raw::timeout_of(fd, libc::SO_SNDTIMEO)),
+                );
+                let inline = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE);
+                if inline.is_ok_and(|on| on != 0) {
+                    let _ = stream.set_oob_inline(true);
+                }
             }
             note_linger(descriptor, socket, fd);
             if let Some(linger) = socket.linger() {

@@ -1,6 +1,7 @@
 //! Finds out whether SMC or TCP carries a connection.
 
 use std::ffi::c_int;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::selection::{SHORT_WAIT, Selected, Wait, handshake, waiting};
@@ -28,7 +29,7 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             SocketState::Failed => return Selected::Failed,
             SocketState::Undecided => {
                 let interrupted =
-                    handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
+                    handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait), None);
                 let is_postponed = wait == Wait::Short && socket.state() == SocketState::Undecided;
                 if interrupted || is_postponed {
                     return Selected::Pending;
@@ -58,9 +59,9 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
 }
 
 /// Begins the handshake of a client if no thread has. [`Wait::Block`]: waits for it as long as
-/// `connect` may.
-pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int, wait: Wait) {
+/// `connect` may. `copy`: a second descriptor of the connection, if there is one.
+pub(crate) fn start(descriptor: &DescriptorRef, fd: c_int, wait: Wait, copy: Option<OwnedFd>) {
     if let Some(socket) = descriptor.stream() {
-        handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait));
+        handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait), copy);
     }
 }

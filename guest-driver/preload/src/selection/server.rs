@@ -9,8 +9,8 @@ use guest_driver::{FirstBytes, Incoming, SignalMask};
 
 use crate::selection::first_bytes::{self, FirstBytesWait, peek};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
-use crate::selection::session;
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
+use crate::selection::{inherited_options, session};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -141,7 +141,9 @@ pub(super) fn wait_here(
     fd: c_int,
     mask: SignalMask,
 ) -> bool {
-    let limit = Some(raw::timeout_of(fd, libc::SO_RCVTIMEO)).filter(|limit| *limit > 0);
+    let limit = inherited_options::may_be_set()
+        .then(|| raw::timeout_of(fd, libc::SO_RCVTIMEO))
+        .filter(|limit| *limit > 0);
     let mut wait = FirstBytesWait::new(limit.map(Duration::from_micros));
     // The kernel never restarts a call with a time limit (signal(7)).
     let is_interrupted =

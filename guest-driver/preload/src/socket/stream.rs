@@ -383,10 +383,17 @@ impl StreamSocket {
         self.copy.store(copy, Ordering::Relaxed);
     }
 
-    /// The duplicate of a connection that SMC carries or may carry. Only the first call returns it.
+    /// The duplicate of a connection that SMC carries or may carry. `connect` has one before it begins.
+    /// Only the first call returns it.
     pub(crate) fn take_copy(&self) -> Option<c_int> {
         let copy = self.copy.swap(-1, Ordering::Relaxed);
-        let is_used = matches!(self.state(), SocketState::Deciding | SocketState::Smc);
+        let is_used = matches!(
+            self.state(),
+            SocketState::Unconnected
+                | SocketState::Undecided
+                | SocketState::Deciding
+                | SocketState::Smc
+        );
         (is_used && copy >= 0).then_some(copy)
     }
 

@@ -1,0 +1,47 @@
+//! Whether the program sets options that a connection has from its birth. An accepted socket inherits
+//! them from its listener. As long as none was set, no system call has to ask for them.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether any socket may have SO_ZEROCOPY.
+static ZEROCOPY: AtomicBool = AtomicBool::new(false);
+/// Whether any socket may have a time limit, SO_LINGER or SO_OOBINLINE.
+static OTHERS: AtomicBool = AtomicBool::new(false);
+
+// The time limits with 64 bits, on all architectures.
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+
+/// Stores that the program sets an option of any socket.
+pub(crate) fn note(level: c_int, name: c_int) {
+    if level != libc::SOL_SOCKET {
+        return;
+    }
+    match name {
+        libc::SO_ZEROCOPY => ZEROCOPY.store(true, Ordering::Relaxed),
+        libc::SO_RCVTIMEO
+        | libc::SO_SNDTIMEO
+        | SO_RCVTIMEO_NEW
+        | SO_SNDTIMEO_NEW
+        | libc::SO_LINGER
+        | libc::SO_OOBINLINE => OTHERS.store(true, Ordering::Relaxed),
+        _ => {}
+    }
+}
+
+/// Stores that the program has a socket of another process, whose options nobody knows.
+pub(crate) fn note_foreign_socket() {
+    ZEROCOPY.store(true, Ordering::Relaxed);
+    OTHERS.store(true, Ordering::Relaxed);
+}
+
+/// Whether a socket may have SO_ZEROCOPY.
+pub(crate) fn may_be_zerocopy() -> bool {
+    ZEROCOPY.load(Ordering::Relaxed)
+}
+
+/// Whether a socket may have a time limit, SO_LINGER or SO_OOBINLINE.
+pub(crate) fn may_be_set() -> bool {
+    OTHERS.load(Ordering::Relaxed)
+}
