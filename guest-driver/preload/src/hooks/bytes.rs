@@ -357,7 +357,7 @@ pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 /// What the library does with a descriptor that the program has received.
 fn receive_descriptor(fd: c_int) {
     descriptors::remove_stale(fd);
-    inherited_options::note_foreign_socket();
+    inherited_options::note_foreign(fd);
     establish::add_relayed(fd);
 }
 

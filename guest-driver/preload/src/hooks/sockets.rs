@@ -197,7 +197,7 @@ pub(super) unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    inherited_options::note(level, name);
+    inherited_options::note(fd, level, name);
     let known = if DESCRIPTORS.has(fd) { DESCRIPTORS.get(fd) } else { None };
     let socket = known.as_ref().and_then(|descriptor| descriptor.stream());
     if socket.is_some_and(|socket| control::refuses_option(socket, level, name)) {

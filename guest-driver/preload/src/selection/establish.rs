@@ -245,7 +245,7 @@ pub(crate) fn add_inherited() {
             add_relayed(fd);
             continue;
         }
-        inherited_options::note_foreign_socket();
+        inherited_options::note_foreign(fd);
         if raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Ok(0) {
             // This may fail: on a listening socket it takes a recent kernel, and rights.
             option::before_listen(fd);

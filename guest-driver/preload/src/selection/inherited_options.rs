@@ -4,6 +4,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::sys::raw;
+
 /// Whether any socket may have SO_ZEROCOPY.
 static ZEROCOPY: AtomicBool = AtomicBool::new(false);
 /// Whether any socket may have a time limit, SO_LINGER or SO_OOBINLINE.
@@ -13,27 +15,36 @@ static OTHERS: AtomicBool = AtomicBool::new(false);
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 
-/// Stores that the program sets an option of any socket.
-pub(crate) fn note(level: c_int, name: c_int) {
-    if level != libc::SOL_SOCKET {
-        return;
-    }
+/// Stores that an option of a socket is set. The library's own sockets are Unix sockets.
+pub(crate) fn note(fd: c_int, level: c_int, name: c_int) {
     match name {
+        _ if level != libc::SOL_SOCKET => {}
         libc::SO_ZEROCOPY => ZEROCOPY.store(true, Ordering::Relaxed),
         libc::SO_RCVTIMEO
         | libc::SO_SNDTIMEO
         | SO_RCVTIMEO_NEW
         | SO_SNDTIMEO_NEW
         | libc::SO_LINGER
-        | libc::SO_OOBINLINE => OTHERS.store(true, Ordering::Relaxed),
+        | libc::SO_OOBINLINE
+            if is_tcp(fd) =>
+        {
+            OTHERS.store(true, Ordering::Relaxed);
+        }
         _ => {}
     }
 }
 
-/// Stores that the program has a socket of another process, whose options nobody knows.
-pub(crate) fn note_foreign_socket() {
-    ZEROCOPY.store(true, Ordering::Relaxed);
-    OTHERS.store(true, Ordering::Relaxed);
+/// Stores that the program has a descriptor of another process. If it is a TCP socket, nobody knows
+/// which options it has.
+pub(crate) fn note_foreign(fd: c_int) {
+    if is_tcp(fd) {
+        ZEROCOPY.store(true, Ordering::Relaxed);
+        OTHERS.store(true, Ordering::Relaxed);
+    }
+}
+
+fn is_tcp(fd: c_int) -> bool {
+    raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
 }
 
 /// Whether a socket may have SO_ZEROCOPY.
