@@ -12,6 +12,7 @@
 //! | [`handshake`] | CLC as it happens: one struct per awaited message, pure negotiation, the decline table |
 //! | [`connection`] | one socket: cursors, window, ring spans, urgent data, close states |
 //! | [`link_group`] | LLC as it happens: links, keys of buffers, failover, the life of a link group of SMC-R |
+//! | [`benefit`] | whether SMC pays for the connections of an endpoint |
 //! | [`time`] | moments as plain numbers of microseconds |
 //! | `testing` | builders and a fabric in memory with faults and a seed (feature `testing`) |
 //!
@@ -19,6 +20,7 @@
 //! one of the three. `wire` and `time` use no other room.
 #![forbid(unsafe_code)]
 
+pub mod benefit;
 pub mod connection;
 pub mod handshake;
 pub mod link_group;

@@ -1,0 +1,391 @@
+//! Whether SMC pays for the connections of one endpoint: a server, as its clients see it, or a
+//! listener. Connections that have ended go in, and a choice for the next one comes out.
+//!
+//! SMC costs more than TCP when a connection begins, and less for each byte and each round trip. A
+//! [`CostModel`] has the three numbers. What a connection has gained is a sum, so the mean of many
+//! connections says whether all of them together gain more than their set-up costs. An
+//! [`Estimate`] keeps that mean as a moving average, in units of the set-up cost: above 1 SMC pays.
+//!
+//! - The first connections are on SMC, and after [`LEARNED`] of them the estimate may say TCP.
+//! - Of [`RETRY_INTERVAL`] connections that it leaves to TCP, one tries SMC again. Nobody observes
+//!   the others, so the one counts as much as all before it: the estimate is what it has gained.
+//! - A single one that gains less than [`RETURN`] does not change the choice, so the choice does not
+//!   swing where both are about equal.
+//!
+//! An estimate is one word, so processes can share it without a lock. All words are valid, because
+//! any of the processes may have stored anything there.
+
+use core::time::Duration;
+
+/// Number of ended connections after which an estimate may say TCP.
+pub const LEARNED: u32 = 8;
+/// Of so many connections that stay on TCP one tries SMC again.
+pub const RETRY_INTERVAL: u32 = 64;
+/// A connection that lives for so long pays, whatever it carries: what its set-up costs more is
+/// less than a ten thousandth of its life.
+pub const LONG_LIVED: Duration = Duration::from_secs(10);
+/// How many times the set-up cost a single connection must gain for a return to SMC.
+pub const RETURN: u32 = 2;
+
+/// Binary digits of a gain behind the point.
+const FRACTION: u32 = 16;
+/// The gain that a set-up costs.
+const ONE: u32 = 1 << FRACTION;
+/// A connection counts for this gain at most, so that a single large one is forgotten after about
+/// twenty small ones.
+const MAX_GAIN: u32 = 16 * ONE;
+
+/// What one connection was like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Bytes of both directions.
+    pub bytes: u64,
+    /// How often both ends have written in turn, at most.
+    pub round_trips: u64,
+    /// From the end of the handshake to the close.
+    pub lifetime: Duration,
+}
+
+/// What SMC costs and gains compared with TCP, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CostModel {
+    /// Cost of the set-up and the end of a connection.
+    pub setup: u64,
+    /// Gain of a round trip.
+    pub round_trip: u64,
+    /// Gain of 1,024 bytes.
+    pub kibibyte: u64,
+}
+
+/// What a connection has gained, in units of what its set-up costs: a fixed-point number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gain(u32);
+
+/// What carries the next connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// SMC, if the peer agrees.
+    Smc,
+    /// TCP.
+    Tcp,
+    /// SMC, to find out whether connections are still too short.
+    Retry,
+}
+
+/// What is known of the connections of one endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// Moving average of what connections have gained.
+    mean: Gain,
+    /// Connections that have ended, [`LEARNED`] at most.
+    ended: u32,
+    /// Whether connections stay on TCP.
+    on_tcp: bool,
+    /// Connections that stayed on TCP since the last one that tried SMC.
+    skipped: u32,
+}
+
+impl CostModel {
+    /// Two processes of one host, under `smc run`. The sources of the numbers are in
+    /// docs/performance.md.
+    pub const HOST: CostModel = CostModel { setup: 600_000, round_trip: 8_000, kibibyte: 410 };
+    /// Two virtual machines, whose round trips take longer.
+    pub const GUEST: CostModel = CostModel { setup: 600_000, round_trip: 285_000, kibibyte: 6_000 };
+
+    /// What a connection has gained.
+    pub fn gain(&self, seen: &Observation) -> Gain {
+        let of_bytes = u128::from(seen.bytes) * u128::from(self.kibibyte) / 1024;
+        let of_trips = u128::from(seen.round_trips) * u128::from(self.round_trip);
+        // 64 bits are more than five hundred years, and leave room for the fraction.
+        let nanoseconds = of_bytes.saturating_add(of_trips).min(u128::from(u64::MAX));
+        let gain = (nanoseconds << FRACTION) / u128::from(self.setup.max(1));
+        let gain = Gain(u32::try_from(gain).unwrap_or(MAX_GAIN).min(MAX_GAIN));
+        match seen.lifetime >= LONG_LIVED {
+            true => gain.max(Gain::times(RETURN)),
+            false => gain,
+        }
+    }
+}
+
+impl Gain {
+    /// So many times the set-up cost.
+    fn times(n: u32) -> Gain {
+        Gain(n * ONE)
+    }
+
+    /// As thousandths of the set-up cost.
+    pub fn thousandths(self) -> u32 {
+        (u64::from(self.0) * 1000 / u64::from(ONE)) as u32
+    }
+
+    /// The average after another value, which weighs one of `weight`.
+    fn averaged(self, next: Gain, weight: u32) -> Gain {
+        let weight = weight.max(1);
+        Gain(match next.0 >= self.0 {
+            true => self.0 + (next.0 - self.0) / weight,
+            false => self.0 - (self.0 - next.0) / weight,
+        })
+    }
+}
+
+impl Estimate {
+    /// Bits of the fields of a word.
+    const MEAN_BITS: u32 = 21;
+    const ENDED_BITS: u32 = 4;
+    const SKIPPED_BITS: u32 = 6;
+
+    /// The estimate in a word.
+    pub fn from_bits(word: u64) -> Estimate {
+        let field = |at: u32, bits: u32| ((word >> at) as u32) & ((1 << bits) - 1);
+        let mean = field(0, Estimate::MEAN_BITS);
+        let ended = field(Estimate::MEAN_BITS, Estimate::ENDED_BITS);
+        let at = Estimate::MEAN_BITS + Estimate::ENDED_BITS;
+        let on_tcp = field(at, 1) == 1;
+        Estimate {
+            mean: Gain(mean.min(MAX_GAIN)),
+            ended: if on_tcp { LEARNED } else { ended.min(LEARNED) },
+            on_tcp,
+            skipped: field(at + 1, Estimate::SKIPPED_BITS),
+        }
+    }
+
+    /// The estimate as a word. A word of 0 knows nothing.
+    pub fn to_bits(self) -> u64 {
+        let at = Estimate::MEAN_BITS + Estimate::ENDED_BITS;
+        u64::from(self.mean.0)
+            | u64::from(self.ended) << Estimate::MEAN_BITS
+            | u64::from(self.on_tcp) << at
+            | u64::from(self.skipped) << (at + 1)
+    }
+
+    /// What carries the next connection, and the estimate after it.
+    #[must_use = "the estimate counts the connection"]
+    pub fn choose(self) -> (Choice, Estimate) {
+        if !self.on_tcp {
+            return (Choice::Smc, self);
+        }
+        match self.skipped + 1 {
+            RETRY_INTERVAL => (Choice::Retry, Estimate { skipped: 0, ..self }),
+            skipped => (Choice::Tcp, Estimate { skipped, ..self }),
+        }
+    }
+
+    /// The estimate after the end of a connection that was on SMC.
+    #[must_use = "the old estimate does not know of the connection"]
+    pub fn ended(self, gain: Gain) -> Estimate {
+        if self.on_tcp {
+            let on_tcp = gain < Gain::times(RETURN);
+            return Estimate { mean: gain, on_tcp, ..self };
+        }
+        let ended = (self.ended + 1).min(LEARNED);
+        let mean = self.mean.averaged(gain, ended);
+        let on_tcp = ended == LEARNED && mean.0 < ONE;
+        Estimate { mean, ended, on_tcp, skipped: 0 }
+    }
+
+    /// Whether connections stay on TCP, except for those that try again.
+    pub fn is_on_tcp(&self) -> bool {
+        self.on_tcp
+    }
+
+    /// Whether enough connections have ended for a choice.
+    pub fn has_learned(&self) -> bool {
+        self.ended >= LEARNED
+    }
+
+    /// Moving average of what connections have gained.
+    pub fn mean(&self) -> Gain {
+        self.mean
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SHORT: Gain = Gain(ONE / 50);
+
+    fn seen(bytes: u64, round_trips: u64, millis: u64) -> Observation {
+        Observation { bytes, round_trips, lifetime: Duration::from_millis(millis) }
+    }
+
+    fn after(start: Estimate, gains: impl IntoIterator<Item = Gain>) -> Estimate {
+        gains.into_iter().fold(start, Estimate::ended)
+    }
+
+    fn on_tcp() -> Estimate {
+        after(Estimate::default(), [SHORT; LEARNED as usize])
+    }
+
+    /// What connections are like, what that gains in thousandths of the set-up cost between
+    /// processes and between machines.
+    #[test]
+    fn programs_and_whether_smc_pays_for_them() {
+        let table = [
+            ("nothing", seen(0, 0, 1), 0, 0),
+            ("a web page, a connection each", seen(1 << 10, 1, 1), 14, 485),
+            ("a file of 64 KiB", seen(64 << 10, 1, 1), 57, 1_115),
+            ("a query", seen(600, 3, 5), 40, 1_430),
+            ("74 requests", seen(74 << 10, 74, 9), 1_037, 16_000),
+            ("73 requests without content", seen(0, 73, 9), 973, 16_000),
+            ("a file of 1 MiB", seen(1 << 20, 1, 2), 713, 10_715),
+            ("a file of 2 MiB", seen(2 << 20, 1, 4), 1_412, 16_000),
+            ("a file of 40 MB", seen(40 << 20, 3, 50), 16_000, 16_000),
+            ("a pool's connection that idles", seen(200, 2, 9_999), 26, 951),
+            ("the same for longer", seen(200, 2, 10_000), 2_000, 2_000),
+        ];
+        for (what, seen, host, guest) in table {
+            let all = [CostModel::HOST, CostModel::GUEST].map(|model| model.gain(&seen));
+            // To a thousandth, because of the fractions.
+            let near = |gain: Gain, wanted: u32| gain.thousandths().abs_diff(wanted) <= 1;
+            assert!(near(all[0], host) && near(all[1], guest), "{what}: {all:?} {seen:?}");
+        }
+    }
+
+    /// An estimate, what happens to it, and whether connections stay on TCP then.
+    #[test]
+    fn choices_after_ended_connections() {
+        let [none, some, much, back] = [0, ONE / 2, 3 * ONE, 2 * ONE].map(Gain);
+        let table: [(&str, Estimate, &[Gain], bool); 12] = [
+            ("nothing is known", Estimate::default(), &[], false),
+            ("seven short ones", Estimate::default(), &[none; 7], false),
+            ("eight short ones", Estimate::default(), &[none; 8], true),
+            ("eight of half the cost", Estimate::default(), &[some; 8], true),
+            ("eight that just pay", Estimate::default(), &[Gain(ONE); 8], false),
+            ("eight large ones", Estimate::default(), &[much; 8], false),
+            (
+                "three of eight pay",
+                Estimate::default(),
+                &[none, much, none, none, much, none, none, much],
+                false,
+            ),
+            ("a retry that is short", on_tcp(), &[none], true),
+            ("a retry that gains a little", on_tcp(), &[Gain(2 * ONE - 1)], true),
+            ("a retry that pays", on_tcp(), &[back], false),
+            (
+                "a retry that pays and five short ones",
+                on_tcp(),
+                &[back, none, none, none, none, none],
+                false,
+            ),
+            (
+                "a retry that pays and six short ones",
+                on_tcp(),
+                &[back, none, none, none, none, none, none],
+                true,
+            ),
+        ];
+        for (what, start, gains, expected) in table {
+            let estimate = after(start, gains.iter().copied());
+            assert_eq!(estimate.is_on_tcp(), expected, "{what}: {estimate:?}");
+        }
+    }
+
+    #[test]
+    fn one_of_64_that_stay_on_tcp_tries_again() {
+        let mut estimate = on_tcp();
+        for n in 1..=10 * RETRY_INTERVAL {
+            let (choice, next) = estimate.choose();
+            let expected = if n % RETRY_INTERVAL == 0 { Choice::Retry } else { Choice::Tcp };
+            assert_eq!(choice, expected, "{n}");
+            estimate = next;
+            if choice == Choice::Retry {
+                estimate = estimate.ended(SHORT);
+            }
+        }
+    }
+
+    #[test]
+    fn a_single_large_connection_is_forgotten_after_about_twenty_small_ones() {
+        let mut estimate = after(Estimate::default(), [Gain(MAX_GAIN); 8]);
+        let mut n = 0;
+        while !estimate.is_on_tcp() {
+            estimate = estimate.ended(Gain(0));
+            n += 1;
+        }
+        assert_eq!(n, 21);
+    }
+
+    /// Numbers as large as they can be, and a model that costs nothing.
+    #[test]
+    fn hostile_numbers_overflow_nothing() {
+        let all = [0, 1, u64::MAX / 2, u64::MAX];
+        for setup in all {
+            for round_trip in all {
+                for kibibyte in all {
+                    let model = CostModel { setup, round_trip, kibibyte };
+                    for n in all {
+                        let lifetime = Duration::from_micros(n);
+                        let gain = model.gain(&Observation { bytes: n, round_trips: n, lifetime });
+                        assert!(gain <= Gain(MAX_GAIN));
+                    }
+                }
+            }
+        }
+    }
+
+    fn any_estimate() -> impl Strategy<Value = Estimate> {
+        any::<u64>().prop_map(Estimate::from_bits)
+    }
+
+    fn any_gain() -> impl Strategy<Value = Gain> {
+        (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(bytes, round_trips, micros)| {
+            let lifetime = Duration::from_micros(micros);
+            CostModel::HOST.gain(&Observation { bytes, round_trips, lifetime })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_word_keeps_an_estimate(word in any::<u64>(), gain in any_gain()) {
+            for estimate in [Estimate::from_bits(word), Estimate::from_bits(word).ended(gain)] {
+                prop_assert_eq!(Estimate::from_bits(estimate.to_bits()), estimate);
+                prop_assert_eq!(estimate.to_bits() >> 32, 0);
+            }
+        }
+
+        /// Whatever the state is: of any 64 choices in a row, one or more are SMC.
+        #[test]
+        fn no_64_choices_in_a_row_are_tcp(
+            start in any_estimate(),
+            gains in proptest::collection::vec(proptest::option::of(any_gain()), 300),
+        ) {
+            let (mut estimate, mut in_a_row) = (start, 0);
+            for gain in gains {
+                let (choice, next) = estimate.choose();
+                estimate = next;
+                in_a_row = if choice == Choice::Tcp { in_a_row + 1 } else { 0 };
+                prop_assert!(in_a_row < RETRY_INTERVAL);
+                if let Some(gain) = gain.filter(|_| choice != Choice::Tcp) {
+                    estimate = estimate.ended(gain);
+                }
+            }
+        }
+
+        /// After a return to SMC at least five more connections end before the next change.
+        #[test]
+        fn a_choice_that_has_changed_stays_for_a_while(
+            start in any_estimate(),
+            gains in proptest::collection::vec(any_gain(), 5),
+            back in any_gain(),
+        ) {
+            let returned = start.ended(back);
+            prop_assume!(start.is_on_tcp() && !returned.is_on_tcp());
+            prop_assert!(!after(returned, gains).is_on_tcp());
+        }
+
+        /// A mean lies between the least and the largest value.
+        #[test]
+        fn a_mean_stays_between_what_was_observed(
+            gains in proptest::collection::vec(any_gain(), 1..40),
+        ) {
+            let mean = after(Estimate::default(), gains.iter().copied()).mean();
+            prop_assert!(gains.iter().any(|gain| *gain <= mean));
+            // Each step rounds towards the old mean.
+            prop_assert!(gains.iter().any(|gain| *gain >= mean));
+        }
+    }
+}
