@@ -4,10 +4,12 @@
 //! virtio-ism device, [`transport`] the ways to reach one, [`ism`] its driver. [`verbs`] is RDMA by
 //! libibverbs, [`rendezvous`] is TCP option 254. `reactor` puts threads to sleep and wakes them,
 //! `smcd` and `smcr` are the two kinds of SMC, `handshake` is CLC over TCP, `conn` is one SMC
-//! connection, `info` describes what there is, and [`socket`] is the public API.
+//! connection, `info` describes what there is, and [`socket`] is the public API. [`traffic`] is what
+//! connections of a server or listener are like.
 pub mod ism;
 pub mod rendezvous;
 pub mod sys;
+pub mod traffic;
 pub mod transport;
 pub mod verbs;
 pub mod virtqueue;

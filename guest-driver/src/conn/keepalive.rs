@@ -77,6 +77,17 @@ impl Conn {
             },
         }
     }
+
+    /// Bytes so far, both directions together, and how often both ends have written in turn, at
+    /// most.
+    pub(crate) fn traffic(&self) -> (u64, u64) {
+        let (received, arrivals) = {
+            let rx = self.rx();
+            (rx.total, rx.arrivals)
+        };
+        let tx = self.tx();
+        (tx.total.saturating_add(received), tx.deliveries.min(arrivals))
+    }
 }
 
 fn wrap_and_count(cursor: Cursor) -> (u16, u32) {

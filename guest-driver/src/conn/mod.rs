@@ -69,6 +69,8 @@ pub(super) struct Tx {
     timer: Option<Instant>,
     /// Number of bytes sent.
     total: u64,
+    /// How often bytes were sent.
+    deliveries: u64,
     /// Bytes that wait for the peer to read an urgent byte.
     queue: SendQueue,
 }
@@ -80,6 +82,8 @@ pub(super) struct Rx {
     seen: [u64; 2],
     /// Number of bytes received.
     total: u64,
+    /// How often new bytes were found.
+    arrivals: u64,
 }
 
 /// One SMC connection.
@@ -173,9 +177,10 @@ impl Conn {
             seen,
             timer: None,
             total: 0,
+            deliveries: 0,
             queue: SendQueue::default(),
         };
-        let rx = Rx { receiver, seen: [producer, seen], total: 0 };
+        let rx = Rx { receiver, seen: [producer, seen], total: 0, arrivals: 0 };
         let words = carrier.words();
         let conn = Arc::new(Conn {
             tx: Mutex::new(tx),

@@ -123,6 +123,7 @@ impl Conn {
             }
         };
         rx.total = rx.total.saturating_add(u64::from(arrival.bytes));
+        rx.arrivals += u64::from(arrival.bytes > 0);
         if let UrgentEvent::Present { offset } = arrival.urgent {
             let mut byte = [0u8];
             self.carrier.copy_out(offset, &mut byte).map_err(io::Error::other)?;

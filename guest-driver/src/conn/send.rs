@@ -152,6 +152,7 @@ impl Conn {
         let more = more || taken < n;
         let taken = tx.sender.advance(taken, more);
         tx.total += u64::from(taken);
+        tx.deliveries += 1;
         self.deliver(tx, pieces.as_slice())?;
         Ok(taken)
     }

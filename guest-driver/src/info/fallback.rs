@@ -24,6 +24,9 @@ pub enum Fallback {
     /// not propose for a while.
     #[error("the server has lately declined several times in a row for want of a device")]
     DeclinedBefore,
+    /// Connections to this server have been too short for SMC to be faster.
+    #[error("connections to this server are too short to be faster on SMC; one of 64 tries")]
+    TooShort,
     /// TCP option 254 is required but not available.
     #[error("no TCP option 254: {0}")]
     NoRendezvous(String),
@@ -47,7 +50,7 @@ impl Fallback {
     pub fn code(&self) -> DeclineCode {
         match self {
             Fallback::Handshake(reason) => reason.code(),
-            Fallback::Asked | Fallback::Policy | Fallback::NoRendezvous(_) => {
+            Fallback::Asked | Fallback::Policy | Fallback::TooShort | Fallback::NoRendezvous(_) => {
                 DeclineCode::PeerNoSmc
             }
             Fallback::NoDevice(_) => DeclineCode::NoSmcDevice,

@@ -319,7 +319,7 @@ impl Rendezvous {
                 let (address, length) = network.prefix();
                 let length = 32 + u32::from(length);
                 let key = Client { length, port: u32::from(port), address };
-                table.set(&key, &u64::from(allowed == AllowedProtocol::Smc))?;
+                table.set(&key, &u64::from(allowed != AllowedProtocol::Tcp))?;
             }
         }
         Ok(true)

@@ -3,7 +3,7 @@
 //! A policy file is TOML. The first rule from the top that fits a connection decides.
 //!
 //! ```toml
-//! default = "smc"                     # what no rule decides: "smc" (if absent) or "tcp"
+//! default = "smc"                     # what no rule decides: "smc" (if absent), "always-smc", "tcp"
 //!
 //! [[rule]]
 //! use = "tcp"                         # no SMC ...
@@ -15,6 +15,9 @@
 //! ports = [6379, "8000-8999"]         # the server's port, on either side
 //! programs = ["redis-cli", "/usr/bin/curl"]   # name or path of the executable
 //! ```
+//!
+//! With "smc", a program under `smc run` leaves connections to TCP that TCP is faster for. With
+//! "always-smc" it does not.
 //!
 //! Rules kept here: SEC-4.
 
@@ -37,11 +40,13 @@ const MAX_FILE: u64 = 1 << 20;
 
 /// What a connection may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum AllowedProtocol {
     /// SMC, if the peer speaks it, too.
     #[default]
     Smc,
+    /// The same, even where TCP has been faster.
+    AlwaysSmc,
     /// TCP only: option 254 is not sent (OPT-15).
     Tcp,
 }

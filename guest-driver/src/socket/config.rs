@@ -3,12 +3,14 @@
 //! Rules kept here: EID-11, EID-17, RMB-13, SOCK-4.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use smc_core::wire::ids::Eid;
 
 use crate::rendezvous::{self, Mode};
 use crate::smcr::{Rnics, SmcrOptions};
+use crate::traffic::TrafficTable;
 use crate::transport::DeviceAddress;
 
 /// How a stack finds its devices and RNICs and what its sockets are like. The defaults suit a process with
@@ -47,6 +49,8 @@ pub struct Config {
     pub rendezvous_options: rendezvous::Options,
     /// Socket at which this process reports on itself, see [`statistics`](super::statistics).
     pub statistics: Option<PathBuf>,
+    /// What was learned of servers and listeners, for reports.
+    pub traffic: Option<Arc<TrafficTable>>,
     /// Options that only tests change.
     #[doc(hidden)]
     pub testing: TestOptions,
@@ -133,6 +137,7 @@ impl Default for Config {
             rendezvous: Mode::Off,
             rendezvous_options: rendezvous::Options::default(),
             statistics: None,
+            traffic: None,
             testing: TestOptions::default(),
         }
     }

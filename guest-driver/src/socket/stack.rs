@@ -26,6 +26,7 @@ use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};
 use crate::sys::{is_free, lock};
+use crate::traffic::{CostModel, TrafficTable};
 use crate::transport::DeviceAddress;
 
 /// Pause before a stack tries again to open a device.
@@ -272,6 +273,15 @@ impl Stack {
         }
     }
 
+    /// What connections of this stack cost and gain.
+    pub(super) fn cost_model(&self) -> &'static CostModel {
+        let is_socket = |device: &DeviceAddress| matches!(device, DeviceAddress::Socket(_));
+        match self.config.devices.iter().all(is_socket) {
+            true => &CostModel::HOST,
+            false => &CostModel::GUEST,
+        }
+    }
+
     /// How long handshakes and new connections spin.
     pub(crate) fn spin(&self) -> &Arc<Spin> {
         &self.spin
@@ -302,6 +312,12 @@ impl Stack {
             rnics: self.rnics(),
             no_rdma: self.no_rdma().map(ToString::to_string),
             groups: self.link_groups(),
+            endpoints: self
+                .config
+                .traffic
+                .as_deref()
+                .map(TrafficTable::endpoints)
+                .unwrap_or_default(),
             totals: Handshakes {
                 smc_d: totals.smc.saturating_sub(totals.smc_r),
                 smc_r: totals.smc_r,

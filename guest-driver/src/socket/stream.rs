@@ -7,7 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
@@ -19,6 +19,7 @@ use crate::handshake::{self, Broken, EstablishedConn, Outcome};
 use crate::info::Fallback;
 use crate::reactor::wait::Deadline;
 use crate::sys;
+use crate::traffic::ConnectionObserver;
 
 /// A connection between two programs, with the behaviour of [`std::net::TcpStream`].
 ///
@@ -40,6 +41,7 @@ struct Shared {
     write_timeout: AtomicU64,
     linger: Mutex<Option<Duration>>,
     keepalive: Mutex<Option<KeepAlive>>,
+    observer: OnceLock<ConnectionObserver>,
 }
 
 enum Kind {
@@ -113,6 +115,7 @@ impl SmcStream {
             write_timeout: AtomicU64::new(0),
             linger: Mutex::new(None),
             keepalive: Mutex::new(None),
+            observer: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         if matches!(shared.kind, Kind::Tcp(..)) && stack.config().statistics.is_some() {
@@ -133,6 +136,12 @@ impl SmcStream {
     /// Whether SMC carries the connection.
     pub fn is_smc(&self) -> bool {
         matches!(self.shared.kind, Kind::Smc(_))
+    }
+
+    /// Has an observer learn what the connection was like, when it ends. Only the first call does
+    /// that.
+    pub fn observe(&self, observer: ConnectionObserver) {
+        let _ = self.shared.observer.set(observer);
     }
 
     /// The local address of the TCP connection.
@@ -486,6 +495,9 @@ impl TcpSocket for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Kind::Smc(conn) = &self.kind else { return };
+        if let Some(observer) = self.observer.take() {
+            observer.ended(conn.traffic(), self.stack.cost_model());
+        }
         conn.discard_addresses();
         let linger = *self.linger.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(linger) = linger

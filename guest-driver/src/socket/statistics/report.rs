@@ -11,6 +11,7 @@ use crate::info::{
     ConnectionInfo, ConnectionSnapshot, LinkGroupInfo, RnicInfo, SmcdInfo, SmcrInfo,
 };
 use crate::sys::tcp_counts;
+use crate::traffic::EndpointTraffic;
 
 /// Version of the document.
 pub const VERSION: u32 = 1;
@@ -38,6 +39,9 @@ pub struct Process {
     pub connections: Vec<Connection>,
     /// Connections that are not listed because there are too many.
     pub omitted: usize,
+    /// What was learned of the servers and listeners of the program. Its processes share that.
+    #[serde(default)]
+    pub endpoints: Vec<EndpointTraffic>,
     /// Totals since the start.
     pub totals: Handshakes,
 }

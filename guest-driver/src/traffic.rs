@@ -1,0 +1,368 @@
+//! What the connections of each server and each listener are like, in memory that the processes of
+//! one program share.
+//!
+//! `smc run` makes the memory ([`create`]), and all processes that descend from the program inherit
+//! it. So a server that forks, or a program that runs a short-lived process for each connection,
+//! learns as one process would. Whether SMC pays is for [`smc_core::benefit`] to say; this is where
+//! its estimates are kept.
+//!
+//! The table has a fixed size. Where there is no room left, a new endpoint replaces the one that has
+//! had no connection for longest. All of it is a guess about what is worthwhile, and no connection
+//! depends on it: the words are independent of each other, no lock guards them, and a process may
+//! find anything in them.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+pub use smc_core::benefit::{Choice, CostModel, Observation};
+use smc_core::benefit::{Estimate, LEARNED};
+
+use crate::sys::{SharedMem, SharedSlice, check_sealed, sealed_memfd};
+
+/// First word of the memory: what it is, and the version of its layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"SMCtrfc1");
+/// Bytes of the header, and of an entry.
+const ENTRY_SIZE: usize = 128;
+/// Entries among which the hash of an endpoint chooses.
+const WAYS: usize = 8;
+/// Groups of so many entries.
+const GROUPS: usize = 64;
+/// Bytes of the memory.
+const SIZE: usize = ENTRY_SIZE * (1 + GROUPS * WAYS);
+/// Lowest numbers for a descriptor that is passed on, above those that programs rely on. The first
+/// number that the limit of the process allows is used.
+const PASSED_FROM: [i32; 3] = [700, 100, 3];
+
+/// Words of the header.
+mod header {
+    pub(super) const MAGIC: usize = 0;
+    /// A random number that tells tables apart.
+    pub(super) const ID: usize = 1;
+    /// Connections so far, as a clock for [`super::entry::USED`].
+    pub(super) const CLOCK: usize = 2;
+}
+
+/// Words of an entry.
+mod entry {
+    /// A hash of program and endpoint, never 0. An entry with 0 is unused.
+    pub(super) const HASH: usize = 0;
+    /// An [`super::Estimate`].
+    pub(super) const ESTIMATE: usize = 1;
+    /// Connections on SMC, those that tried again included.
+    pub(super) const SMC: usize = 2;
+    /// Connections that were left to TCP.
+    pub(super) const TCP: usize = 3;
+    /// Connections that tried SMC again.
+    pub(super) const RETRIES: usize = 4;
+    /// Connections on SMC that have ended.
+    pub(super) const ENDED: usize = 5;
+    /// Moving averages of what those were like: bytes, round trips, microseconds.
+    pub(super) const AVERAGES: usize = 6;
+    /// The header's clock at the last connection.
+    pub(super) const USED: usize = 9;
+    /// A hash of the program.
+    pub(super) const PROGRAM: usize = 10;
+    /// Which end it is, and the port: see [`super::Endpoint`].
+    pub(super) const PORT: usize = 11;
+    /// The IP address, as that of version 6, in network order.
+    pub(super) const ADDRESS: usize = 12;
+    /// 1: a rule forces SMC.
+    pub(super) const FORCED: usize = 14;
+}
+
+/// A server, or a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "end", content = "address", rename_all = "lowercase")]
+pub enum Endpoint {
+    /// The server of a client's connections, by its address.
+    Server(SocketAddr),
+    /// A listener of this program, by the address at which its clients have reached it.
+    Listener(SocketAddr),
+}
+
+/// What is known of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointTraffic {
+    /// The table in which processes share it; a report of each of them has it.
+    pub table: u64,
+    /// Which endpoint.
+    #[serde(flatten)]
+    pub endpoint: Endpoint,
+    /// Whether connections stay on TCP, except for one of 64.
+    pub on_tcp: bool,
+    /// Whether enough connections have ended for a choice.
+    pub learned: bool,
+    /// Whether a rule forces SMC.
+    pub forced: bool,
+    /// Mean gain of a connection, thousandths of what SMC's set-up costs. Below 1,000 TCP is faster.
+    pub gain: u32,
+    /// Connections on SMC.
+    pub smc: u64,
+    /// Connections that were left to TCP, or of which the client did not propose SMC.
+    pub tcp: u64,
+    /// Connections that tried SMC again.
+    pub retries: u64,
+    /// Mean bytes of a connection, both directions together.
+    pub bytes: u64,
+    /// Mean round trips.
+    pub round_trips: u64,
+    /// Mean lifetime, microseconds.
+    pub lifetime_us: u64,
+}
+
+/// The memory for a table, as a descriptor that programs inherit. Its number goes to
+/// [`TrafficTable::adopt`] of such a program.
+///
+/// # Errors
+/// No memory or no descriptor is left.
+pub fn create() -> io::Result<OwnedFd> {
+    let memory = sealed_memfd("smc-traffic", SIZE as u64)?;
+    let mut id = [0u8; 8];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+    let table = TrafficTable::map(&memory, 0)?;
+    table.header(header::ID).store(u64::from_ne_bytes(id), Ordering::Relaxed);
+    table.header(header::MAGIC).store(MAGIC, Ordering::Release);
+    let from = |lowest: &i32| rustix::io::fcntl_dupfd_cloexec(&memory, *lowest).ok();
+    let high = PASSED_FROM.iter().find_map(from).ok_or(rustix::io::Errno::MFILE)?;
+    rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty())?;
+    Ok(high)
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct TrafficTable {
+    memory: SharedSlice,
+    /// A hash of the program. Others that the same user has started by it keep entries of their own.
+    program: u64,
+    /// What an index that cannot be leads to.
+    none: AtomicU64,
+}
+
+impl TrafficTable {
+    /// Adopts the memory that a process has inherited. `program`: the path of its executable.
+    ///
+    /// # Errors
+    /// The descriptor is not what [`create`] has made.
+    pub fn adopt(memory: impl AsFd, program: &Path) -> io::Result<Arc<TrafficTable>> {
+        check_sealed(memory.as_fd(), SIZE as u64)?;
+        let table = Self::map(memory, hash(program))?;
+        if table.header(header::MAGIC).load(Ordering::Acquire) != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Arc::new(table))
+    }
+
+    fn map(memory: impl AsFd, program: u64) -> io::Result<TrafficTable> {
+        let memory = SharedMem::from_fd(memory, SIZE)?;
+        let memory = memory.slice(0, SIZE).map_err(io::Error::other)?;
+        Ok(TrafficTable { memory, program, none: AtomicU64::new(0) })
+    }
+
+    /// What carries the next connection of a client to a server.
+    pub fn choose(&self, server: &SocketAddr) -> Choice {
+        let hash = self.hash(&Endpoint::Server(*server));
+        let Some(at) = self.find(hash) else { return Choice::Smc };
+        let choice = self.update(at, Estimate::choose);
+        match choice {
+            Choice::Smc => return choice,
+            Choice::Tcp => self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed),
+            Choice::Retry => self.word(at, entry::RETRIES).fetch_add(1, Ordering::Relaxed),
+        };
+        self.note_use(at);
+        choice
+    }
+
+    /// Counts a connection to a listener that is on TCP.
+    pub fn count_tcp(&self, listener: &SocketAddr) {
+        if let Some(at) = self.find(self.hash(&Endpoint::Listener(*listener))) {
+            self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed);
+            self.note_use(at);
+        }
+    }
+
+    /// Begins to observe a connection that is on SMC. `forced`: a rule forces that.
+    pub fn observe(self: &Arc<Self>, endpoint: &Endpoint, forced: bool) -> ConnectionObserver {
+        let hash = self.hash(endpoint);
+        let at = self.find(hash).unwrap_or_else(|| self.make(hash, endpoint));
+        self.word(at, entry::SMC).fetch_add(1, Ordering::Relaxed);
+        self.word(at, entry::FORCED).store(forced.into(), Ordering::Relaxed);
+        self.note_use(at);
+        ConnectionObserver { table: self.clone(), at, hash, begun: Instant::now() }
+    }
+
+    /// What is known of the endpoints of this program.
+    pub fn endpoints(&self) -> Vec<EndpointTraffic> {
+        (0..GROUPS * WAYS).filter_map(|at| self.describe(at)).collect()
+    }
+
+    fn describe(&self, at: usize) -> Option<EndpointTraffic> {
+        let get = |word| self.word(at, word).load(Ordering::Relaxed);
+        if get(entry::HASH) == 0 || get(entry::PROGRAM) != self.program {
+            return None;
+        }
+        let port = get(entry::PORT);
+        let address = u128::from(get(entry::ADDRESS)) << 64 | u128::from(get(entry::ADDRESS + 1));
+        let ip = Ipv6Addr::from_bits(address);
+        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let address = SocketAddr::new(ip, port as u16);
+        let endpoint = match port >> 16 {
+            SERVER => Endpoint::Server(address),
+            LISTENER => Endpoint::Listener(address),
+            _ => return None,
+        };
+        let estimate = Estimate::from_bits(get(entry::ESTIMATE));
+        Some(EndpointTraffic {
+            table: self.header(header::ID).load(Ordering::Relaxed),
+            endpoint,
+            on_tcp: estimate.is_on_tcp(),
+            learned: estimate.has_learned(),
+            forced: get(entry::FORCED) != 0,
+            gain: estimate.mean().thousandths(),
+            smc: get(entry::SMC),
+            tcp: get(entry::TCP),
+            retries: get(entry::RETRIES),
+            bytes: get(entry::AVERAGES),
+            round_trips: get(entry::AVERAGES + 1),
+            lifetime_us: get(entry::AVERAGES + 2),
+        })
+    }
+
+    /// The entry with a hash.
+    fn find(&self, hash: u64) -> Option<usize> {
+        group(hash).find(|&at| self.word(at, entry::HASH).load(Ordering::Acquire) == hash)
+    }
+
+    /// Makes an entry: in the place of an unused one, or of the one that was not used for longest.
+    fn make(&self, hash: u64, endpoint: &Endpoint) -> usize {
+        let used = |at: &usize| match self.word(*at, entry::HASH).load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.word(*at, entry::USED).load(Ordering::Relaxed).max(1),
+        };
+        let at = group(hash).min_by_key(used).unwrap_or(0);
+        // Another process may make an entry here now. One of the two then has the other's words.
+        for word in entry::ESTIMATE..ENTRY_SIZE / 8 {
+            self.word(at, word).store(0, Ordering::Relaxed);
+        }
+        let (end, address) = match endpoint {
+            Endpoint::Server(address) => (SERVER, address),
+            Endpoint::Listener(address) => (LISTENER, address),
+        };
+        let bits = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let set = |word, value| self.word(at, word).store(value, Ordering::Relaxed);
+        set(entry::PROGRAM, self.program);
+        set(entry::PORT, end << 16 | u64::from(address.port()));
+        set(entry::ADDRESS, (bits >> 64) as u64);
+        set(entry::ADDRESS + 1, bits as u64);
+        self.word(at, entry::HASH).store(hash, Ordering::Release);
+        at
+    }
+
+    /// Replaces an estimate. Returns what `change` says beside the new one.
+    fn update<T>(&self, at: usize, change: impl Fn(Estimate) -> (T, Estimate)) -> T {
+        let word = self.word(at, entry::ESTIMATE);
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let (result, new) = change(Estimate::from_bits(old));
+            let new = new.to_bits();
+            if new == old {
+                return result;
+            }
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return result,
+                Err(other) => old = other,
+            }
+        }
+    }
+
+    /// Adds an ended connection.
+    fn ended(&self, at: usize, seen: &Observation, model: &CostModel) {
+        let gain = model.gain(seen);
+        self.update(at, |old| ((), old.ended(gain)));
+        let before = self.word(at, entry::ENDED).fetch_add(1, Ordering::Relaxed);
+        let weight = before.saturating_add(1).min(LEARNED.into()).max(1);
+        let micros = u64::try_from(seen.lifetime.as_micros()).unwrap_or(u64::MAX);
+        for (n, value) in [seen.bytes, seen.round_trips, micros].into_iter().enumerate() {
+            let word = self.word(at, entry::AVERAGES + n);
+            let old = word.load(Ordering::Relaxed);
+            let new = match value >= old {
+                true => old + (value - old) / weight,
+                false => old - (old - value) / weight,
+            };
+            word.store(new, Ordering::Relaxed);
+        }
+    }
+
+    fn note_use(&self, at: usize) {
+        let now = self.header(header::CLOCK).fetch_add(1, Ordering::Relaxed);
+        self.word(at, entry::USED).store(now, Ordering::Relaxed);
+    }
+
+    fn hash(&self, endpoint: &Endpoint) -> u64 {
+        hash((self.program, endpoint))
+    }
+
+    fn header(&self, word: usize) -> &AtomicU64 {
+        self.memory.atomic_u64(word * 8).unwrap_or(&self.none)
+    }
+
+    fn word(&self, at: usize, word: usize) -> &AtomicU64 {
+        self.memory.atomic_u64((1 + at) * ENTRY_SIZE + word * 8).unwrap_or(&self.none)
+    }
+}
+
+/// [`Endpoint::Server`] in the word of the port.
+const SERVER: u64 = 1;
+/// [`Endpoint::Listener`] in the word of the port.
+const LISTENER: u64 = 2;
+
+/// A hash that is the same in all processes, and never 0.
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish() | 1
+}
+
+/// The entries that a hash chooses.
+fn group(hash: u64) -> impl Iterator<Item = usize> {
+    let first = (hash >> 32) as usize % GROUPS * WAYS;
+    first..first + WAYS
+}
+
+/// A connection on SMC, for the estimate of its endpoint.
+pub struct ConnectionObserver {
+    table: Arc<TrafficTable>,
+    at: usize,
+    hash: u64,
+    begun: Instant,
+}
+
+impl ConnectionObserver {
+    /// The connection has ended, and was like this.
+    pub(crate) fn ended(self, (bytes, round_trips): (u64, u64), model: &CostModel) {
+        let seen = Observation { bytes, round_trips, lifetime: self.begun.elapsed() };
+        // The entry may have become another endpoint's.
+        if self.table.word(self.at, entry::HASH).load(Ordering::Relaxed) == self.hash {
+            self.table.ended(self.at, &seen, model);
+        }
+    }
+}
+
+impl fmt::Debug for ConnectionObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionObserver").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
