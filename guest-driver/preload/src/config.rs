@@ -1,5 +1,6 @@
 //! The settings that `smc run` passes to the library in environment variables.
 
+use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -26,6 +27,10 @@ const OPTION: &str = "SMC_RUN_OPTION";
 const NO_OPTION: &str = "SMC_RUN_NO_OPTION";
 /// A policy file.
 const POLICY: &str = "SMC_RUN_POLICY";
+/// Servers to which connections are SMC even where TCP is faster: rules separated by commas.
+const ALWAYS: &str = "SMC_RUN_ALWAYS";
+/// The descriptor of what the program's processes learn of their connections.
+const TRAFFIC: &str = "SMC_RUN_TRAFFIC";
 /// A directory in which each process writes a file about its connections.
 const STATUS: &str = "SMC_RUN_STATUS";
 /// A directory in which each process opens a socket that answers questions about its connections.
@@ -48,6 +53,10 @@ pub(crate) struct RunConfig {
     pub(crate) connect: Vec<PeerRule>,
     /// Clients, and ports of this process, that may be on SMC.
     pub(crate) accept: Vec<PeerRule>,
+    /// Servers to which connections are SMC even where TCP is faster.
+    pub(crate) always: Vec<PeerRule>,
+    /// The descriptor of what the program's processes learn of their connections.
+    pub(crate) traffic: Option<c_int>,
     /// How TCP option 254 is used.
     pub(crate) rendezvous: Mode,
     /// The descriptors of the rendezvous that `smc run` attached.
@@ -131,6 +140,8 @@ impl RunConfig {
                 .collect(),
             connect: rules(CONNECT, &text(CONNECT), &mut mistakes),
             accept: rules(ACCEPT, &text(ACCEPT), &mut mistakes),
+            always: rules(ALWAYS, &text(ALWAYS), &mut mistakes),
+            traffic: text(TRAFFIC).parse().ok(),
             // Without EIDs the stack would use the default, which the user did not mean.
             policy: if eids.is_some() { policy } else { Policy::none() },
             eids: eids.unwrap_or_default(),
@@ -155,10 +166,16 @@ impl RunConfig {
         self.connect.iter().any(|rule| rule.matches(server.ip(), server.port()))
     }
 
+    /// Whether a rule forces SMC for connections to this server.
+    pub(crate) fn forces(&self, server: &SocketAddr) -> bool {
+        self.always.iter().any(|rule| rule.matches(server.ip(), server.port()))
+            || self.policy.connect(server) == AllowedProtocol::AlwaysSmc
+    }
+
     /// Whether a connection from this client to this own port may be SMC.
     pub(crate) fn accepts(&self, client: IpAddr, port: u16) -> bool {
         self.accept.iter().any(|rule| rule.matches(client, port))
-            && self.policy.accept(client, port) == AllowedProtocol::Smc
+            && self.policy.accept(client, port) != AllowedProtocol::Tcp
     }
 
     /// Whether the settings name the clients that may be on SMC.

@@ -5,6 +5,7 @@
 #     programs.sh                 all programs: do they work in all four combinations of ends?
 #     programs.sh --quick         programs that are quick to install, and a short soak of four servers
 #     programs.sh --table         a table of SMC next to TCP as well (release build, some minutes)
+#     programs.sh --learn         leaves to TCP what TCP is faster for, as smc run does by itself
 #     programs.sh --install-deps  installs missing packages first, as CI=true does
 #
 # Other arguments are names of tests. Without --install-deps, programs that are not installed are left
@@ -34,6 +35,7 @@ own_option() {
         profile=(--release)
         export SMC_PROGRAMS_ROUNDS=${SMC_PROGRAMS_ROUNDS:-3} SMC_PROGRAMS_SECONDS=${SMC_PROGRAMS_SECONDS:-3}
         ;;
+    --learn) export SMC_PROGRAMS_LEARN=1 ;;
     *) return 1 ;;
     esac
 }

@@ -231,6 +231,9 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outg
         stay_on_tcp();
         return None;
     };
+    if awaited && let Some(socket) = descriptor.stream() {
+        socket.set_announced();
+    }
     let mut outgoing = session.outgoing(tcp, awaited);
     match outgoing.advance().transpose() {
         Some(result) => {

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use guest_driver::FirstBytes;
+use guest_driver::{Fallback, FirstBytes};
 
 use crate::selection::first_bytes::peek;
 use crate::selection::option::AcceptAction;
@@ -12,6 +12,7 @@ use crate::selection::outcome::duplicate;
 use crate::selection::transitions::{ActionInput, carry_out, delay_acks};
 use crate::selection::{
     Wait, inherited_options, listening_ports, option, plain_servers, resolve, session, short_lived,
+    worthwhile,
 };
 use crate::socket::states::{SocketEvent, SocketStage};
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -80,6 +81,14 @@ pub(crate) fn connect(
     if socket.stage() == SocketStage::UnconnectedForTcp {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
+            stay_plain();
+        }
+        return result;
+    }
+    if to.as_ref().is_some_and(worthwhile::is_slower) {
+        let result = native();
+        if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
+            status::client_stays_on_tcp(borrowed(fd), Fallback::TooShort);
             stay_plain();
         }
         return result;
@@ -201,9 +210,13 @@ pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
         return;
     }
     match option::after_accept(borrowed(fd)) {
-        AcceptAction::Tcp => status::server_stays_on_tcp(borrowed(fd)),
+        AcceptAction::Tcp => {
+            worthwhile::count_tcp(&local);
+            status::server_stays_on_tcp(borrowed(fd));
+        }
         AcceptAction::Peek { timeout, announced } => {
             let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
+            socket.set_listener(local);
             socket.set_detect_timeout(timeout);
             if announced {
                 socket.set_announced();

@@ -15,13 +15,13 @@ use guest_driver::rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
 
-use crate::selection::{declined_servers, listening_ports, session};
-use crate::socket::stream::SmcRequest;
+use crate::selection::{declined_servers, listening_ports, session, worthwhile};
+use crate::socket::smc_request::SmcRequest;
 use crate::sys::{borrowed, local_address};
 use crate::{config, status};
 
 static PEER_DISCOVERY: OnceLock<PeerDiscovery> = OnceLock::new();
-/// Descriptors of the rendezvous, ascending; those that `smc run` passed on are among them.
+/// Descriptors of the rendezvous, ascending, and the others that `smc run` has passed on.
 static RESERVED: OnceLock<Vec<c_int>> = OnceLock::new();
 
 /// What a server does with a connection that it accepted.
@@ -43,26 +43,27 @@ pub(crate) fn init() {
     let Some(config) = config::get() else { return };
     let passed = config.option.as_deref();
     let discovery = PeerDiscovery::adopt(config.rendezvous, passed, config.policy.clone());
+    let mut reserved: Vec<_> = worthwhile::init().into_iter().collect();
     if let Some(rendezvous) = discovery.rendezvous() {
-        let mut reserved = rendezvous.descriptors();
+        reserved.extend(rendezvous.descriptors());
         let passed = passed.into_iter().flat_map(|text| text.split(','));
         reserved.extend(passed.filter_map(|number| number.parse::<c_int>().ok()));
-        reserved.sort_unstable();
-        reserved.dedup();
-        let _ = RESERVED.set(reserved);
     } else if discovery.mode() == Mode::Required {
         status::no_option();
     }
+    reserved.sort_unstable();
+    reserved.dedup();
+    let _ = RESERVED.set(reserved);
     let _ = PEER_DISCOVERY.set(discovery);
 }
 
-/// Whether a descriptor belongs to the rendezvous. The program does not know such descriptors.
+/// Whether a descriptor is one that `smc run` has passed on. The program does not know them.
 #[inline]
 pub(crate) fn is_reserved(fd: c_int) -> bool {
     RESERVED.get().is_some_and(|reserved| reserved.binary_search(&fd).is_ok())
 }
 
-/// The parts of a range of descriptors that contain none of the rendezvous.
+/// The parts of a range of descriptors that contain none that `smc run` has passed on.
 pub(crate) fn ranges_without_reserved(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
     between(RESERVED.get().map_or(&[], Vec::as_slice), first, last)
 }
@@ -111,10 +112,10 @@ pub(crate) fn before_connect(fd: c_int, to: &SocketAddr) -> Option<SmcRequest> {
         return None;
     }
     if declined_servers::is_skipped(to) {
-        return Some(SmcRequest { asked: None, listed: false, awaited: None });
+        return Some(SmcRequest { server: *to, asked: None, listed: false, awaited: None });
     }
     let asked = Some(discovery.before_connect(borrowed(fd), to));
-    Some(SmcRequest { asked, listed, awaited: None })
+    Some(SmcRequest { server: *to, asked, listed, awaited: None })
 }
 
 /// Whether an address belongs to this machine.

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use guest_driver::traffic::Endpoint;
 use guest_driver::{ConnectionInfo, Fallback, SmcStream};
 use smc_core::handshake::{DeclineCode, FallbackReason, HandshakeError};
 
 use crate::selection::transitions::{ActionInput, carry_out};
-use crate::selection::{declined_servers, inherited_options};
+use crate::selection::{declined_servers, inherited_options, worthwhile};
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -87,21 +88,27 @@ pub(super) fn send_early(tcp: impl AsFd, mut early: &[u8]) {
     }
 }
 
+/// The server, or the listener, that a connection belongs to.
+fn endpoint_of(socket: &StreamSocket) -> Option<Endpoint> {
+    match socket.role() {
+        SocketRole::Client => socket.request.lock().map(|request| Endpoint::Server(request.server)),
+        SocketRole::Server => socket.listener().copied().map(Endpoint::Listener),
+    }
+}
+
 /// Records how a server has answered a Proposal.
-fn record_answer(socket: impl AsFd, info: &ConnectionInfo) {
+fn record_answer(server: &SocketAddr, info: &ConnectionInfo) {
     if !matches!(info, ConnectionInfo::Tcp(_)) && !declined_servers::any() {
         return;
     }
-    let server = rustix::net::getpeername(socket).ok().flatten();
-    let Some(server) = server.and_then(|name| SocketAddr::try_from(name).ok()) else { return };
     match info {
         ConnectionInfo::Tcp(Fallback::Handshake(FallbackReason::DeclinedByPeer(peer)))
             if peer.code == DeclineCode::NoIsm2Support =>
         {
-            declined_servers::declined(&server);
+            declined_servers::declined(server);
         }
         ConnectionInfo::Tcp(_) => {}
-        _ => declined_servers::accepted(&server),
+        _ => declined_servers::accepted(server),
     }
 }
 
@@ -116,8 +123,14 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
         Ok(stream) => {
             let info = stream.info();
             status::connection_decided(borrowed(fd), role, &info);
-            if socket.role() == SocketRole::Client {
-                record_answer(borrowed(fd), &info);
+            let endpoint = endpoint_of(socket);
+            if let Some(Endpoint::Server(server)) = &endpoint {
+                record_answer(server, &info);
+            }
+            // A server that the option does not tell of its clients looks at each one's first bytes.
+            // It would wait for those of a client on TCP.
+            if let Some(endpoint) = endpoint.filter(|_| socket.is_announced()) {
+                worthwhile::observe(&stream, &info, endpoint);
             }
             if matches!(info, ConnectionInfo::Tcp(_)) {
                 // An error comes again with the program's next call.

@@ -10,7 +10,7 @@ use guest_driver::{FirstBytes, Incoming, SignalMask};
 use crate::selection::first_bytes::{self, FirstBytesWait, peek};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{inherited_options, session};
+use crate::selection::{inherited_options, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -233,6 +233,9 @@ pub(super) fn look_at_client(socket: &StreamSocket, fd: c_int) -> ClientLook {
 
 /// The client has not proposed SMC.
 fn stay_on_tcp(descriptor: &DescriptorRef, fd: c_int) {
+    if let Some(local) = descriptor.stream().and_then(StreamSocket::listener) {
+        worthwhile::count_tcp(local);
+    }
     status::server_stays_on_tcp(borrowed(fd));
     complete_with_tcp(descriptor, fd, |early| send_early(borrowed(fd), early));
 }

@@ -13,7 +13,7 @@ use guest_driver::{
 };
 
 use crate::config::RunConfig;
-use crate::selection::short_lived;
+use crate::selection::{short_lived, worthwhile};
 use crate::sys::fork_lock::ForkLock;
 use crate::sys::{self, STACK, leaked, own_numbers, raw};
 use crate::{config, fork, status};
@@ -277,6 +277,7 @@ fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     if !config.eids.is_empty() {
         stack.eids.clone_from(&config.eids);
     }
+    stack.traffic = worthwhile::table();
     stack.recv_buffer = config.buffer;
     stack.spin = config.spin;
     stack.detect_timeout = config.detect;

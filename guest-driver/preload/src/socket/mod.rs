@@ -7,6 +7,7 @@ pub(crate) mod owner_pipe;
 pub(crate) mod pair;
 pub(crate) mod registrations;
 pub(crate) mod sleeper;
+pub(crate) mod smc_request;
 pub(crate) mod states;
 pub(crate) mod stream;
 pub(crate) mod table;

@@ -2,16 +2,17 @@
 
 use std::ffi::c_int;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_driver::rendezvous::OptionRequest;
 use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};
+use crate::socket::smc_request::SmcRequest;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
@@ -29,19 +30,6 @@ pub(crate) enum SocketRole {
 /// Bytes that [`StreamSocket::keep_early`] keeps at most: no more than the smallest buffer of a peer
 /// takes.
 const MAX_EARLY: usize = 8 << 10;
-
-/// How a client asks its server for SMC.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SmcRequest {
-    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the
-    /// client does not ask.
-    pub(crate) asked: Option<OptionRequest>,
-    /// The settings list the server as one that speaks SMC.
-    pub(crate) listed: bool,
-    /// What TCP option 254 has answered, once TCP is connected: whether the server waits for a
-    /// message.
-    pub(crate) awaited: Option<bool>,
-}
 
 /// A registration in an epoll set.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +109,9 @@ pub(crate) struct StreamSocket {
     early_full: AtomicBool,
     /// What [`fork::children`] was when the socket was made.
     children_before: u32,
-    /// For a server: the client has announced a Proposal.
+    /// For a server: the address at which the client has reached its listener.
+    listener: OnceLock<SocketAddr>,
+    /// The peer has sent TCP option 254, so a client of this server has announced a Proposal.
     announced: AtomicBool,
     /// For a server: a call has postponed the handshake.
     lazy: AtomicBool,
@@ -169,6 +159,7 @@ impl StreamSocket {
             early: ForkMutex::new(Vec::new()),
             early_full: AtomicBool::new(false),
             children_before: fork::children(),
+            listener: OnceLock::new(),
             announced: AtomicBool::new(false),
             lazy: AtomicBool::new(false),
             offers: AtomicU32::new(0),
@@ -575,12 +566,22 @@ impl StreamSocket {
         self.lazy.store(true, Ordering::Relaxed);
     }
 
-    /// Stores that the client has announced a Proposal.
+    /// Stores the address at which the client has reached the listener.
+    pub(crate) fn set_listener(&self, address: SocketAddr) {
+        let _ = self.listener.set(address);
+    }
+
+    /// What [`StreamSocket::set_listener`] stored.
+    pub(crate) fn listener(&self) -> Option<&SocketAddr> {
+        self.listener.get()
+    }
+
+    /// Stores that the peer has sent TCP option 254.
     pub(crate) fn set_announced(&self) {
         self.announced.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client has announced a Proposal.
+    /// Whether the peer has sent TCP option 254. A client has announced a Proposal by that.
     pub(crate) fn is_announced(&self) -> bool {
         self.announced.load(Ordering::Relaxed)
     }

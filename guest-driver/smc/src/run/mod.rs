@@ -9,11 +9,13 @@ mod option;
 mod rule;
 
 use std::ffi::OsString;
+use std::os::fd::IntoRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
+use guest_driver::traffic;
 
 use crate::error::CliError;
 use crate::paths;
@@ -38,6 +40,10 @@ Each process that has SMC connections needs a virtio-ism device of its own: the 
 directory of sockets, or of a virtual machine, are used in turn (`smc devices` lists them). A process
 that finds none prints a message and stays on TCP; it tries again about every second.
 
+A short connection takes longer on SMC than on TCP. So a client leaves connections to TCP after eight
+that ended were too short for SMC to pay, and tries SMC with one of 64. `smc stat endpoints` shows what
+was learned; --always and --strict turn it off.
+
 If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
 waits four seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
 
@@ -48,6 +54,7 @@ Examples:
   smc run --peer '*:6379' redis-benchmark -t get,set
   smc run --rendezvous required --policy /etc/smc/policy.toml nginx
   smc run --status /tmp/status --peer 10.0.0.0/8 curl http://10.0.0.2/
+  smc run --always '*:80' ab -n 1000 http://10.0.0.2/
 
 Left on TCP, with a notice (an error with --strict): static programs, programs in Go (they make system
 calls themselves), programs for another libc, and those with more rights than their user (setuid).
@@ -85,6 +92,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "RULE", value_delimiter = ',')]
     accept: Vec<Rule>,
 
+    /// Servers to which all connections are SMC, also where short ones would be faster on TCP, in the
+    /// same form [default: none; with --strict all].
+    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    always: Vec<Rule>,
+
     /// Ports of the program whose clients may use SMC; short for --accept '*:PORT'.
     #[arg(long, value_name = "PORT[-PORT]", value_delimiter = ',', value_parser = Rule::of_ports)]
     port: Vec<Rule>,
@@ -103,8 +115,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIRECTORY")]
     status: Option<PathBuf>,
 
-    /// Fail if the program cannot be put on SMC, instead of running it on TCP: if the library is not
-    /// found or cannot be loaded into it, if a named device does not exist, or if no daemon answers. A
+    /// Put all connections on SMC, short ones too, and fail if the program cannot be put on SMC,
+    /// instead of running it on TCP: if the library is not found or cannot be loaded into it, if a named device does not exist, or if no daemon answers. A
     /// device that another process uses now will do, since the program takes one with its first
     /// connection only.
     #[arg(long)]
@@ -196,8 +208,14 @@ fn prepare(
         .env("SMC_RUN_EIDS", args.eids.join(","))
         .env("SMC_RUN_CONNECT", list(&args.peer))
         .env("SMC_RUN_ACCEPT", accept)
+        .env("SMC_RUN_ALWAYS", if args.strict { "*".into() } else { list(&args.always) })
         .env("SMC_RUN_BUFFER", args.buffer.to_string())
         .env("SMC_RUN_SPIN_US", args.spin_us.to_string());
+    command.env_remove("SMC_RUN_TRAFFIC");
+    if let Ok(traffic) = traffic::create() {
+        // The descriptor is the program's from now on.
+        command.env("SMC_RUN_TRAFFIC", traffic.into_raw_fd().to_string());
+    }
     if let Ok(directory) = paths::make_directory() {
         command.env("SMC_RUN_STATISTICS", directory);
     }

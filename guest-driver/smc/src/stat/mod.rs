@@ -1,6 +1,7 @@
 //! `smc stat`: shows a daemon's counters, and the SMC connections of processes.
 
 mod daemon;
+mod endpoints;
 mod processes;
 mod table;
 mod tables;
@@ -28,6 +29,8 @@ $XDG_RUNTIME_DIR/smc or /tmp/smc-UID).
                 GIDs, tokens and keys
   groups        link groups of SMC-R, and their links
   rnics         RNICs that processes use
+  endpoints     servers and listeners: what their connections are like, and whether a client leaves
+                them to TCP because SMC would be slower
   totals        results of handshakes, with the reasons of TCP counted by code
 
 Of a daemon:
@@ -39,6 +42,10 @@ Of a daemon:
   refused     commands and moves that were refused, by reason
   faults      violations of the protocol by a front end or driver
 Counters of a guest start anew with each connection of its front end.
+
+Of an endpoint: all but the counts are means of connections on SMC, the last ones most. The gain is
+what SMC saves, in percent of what its set-up costs: below 100 % TCP is faster. Of connections that a
+client leaves to TCP, one of 64 tries SMC again. A listener accepts what its clients propose.
 
 Of a connection: unread are bytes that this end / the peer has not read; buffer is the receive buffer
 of this end / of the peer. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
@@ -84,6 +91,7 @@ enum What {
     Connections,
     Groups,
     Rnics,
+    Endpoints,
     Totals,
 }
 
@@ -191,6 +199,7 @@ impl Snapshot {
             What::Connections => tables::connections(processes, old, args.details),
             What::Groups => tables::groups(processes),
             What::Rnics => tables::rnics(processes),
+            What::Endpoints => endpoints::table_of(processes),
             What::Totals => tables::totals(processes),
         }
     }

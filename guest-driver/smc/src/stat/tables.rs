@@ -11,7 +11,7 @@ use super::processes::Processes;
 use super::table::{printable, rate, row, size, table};
 
 /// What to do if there is nothing to show.
-const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
+pub(super) const NO_PROCESS: &str = "No process of yours has SMC now: \"smc listen\", \"smc connect\", \"smc perf\" and \
                       programs under \"smc run\" would be here.\n";
 
 /// What there was so long ago.
@@ -21,12 +21,12 @@ fn n(number: impl ToString) -> String {
     number.to_string()
 }
 
-fn name(process: &Process) -> String {
+pub(super) fn name(process: &Process) -> String {
     format!("{} {}", process.program, process.pid)
 }
 
 /// The processes that do not answer, at the end of each table.
-fn silent(processes: &Processes) -> String {
+pub(super) fn silent(processes: &Processes) -> String {
     let mut text = String::new();
     for silent in &processes.silent {
         let socket = silent.socket.display().to_string();

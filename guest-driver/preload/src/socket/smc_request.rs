@@ -1,0 +1,20 @@
+//! How a client asks its server for SMC.
+
+use std::net::SocketAddr;
+
+use guest_driver::rendezvous::OptionRequest;
+
+/// How a client asks its server for SMC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SmcRequest {
+    /// The server.
+    pub(crate) server: SocketAddr,
+    /// What TCP option 254 asked. `None`: the server has declined several times in a row, so the
+    /// client does not ask.
+    pub(crate) asked: Option<OptionRequest>,
+    /// The settings list the server as one that speaks SMC.
+    pub(crate) listed: bool,
+    /// What TCP option 254 has answered, once TCP is connected: whether the server waits for a
+    /// message.
+    pub(crate) awaited: Option<bool>,
+}

@@ -1,0 +1,206 @@
+//! A client that leaves short connections to TCP, and tries SMC again. TCP option 254 needs root;
+//! without it most of these tests print that they are skipped, and fail where `CI=true`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
+
+#[path = "../../tests/rendezvous/bed.rs"]
+mod bed;
+mod common;
+#[path = "../../tests/rendezvous/wire.rs"]
+#[allow(dead_code, reason = "not every test uses all of it")]
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Fabric, await_listener, free_port, my_role, role};
+use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous};
+use guest_driver::traffic;
+use wire::{HERE, THERE, Wire};
+
+const PORT: u16 = 6100;
+/// Connections after which a client may leave them to TCP.
+const LEARNED: usize = 8;
+
+/// What `smc run` passes on to a program.
+struct Passed {
+    option: PassedOn,
+    traffic: OwnedFd,
+}
+
+impl Passed {
+    fn new() -> Passed {
+        let option = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
+        Passed { option, traffic: traffic::create().unwrap() }
+    }
+
+    fn program(&self, fabric: &Fabric) -> Command {
+        let mut command = fabric.smc(std::env::current_exe().unwrap());
+        command
+            .env("SMC_RUN_CONNECT", "")
+            .env("SMC_RUN_RENDEZVOUS", "required")
+            .env("SMC_RUN_OPTION", self.option.to_string())
+            .env("SMC_RUN_TRAFFIC", self.traffic.as_raw_fd().to_string());
+        command
+    }
+}
+
+fn number(name: &str) -> Option<usize> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// One of the programs: a server that answers messages until the client closes, or a client that
+/// makes so many connections, one after the other.
+fn is_program() -> bool {
+    let Some((role, port)) = my_role() else { return false };
+    let count = number("COUNT").unwrap();
+    let mut message = vec![7; 1024];
+    if role == "server" {
+        let address = if port == PORT { HERE[0] } else { "127.0.0.1" };
+        let listener = TcpListener::bind((address, port)).unwrap();
+        for _ in 0..count {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.read_exact(&mut message).is_ok() {
+                stream.write_all(&message).unwrap();
+            }
+        }
+        return true;
+    }
+    if number("EACH_IN_A_PROCESS").is_some() && count > 1 {
+        for _ in 0..count {
+            let mut one = Command::new(std::env::current_exe().unwrap());
+            one.args(std::env::args().skip(1)).env("COUNT", "1");
+            assert!(one.output().unwrap().status.success());
+        }
+        return true;
+    }
+    let address = if port == PORT { THERE[0] } else { "127.0.0.1" };
+    for n in 0..count {
+        let mut stream = TcpStream::connect((address, port)).unwrap();
+        let is_long = number("LONG_FROM").is_some_and(|from| n >= from);
+        for _ in 0..if is_long { 200 } else { 1 } {
+            stream.write_all(&message).unwrap();
+            stream.read_exact(&mut message).unwrap();
+        }
+    }
+    true
+}
+
+/// Has a client make `count` connections to a server.
+fn run(test: &str, mut server: Command, mut client: Command, port: u16, count: usize) {
+    let server = role(server.env("COUNT", count.to_string()), test, "server", port);
+    await_listener(port);
+    let client = role(client.env("COUNT", count.to_string()), test, "client", port);
+    client.within(Duration::from_secs(90)).finish();
+    server.finish();
+}
+
+/// Number of SYNs that asked for SMC.
+fn asked(wire: &Wire) -> usize {
+    let magic = [254, 6, 0xe2, 0xd4, 0xc3, 0xd9];
+    let asks = |options: &[u8]| options.windows(6).any(|part| part == magic);
+    wire.seen().iter().filter(|syn| !syn.synack && asks(&syn.options)).count()
+}
+
+#[test]
+fn short_connections_are_left_to_tcp_but_for_one_of_64() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let test = "short_connections_are_left_to_tcp_but_for_one_of_64";
+        let wire = Wire::honest();
+        let (fabric, passed) = (Fabric::new(2), Passed::new());
+        let count = LEARNED + 2 * 64;
+        run(test, passed.program(&fabric), passed.program(&fabric), PORT, count);
+        let smc = LEARNED + 2;
+        assert_eq!(fabric.decided(), (2 * smc, 2 * (count - smc)), "{:?}", fabric.broken());
+        assert_eq!(fabric.said("too short to be faster on SMC"), count - smc);
+        assert_eq!(asked(&wire), smc, "the others are plain TCP from the SYN on");
+    });
+}
+
+#[test]
+fn processes_of_one_connection_each_learn_together() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let test = "processes_of_one_connection_each_learn_together";
+        let wire = Wire::honest();
+        let (fabric, passed) = (Fabric::new(4), Passed::new());
+        let mut client = passed.program(&fabric);
+        client.env("EACH_IN_A_PROCESS", "1");
+        run(test, passed.program(&fabric), client, PORT, LEARNED + 64);
+        assert_eq!(fabric.decided().0, 2 * (LEARNED + 1), "{:?}", fabric.broken());
+        assert_eq!(asked(&wire), LEARNED + 1);
+    });
+}
+
+#[test]
+fn connections_that_become_long_return_to_smc_with_the_first_retry() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let test = "connections_that_become_long_return_to_smc_with_the_first_retry";
+        let wire = Wire::honest();
+        let (fabric, passed) = (Fabric::new(2), Passed::new());
+        let mut client = passed.program(&fabric);
+        client.env("LONG_FROM", LEARNED.to_string());
+        run(test, passed.program(&fabric), client, PORT, LEARNED + 64 + 20);
+        assert_eq!(asked(&wire), LEARNED + 1 + 20);
+        assert_eq!(fabric.decided().0, 2 * (LEARNED + 1 + 20), "{:?}", fabric.broken());
+    });
+}
+
+#[test]
+fn a_rule_forces_smc() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let wire = Wire::honest();
+        for (rule, policy, smc) in [
+            ("*:6100", "", true),
+            ("10.77.0.0/24", "", true),
+            ("10.77.0.2:6101", "", false),
+            ("", "[[rule]]\nuse = 'always-smc'\nports = [6100]", true),
+            ("", "default = 'always-smc'\n[[rule]]\nuse = 'smc'\nports = [6100]", false),
+        ] {
+            let (fabric, passed) = (Fabric::new(2), Passed::new());
+            let mut client = passed.program(&fabric);
+            client.env("SMC_RUN_ALWAYS", rule);
+            if !policy.is_empty() {
+                let file = fabric.file("policy.toml");
+                std::fs::write(&file, policy).unwrap();
+                Policy::load(&file).unwrap();
+                client.env("SMC_RUN_POLICY", file);
+            }
+            run("a_rule_forces_smc", passed.program(&fabric), client, PORT, 3 * LEARNED);
+            let on_smc = if smc { 3 * LEARNED } else { LEARNED };
+            assert_eq!(fabric.decided().0, 2 * on_smc, "{rule} {policy} {:?}", fabric.broken());
+            assert_eq!(asked(&wire), on_smc);
+        }
+    });
+}
+
+/// Such a server looks at each client's first bytes. If it speaks first, it waits for those of a
+/// client on TCP.
+#[test]
+fn without_the_option_nothing_is_left_to_tcp() {
+    if is_program() {
+        return;
+    }
+    let test = "without_the_option_nothing_is_left_to_tcp";
+    let (fabric, memory) = (Fabric::new(2), traffic::create().unwrap());
+    let program = || {
+        let mut program = fabric.smc(std::env::current_exe().unwrap());
+        program.env("SMC_RUN_TRAFFIC", memory.as_raw_fd().to_string());
+        program
+    };
+    run(test, program(), program(), free_port(), 3 * LEARNED);
+    assert_eq!(fabric.decided(), (2 * 3 * LEARNED, 0), "{:?}", fabric.broken());
+}
