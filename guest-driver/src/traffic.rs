@@ -56,13 +56,13 @@ mod entry {
     pub(super) const HASH: usize = 0;
     /// An [`super::Estimate`].
     pub(super) const ESTIMATE: usize = 1;
-    /// Connections on SMC, those that tried again included.
+    /// Connections on SMC.
     pub(super) const SMC: usize = 2;
     /// Connections that were left to TCP.
     pub(super) const TCP: usize = 3;
-    /// Connections that tried SMC again.
-    pub(super) const RETRIES: usize = 4;
-    /// Connections on SMC that have ended.
+    /// Connections on TCP that were observed.
+    pub(super) const SAMPLES: usize = 4;
+    /// Ended connections that were observed.
     pub(super) const ENDED: usize = 5;
     /// Moving averages of what those were like: bytes, round trips, microseconds.
     pub(super) const AVERAGES: usize = 6;
@@ -76,6 +76,8 @@ mod entry {
     pub(super) const ADDRESS: usize = 12;
     /// 1: a rule forces SMC.
     pub(super) const FORCED: usize = 14;
+    /// 1: the costs are those of virtual machines.
+    pub(super) const GUEST: usize = 15;
 }
 
 /// A server, or a listener.
@@ -88,6 +90,23 @@ pub enum Endpoint {
     Listener(SocketAddr),
 }
 
+/// An endpoint of one program, as a number. One that was made by [`EndpointKey::from_bits`] of any
+/// number is at worst that of another endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointKey(u64);
+
+impl EndpointKey {
+    /// The key of [`EndpointKey::to_bits`].
+    pub const fn from_bits(bits: u64) -> EndpointKey {
+        EndpointKey(bits)
+    }
+
+    /// The key as a number.
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+}
+
 /// What is known of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointTraffic {
@@ -96,7 +115,7 @@ pub struct EndpointTraffic {
     /// Which endpoint.
     #[serde(flatten)]
     pub endpoint: Endpoint,
-    /// Whether connections stay on TCP, except for one of 64.
+    /// Whether connections stay on TCP.
     pub on_tcp: bool,
     /// Whether enough connections have ended for a choice.
     pub learned: bool,
@@ -108,8 +127,8 @@ pub struct EndpointTraffic {
     pub smc: u64,
     /// Connections that were left to TCP, or of which the client did not propose SMC.
     pub tcp: u64,
-    /// Connections that tried SMC again.
-    pub retries: u64,
+    /// Of those, connections that were observed.
+    pub samples: u64,
     /// Mean bytes of a connection, both directions together.
     pub bytes: u64,
     /// Mean round trips.
@@ -167,22 +186,40 @@ impl TrafficTable {
     }
 
     /// What carries the next connection of a client to a server.
-    pub fn choose(&self, server: &SocketAddr) -> Choice {
-        let hash = self.hash(&Endpoint::Server(*server));
-        let Some(at) = self.find(hash) else { return Choice::Smc };
+    pub fn choose(&self, server: EndpointKey) -> Choice {
+        let Some(at) = self.find(server.0) else { return Choice::Smc };
         let choice = self.update(at, Estimate::choose);
         match choice {
             Choice::Smc => return choice,
-            Choice::Tcp => self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed),
-            Choice::Retry => self.word(at, entry::RETRIES).fetch_add(1, Ordering::Relaxed),
-        };
+            Choice::Tcp => {}
+            Choice::Sample => {
+                self.word(at, entry::SAMPLES).fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed);
         self.note_use(at);
         choice
     }
 
+    /// What the other calls name an endpoint by.
+    pub fn key(&self, endpoint: &Endpoint) -> EndpointKey {
+        EndpointKey(hash((self.program, endpoint)))
+    }
+
+    /// Adds a sample, or what one is like so far.
+    pub fn add_sample(&self, endpoint: EndpointKey, seen: &Observation) {
+        if let Some(at) = self.find(endpoint.0) {
+            let model = match self.word(at, entry::GUEST).load(Ordering::Relaxed) {
+                0 => &CostModel::HOST,
+                _ => &CostModel::GUEST,
+            };
+            self.ended(at, seen, model);
+        }
+    }
+
     /// Counts a connection to a listener that is on TCP.
-    pub fn count_tcp(&self, listener: &SocketAddr) {
-        if let Some(at) = self.find(self.hash(&Endpoint::Listener(*listener))) {
+    pub fn count_tcp(&self, listener: EndpointKey) {
+        if let Some(at) = self.find(listener.0) {
             self.word(at, entry::TCP).fetch_add(1, Ordering::Relaxed);
             self.note_use(at);
         }
@@ -190,7 +227,7 @@ impl TrafficTable {
 
     /// Begins to observe a connection that is on SMC. `forced`: a rule forces that.
     pub fn observe(self: &Arc<Self>, endpoint: &Endpoint, forced: bool) -> ConnectionObserver {
-        let hash = self.hash(endpoint);
+        let EndpointKey(hash) = self.key(endpoint);
         let at = self.find(hash).unwrap_or_else(|| self.make(hash, endpoint));
         self.word(at, entry::SMC).fetch_add(1, Ordering::Relaxed);
         self.word(at, entry::FORCED).store(forced.into(), Ordering::Relaxed);
@@ -228,7 +265,7 @@ impl TrafficTable {
             gain: estimate.mean().thousandths(),
             smc: get(entry::SMC),
             tcp: get(entry::TCP),
-            retries: get(entry::RETRIES),
+            samples: get(entry::SAMPLES),
             bytes: get(entry::AVERAGES),
             round_trips: get(entry::AVERAGES + 1),
             lifetime_us: get(entry::AVERAGES + 2),
@@ -308,10 +345,6 @@ impl TrafficTable {
         self.word(at, entry::USED).store(now, Ordering::Relaxed);
     }
 
-    fn hash(&self, endpoint: &Endpoint) -> u64 {
-        hash((self.program, endpoint))
-    }
-
     fn header(&self, word: usize) -> &AtomicU64 {
         self.memory.atomic_u64(word * 8).unwrap_or(&self.none)
     }
@@ -353,6 +386,8 @@ impl ConnectionObserver {
         let seen = Observation { bytes, round_trips, lifetime: self.begun.elapsed() };
         // The entry may have become another endpoint's.
         if self.table.word(self.at, entry::HASH).load(Ordering::Relaxed) == self.hash {
+            let is_guest = *model == CostModel::GUEST;
+            self.table.word(self.at, entry::GUEST).store(is_guest.into(), Ordering::Relaxed);
             self.table.ended(self.at, &seen, model);
         }
     }

@@ -7,8 +7,9 @@
 //! [`Estimate`] keeps that mean as a moving average, in units of the set-up cost: above 1 SMC pays.
 //!
 //! - The first connections are on SMC, and after [`LEARNED`] of them the estimate may say TCP.
-//! - Of [`RETRY_INTERVAL`] connections that it leaves to TCP, one tries SMC again. Nobody observes
-//!   the others, so the one counts as much as all before it: the estimate is what it has gained.
+//! - Of [`SAMPLE_INTERVAL`] connections that it leaves to TCP, one is a sample: somebody observes
+//!   what it is like, on TCP, too. It counts as much as all before it: the estimate is what it would
+//!   have gained.
 //! - A single one that gains less than [`RETURN`] does not change the choice, so the choice does not
 //!   swing where both are about equal.
 //!
@@ -19,8 +20,8 @@ use core::time::Duration;
 
 /// Number of ended connections after which an estimate may say TCP.
 pub const LEARNED: u32 = 8;
-/// Of so many connections that stay on TCP one tries SMC again.
-pub const RETRY_INTERVAL: u32 = 64;
+/// Of so many connections that stay on TCP one is observed.
+pub const SAMPLE_INTERVAL: u32 = 64;
 /// A connection that lives for so long pays, whatever it carries: what its set-up costs more is
 /// less than a ten thousandth of its life.
 pub const LONG_LIVED: Duration = Duration::from_secs(10);
@@ -68,8 +69,8 @@ pub enum Choice {
     Smc,
     /// TCP.
     Tcp,
-    /// SMC, to find out whether connections are still too short.
-    Retry,
+    /// TCP; and what the connection is like is to be observed.
+    Sample,
 }
 
 /// What is known of the connections of one endpoint.
@@ -81,7 +82,7 @@ pub struct Estimate {
     ended: u32,
     /// Whether connections stay on TCP.
     on_tcp: bool,
-    /// Connections that stayed on TCP since the last one that tried SMC.
+    /// Connections that stayed on TCP since the last sample.
     skipped: u32,
 }
 
@@ -165,12 +166,12 @@ impl Estimate {
             return (Choice::Smc, self);
         }
         match self.skipped + 1 {
-            RETRY_INTERVAL => (Choice::Retry, Estimate { skipped: 0, ..self }),
+            SAMPLE_INTERVAL => (Choice::Sample, Estimate { skipped: 0, ..self }),
             skipped => (Choice::Tcp, Estimate { skipped, ..self }),
         }
     }
 
-    /// The estimate after the end of a connection that was on SMC.
+    /// The estimate after the end of a connection that was on SMC, or was a sample.
     #[must_use = "the old estimate does not know of the connection"]
     pub fn ended(self, gain: Gain) -> Estimate {
         if self.on_tcp {
@@ -183,7 +184,7 @@ impl Estimate {
         Estimate { mean, ended, on_tcp, skipped: 0 }
     }
 
-    /// Whether connections stay on TCP, except for those that try again.
+    /// Whether connections stay on TCP.
     pub fn is_on_tcp(&self) -> bool {
         self.on_tcp
     }
@@ -262,17 +263,17 @@ mod tests {
                 &[none, much, none, none, much, none, none, much],
                 false,
             ),
-            ("a retry that is short", on_tcp(), &[none], true),
-            ("a retry that gains a little", on_tcp(), &[Gain(2 * ONE - 1)], true),
-            ("a retry that pays", on_tcp(), &[back], false),
+            ("a sample that is short", on_tcp(), &[none], true),
+            ("a sample that gains a little", on_tcp(), &[Gain(2 * ONE - 1)], true),
+            ("a sample that pays", on_tcp(), &[back], false),
             (
-                "a retry that pays and five short ones",
+                "a sample that pays and five short ones",
                 on_tcp(),
                 &[back, none, none, none, none, none],
                 false,
             ),
             (
-                "a retry that pays and six short ones",
+                "a sample that pays and six short ones",
                 on_tcp(),
                 &[back, none, none, none, none, none, none],
                 true,
@@ -285,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn one_of_64_that_stay_on_tcp_tries_again() {
+    fn one_of_64_that_stay_on_tcp_is_a_sample() {
         let mut estimate = on_tcp();
-        for n in 1..=10 * RETRY_INTERVAL {
+        for n in 1..=10 * SAMPLE_INTERVAL {
             let (choice, next) = estimate.choose();
-            let expected = if n % RETRY_INTERVAL == 0 { Choice::Retry } else { Choice::Tcp };
+            let expected = if n % SAMPLE_INTERVAL == 0 { Choice::Sample } else { Choice::Tcp };
             assert_eq!(choice, expected, "{n}");
             estimate = next;
-            if choice == Choice::Retry {
+            if choice == Choice::Sample {
                 estimate = estimate.ended(SHORT);
             }
         }
@@ -347,9 +348,9 @@ mod tests {
             }
         }
 
-        /// Whatever the state is: of any 64 choices in a row, one or more are SMC.
+        /// Whatever the state is: of any 64 choices in a row, one or more are observed.
         #[test]
-        fn no_64_choices_in_a_row_are_tcp(
+        fn no_64_choices_in_a_row_are_blind(
             start in any_estimate(),
             gains in proptest::collection::vec(proptest::option::of(any_gain()), 300),
         ) {
@@ -358,7 +359,7 @@ mod tests {
                 let (choice, next) = estimate.choose();
                 estimate = next;
                 in_a_row = if choice == Choice::Tcp { in_a_row + 1 } else { 0 };
-                prop_assert!(in_a_row < RETRY_INTERVAL);
+                prop_assert!(in_a_row < SAMPLE_INTERVAL);
                 if let Some(gain) = gain.filter(|_| choice != Choice::Tcp) {
                     estimate = estimate.ended(gain);
                 }

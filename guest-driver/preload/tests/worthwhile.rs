@@ -1,5 +1,5 @@
-//! A client that leaves short connections to TCP, and tries SMC again. TCP option 254 needs root;
-//! without it most of these tests print that they are skipped, and fail where `CI=true`.
+//! A client that leaves short connections to TCP, and returns to SMC for long ones. TCP option 254
+//! needs root; without it most of these tests print that they are skipped, and fail where `CI=true`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "../../tests/rendezvous/bed.rs"]
@@ -10,14 +10,14 @@ mod common;
 mod wire;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 use guest_driver::rendezvous::{Options, PassedOn, Policy, Rendezvous};
-use guest_driver::traffic;
+use guest_driver::traffic::{self, Endpoint, EndpointTraffic, TrafficTable};
 use wire::{HERE, THERE, Wire};
 
 const PORT: u16 = 6100;
@@ -34,6 +34,13 @@ impl Passed {
     fn new() -> Passed {
         let option = Rendezvous::attach(Options::default()).unwrap().pass_on().unwrap();
         Passed { option, traffic: traffic::create().unwrap() }
+    }
+
+    /// What the client has learned of its server.
+    fn learned(&self) -> Vec<EndpointTraffic> {
+        let program = std::env::current_exe().unwrap();
+        let known = TrafficTable::adopt(&self.traffic, &program).unwrap().endpoints();
+        known.into_iter().filter(|one| matches!(one.endpoint, Endpoint::Server(_))).collect()
     }
 
     fn program(&self, fabric: &Fabric) -> Command {
@@ -60,29 +67,45 @@ fn is_program() -> bool {
     if role == "server" {
         let address = if port == PORT { HERE[0] } else { "127.0.0.1" };
         let listener = TcpListener::bind((address, port)).unwrap();
-        for _ in 0..count {
-            let (mut stream, _) = listener.accept().unwrap();
+        let answer = |mut stream: TcpStream| {
+            let mut message = vec![0; 1024];
             while stream.read_exact(&mut message).is_ok() {
                 stream.write_all(&message).unwrap();
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..count {
+                let (stream, _) = listener.accept().unwrap();
+                match number("SIDE_BY_SIDE") {
+                    None => answer(stream),
+                    Some(_) => drop(scope.spawn(move || answer(stream))),
+                }
+            }
+        });
         return true;
     }
     if number("EACH_IN_A_PROCESS").is_some() && count > 1 {
-        for _ in 0..count {
+        for n in 0..count {
             let mut one = Command::new(std::env::current_exe().unwrap());
             one.args(std::env::args().skip(1)).env("COUNT", "1");
+            if number("LONG_FROM").is_some_and(|from| n >= from) {
+                one.env("LONG_FROM", "0");
+            }
             assert!(one.output().unwrap().status.success());
         }
         return true;
     }
     let address = if port == PORT { THERE[0] } else { "127.0.0.1" };
+    let mut open = Vec::new();
     for n in 0..count {
         let mut stream = TcpStream::connect((address, port)).unwrap();
         let is_long = number("LONG_FROM").is_some_and(|from| n >= from);
         for _ in 0..if is_long { 200 } else { 1 } {
             stream.write_all(&message).unwrap();
             stream.read_exact(&mut message).unwrap();
+        }
+        if is_long && number("KEEPS_OPEN").is_some() {
+            open.push(stream);
         }
     }
     true
@@ -105,20 +128,27 @@ fn asked(wire: &Wire) -> usize {
 }
 
 #[test]
-fn short_connections_are_left_to_tcp_but_for_one_of_64() {
+fn short_connections_are_left_to_tcp() {
     if is_program() {
         return;
     }
     bed::run(|| {
-        let test = "short_connections_are_left_to_tcp_but_for_one_of_64";
+        let test = "short_connections_are_left_to_tcp";
         let wire = Wire::honest();
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let count = LEARNED + 2 * 64;
         run(test, passed.program(&fabric), passed.program(&fabric), PORT, count);
-        let smc = LEARNED + 2;
+        let smc = LEARNED;
         assert_eq!(fabric.decided(), (2 * smc, 2 * (count - smc)), "{:?}", fabric.broken());
         assert_eq!(fabric.said("too short to be faster on SMC"), count - smc);
         assert_eq!(asked(&wire), smc, "the others are plain TCP from the SYN on");
+        let [server] = &passed.learned()[..] else { panic!() };
+        assert_eq!(
+            server.endpoint,
+            Endpoint::Server((THERE[0].parse::<IpAddr>().unwrap(), PORT).into())
+        );
+        assert_eq!((server.smc, server.tcp, server.samples), (8, 128, 2));
+        assert_eq!((server.bytes, server.round_trips, server.on_tcp), (2048, 1, true));
     });
 }
 
@@ -134,25 +164,50 @@ fn processes_of_one_connection_each_learn_together() {
         let mut client = passed.program(&fabric);
         client.env("EACH_IN_A_PROCESS", "1");
         run(test, passed.program(&fabric), client, PORT, LEARNED + 64);
-        assert_eq!(fabric.decided().0, 2 * (LEARNED + 1), "{:?}", fabric.broken());
-        assert_eq!(asked(&wire), LEARNED + 1);
+        assert_eq!(fabric.decided().0, 2 * LEARNED, "{:?}", fabric.broken());
+        assert_eq!(asked(&wire), LEARNED);
     });
 }
 
+/// The one of 64 that is observed shows that they are long now; the next ones are on SMC.
 #[test]
-fn connections_that_become_long_return_to_smc_with_the_first_retry() {
+fn connections_that_become_long_return_to_smc() {
     if is_program() {
         return;
     }
     bed::run(|| {
-        let test = "connections_that_become_long_return_to_smc_with_the_first_retry";
+        let test = "connections_that_become_long_return_to_smc";
+        let wire = Wire::honest();
+        for each in [false, true] {
+            let (fabric, passed) = (Fabric::new(4), Passed::new());
+            let mut client = passed.program(&fabric);
+            client.env("LONG_FROM", LEARNED.to_string());
+            if each {
+                client.env("EACH_IN_A_PROCESS", "1");
+            }
+            run(test, passed.program(&fabric), client, PORT, LEARNED + 64 + 10);
+            assert_eq!(asked(&wire), LEARNED + 10, "each in a process: {each}");
+            assert_eq!(fabric.decided().0, 2 * (LEARNED + 10), "{:?}", fabric.broken());
+        }
+    });
+}
+
+/// Connections that stay open are seen to be long before they end.
+#[test]
+fn a_connection_that_is_still_open_counts_as_well() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let test = "a_connection_that_is_still_open_counts_as_well";
         let wire = Wire::honest();
         let (fabric, passed) = (Fabric::new(2), Passed::new());
-        let mut client = passed.program(&fabric);
-        client.env("LONG_FROM", LEARNED.to_string());
-        run(test, passed.program(&fabric), client, PORT, LEARNED + 64 + 20);
-        assert_eq!(asked(&wire), LEARNED + 1 + 20);
-        assert_eq!(fabric.decided().0, 2 * (LEARNED + 1 + 20), "{:?}", fabric.broken());
+        let (mut server, mut client) = (passed.program(&fabric), passed.program(&fabric));
+        server.env("SIDE_BY_SIDE", "1");
+        client.env("LONG_FROM", LEARNED.to_string()).env("KEEPS_OPEN", "1");
+        run(test, server, client, PORT, LEARNED + 2 * 64 + 10);
+        // The second sample finds out about the first.
+        assert_eq!(asked(&wire), LEARNED + 10);
     });
 }
 

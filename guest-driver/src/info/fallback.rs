@@ -25,7 +25,7 @@ pub enum Fallback {
     #[error("the server has lately declined several times in a row for want of a device")]
     DeclinedBefore,
     /// Connections to this server have been too short for SMC to be faster.
-    #[error("connections to this server are too short to be faster on SMC; one of 64 tries")]
+    #[error("connections to this server are too short to be faster on SMC")]
     TooShort,
     /// TCP option 254 is required but not available.
     #[error("no TCP option 254: {0}")]

@@ -15,12 +15,38 @@ fn mapped<const N: usize>() -> [Arc<TrafficTable>; N] {
     [(); N].map(|()| TrafficTable::adopt(&memory, Path::new("/bin/client")).unwrap())
 }
 
+fn key(table: &TrafficTable, server: u32) -> EndpointKey {
+    table.key(&Endpoint::Server(address(server)))
+}
+
 fn connect(table: &Arc<TrafficTable>, server: u32, seen: (u64, u64)) -> Choice {
-    let choice = table.choose(&address(server));
-    if choice != Choice::Tcp {
-        table.observe(&Endpoint::Server(address(server)), false).ended(seen, &CostModel::HOST);
+    let choice = table.choose(key(table, server));
+    match choice {
+        Choice::Tcp => {}
+        Choice::Sample => table.add_sample(
+            EndpointKey::from_bits(key(table, server).to_bits()),
+            &Observation { bytes: seen.0, round_trips: seen.1, lifetime: Default::default() },
+        ),
+        Choice::Smc => {
+            table.observe(&Endpoint::Server(address(server)), false).ended(seen, &CostModel::HOST);
+        }
     }
     choice
+}
+
+#[test]
+fn a_sample_is_judged_by_the_costs_of_the_connections_on_smc() {
+    for (model, stays) in [(CostModel::HOST, true), (CostModel::GUEST, false)] {
+        let [table] = mapped();
+        let server = Endpoint::Server(address(1));
+        (0..8).for_each(|_| table.observe(&server, false).ended((0, 0), &model));
+        // 100 KiB and 3 round trips.
+        let seen = Observation { bytes: 100 << 10, round_trips: 3, ..Observation::default() };
+        table.add_sample(key(&table, 1), &seen);
+        assert_eq!(table.choose(key(&table, 1)) == Choice::Tcp, stays, "{model:?}");
+        table.add_sample(key(&table, 2), &seen);
+        assert_eq!(table.endpoints().len(), 1, "a sample makes no entry");
+    }
 }
 
 #[test]
@@ -33,8 +59,8 @@ fn processes_that_make_a_connection_each_learn_together() {
     for n in 0..128 {
         choices.push(connect(&all[n % 8], 1, SHORT));
     }
-    let retries: Vec<_> = (0..128).filter(|n| choices[*n] == Choice::Retry).collect();
-    assert_eq!(retries, [63, 127]);
+    let samples: Vec<_> = (0..128).filter(|n| choices[*n] == Choice::Sample).collect();
+    assert_eq!(samples, [63, 127]);
     assert!(choices.iter().all(|choice| *choice != Choice::Smc));
     // Another server is another matter.
     assert_eq!(connect(&all[0], 2, SHORT), Choice::Smc);
@@ -42,17 +68,17 @@ fn processes_that_make_a_connection_each_learn_together() {
     let known = all[3].endpoints().into_iter().find(|e| e.tcp > 0).unwrap_or_else(|| known.clone());
     assert_eq!(known.endpoint, Endpoint::Server(address(1)));
     assert!(known.on_tcp && known.learned && !known.forced, "{known:?}");
-    assert_eq!((known.smc, known.tcp, known.retries), (10, 126, 2));
+    assert_eq!((known.smc, known.tcp, known.samples), (8, 128, 2));
     assert_eq!((known.bytes, known.round_trips), SHORT);
     assert!(known.gain < 100 && known.lifetime_us < 10_000_000, "{known:?}");
 }
 
 #[test]
-fn a_retry_that_pays_puts_the_next_connections_on_smc() {
+fn a_sample_that_pays_puts_the_next_connections_on_smc() {
     let [table] = mapped();
     (0..8).for_each(|_| assert_eq!(connect(&table, 1, SHORT), Choice::Smc));
     (0..63).for_each(|_| assert_eq!(connect(&table, 1, LONG), Choice::Tcp));
-    assert_eq!(connect(&table, 1, LONG), Choice::Retry);
+    assert_eq!(connect(&table, 1, LONG), Choice::Sample);
     (0..100).for_each(|_| assert_eq!(connect(&table, 1, LONG), Choice::Smc));
 }
 
@@ -65,12 +91,12 @@ fn programs_and_ends_do_not_learn_from_each_other() {
         one.observe(&Endpoint::Listener(address(1)), false).ended(SHORT, &CostModel::HOST);
         connect(&one, 2, SHORT);
     }
-    assert_eq!(one.choose(&address(1)), Choice::Smc);
-    assert_eq!(one.choose(&address(2)), Choice::Tcp);
-    assert_eq!(other.choose(&address(2)), Choice::Smc);
+    assert_eq!(one.choose(key(&one, 1)), Choice::Smc);
+    assert_eq!(one.choose(key(&one, 2)), Choice::Tcp);
+    assert_eq!(other.choose(key(&other, 2)), Choice::Smc);
     assert_eq!((one.endpoints().len(), other.endpoints().len()), (2, 0));
-    one.count_tcp(&address(1));
-    one.count_tcp(&address(7));
+    one.count_tcp(one.key(&Endpoint::Listener(address(1))));
+    one.count_tcp(one.key(&Endpoint::Listener(address(7))));
     assert_eq!(one.endpoints().iter().map(|known| known.tcp).sum::<u64>(), 2);
 }
 
@@ -82,7 +108,7 @@ fn any_number_of_servers_has_room_and_the_one_in_use_stays_known() {
         assert_eq!(
             connect(&table, 0, SHORT),
             match n % 64 {
-                0 => Choice::Retry,
+                0 => Choice::Sample,
                 _ => Choice::Tcp,
             }
         );
@@ -117,10 +143,10 @@ fn any_words_are_borne() {
             connect(&table, 1, (u64::MAX, u64::MAX));
         }
         table.endpoints();
-        // A connection tries again all the same.
-        let at = table.find(table.hash(&Endpoint::Server(address(1)))).unwrap();
+        // A connection is observed all the same.
+        let at = table.find(key(&table, 1).0).unwrap();
         table.word(at, entry::ESTIMATE).store(value, Ordering::Relaxed);
-        assert!((0..64).any(|_| table.choose(&address(1)) != Choice::Tcp));
+        assert!((0..64).any(|_| table.choose(key(&table, 1)) != Choice::Tcp));
     }
 }
 
@@ -138,17 +164,17 @@ fn other_files_are_refused() {
 fn many_threads_lose_no_choice() {
     let all = mapped::<4>();
     (0..8).for_each(|_| assert_eq!(connect(&all[0], 1, SHORT), Choice::Smc));
-    let retries = AtomicU64::new(0);
+    let samples = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for table in &all {
             scope.spawn(|| {
                 for _ in 0..64 * 25 {
-                    if table.choose(&address(1)) == Choice::Retry {
-                        retries.fetch_add(1, Ordering::Relaxed);
+                    if table.choose(key(table, 1)) == Choice::Sample {
+                        samples.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });
         }
     });
-    assert_eq!(retries.into_inner(), 100);
+    assert_eq!(samples.into_inner(), 100);
 }

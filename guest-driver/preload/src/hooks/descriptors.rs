@@ -7,7 +7,7 @@ use crate::config;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::{control, kernel};
-use crate::selection::option;
+use crate::selection::{option, worthwhile};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::own_numbers;
@@ -20,6 +20,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
         return libc_result(Err(Errno(libc::EBADF))) as c_int;
     }
     if !DESCRIPTORS.has(fd) {
+        worthwhile::note_close(fd);
         return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
     let _numbers = descriptors::lock_numbers(fd, fd);

@@ -3,7 +3,7 @@
 use super::{escapes, exec, libc_symbols};
 use crate::config::RunConfig;
 use crate::io::kernel;
-use crate::selection::{establish, option, running, short_lived, waiting};
+use crate::selection::{establish, option, running, short_lived, waiting, worthwhile};
 use crate::socket::table::NUMBERS;
 use crate::sys::heap::{self, Heap};
 use crate::sys::raw;
@@ -105,6 +105,7 @@ pub(super) fn close_connections() {
         return;
     }
     short_lived::record_exit();
+    worthwhile::note_exit();
     relay::fork::settle_all();
     kernel::close_all();
     exec::pass_relays_on();

@@ -85,11 +85,12 @@ pub(crate) fn connect(
         }
         return result;
     }
-    if to.as_ref().is_some_and(worthwhile::is_slower) {
+    if let Some(tcp) = to.as_ref().and_then(worthwhile::choose_tcp) {
         let result = native();
         if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
             status::client_stays_on_tcp(borrowed(fd), Fallback::TooShort);
             stay_plain();
+            tcp.connected(fd);
         }
         return result;
     }

@@ -25,7 +25,7 @@ pub(crate) mod session;
 pub(crate) mod short_lived;
 pub(crate) mod transitions;
 pub(crate) mod waiting;
-mod worthwhile;
+pub(crate) mod worthwhile;
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

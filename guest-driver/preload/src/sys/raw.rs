@@ -333,8 +333,8 @@ pub(crate) fn timeout_of(fd: c_int, name: c_int) -> u64 {
     }
 }
 
-/// Whether a TCP connection has carried any bytes.
-pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
+/// TCP_INFO of a socket, if the kernel knows at least so many bytes of it.
+fn tcp_info(fd: c_int, least: usize) -> Option<[u64; 32]> {
     let mut info = [0u64; 32];
     let mut len = std::mem::size_of_val(&info) as libc::socklen_t;
     let (at, room) = (info.as_mut_ptr() as usize, std::ptr::from_mut(&mut len) as usize);
@@ -342,9 +342,23 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     // SAFETY: both are valid until the call returns, and the kernel writes no more than `len`
     // bytes.
     unsafe { call(libc::SYS_getsockopt, args) }.ok()?;
+    (len as usize >= least).then_some(info)
+}
+
+/// Whether a TCP connection has carried any bytes.
+pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
+    let info = tcp_info(fd, 136)?;
     // tcpi_bytes_acked and tcpi_bytes_received; the SYN may count as one.
-    let (acked, received) = (info.get(15)?, info.get(16)?);
-    (len >= 136).then_some(*acked > 1 || *received > 0)
+    Some(info[15] > 1 || info[16] > 0)
+}
+
+/// Bytes that a TCP connection has carried, both directions together, and how often both ends have
+/// sent in turn, at most.
+pub(crate) fn tcp_traffic(fd: c_int) -> Option<(u64, u64)> {
+    let info = tcp_info(fd, 160)?;
+    // tcpi_data_segs_in and tcpi_data_segs_out.
+    let segments = [info[19] & u64::from(u32::MAX), info[19] >> 32];
+    Some((info[15].saturating_add(info[16]), segments[0].min(segments[1])))
 }
 
 /// Resets a TCP connection (RST). The socket is unconnected after that.

@@ -40,9 +40,9 @@ Each process that has SMC connections needs a virtio-ism device of its own: the 
 directory of sockets, or of a virtual machine, are used in turn (`smc devices` lists them). A process
 that finds none prints a message and stays on TCP; it tries again about every second.
 
-A short connection takes longer on SMC than on TCP. So a client leaves connections to TCP after eight
-that ended were too short for SMC to pay, and tries SMC with one of 64. `smc stat endpoints` shows what
-was learned; --always and --strict turn it off.
+A short connection takes longer on SMC than on TCP. So a client leaves connections to a server on TCP
+after eight of them were too short for SMC to pay, until one of 64 turns out to be longer.
+`smc stat endpoints` shows what was learned; --always and --strict turn it off.
 
 If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
 waits four seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";

@@ -43,9 +43,9 @@ Of a daemon:
   faults      violations of the protocol by a front end or driver
 Counters of a guest start anew with each connection of its front end.
 
-Of an endpoint: all but the counts are means of connections on SMC, the last ones most. The gain is
-what SMC saves, in percent of what its set-up costs: below 100 % TCP is faster. Of connections that a
-client leaves to TCP, one of 64 tries SMC again. A listener accepts what its clients propose.
+Of an endpoint: all but the counts are means of connections that were observed: those on SMC, and
+one of 64 on TCP. The gain is what SMC saves, in percent of what its set-up costs: below 100 % TCP is
+faster. A listener accepts what its clients propose.
 
 Of a connection: unread are bytes that this end / the peer has not read; buffer is the receive buffer
 of this end / of the peer. Bytes sent of a TCP connection are those that the peer's kernel has acknowledged.";
