@@ -54,15 +54,15 @@ impl Hostile {
         let _ = self.theirs.deliver(&[], [producer, consumer], true);
     }
 
+    /// As [`Hostile::say`], without a signal.
+    pub fn say_silently(&self, says: Says) {
+        let _ = self.theirs.deliver(&[], says.words(), false);
+    }
+
     /// Stores cursors and flags.
     pub fn say(&self, says: Says) {
-        let producer = ProducerWord { cursor: says.producer };
-        let consumer = ConsumerWord {
-            cursor: says.consumer,
-            producer_flags: says.flags,
-            state_flags: says.state,
-        };
-        self.words(producer.to_u64(), consumer.to_u64());
+        let [producer, consumer] = says.words();
+        self.words(producer, consumer);
     }
 
     /// Writes bytes anywhere into the victim's DMB.
@@ -90,6 +90,18 @@ pub struct Says {
     pub flags: ProducerFlags,
     /// D, C, A.
     pub state: StateFlags,
+}
+
+impl Says {
+    fn words(self) -> [u64; 2] {
+        let producer = ProducerWord { cursor: self.producer };
+        let consumer = ConsumerWord {
+            cursor: self.consumer,
+            producer_flags: self.flags,
+            state_flags: self.state,
+        };
+        [producer.to_u64(), consumer.to_u64()]
+    }
 }
 
 /// Every slab that is mapped in a device's window, control tail included.

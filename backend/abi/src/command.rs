@@ -199,13 +199,19 @@ wire!(
     line: U16,
     /// Bit of the line, 0 to 63.
     bit: u8,
+    /// See [`register_flags`].
+    flags: u8,
     /// Zero.
-    reserved0: u8,
-    /// Zero.
-    reserved1: U32,
+    reserved: U32,
     /// What the driver must find in the slab's control tail.
     nonce: U64,
 });
+
+/// Bits of [`RegisterReply::flags`].
+pub mod register_flags {
+    /// The user wakes threads that sleep on the armed word of the line.
+    pub const FUTEX: u8 = 1;
+}
 
 wire!(
     /// Body of UNREGISTER, ATTACH and DETACH.
@@ -246,6 +252,8 @@ pub mod attach_flags {
     /// The DMB is guest memory of its owner: no mapping, only moves. `dmb_off` to `slab_id`,
     /// `line`, `bit` and `nonce` are zero.
     pub const MOVE_ONLY: u8 = 1;
+    /// Threads of the owner may sleep on the armed word of the line.
+    pub const FUTEX: u8 = 2;
 }
 
 wire!(

@@ -64,6 +64,8 @@ bitflags! {
         const SW_EVENT = 1 << 2;
         /// The STATS command.
         const STATS = 1 << 3;
+        /// Drivers on one kernel wake each other's threads through the armed words of signal lines.
+        const PEER_FUTEX = 1 << 4;
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use virtio_ism_abi::Status;
-use virtio_ism_abi::command::AttachReply;
+use virtio_ism_abi::command::{AttachReply, attach_flags};
 use zerocopy::IntoBytes;
 
 use super::accounts::{DmbEntry, MapState, QuotaAccount};
@@ -79,7 +79,7 @@ impl Device {
 
     /// Makes an attached DMB usable: its slab is where it shall be.
     fn finish_attach(&self, account: &mut QuotaAccount, token: u64) -> Result<AttachReply, Status> {
-        let reply = Self::try_finish_attach(account, token);
+        let reply = self.try_finish_attach(account, token);
         match account.attached.get_mut(&token) {
             Some(entry) if reply.is_ok() => {
                 entry.ready = true;
@@ -91,7 +91,11 @@ impl Device {
         reply
     }
 
-    fn try_finish_attach(account: &mut QuotaAccount, token: u64) -> Result<AttachReply, Status> {
+    fn try_finish_attach(
+        &self,
+        account: &mut QuotaAccount,
+        token: u64,
+    ) -> Result<AttachReply, Status> {
         let (session, entry) = (account.session.clone(), account.attached.get(&token));
         let dmb = entry.ok_or(Status::Eio)?.dmb.clone();
         // From here on it hears when the DMB goes, and then when the owner goes.
@@ -103,11 +107,23 @@ impl Device {
         } else {
             Err(Status::Enoent)
         };
+        let reply = reply.map(|mut reply| {
+            if reply.flags & attach_flags::MOVE_ONLY == 0 && self.can_futex(&dmb.owner) {
+                reply.flags |= attach_flags::FUTEX;
+            }
+            reply
+        });
         if reply.is_err() {
             dmb.detach_session(&session);
             session.remove_dmb_gone(dmb.token);
         }
         reply
+    }
+
+    /// Whether this driver and the driver of another session wake each other's threads through armed
+    /// words. Lines of a fabric whose devices share a GID have users that the owner does not name.
+    pub(super) fn can_futex(&self, other: &DeviceSession) -> bool {
+        self.fabric.shared_gid.is_none() && self.handle.knows_futex() && other.handle.knows_futex()
     }
 
     pub(super) fn detach(&self, tag: u32, token: u64) -> Result<Outcome, Status> {

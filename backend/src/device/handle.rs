@@ -91,6 +91,11 @@ impl DeviceHandle {
         Features::from_bits_truncate(self.features.load(Ordering::Relaxed))
     }
 
+    /// Whether the driver reaches armed words, and says that it wakes threads that sleep on them.
+    pub(super) fn knows_futex(&self) -> bool {
+        self.has_window() && self.features().contains(Features::PEER_FUTEX)
+    }
+
     /// Whether the front end can map and the driver said that it will use it.
     pub(super) fn has_window(&self) -> bool {
         self.window() > 0 && self.features().contains(Features::WINDOW)

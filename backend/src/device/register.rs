@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use virtio_ism_abi::command::RegisterReply;
+use virtio_ism_abi::command::{RegisterReply, register_flags};
 use virtio_ism_abi::slab::CONTROL_LEN;
 use virtio_ism_abi::{Gid, Status, Token};
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
@@ -115,7 +115,10 @@ impl Device {
     ) -> Result<RegisterReply, Status> {
         let entry = account.dmbs.get(&token).ok_or(Status::Eio)?;
         let dmb = entry.dmb.clone();
-        let reply = account.register_reply(entry)?;
+        let mut reply = account.register_reply(entry)?;
+        if dmb.place().is_some() && self.can_futex(user) {
+            reply.flags = register_flags::FUTEX;
+        }
         // From here on this driver hears of the user's end, if the user has not ended already.
         if !account.relate(user) {
             return Err(Status::Enodev);

@@ -139,7 +139,8 @@ impl Device {
         if kick && mapped && self.fabric.shared_gid.is_none() {
             return true;
         }
-        let armed = place.line().is_ok_and(|line| line.raise(place.bit));
+        // Whatever the owner sleeps on, a record wakes it.
+        let armed = place.line().is_ok_and(|line| !line.raise(place.bit).is_empty());
         if !armed && !kick {
             self.handle.counters.kicks_saved.add(1);
         }

@@ -233,6 +233,15 @@ impl Carrier {
             Carrier::R(_) => None,
         }
     }
+
+    /// The own signal line, if threads may sleep on its armed word.
+    #[inline]
+    pub(super) fn futex_line(&self) -> Option<Line<'_>> {
+        match self {
+            Carrier::D(pair) => pair.own.dmb().futex_line(),
+            Carrier::R(_) => None,
+        }
+    }
 }
 
 impl DmbPair {

@@ -18,6 +18,7 @@ mod ready;
 mod recv;
 mod send;
 mod send_queue;
+mod wait;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +39,7 @@ pub(crate) use ready::LocalEnd;
 
 use crate::info::ConnectionInfo;
 use crate::reactor::readiness_fd::ReadinessFd;
-use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Spin, Waiter};
+use crate::reactor::wait::{Deadline, Spin, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use crate::sys::lock;
 
@@ -124,6 +125,8 @@ pub(crate) struct Conn {
     sleepers: Mutex<Vec<Arc<Waiter>>>,
     /// The words at the last [`ConnectionHandler::take_change`].
     last_change: [AtomicU64; 2],
+    /// How threads sleep on the armed word of the line.
+    word_state: wait::WordState,
     readiness: OnceLock<ReadinessFd>,
     /// The poller that watches the connection.
     poller: Mutex<Option<Arc<Waiter>>>,
@@ -202,6 +205,7 @@ impl Conn {
             waiters: AtomicU32::new(0),
             sleepers: Mutex::default(),
             last_change: words.map(AtomicU64::new),
+            word_state: wait::WordState::default(),
             readiness: OnceLock::new(),
             poller: Mutex::new(None),
             spin: Spin::of(spin),
@@ -350,137 +354,6 @@ impl Conn {
         let error = self.check().err()?;
         (!self.reported.swap(true, Ordering::Relaxed)).then_some(error)
     }
-
-    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
-    /// locks.
-    ///
-    /// # Errors
-    /// `WouldBlock` at the deadline, as for a socket with a timeout.
-    fn wait(&self, deadline: &Deadline, mut changed: impl FnMut() -> bool) -> io::Result<()> {
-        // A peer cannot extend the deadline by words that change all the time and help nobody.
-        if deadline.is_over() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let mut done = || changed() || self.has_failed();
-        // A poll of an RNIC's queues takes much longer than a check of memory.
-        let (spun, learns) = match self.carrier.must_be_polled() {
-            true => {
-                let poll = || {
-                    self.reactor.poll();
-                    done()
-                };
-                (self.spin.until_polled(poll), self.spin.spins_polled())
-            }
-            false => (self.spin.until(&mut done), self.spin.learns()),
-        };
-        if spun {
-            return Ok(());
-        }
-        // Without a fast clock each read of it is a system call.
-        let start = learns.then(Instant::now);
-        let waiter = Waiter::current();
-        lock(&self.sleepers).push(waiter.clone());
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        let result = self.sleep(&waiter, deadline, &mut done);
-        if let (Ok(()), Some(start)) = (&result, start) {
-            self.spin.note_sleep(start.elapsed());
-        }
-        let mut sleepers = lock(&self.sleepers);
-        sleepers.retain(|other| !Arc::ptr_eq(other, &waiter));
-        // The last waiter disarms the line. Until then a signal costs the peer a kick.
-        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
-            && let Some(line) = self.carrier.line()
-        {
-            line.disarm();
-        }
-        result
-    }
-
-    /// Sleeps until `done`. The reactor's leader polls; this thread only checks the result.
-    fn sleep(
-        &self,
-        waiter: &Arc<Waiter>,
-        deadline: &Deadline,
-        done: &mut dyn FnMut() -> bool,
-    ) -> io::Result<()> {
-        loop {
-            let count = waiter.wake_count();
-            if !self.arm() {
-                // Another thread may have armed the line and sleep, and this call has disarmed it.
-                self.wake_others(waiter);
-                if done() {
-                    return Ok(());
-                }
-                continue;
-            }
-            if done() {
-                return Ok(());
-            }
-            let limit = deadline.left();
-            if limit.is_some_and(|(_, left)| left.is_zero()) {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            // If the deadline is far away, a recheck of the background thread ends the sleep
-            // earlier. So the kernel need not set and cancel a timer for each sleep.
-            let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
-            self.reactor.sleep(waiter, count, limit, None);
-            if done() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Arms the signal line. `false`: a signal came before, so the caller checks again.
-    fn arm(&self) -> bool {
-        // For guest memory the device reports every signal, armed or not.
-        let Some(line) = self.carrier.line() else { return true };
-        line.take();
-        if line.arm() {
-            return true;
-        }
-        line.disarm();
-        line.take();
-        false
-    }
-
-    fn wake_others(&self, but: &Arc<Waiter>) {
-        let others: Vec<_> =
-            lock(&self.sleepers).iter().filter(|w| !Arc::ptr_eq(w, but)).cloned().collect();
-        for other in others {
-            self.reactor.wake(&other);
-        }
-        let poller = lock(&self.poller).clone();
-        if let Some(poller) = poller {
-            self.reactor.wake(&poller);
-        }
-    }
-
-    /// Wakes all sleepers and the poller of this connection.
-    fn wake_all(&self) {
-        if self.waiters.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        self.wake_sleepers();
-        let poller = lock(&self.poller).clone();
-        if let Some(poller) = poller {
-            self.reactor.wake(&poller);
-        }
-    }
-
-    /// Wakes the threads that sleep for this connection. Returns how many.
-    fn wake_sleepers(&self) -> usize {
-        let (first, others) = {
-            let sleepers = lock(&self.sleepers);
-            let Some((first, others)) = sleepers.split_first() else { return 0 };
-            // Mostly there is one, for which this allocates nothing.
-            (first.clone(), others.to_vec())
-        };
-        self.reactor.wake(&first);
-        for waiter in &others {
-            self.reactor.wake(waiter);
-        }
-        1 + others.len()
-    }
 }
 
 impl ConnectionHandler for Conn {
@@ -552,6 +425,9 @@ impl Drop for Conn {
         self.reactor.remove(self.carrier.key());
         if self.readiness.get().is_some() {
             self.reactor.remove_pollable();
+        }
+        if self.word_state.is_known() {
+            self.reactor.remove_unwatched();
         }
         self.end_holding();
         self.release_peer_buffer();

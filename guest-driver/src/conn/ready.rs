@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use smc_core::connection::Sender;
 use smc_core::wire::cdc::StateFlags;
+use virtio_ism_abi::signal::Sleepers;
 
 use super::{Conn, Rx, reader_view};
 use crate::reactor::readiness_fd::{ReadinessFd, Ready};
@@ -73,7 +74,7 @@ impl Conn {
         }
         let readiness = ReadinessFd::new()?;
         if self.readiness.set(readiness).is_ok() {
-            self.waiters.fetch_add(1, Ordering::SeqCst);
+            self.add_waiter();
             self.reactor.add_pollable();
         }
         self.sync_readiness();
@@ -144,17 +145,13 @@ impl Conn {
 
     /// Registers or removes the poller that is woken for this connection.
     pub(crate) fn set_poller(&self, poller: Option<Arc<Waiter>>) {
-        let mut slot = lock(&self.poller);
-        match (slot.is_some(), poller.is_some()) {
-            (false, true) => {
-                self.waiters.fetch_add(1, Ordering::SeqCst);
-            }
-            (true, false) => {
-                self.waiters.fetch_sub(1, Ordering::SeqCst);
-            }
+        let now = poller.is_some();
+        let before = std::mem::replace(&mut *lock(&self.poller), poller).is_some();
+        match (before, now) {
+            (false, true) => self.add_waiter(),
+            (true, false) => self.remove_waiter(),
             _ => {}
         }
-        *slot = poller;
     }
 
     /// Arms the signal line for a poller. `false`: a signal came before, so the caller checks
@@ -169,7 +166,7 @@ impl Conn {
         if self.waiters.load(Ordering::SeqCst) <= 1
             && let Some(line) = self.carrier.line()
         {
-            line.disarm();
+            line.disarm_as(Sleepers::KICK);
         }
     }
 

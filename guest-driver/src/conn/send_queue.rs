@@ -89,7 +89,7 @@ impl Conn {
         }
         let held = tx.queue.len() - before;
         if !self.holding.swap(true, Ordering::SeqCst) {
-            self.waiters.fetch_add(1, Ordering::SeqCst);
+            self.add_waiter();
             HOLDING.fetch_add(1, Ordering::SeqCst);
             self.reactor.add_pollable();
         }
@@ -169,11 +169,7 @@ impl Conn {
             let less = |holding: usize| holding.checked_sub(1);
             let _ = HOLDING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
             self.reactor.remove_pollable();
-            if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
-                && let Some(line) = self.carrier.line()
-            {
-                line.disarm();
-            }
+            self.remove_waiter();
         }
     }
 }

@@ -439,6 +439,11 @@ impl IsmDevice {
             && self.window_rate().is_none_or(|rate| rate >= measure::SLOWEST_WINDOW)
     }
 
+    /// Whether the driver may sleep on armed words, and wakes those who do.
+    fn knows_futex(&self) -> bool {
+        self.features().contains(Features::PEER_FUTEX)
+    }
+
     /// Whether the driver still has to measure the window.
     fn must_measure(&self) -> bool {
         self.prefer == Prefer::Auto

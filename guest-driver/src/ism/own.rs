@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use virtio_ism_abi::command::{
     BACKING_GUEST, BACKING_WINDOW, Op, RegisterReply, RegisterRequest, SgEntry, TokenRequest,
+    register_flags,
 };
 use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::{Gid, Status, Token};
@@ -13,7 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::measure::WindowSpeed;
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
-use crate::sys::{OutOfBounds, SharedSlice, lock};
+use crate::sys::{OutOfBounds, SharedSlice, can_sleep_on_words, lock};
 use crate::virtqueue::GuestMem;
 
 /// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge
@@ -91,6 +92,13 @@ impl OwnDmb {
     #[inline]
     pub fn line(&self) -> Option<Line<'_>> {
         self.placed()?.line()
+    }
+
+    /// The signal line, if threads may sleep on its armed word: the user wakes them by that, and the
+    /// kernel of this process lets them.
+    #[inline]
+    pub fn futex_line(&self) -> Option<Line<'_>> {
+        self.placed().filter(|placed| placed.futex && can_sleep_on_words())?.line()
     }
 
     /// The producer word and the consumer-and-flags word as the user last stored them, in the byte
@@ -235,6 +243,7 @@ fn in_window(
         line: reply.line.get(),
         bit: reply.bit,
         nonce: reply.nonce.get(),
+        futex: reply.flags & register_flags::FUTEX != 0 && device.knows_futex(),
     };
     // Before any check can fail: the device has mapped the slab, even if the DMB turns out
     // unusable.

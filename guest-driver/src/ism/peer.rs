@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use virtio_ism_abi::command::{AttachReply, Op, TokenRequest, attach_flags};
+use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
 use virtio_ism_abi::{Gid, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
+use crate::sys::wake_sleepers;
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
 /// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
@@ -135,7 +137,25 @@ impl PeerDmb {
 
     #[inline]
     fn raise(&self, placed: &Placed) -> Result<(), DeliverError> {
-        if placed.line().is_some_and(|line| line.raise(placed.bit)) { self.kick() } else { Ok(()) }
+        let Some(line) = placed.line() else { return Ok(()) };
+        let sleepers = line.raise(placed.bit);
+        if sleepers.is_empty() { Ok(()) } else { self.wake(placed, line, sleepers) }
+    }
+
+    /// Wakes the owner, which has announced how it sleeps.
+    #[cold]
+    fn wake(
+        &self,
+        placed: &Placed,
+        line: Line<'_>,
+        sleepers: Sleepers,
+    ) -> Result<(), DeliverError> {
+        let mut kicked = sleepers;
+        if placed.futex && sleepers.contains(Sleepers::FUTEX) {
+            wake_sleepers(line.armed, MAX_FUTEX_SLEEPERS);
+            kicked.remove(Sleepers::FUTEX);
+        }
+        if kicked.is_empty() { Ok(()) } else { self.kick() }
     }
 
     #[cold]
@@ -302,6 +322,7 @@ fn accept(
             line: reply.line.get(),
             bit: reply.bit,
             nonce: reply.nonce.get(),
+            futex: reply.flags & attach_flags::FUTEX != 0 && device.knows_futex(),
         };
         Some(placement.resolve(device)?)
     };

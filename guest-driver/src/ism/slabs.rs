@@ -29,6 +29,7 @@ pub(super) struct Placement {
     pub(super) line: u16,
     pub(super) bit: u8,
     pub(super) nonce: u64,
+    pub(super) futex: bool,
 }
 
 /// A DMB in the window.
@@ -38,6 +39,8 @@ pub(super) struct Placed {
     pub(super) line_index: u16,
     pub(super) bit: u8,
     pub(super) memory: SharedSlice,
+    /// Owner and user run on one kernel, and know that threads may sleep on the armed word.
+    pub(super) futex: bool,
     // The signal line's bytes.
     line: SharedSlice,
 }
@@ -74,6 +77,7 @@ impl Placement {
             line_index: self.line,
             bit: self.bit,
             memory: slab.slice(at, self.dmb_len as usize)?,
+            futex: self.futex,
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
         })
     }

@@ -1,14 +1,17 @@
 //! The driver against a fabric in memory.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::Event;
+use virtio_ism_abi::signal::Sleepers;
 use virtio_ism_abi::{Gid, Status, Token};
 
 use super::{DeliverError, IsmDevice, IsmError, OpenOptions, OwnDmb, PeerDmb, Prefer};
+use crate::sys::{WordWait, sleep_on_words};
 use crate::transport::TransportError;
 use crate::transport::fake::FakeFabric;
 use crate::virtqueue::QueueError;
@@ -89,6 +92,50 @@ fn an_owner_in_the_window_is_kicked_only_while_it_sleeps() {
     peer.deliver(&[(64, b"z")], [3, 0], true).unwrap();
     assert!(events(&pair.a).is_empty(), "disarmed by the first");
     assert_eq!(line.take(), 1 << own.bit().unwrap());
+}
+
+#[test]
+fn a_thread_that_sleeps_on_the_word_is_woken_without_the_device() {
+    let pair = pair(Prefer::Window);
+    let (own, peer) = pair.dmb();
+    let line = own.futex_line().unwrap();
+    let (before, quiet) = line.arm_as(Sleepers::FUTEX);
+    assert!(quiet);
+    let count = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let word = (line.armed, before | Sleepers::FUTEX.bits());
+            sleep_on_words((&count, 0), word, Some(Duration::from_secs(10)))
+        });
+        thread::sleep(Duration::from_millis(20));
+        peer.deliver(&[(64, b"x")], [1, 0], true).unwrap();
+        let slept = sleeper.join().unwrap();
+        assert!([WordWait::Woken, WordWait::NotAsleep].contains(&slept), "{slept:?}");
+    });
+    assert!(events(&pair.a).is_empty(), "no record");
+    assert!(line.is_taken(Sleepers::all()));
+    // One of each kind sleeps.
+    line.take();
+    assert!(line.arm_as(Sleepers::all()).1);
+    peer.deliver(&[(64, b"y")], [2, 0], true).unwrap();
+    assert_eq!(events(&pair.a).len(), 1);
+}
+
+#[test]
+fn who_cannot_wake_by_the_word_kicks() {
+    let fabric = Arc::new(FakeFabric::default());
+    let a = device(&fabric, Prefer::Window);
+    let without = fabric.join(Features::all() - Features::PEER_FUTEX);
+    let b = IsmDevice::open_on(without, &OpenOptions::new("unused")).unwrap();
+    let pair = Pair { fabric, a, b };
+    let (own, peer) = pair.dmb();
+    assert!(own.futex_line().is_none());
+    for how in [Sleepers::FUTEX, Sleepers::from_bits_retain(1 << 31)] {
+        own.line().unwrap().take();
+        assert!(own.line().unwrap().arm_as(how).1);
+        peer.deliver(&[(64, b"x")], [1, 0], true).unwrap();
+        assert_eq!(events(&pair.a).len(), 1, "{how:?}");
+    }
 }
 
 #[test]

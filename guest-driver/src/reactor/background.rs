@@ -2,7 +2,8 @@
 //! where no caller does.
 //!
 //! On a source that must be polled the thread leads while the application is in no call, so that
-//! peers get their answers in time. It takes the lead when no caller has led or polled for
+//! peers get their answers in time; on any other, while threads sleep where it does not wake them.
+//! It takes the lead when no caller has led or polled for
 //! [`TAKEOVER`], and gives it to the first caller that asks. A caller that comes back soon makes
 //! that time longer, so that a busy connection does not pay for two changes of the lead again and
 //! again. While a caller sleeps as the leader, the thread sleeps, too, until that caller stops
@@ -122,7 +123,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                     // A caller leads still. It was interrupted and stops at once.
                     self.background.sleep(count, Some(Duration::from_millis(1)));
                 }
-            } else if self.polled && self.source.has_peers() {
+            } else if self.must_watch() {
                 self.stand_by(&mut callers, count, pause);
             } else {
                 // Peers and the source may have gone although no caller waits for them.
@@ -133,7 +134,7 @@ impl<C: ConnectionHandler> Reactor<C> {
                 // SeqCst, as in `on_peer_added`: either that call sees the flag, or this thread
                 // sees the peers.
                 self.parked_without_peers.store(true, Ordering::SeqCst);
-                if !(self.polled && self.source.has_peers()) {
+                if !self.must_watch() {
                     self.park(count, pause);
                 }
                 self.parked_without_peers.store(false, Ordering::SeqCst);
@@ -256,6 +257,11 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     fn is_over(&self) -> bool {
         self.stop.load(Ordering::SeqCst) || self.is_lost()
+    }
+
+    /// Whether the background thread leads while no caller does.
+    fn must_watch(&self) -> bool {
+        self.unwatched.load(Ordering::SeqCst) > 0 || self.polled && self.source.has_peers()
     }
 
     /// Leads if callers have not led for some time, and otherwise sleeps a little.

@@ -79,7 +79,8 @@ impl<C: ConnectionHandler> Reactor<C> {
             return;
         }
         let timeout = limit.map(|(_, timeout)| timeout);
-        if self.polled && self.lead.load(Ordering::SeqCst) == BACKGROUND {
+        let yields = self.polled || self.pollables.load(Ordering::SeqCst) == 0;
+        if yields && self.lead.load(Ordering::SeqCst) == BACKGROUND {
             self.request_lead();
         }
         match extra {

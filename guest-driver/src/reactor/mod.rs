@@ -9,6 +9,9 @@
 //! The *background thread* ([`background`]) leads while the kernel must learn of readiness at once,
 //! because connections have readiness descriptors.
 //!
+//! A caller whose peer wakes it without the source ([`Waiter::sleep_on_word`]) neither leads nor
+//! follows. For what the source has to say to it, the background thread leads while no caller does.
+//!
 //! A source that must be polled puts nothing into memory by itself. Callers that spin poll it
 //! ([`Reactor::poll`]) beside the leader. The background thread leads when no caller has led or
 //! polled for some time, and stops when a caller asks for the lead.
@@ -146,6 +149,8 @@ pub(crate) struct Reactor<C> {
     edges: Option<OwnedFd>,
     /// Connections whose readiness the kernel must learn of at once.
     pollables: AtomicUsize,
+    /// Connections with threads that sleep where the source does not wake them.
+    unwatched: AtomicUsize,
     lost: AtomicBool,
     stop: AtomicBool,
     maintenance_due: AtomicBool,
@@ -187,6 +192,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             interrupt,
             edges,
             pollables: AtomicUsize::new(0),
+            unwatched: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             maintenance_due: AtomicBool::new(true),
@@ -265,6 +271,21 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
     }
 
+    /// Threads of a connection will sleep by [`Waiter::sleep_on_word`]. From now on the background
+    /// thread leads while no caller does.
+    pub(crate) fn add_unwatched(&self) {
+        if self.unwatched.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.background.wake();
+        }
+    }
+
+    /// Undoes one [`Reactor::add_unwatched`]. The background thread notices later, so short
+    /// connections do not wake it.
+    pub(crate) fn remove_unwatched(&self) {
+        let minus_one = |count: usize| count.checked_sub(1);
+        let _ = self.unwatched.fetch_update(Ordering::SeqCst, Ordering::SeqCst, minus_one);
+    }
+
     /// Whether no thread holds a lock of the reactor.
     pub(crate) fn is_unlocked(&self) -> bool {
         is_free(&self.delayed_updates) && is_free(&self.followers) && is_free(&self.table)
@@ -280,6 +301,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         self.parked_without_peers.store(false, Ordering::SeqCst);
         // No event loop of the kernel is left that would have to learn of readiness.
         self.pollables.store(0, Ordering::SeqCst);
+        self.unwatched.store(0, Ordering::SeqCst);
         self.maintenance_due.store(true, Ordering::SeqCst);
         self.timers_due.store(true, Ordering::SeqCst);
     }

@@ -7,9 +7,10 @@ use std::thread::{self, JoinHandle, ThreadId};
 
 use super::*;
 
-/// A source that must be polled.
+/// A source that must be polled, or not.
 struct Fake {
     fd: EventFd,
+    polled: bool,
     events: Mutex<VecDeque<ReactorEvent>>,
     peers: AtomicBool,
     polls: Mutex<Vec<ThreadId>>,
@@ -20,8 +21,13 @@ struct Fake {
 
 impl Fake {
     fn new(peers: bool) -> Arc<Fake> {
+        Fake::with(peers, true)
+    }
+
+    fn with(peers: bool, polled: bool) -> Arc<Fake> {
         Arc::new(Fake {
             fd: EventFd::new().unwrap(),
+            polled,
             events: Mutex::default(),
             peers: AtomicBool::new(peers),
             polls: Mutex::default(),
@@ -69,7 +75,7 @@ impl Source for Fake {
     }
 
     fn must_be_polled(&self) -> bool {
-        true
+        self.polled
     }
 
     fn has_peers(&self) -> bool {
@@ -147,7 +153,10 @@ struct Bed {
 
 impl Bed {
     fn new(peers: bool) -> Bed {
-        let source = Fake::new(peers);
+        Bed::on(Fake::new(peers))
+    }
+
+    fn on(source: Arc<Fake>) -> Bed {
         let reactor = Reactor::new(source.clone()).unwrap();
         let member = Arc::new(Counting::default());
         reactor.register(key(7), Arc::downgrade(&member));
@@ -172,6 +181,23 @@ impl Bed {
 
     fn leads(&self, who: u32) -> bool {
         self.reactor.lead.load(Ordering::SeqCst) == who
+    }
+
+    /// A thread that sleeps until the connection hears of something more; `true`: it has.
+    fn sleeping_caller(&self) -> JoinHandle<bool> {
+        let (reactor, member) = (self.reactor.clone(), self.member.clone());
+        let before = self.heard();
+        thread::spawn(move || {
+            let end = Instant::now() + Duration::from_secs(5);
+            let heard = || member.heard.load(Ordering::SeqCst) > before;
+            // A wake-up may also ask this thread to lead.
+            while !heard() && Instant::now() < end {
+                let count = member.waiter.wake_count();
+                let limit = Some((Instant::now(), Duration::from_millis(500)));
+                reactor.sleep(&member.waiter, count, limit, None);
+            }
+            heard()
+        })
     }
 }
 
@@ -280,18 +306,7 @@ fn without_peers_nothing_is_polled_until_there_are_some() {
 fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
-    let (reactor, member) = (bed.reactor.clone(), bed.member.clone());
-    let caller = thread::spawn(move || {
-        let end = Instant::now() + Duration::from_secs(5);
-        let heard = || member.heard.load(Ordering::SeqCst) > 0;
-        // A wake-up may also ask this thread to lead.
-        while !heard() && Instant::now() < end {
-            let count = member.waiter.wake_count();
-            let limit = Some((Instant::now(), Duration::from_millis(500)));
-            reactor.sleep(&member.waiter, count, limit, None);
-        }
-        heard()
-    });
+    let caller = bed.sleeping_caller();
     bed.eventually(|bed| bed.leads(CALLER));
     // Long enough for the background thread to find the same leader several times, and to park.
     thread::sleep(Duration::from_millis(150));
@@ -299,6 +314,26 @@ fn a_caller_that_sleeps_gets_the_lead_and_the_background_takes_it_back() {
     bed.source.post(ReactorEvent::Arrived(7));
     assert!(caller.join().unwrap(), "woken by its own event");
     bed.eventually(|bed| bed.leads(BACKGROUND));
+}
+
+#[test]
+fn the_background_leads_for_sleepers_whom_the_source_does_not_wake() {
+    let bed = Bed::on(Fake::with(false, false));
+    thread::sleep(Duration::from_millis(20));
+    assert!(!bed.leads(BACKGROUND), "nobody sleeps");
+    bed.reactor.add_unwatched();
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    bed.source.post(ReactorEvent::Arrived(7));
+    bed.eventually(|bed| bed.heard() == 1);
+    let caller = bed.sleeping_caller();
+    bed.eventually(|bed| bed.leads(CALLER));
+    bed.source.post(ReactorEvent::Arrived(7));
+    assert!(caller.join().unwrap(), "woken by its own event");
+    bed.eventually(|bed| bed.leads(BACKGROUND));
+    // It notices within a second that nobody sleeps any more.
+    bed.reactor.remove_unwatched();
+    thread::sleep(2 * wait::RECHECK_INTERVAL);
+    bed.eventually(|bed| bed.leads(FREE));
 }
 
 #[test]

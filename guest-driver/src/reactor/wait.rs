@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::BorrowedFd;
 use rustix::thread::futex;
 
-use crate::sys::{EventFd, POLLED, SignalMask, poll_readable, timespec};
+use crate::sys::{EventFd, POLLED, SignalMask, WordWait, poll_readable, sleep_on_words, timespec};
 
 /// Longest sleep before shared memory is checked again. A wake-up that a peer can suppress is never
 /// the only one.
@@ -158,6 +158,24 @@ impl Waiter {
             note_interrupted();
         }
         self.state.store(AWAKE, Ordering::SeqCst);
+    }
+
+    /// Sleeps while the count of wake-ups is `count` and the shared word has this value, for at most
+    /// `timeout`. The connection has called `Reactor::add_unwatched`. Without a timeout, the
+    /// background thread wakes this one every [`RECHECK_INTERVAL`].
+    pub(crate) fn sleep_on_word(
+        &self,
+        count: u32,
+        shared: (&AtomicU32, u32),
+        timeout: Option<Duration>,
+    ) -> WordWait {
+        self.state.store(ASLEEP, Ordering::SeqCst);
+        let slept = sleep_on_words((&self.count, count), shared, timeout);
+        if slept == WordWait::Interrupted {
+            note_interrupted();
+        }
+        self.state.store(AWAKE, Ordering::SeqCst);
+        slept
     }
 
     /// Sleeps until `fd` is readable while the count of wake-ups is `count`, for at most `timeout`.
@@ -425,6 +443,36 @@ mod tests {
         waiter.sleep(count, Some(Duration::from_secs(5)));
         assert!(start.elapsed() < Duration::from_secs(1));
         assert!(waiter.is_woken(count));
+    }
+
+    #[test]
+    fn a_sleeper_on_a_word_is_woken_by_the_word_and_by_its_own_count() {
+        let waiter = Arc::new(Waiter::default());
+        let word = Arc::new(AtomicU32::new(2));
+        let sleep = |timeout| waiter.sleep_on_word(waiter.wake_count(), (&word, 2), timeout);
+        assert_eq!(sleep(Some(Duration::from_millis(1))), WordWait::Ended, "the time is over");
+        for by_word in [true, false] {
+            let (waker, taken) = (waiter.clone(), word.clone());
+            let asleep = std::thread::spawn(move || {
+                while waker.state.load(Ordering::SeqCst) != ASLEEP {
+                    std::thread::yield_now();
+                }
+                if by_word {
+                    taken.store(0, Ordering::SeqCst);
+                    crate::sys::wake_sleepers(&taken, 1);
+                } else {
+                    waker.wake();
+                }
+            });
+            let expected = [WordWait::Ended, WordWait::Woken][usize::from(by_word)];
+            let slept = sleep(None);
+            // The other thread may have been faster than the system call.
+            assert!(slept == expected || slept == WordWait::NotAsleep, "{slept:?}");
+            asleep.join().unwrap();
+            word.store(2, Ordering::SeqCst);
+        }
+        word.store(3, Ordering::SeqCst);
+        assert_eq!(sleep(None), WordWait::NotAsleep, "another value");
     }
 
     #[test]

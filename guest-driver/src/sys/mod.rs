@@ -1,13 +1,15 @@
 //! Safe types over the operating system's interfaces.
 //!
 //! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
-//! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors. [`VfioDevice`],
+//! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors, and
+//! [`sleep_on_words`] waits for a word that another process changes. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
 //! a socket, and [`connect_unix`] connects one.
 
 mod descriptor;
 mod dma;
 mod event;
+mod futex;
 mod held;
 mod mapping;
 mod memfd;
@@ -27,6 +29,7 @@ pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
     wait, wait_in_set,
 };
+pub use futex::{WordWait, can_sleep_on_words, sleep_on_words, wake_sleepers};
 pub(crate) use held::{LockGuardList, is_free, try_hold};
 pub use mapping::{MapError, Reservation, SharedMem};
 pub use memfd::{check_sealed, sealed_memfd};

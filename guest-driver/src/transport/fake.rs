@@ -122,6 +122,7 @@ impl Rings {
 
 struct Inner {
     gid: Gid,
+    features: Features,
     pool: Arc<GuestPool>,
     rings: OnceLock<Mutex<Rings>>,
     health: Arc<Health>,
@@ -181,6 +182,7 @@ impl FakeFabric {
         let pool = GuestPool::new(64 << 20).unwrap();
         let inner = Arc::new(Inner {
             gid,
+            features,
             pool: Arc::clone(&pool),
             rings: OnceLock::new(),
             health: Arc::clone(&health),
@@ -318,6 +320,7 @@ impl ConnectionHandler {
             }
             let index = state.slab(self.gid(), request.user_gid, len);
             let offset = self.inner.map(index, &state.slabs[index]);
+            let futex = self.shares_kernel(state.members.get(&request.user_gid));
             let slab = &mut state.slabs[index];
             let (at, line) = (slab.next, slab.lines);
             slab.next += len;
@@ -330,6 +333,7 @@ impl ConnectionHandler {
             reply.line = line.into();
             reply.bit = (line % 64) as u8;
             reply.nonce = self.nonce(slab).into();
+            reply.flags = if futex { register_flags::FUTEX } else { 0 };
             (slab.view.slice(at as usize, len as usize).unwrap(), Some((index, at, line)))
         };
         state.serial += 1;
@@ -338,6 +342,12 @@ impl ConnectionHandler {
         let (owner, user, index) = (self.gid(), request.user_gid, request.idx.get());
         state.dmbs.insert(token, Dmb { owner, user, index, memory, place });
         Ok(reply)
+    }
+
+    /// Whether this member and the other one have accepted PEER_FUTEX.
+    fn shares_kernel(&self, other: Option<&Weak<Inner>>) -> bool {
+        let knows = |inner: &Inner| inner.features.contains(Features::PEER_FUTEX);
+        knows(&self.inner) && other.and_then(Weak::upgrade).is_some_and(|other| knows(&other))
     }
 
     fn nonce(&self, slab: &Slab) -> u64 {
@@ -364,6 +374,9 @@ impl ConnectionHandler {
         reply.line = line.into();
         reply.bit = (line % 64) as u8;
         reply.nonce = self.nonce(slab).into();
+        if self.shares_kernel(state.members.get(&dmb.owner)) {
+            reply.flags = attach_flags::FUTEX;
+        }
         Ok(reply)
     }
 
@@ -425,9 +438,9 @@ impl ConnectionHandler {
             Some((slice, line, index)) => {
                 let armed = slice.atomic_u32(LINE_ARMED).unwrap();
                 let pend = slice.atomic_u64(LINE_PEND).unwrap();
-                let sleeps = Line { armed, pend }.raise((line % 64) as u8);
+                let sleepers = Line { armed, pend }.raise((line % 64) as u8);
                 // A pure signal is a kick: its sender has seen that the owner sleeps.
-                if sleeps || pieces.is_empty() {
+                if !sleepers.is_empty() || pieces.is_empty() {
                     owner.post(SlabWake::new(&[index as u32]).as_bytes().try_into().unwrap());
                 }
             }

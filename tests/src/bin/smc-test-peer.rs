@@ -5,6 +5,7 @@
 //! smc-test-peer sink DEVICE             says its port, then "accepted smc" per connection; reads
 //! smc-test-peer source DEVICE ADDRESS   says "connected smc"; writes for ever
 //! smc-test-peer idle DEVICE ADDRESS     says "connected smc"; does nothing
+//! smc-test-peer echo DEVICE ADDRESS     says "connected smc"; sends back what it reads, never spins
 //! smc-test-peer serve DEVICE ADDRESS    echoes, see `smc_tests::talk`
 //! smc-test-peer talk DEVICE ADDRESS     does what its standard input says, see there
 //! smc-test-peer rogue ...               a guest that misbehaves, see `smc_tests::rogue`
@@ -26,6 +27,7 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use guest_driver::{Config, SmcListener, SmcStream, Stack};
 use vhost_device_ism::{Config as DaemonConfig, Daemon, config::GuestSpec};
@@ -63,7 +65,11 @@ fn sink(device: &str) {
 }
 
 fn connect(device: &str, address: &str) -> SmcStream {
-    let stack = Stack::open(Config::new(device)).unwrap();
+    connect_with(Config::new(device), address)
+}
+
+fn connect_with(config: Config, address: &str) -> SmcStream {
+    let stack = Stack::open(config).unwrap();
     let stream = SmcStream::connect(&stack, address).unwrap();
     say(&format!("connected {}", carrier(&stream)));
     stream
@@ -82,6 +88,14 @@ fn work(args: &[&str]) {
         ["source", device, address] => {
             let mut stream = connect(device, address);
             while stream.write(&[7; 10_000]).is_ok_and(|n| n > 0) {}
+        }
+        ["echo", device, address] => {
+            let config = Config { spin: Duration::ZERO, ..Config::new(device) };
+            let mut stream = connect_with(config, address);
+            let mut buf = [0; 4096];
+            while let Ok(n @ 1..) = stream.read(&mut buf) {
+                stream.write_all(&buf[..n]).unwrap();
+            }
         }
         ["idle", device, address] => {
             let _stream = connect(device, address);

@@ -14,52 +14,16 @@ use smc_tests::hostile::{self, Hostile, Says, flood, slabs};
 use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put};
 use smc_tests::watch::LIMIT;
 use smc_tests::{
-    Bench, Fabric, Pair, Rng, TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched,
+    Bench, Fabric, Rng, TIMEOUT, eventually, note, pattern, read_exactly, send_all, watched,
 };
 use virtio_ism_abi::Gid;
 
-use crate::support::{Door, SOON, all_closed, is_broken, read_until_it_fails, serves, works};
+use crate::support::{
+    Door, SOON, Stage, StopAtEnd, all_closed, is_broken, read_until_it_fails, serves, stage, works,
+};
 
 /// Ring of the victim, and of the hostile peer, bytes.
 const RING: u32 = hostile::LEN - 32;
-
-/// Ends a thread's loop, also if the test fails meanwhile.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A server, an honest connection of its, and a hostile peer's device.
-struct Stage {
-    bench: Bench,
-    pair: Pair,
-    honest: (SmcStream, SmcStream),
-    device: Device,
-}
-
-fn stage(fabric: Fabric) -> Stage {
-    let bench = Bench::new(fabric, 4);
-    let pair = bench.pair_with(|config| config.testing.close_timeout = Duration::from_secs(1));
-    let honest = pair.connect();
-    let device = Device::open(&bench, 2);
-    Stage { bench, pair, honest, device }
-}
-
-impl Stage {
-    #[track_caller]
-    fn attack(&self) -> (Hostile, SmcStream) {
-        Hostile::connect(&self.pair, &self.device)
-    }
-
-    #[track_caller]
-    fn nobody_else_is_harmed(&self) {
-        works(&self.honest.0, &self.honest.1);
-        serves(&self.pair);
-    }
-}
 
 /// The victim's reads and writes fail, soon, as on a broken connection.
 #[track_caller]

@@ -69,6 +69,10 @@ fn a_killed_server_is_a_reset_and_a_new_one_serves() {
                 let clone = stream.try_clone().unwrap();
                 let reader = thread::spawn(move || read_until_it_fails(&clone));
                 thread::sleep(Duration::from_millis(30));
+                // Something that it has not read. Otherwise this is an end of data.
+                helper.stop();
+                stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+                let _ = stream.send(b"unread");
                 helper.kill();
                 let kind = soon("the writer hears", || write_until_it_fails(&stream));
                 assert!(is_broken(kind), "{kind}");

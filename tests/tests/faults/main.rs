@@ -2,6 +2,7 @@
 //! devices that go. Survivors hear of it, others are not harmed, and nothing is left behind.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
+mod asleep;
 mod damage;
 mod handshake;
 mod hostile;

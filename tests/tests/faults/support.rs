@@ -9,14 +9,59 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
+use smc_tests::hostile::Hostile;
 use smc_tests::leaks::Devices;
-use smc_tests::{Bench, Pair, TIMEOUT, eventually, note, pattern, read_exactly, send_all};
+use smc_tests::raw::Device;
+use smc_tests::{Bench, Fabric, Pair, TIMEOUT, eventually, note, pattern, read_exactly, send_all};
 
 /// A survivor has to hear of an end "within a second"; a loaded machine gets three.
 pub(crate) const SOON: Duration = Duration::from_secs(3);
 
 /// The helper program.
 pub(crate) const PEER: &str = env!("CARGO_BIN_EXE_smc-test-peer");
+
+/// Ends a thread's loop, also if the test fails meanwhile.
+pub(crate) struct StopAtEnd<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A server, an honest connection of its, and a hostile peer's device.
+pub(crate) struct Stage {
+    pub(crate) bench: Bench,
+    pub(crate) pair: Pair,
+    pub(crate) honest: (SmcStream, SmcStream),
+    pub(crate) device: Device,
+}
+
+pub(crate) fn stage(fabric: Fabric) -> Stage {
+    let bench = Bench::new(fabric, 4);
+    let pair = bench.pair_with(|config| config.testing.close_timeout = Duration::from_secs(1));
+    let honest = pair.connect();
+    let device = Device::open(&bench, 2);
+    Stage { bench, pair, honest, device }
+}
+
+impl Stage {
+    #[track_caller]
+    pub(crate) fn attack(&self) -> (Hostile, SmcStream) {
+        Hostile::connect(&self.pair, &self.device)
+    }
+
+    #[track_caller]
+    pub(crate) fn nobody_else_is_harmed(&self) {
+        self.honest_works();
+        serves(&self.pair);
+    }
+
+    #[track_caller]
+    pub(crate) fn honest_works(&self) {
+        works(&self.honest.0, &self.honest.1);
+    }
+}
 
 /// Reads until the connection fails; returns the kind of the error and how long that took.
 #[track_caller]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use virtio_ism_abi::Status;
 use virtio_ism_abi::config::Features;
 use virtio_ism_abi::event::Event;
+use virtio_ism_abi::signal::Sleepers;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, VolatileMemory};
 
 use super::harness::{Driver, World, chain};
@@ -159,6 +160,9 @@ fn a_move_into_the_window_does_what_a_user_does() {
     assert_eq!(line().take(), 1 << dmb.bit);
     assert_eq!(user.mv(token, &[(0, &[2; 32])], false), Status::Ok);
     assert_eq!(line().take(), 0, "without SIGNAL the line stays");
+    assert_eq!(line().arm_as(Sleepers::FUTEX), (0, true));
+    assert_eq!(user.mv(token, &[(0, &[3; 32])], true), Status::Ok);
+    assert_eq!(owner.events().len(), 1, "the device kicks those who sleep on the word");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! DMBs in the window: slabs, lines, mapping slots, and the front end's answers.
 
-use virtio_ism_abi::command::{Op, RegisterRequest, TokenRequest, attach_flags};
+use virtio_ism_abi::command::{Op, RegisterRequest, TokenRequest, attach_flags, register_flags};
+use virtio_ism_abi::config::Features;
 use virtio_ism_abi::{Chid, Status};
 use zerocopy::IntoBytes;
 
@@ -21,7 +22,7 @@ fn owner_and_user_see_the_same_bytes_at_their_own_offsets() {
     let (mine, theirs) = (dmb.dmb_off.get(), b.attach(dmb.token.get()).unwrap());
     assert_ne!(mine, theirs.dmb_off.get());
     assert_eq!(theirs.owner_gid, a.gid);
-    assert_eq!((theirs.dmb_len.get(), theirs.flags), (K64, 0));
+    assert_eq!((theirs.dmb_len.get(), theirs.flags), (K64, attach_flags::FUTEX));
     assert_eq!((theirs.line, theirs.bit, theirs.nonce), (dmb.line, dmb.bit, dmb.nonce));
     b.front.write(theirs.dmb_off.get() + 5, b"hello");
     assert_eq!(a.front.read(mine + 5, 5), b"hello");
@@ -312,4 +313,25 @@ fn loopback_members_share_a_gid_and_slabs() {
     assert_eq!(b.hello().gid, c.gid);
     a.end();
     assert!(matches!(c.events()[..], [virtio_ism_abi::event::Event::DmbGone { .. }]));
+}
+
+#[test]
+fn drivers_wake_each_other_by_words_only_if_both_accepted_that() {
+    let without = Features::all() - Features::PEER_FUTEX;
+    for loopback in [false, true] {
+        let world = if loopback { World::loopback() } else { World::new() };
+        for (of_owner, of_user) in [(true, true), (true, false), (false, true)] {
+            let (mut owner, mut user) = (world.driver("owner"), world.driver("user"));
+            for (driver, accepts) in [(&owner, of_owner), (&user, of_user)] {
+                driver.device.set_features(if accepts { Features::all() } else { without });
+            }
+            let dmb = owner.register(user.gid, 0, K64).unwrap();
+            let attached = user.attach(dmb.token.get()).unwrap();
+            let both = of_owner && of_user && !loopback;
+            let said = [dmb.flags == register_flags::FUTEX, attached.flags == attach_flags::FUTEX];
+            assert_eq!(said, [both; 2], "{of_owner} {of_user} {loopback}");
+            owner.end();
+            user.end();
+        }
+    }
 }

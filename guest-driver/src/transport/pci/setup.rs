@@ -165,7 +165,8 @@ fn negotiate<I: Io>(
     if offered & VERSION_1 == 0 {
         return Err(PciError::Features { features: VERSION_1 });
     }
-    let mut features = Features::from_bits_truncate(offered);
+    // The device and its other users run on another kernel, which wakes no thread of this one.
+    let mut features = Features::from_bits_truncate(offered) - Features::PEER_FUTEX;
     if !has_window {
         features.remove(Features::WINDOW);
     }

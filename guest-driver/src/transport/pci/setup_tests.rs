@@ -21,10 +21,14 @@ fn negotiation_goes_through_the_states_of_virtio_in_order() {
 
 #[test]
 fn a_device_without_a_region_is_not_asked_for_a_window() {
-    let device = Mock::new(|inner| inner.features |= 1 << 50);
+    let device = Mock::new(|inner| inner.features |= 1 << 50 | 1 << 4);
     let agreed = negotiate(&device, &space(), false).unwrap();
     assert_eq!(agreed.features, Features::MOVE);
-    assert_eq!(device.inner().accepted, [1 << 29 | 1, 1], "nothing unknown is accepted");
+    assert_eq!(
+        device.inner().accepted,
+        [1 << 29 | 1, 1],
+        "nothing unknown, and no wake-ups by words of another kernel"
+    );
 }
 
 #[test]

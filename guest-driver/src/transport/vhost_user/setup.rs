@@ -157,7 +157,8 @@ fn negotiate(
     let mut features = Features::from_bits_truncate(offered);
     let window = if features.contains(Features::WINDOW) { reserve(region) } else { None };
     if window.is_none() {
-        features.remove(Features::WINDOW);
+        // Without stores into the window nobody reads the armed words in it.
+        features.remove(Features::WINDOW | Features::PEER_FUTEX);
     }
     let accepted = features.bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;

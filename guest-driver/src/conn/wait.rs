@@ -1,0 +1,269 @@
+//! How a thread of a connection waits, and how others wake it.
+//!
+//! A thread that waits for a peer on the same kernel sleeps on the armed word of the signal line,
+//! and the peer's thread wakes it by one system call. Otherwise it sleeps in the reactor, and the
+//! peer wakes it through the device.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Instant;
+
+use virtio_ism_abi::signal::{Line, MAX_FUTEX_SLEEPERS, Sleepers};
+
+use super::Conn;
+use crate::reactor::Limit;
+use crate::reactor::wait::{Deadline, RECHECK_INTERVAL, Waiter, clear_interrupted};
+use crate::sys::{WordWait, lock};
+
+/// After this many sleeps in a row that the peer should have ended and did not, threads sleep in the
+/// reactor only.
+const MAX_MISSED: u8 = 3;
+
+/// How threads of a connection sleep on the armed word of its line.
+#[derive(Debug, Default)]
+pub(super) struct WordState {
+    /// A thread has slept so, and the reactor knows.
+    known: AtomicBool,
+    /// Sleeps in a row after which the peer had taken the word and had not woken the thread.
+    /// [`MAX_MISSED`]: threads do not sleep on the word any more.
+    missed: AtomicU8,
+}
+
+impl WordState {
+    /// Whether the reactor knows of sleepers on the word.
+    pub(super) fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    fn is_allowed(&self) -> bool {
+        self.missed.load(Ordering::Relaxed) < MAX_MISSED
+    }
+
+    /// Notes how a sleep ended. `taken`: the peer has taken the word.
+    fn note(&self, slept: WordWait, taken: bool) {
+        match slept {
+            WordWait::Woken => self.missed.store(0, Ordering::Relaxed),
+            WordWait::Refused => self.missed.store(MAX_MISSED, Ordering::Relaxed),
+            // The peer runs on another kernel after all, or does not want to wake.
+            WordWait::Ended if taken => {
+                let missed = self.missed.load(Ordering::Relaxed).saturating_add(1);
+                self.missed.store(missed, Ordering::Relaxed);
+            }
+            WordWait::Ended | WordWait::NotAsleep | WordWait::Interrupted => {}
+        }
+    }
+}
+
+impl Conn {
+    /// Waits until `changed` returns `true` or the connection has failed. The caller holds no
+    /// locks.
+    ///
+    /// # Errors
+    /// `WouldBlock` at the deadline, as for a socket with a timeout.
+    pub(super) fn wait(
+        &self,
+        deadline: &Deadline,
+        changed: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        self.wait_as(deadline, true, changed)
+    }
+
+    /// As [`Conn::wait`]. Without `on_word`, a signal ends the wait whatever its handler says.
+    pub(super) fn wait_as(
+        &self,
+        deadline: &Deadline,
+        on_word: bool,
+        mut changed: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        // A peer cannot extend the deadline by words that change all the time and help nobody.
+        if deadline.is_over() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut done = || changed() || self.has_failed();
+        // A poll of an RNIC's queues takes much longer than a check of memory.
+        let (spun, learns) = match self.carrier.must_be_polled() {
+            true => {
+                let poll = || {
+                    self.reactor.poll();
+                    done()
+                };
+                (self.spin.until_polled(poll), self.spin.spins_polled())
+            }
+            false => (self.spin.until(&mut done), self.spin.learns()),
+        };
+        if spun {
+            return Ok(());
+        }
+        // Without a fast clock each read of it is a system call.
+        let start = learns.then(Instant::now);
+        let waiter = Waiter::current();
+        self.add_sleeper(&waiter);
+        let result = self.sleep(&waiter, deadline, on_word, &mut done);
+        if let (Ok(()), Some(start)) = (&result, start) {
+            self.spin.note_sleep(start.elapsed());
+        }
+        self.remove_sleeper(&waiter);
+        result
+    }
+
+    /// Adds a thread that is woken at every change.
+    pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
+        let mut sleepers = lock(&self.sleepers);
+        sleepers.push(waiter.clone());
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Undoes one [`Conn::add_sleeper`].
+    pub(crate) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
+        let mut sleepers = lock(&self.sleepers);
+        if let Some(at) = sleepers.iter().position(|other| Arc::ptr_eq(other, waiter)) {
+            sleepers.swap_remove(at);
+            self.remove_waiter_locked(&mut sleepers);
+        }
+    }
+
+    /// Adds a waiter that is no sleeping thread.
+    pub(super) fn add_waiter(&self) {
+        let _sleepers = lock(&self.sleepers);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Undoes one [`Conn::add_waiter`].
+    pub(super) fn remove_waiter(&self) {
+        self.remove_waiter_locked(&mut lock(&self.sleepers));
+    }
+
+    /// The last waiter disarms the line. Until then a signal costs the peer a wake-up. A waiter that
+    /// comes at this moment arms the line afterwards, because it needs the lock first.
+    fn remove_waiter_locked(&self, _sleepers: &mut Vec<Arc<Waiter>>) {
+        if self.waiters.fetch_sub(1, Ordering::SeqCst) == 1
+            && let Some(line) = self.carrier.line()
+        {
+            line.disarm();
+        }
+    }
+
+    /// Sleeps until `done`. Whoever wakes this thread has handled the event; this thread only checks
+    /// the result.
+    fn sleep(
+        &self,
+        waiter: &Arc<Waiter>,
+        deadline: &Deadline,
+        on_word: bool,
+        done: &mut dyn FnMut() -> bool,
+    ) -> io::Result<()> {
+        loop {
+            let count = waiter.wake_count();
+            let word = self.futex_line().filter(|_| on_word);
+            let how = if word.is_some() { Sleepers::FUTEX } else { Sleepers::KICK };
+            let armed = self.arm_as(how, Some(waiter));
+            if done() {
+                return Ok(());
+            }
+            let limit = deadline.left();
+            if limit.is_some_and(|(_, left)| left.is_zero()) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let Some(value) = armed else { continue };
+            // If the deadline is far away, a recheck of the background thread ends the sleep
+            // earlier. So the kernel need not set and cancel a timer for each sleep.
+            let limit = limit.filter(|(_, left)| *left < 3 * RECHECK_INTERVAL);
+            match word {
+                Some(line) => self.sleep_on_word(waiter, count, limit, line, value),
+                None => self.reactor.sleep(waiter, count, limit, None),
+            }
+            if done() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The line on whose word a thread may sleep now.
+    fn futex_line(&self) -> Option<Line<'_>> {
+        let line = self.carrier.futex_line()?;
+        let room = self.waiters.load(Ordering::Relaxed) <= MAX_FUTEX_SLEEPERS;
+        (room && self.word_state.is_allowed()).then_some(line)
+    }
+
+    /// Sleeps while the armed word has this value.
+    fn sleep_on_word(&self, waiter: &Waiter, count: u32, limit: Limit, line: Line<'_>, value: u32) {
+        if !self.word_state.known.load(Ordering::Relaxed)
+            && !self.word_state.known.swap(true, Ordering::SeqCst)
+        {
+            self.reactor.add_unwatched();
+        }
+        clear_interrupted();
+        let timeout = limit.map(|(_, left)| left);
+        let slept = waiter.sleep_on_word(count, (line.armed, value), timeout);
+        self.word_state.note(slept, line.is_taken(Sleepers::FUTEX));
+    }
+
+    /// Arms the signal line for a waiter that is woken through the device. `false`: a signal came
+    /// before, so the caller checks again.
+    pub(super) fn arm(&self) -> bool {
+        self.arm_as(Sleepers::KICK, None).is_some()
+    }
+
+    /// Arms the signal line for `me`, which sleeps in this way. Returns the armed word; `None`: a
+    /// signal came before, so the caller checks again.
+    ///
+    /// The line stays armed if a signal came, because others may rely on that. The last waiter
+    /// disarms it.
+    fn arm_as(&self, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
+        // For guest memory the device reports every signal, armed or not.
+        let Some(line) = self.carrier.line() else { return Some(0) };
+        line.take();
+        let (before, quiet) = line.arm_as(how);
+        let taken = how == Sleepers::FUTEX && before & how.bits() == 0;
+        if taken && self.waiters.load(Ordering::SeqCst) > 1 {
+            // The peer has taken the word since another thread armed it. That thread may not sleep
+            // yet, and would then find the word as it expects it.
+            self.wake_others(me);
+        }
+        if !quiet {
+            line.take();
+            return None;
+        }
+        Some(before | how.bits())
+    }
+
+    fn wake_others(&self, but: Option<&Arc<Waiter>>) {
+        let is_me = |other: &Arc<Waiter>| but.is_some_and(|me| Arc::ptr_eq(me, other));
+        let others: Vec<_> = lock(&self.sleepers).iter().filter(|w| !is_me(w)).cloned().collect();
+        for other in others {
+            self.reactor.wake(&other);
+        }
+        let poller = lock(&self.poller).clone();
+        if let Some(poller) = poller {
+            self.reactor.wake(&poller);
+        }
+    }
+
+    /// Wakes all sleepers and the poller of this connection.
+    pub(super) fn wake_all(&self) {
+        if self.waiters.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        self.wake_sleepers();
+        let poller = lock(&self.poller).clone();
+        if let Some(poller) = poller {
+            self.reactor.wake(&poller);
+        }
+    }
+
+    /// Wakes the threads that sleep for this connection. Returns how many.
+    pub(super) fn wake_sleepers(&self) -> usize {
+        let (first, others) = {
+            let sleepers = lock(&self.sleepers);
+            let Some((first, others)) = sleepers.split_first() else { return 0 };
+            // Mostly there is one, for which this allocates nothing.
+            (first.clone(), others.to_vec())
+        };
+        self.reactor.wake(&first);
+        for waiter in &others {
+            self.reactor.wake(waiter);
+        }
+        1 + others.len()
+    }
+}

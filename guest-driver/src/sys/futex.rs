@@ -1,0 +1,75 @@
+//! Sleeping on a word that other processes may change, and waking those who do.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, WaitvFlags, waitv, wake};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::timespec;
+
+/// Why a thread sleeps on a word no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordWait {
+    /// Somebody has woken the sleepers of the shared word.
+    Woken,
+    /// One of the words was not as expected: the thread has not slept.
+    NotAsleep,
+    /// The sleepers of the private word were woken, or the time is over.
+    Ended,
+    /// A signal was handled.
+    Interrupted,
+    /// The kernel does not let this thread sleep on this word.
+    Refused,
+}
+
+/// Wakes threads, of any process, that sleep on the word, and `most` of them at most. Never blocks.
+pub fn wake_sleepers(word: &AtomicU32, most: u32) {
+    // An error means that nobody can sleep there.
+    let _ = wake(word, Flags::empty(), most);
+}
+
+/// Whether this process can sleep on a private and a shared word at a time: since Linux 5.16, unless
+/// a sandbox forbids it.
+pub fn can_sleep_on_words() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| {
+        let word = AtomicU32::new(0);
+        // The values differ, so the call returns at once.
+        sleep_on_words((&word, 1), (&word, 1), None) == WordWait::NotAsleep
+    })
+}
+
+/// Sleeps while a private and a shared word have these values, for at most `timeout`.
+///
+/// Whoever can write the shared word can keep the thread from being woken by it, but not by the
+/// private word. A signal whose handler restarts system calls does not end the sleep.
+pub fn sleep_on_words(
+    private: (&AtomicU32, u32),
+    shared: (&AtomicU32, u32),
+    timeout: Option<Duration>,
+) -> WordWait {
+    let entry = |(word, value): (&AtomicU32, u32), flags| {
+        let mut entry = Wait::new();
+        entry.val = value.into();
+        entry.uaddr = WaitPtr::new(word.as_ptr().cast());
+        entry.flags = WaitFlags::SIZE_U32 | flags;
+        entry
+    };
+    let words = [entry(private, WaitFlags::PRIVATE), entry(shared, WaitFlags::empty())];
+    // The kernel wants the end of the sleep, and not its duration.
+    let end = timeout.and_then(|timeout| {
+        let now = clock_gettime(ClockId::Monotonic);
+        now.checked_add(timespec(timeout))
+    });
+    match waitv(&words, WaitvFlags::empty(), end.as_ref(), ClockId::Monotonic) {
+        // If both words were woken, the kernel names the last one.
+        Ok(1) => WordWait::Woken,
+        Ok(_) | Err(Errno::TIMEDOUT) => WordWait::Ended,
+        Err(Errno::AGAIN) => WordWait::NotAsleep,
+        Err(Errno::INTR) => WordWait::Interrupted,
+        Err(_) => WordWait::Refused,
+    }
+}
