@@ -207,9 +207,6 @@ impl Conn {
 
     /// Arms the signal line for `me`, which sleeps in this way. Returns the armed word; `None`: a
     /// signal came before, so the caller checks again.
-    ///
-    /// The line stays armed if a signal came, because others may rely on that. The last waiter
-    /// disarms it.
     fn arm_as(&self, how: Sleepers, me: Option<&Arc<Waiter>>) -> Option<u32> {
         // For guest memory the device reports every signal, armed or not.
         let Some(line) = self.carrier.line() else { return Some(0) };
@@ -223,6 +220,14 @@ impl Conn {
         }
         if !quiet {
             line.take();
+            // A thread that sleeps on words arms again, or is the last one and disarms. Other callers
+            // may be ready now, and a kick less for the peer is worth that others arm again.
+            if how == Sleepers::KICK {
+                line.disarm_as(how);
+                if self.waiters.load(Ordering::SeqCst) > 1 {
+                    self.wake_others(me);
+                }
+            }
             return None;
         }
         Some(before | how.bits())
