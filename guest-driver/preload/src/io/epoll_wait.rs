@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use guest_driver::{SignalMask, Woken};
 
+use crate::selection::waiting;
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
@@ -28,6 +29,7 @@ pub(crate) fn wait(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> Option<SysResult> {
+    waiting::watch_all();
     if out.is_empty() || !registrations::may_poll(fd, set) {
         return None;
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait};
+use crate::selection::{Selected, Wait, waiting};
 use crate::socket::epoll_set::epoll_events;
 use crate::socket::registrations::hand_to_kernel;
 use crate::socket::sleeper::Sleeper;
@@ -51,6 +51,7 @@ pub(crate) fn poll(
         // At every turn, because a handshake may be complete by now. The references in `_undecided`
         // keep the decision descriptors open that `native` refers to.
         let (mut polled, mut native, _undecided) = sort(fds);
+        waiting::watch_all();
         if polled.is_empty() && native.iter().zip(&*fds).all(|(ours, theirs)| ours.fd == theirs.fd)
         {
             return raw_poll(fds, left_of(end), mask);

@@ -51,7 +51,11 @@ pub(super) fn start(
     } else {
         Box::new(AwaitConnected(tcp))
     };
-    match waiting::add(descriptor, fd, pending, Watcher::Thread) {
+    let watcher = match wait {
+        Wait::Block => Watcher::Thread,
+        Wait::Short => Watcher::NextCall,
+    };
+    match waiting::add(descriptor, fd, pending, watcher) {
         Ok(()) if wait == Wait::Block => {
             return socket.await_decision(CONNECT) == Err(Errno(libc::EINTR))
                 && raw::signals_interrupt();

@@ -36,7 +36,7 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
     };
     // A call that uses the connection goes on to wait for the client's next message.
     let watcher = |pending: &dyn PendingHandshake| match socket.stage() {
-        SocketStage::Proposing if !pending.is_untouched() => Watcher::Caller,
+        SocketStage::Proposing if !pending.is_untouched() => Watcher::NextCall,
         _ => Watcher::Thread,
     };
     let add = |pending: Box<dyn PendingHandshake>| {

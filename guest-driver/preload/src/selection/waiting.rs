@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_driver::SignalMask;
@@ -113,13 +114,22 @@ struct Sets {
 struct WaitingList {
     sets: Option<Sets>,
     list: BTreeMap<u64, Waiting>,
+    /// Handshakes that were not in the set when they came into the list.
+    unwatched: Vec<u64>,
     next: u64,
     has_thread: bool,
 }
 
 /// Whoever takes the lock holds [`RUNNING_LOCK`], so no other thread has it while the process forks.
-static WAITING: Mutex<WaitingList> =
-    Mutex::new(WaitingList { sets: None, list: BTreeMap::new(), next: 1, has_thread: false });
+static WAITING: Mutex<WaitingList> = Mutex::new(WaitingList {
+    sets: None,
+    list: BTreeMap::new(),
+    unwatched: Vec::new(),
+    next: 1,
+    has_thread: false,
+});
+/// Whether [`WaitingList::unwatched`] has any.
+static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
 
 /// The number of the eventfd in the set.
 const WAKE: u64 = 0;
@@ -161,15 +171,17 @@ impl WaitingList {
                 let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, events, number);
             }
         }
-        self.keep(number, waiting);
+        self.list.insert(number, waiting);
     }
 
-    /// Puts a handshake into the list only.
-    fn keep(&mut self, number: u64, waiting: Waiting) {
-        if let Some(socket) = waiting.descriptor.stream() {
-            socket.set_pending(number);
+    /// Puts the descriptors of all handshakes into the set.
+    fn watch_all(&mut self) {
+        ANY_UNWATCHED.store(false, Ordering::Relaxed);
+        for number in std::mem::take(&mut self.unwatched) {
+            if let Some(one) = self.list.remove(&number) {
+                self.insert(number, one);
+            }
         }
-        self.list.insert(number, waiting);
     }
 }
 
@@ -187,8 +199,9 @@ fn sets() -> Option<Sets> {
 pub(super) enum Watcher {
     /// The thread.
     Thread,
-    /// The caller, which calls [`help`] next. After that, the thread.
-    Caller,
+    /// The program's next call, since one nearly always follows at once: it calls [`help`] for the
+    /// connection, or [`watch_all`] before it sleeps for others. If none comes, the thread.
+    NextCall,
 }
 
 /// Waits for a peer. An error returns what cannot wait: there are no descriptors or threads left.
@@ -209,16 +222,32 @@ pub(super) fn add(
         // The bytes that come next are those of the handshake.
         registrations::follow(descriptor, socket, SocketState::Deciding);
     }
-    let descriptor = descriptor.clone();
     let number = waiting.next;
     waiting.next += 1;
-    let new = Waiting { descriptor, fd, pending, watched: Vec::new() };
+    let new = Waiting { descriptor: descriptor.clone(), fd, pending, watched: Vec::new() };
     match watcher {
         // The thread sleeps on the set. It checks all time limits soon enough without being woken.
         Watcher::Thread => waiting.insert(number, new),
-        Watcher::Caller => waiting.keep(number, new),
+        Watcher::NextCall => {
+            waiting.list.insert(number, new);
+            waiting.unwatched.push(number);
+            ANY_UNWATCHED.store(true, Ordering::Relaxed);
+        }
+    }
+    if let Some(socket) = descriptor.stream() {
+        socket.set_pending(number);
     }
     Ok(())
+}
+
+/// Has the thread watch the handshakes for which the program's next call should have waited: this is
+/// a call that sleeps for others.
+#[inline]
+pub(crate) fn watch_all() {
+    if ANY_UNWATCHED.load(Ordering::Relaxed) {
+        let _running = RUNNING_LOCK.lock();
+        lock(&WAITING).watch_all();
+    }
 }
 
 /// Goes on with a handshake in a call of the program, for `timeout` at most, so that no other thread
@@ -287,6 +316,7 @@ fn wait_for_all() {
             }
             if all {
                 checked = Instant::now();
+                waiting.watch_all();
                 let over =
                     waiting.list.iter().filter(|(_, one)| one.pending.is_over(&one.descriptor));
                 ready.extend(over.map(|(number, _)| *number));
@@ -353,6 +383,7 @@ pub(crate) fn in_child() {
 fn forget() {
     let mut waiting = lock(&WAITING);
     let list = std::mem::take(&mut waiting.list);
+    waiting.unwatched.clear();
     waiting.has_thread = false;
     // The parent's set watches the parent's descriptors.
     drop(waiting.sets.take());
