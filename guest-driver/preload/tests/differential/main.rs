@@ -19,10 +19,11 @@ mod random;
 mod run;
 mod script;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::Fabric;
 use differences::Difference;
@@ -33,6 +34,10 @@ use script::Sequence;
 const TEST: &str = "programs_see_what_they_would_see_on_tcp";
 /// Sequences that run at the same time.
 const AT_ONCE: usize = 3;
+/// Runs of a sequence on TCP at most, until two have the same result.
+const MOST_RUNS: usize = 4;
+/// All runs of a sequence take less, also on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(300);
 /// The first seed of the sequences of a generator, and their number.
 const RANDOM: &str = "SMC_DIFFERENTIAL_RANDOM";
 /// Only sequences whose names contain this run.
@@ -112,24 +117,25 @@ fn entry(sequence: &Sequence, way: Way, answers: &[(String, String)]) -> String 
 
 /// Two equal runs on TCP, or an error.
 fn on_tcp(fabric: &Fabric, sequence: &Sequence) -> Result<Outcome, String> {
-    let mut first = run(fabric, sequence, Way::Tcp, None);
-    for _ in 0..2 {
-        let second = run(fabric, sequence, Way::Tcp, None);
-        if first.answers == second.answers {
-            let all = first.answers.join("\n");
-            let bad = ["unknown operation", "exit 101", "no such thread", HANGS];
-            return match bad.iter().find(|bad| all.contains(**bad)) {
-                Some(bad) => {
-                    Err(format!("{bad}\n{}", side_by_side(sequence, &first, &second, "TCP again")))
-                }
-                None => Ok(first),
-            };
-        }
-        first = second;
+    let mut runs: Vec<Outcome> = Vec::new();
+    while runs.len() < MOST_RUNS {
+        let one = run(fabric, sequence, Way::Tcp, None);
+        let Some(first) = runs.iter().position(|other| other.answers == one.answers) else {
+            runs.push(one);
+            continue;
+        };
+        let first = runs.swap_remove(first);
+        let all = first.answers.join("\n");
+        let bad = ["unknown operation", "exit 101", "no such thread", HANGS];
+        return match bad.iter().find(|bad| all.contains(**bad)) {
+            Some(bad) => {
+                Err(format!("{bad}\n{}", side_by_side(sequence, &first, &one, "TCP again")))
+            }
+            None => Ok(first),
+        };
     }
-    let second = run(fabric, sequence, Way::Tcp, None);
-    let text = side_by_side(sequence, &first, &second, "TCP again");
-    Err(format!("it does not have the same result twice on TCP\n{text}"))
+    let text = side_by_side(sequence, &runs[0], &runs[1], "TCP again");
+    Err(format!("no two of {MOST_RUNS} runs on TCP have the same result\n{text}"))
 }
 
 /// Judges one way of a sequence. Returns what is wrong, with an entry for the lists if one is
@@ -183,6 +189,48 @@ fn try_out(fabric: &Fabric, sequence: &Sequence, known: &[Difference]) -> Vec<St
     .collect()
 }
 
+/// Does `work` for all of `queue`, some at a time, and returns what is wrong. What panics or takes
+/// too long is named.
+fn for_all<T: Send>(
+    queue: Vec<T>,
+    name: impl Fn(&T) -> String + Sync,
+    work: impl Fn(&T) -> Vec<String> + Sync,
+) -> Vec<String> {
+    let queue = Mutex::new(VecDeque::from(queue));
+    let wrong = Mutex::new(Vec::new());
+    let under_way = Mutex::new(BTreeMap::new());
+    let threads = Mutex::new(AT_ONCE);
+    std::thread::scope(|scope| {
+        for thread in 0..AT_ONCE {
+            let (queue, wrong, under_way) = (&queue, &wrong, &under_way);
+            let (name, work, threads) = (&name, &work, &threads);
+            scope.spawn(move || {
+                loop {
+                    let Some(next) = queue.lock().unwrap().pop_front() else { break };
+                    let title = name(&next);
+                    under_way.lock().unwrap().insert(thread, (title.clone(), Instant::now()));
+                    let found = catch_unwind(AssertUnwindSafe(|| work(&next)));
+                    under_way.lock().unwrap().remove(&thread);
+                    let panicked = |_| vec![format!("{title}: the test itself panicked")];
+                    wrong.lock().unwrap().extend(found.unwrap_or_else(panicked));
+                }
+                *threads.lock().unwrap() -= 1;
+            });
+        }
+        while *threads.lock().unwrap() > 0 {
+            std::thread::sleep(Duration::from_millis(50));
+            for (title, begun) in under_way.lock().unwrap().values() {
+                if begun.elapsed() > DEADLINE {
+                    // The thread does not end, so nobody could wait for it.
+                    eprintln!("{title}: not done after {DEADLINE:?}");
+                    std::process::exit(1);
+                }
+            }
+        }
+    });
+    wrong.into_inner().unwrap()
+}
+
 /// Every entry is about a sequence that exists and has a reason; no two sequences share a name.
 fn check_lists(sequences: &[Sequence], known: &[Difference]) {
     let mut names = BTreeSet::new();
@@ -200,7 +248,6 @@ fn check_lists(sequences: &[Sequence], known: &[Difference]) {
 }
 
 #[test]
-#[ignore = "some listed defects are races: --test differential -- --ignored, on an idle machine"]
 fn programs_see_what_they_would_see_on_tcp() {
     agent::run_if_agent();
     let (sequences, known) = (table(), differences::known());
@@ -213,35 +260,25 @@ fn programs_see_what_they_would_see_on_tcp() {
         only.as_ref().is_none_or(|word| sequence.name.contains(word))
             && (has_uring || !sequence.needs_uring)
     };
-    let queue: VecDeque<_> = sequences.into_iter().filter(wanted).collect();
-    let queue = Mutex::new(queue);
-    let wrong = Mutex::new(Vec::new());
+    let queue: Vec<_> = sequences.into_iter().filter(wanted).collect();
     // Cargo builds it now, if it has to.
     common::library();
     let fabric = Fabric::new(8 * AT_ONCE);
     let begun = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                loop {
-                    let Some(sequence) = queue.lock().unwrap().pop_front() else { break };
-                    let begun = Instant::now();
-                    let found = try_out(&fabric, &sequence, &known);
-                    if verbose {
-                        let took = begun.elapsed().as_millis();
-                        println!("{}: {} wrong, {took} ms", sequence.name, found.len());
-                    }
-                    wrong.lock().unwrap().extend(found);
-                }
-            });
+    let name = |sequence: &Sequence| sequence.name.clone();
+    let wrong = for_all(queue, name, |sequence| {
+        let begun = Instant::now();
+        let found = try_out(&fabric, sequence, &known);
+        if verbose {
+            println!("{}: {} wrong, {:?}", sequence.name, found.len(), begun.elapsed());
         }
+        found
     });
     println!(
         "{number} sequences, {} differences are known ({defects} of them defects), {:?}",
         known.len(),
         begun.elapsed()
     );
-    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -273,22 +310,13 @@ fn random_sequences_do_what_they_do_on_tcp() {
     let given = std::env::var(RANDOM).unwrap_or_default();
     let mut given = given.split(',').map(|number| number.parse::<u64>().unwrap_or(20));
     let (first, n) = (given.next().unwrap_or(1), given.next().unwrap_or(20));
-    let queue = Mutex::new(first..first + n);
-    let wrong = Mutex::new(Vec::new());
     common::library();
     let fabric = Fabric::new(8 * AT_ONCE);
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                loop {
-                    let Some(seed) = queue.lock().unwrap().next() else { break };
-                    let found = try_seed(&fabric, seed);
-                    println!("seed {seed}: {}", found.as_deref().unwrap_or("as on TCP"));
-                    wrong.lock().unwrap().extend(found);
-                }
-            });
-        }
+    let name = |seed: &u64| format!("seed {seed}");
+    let wrong = for_all((first..first + n).collect(), name, |seed| {
+        let found = try_seed(&fabric, *seed);
+        println!("seed {seed}: {}", found.as_deref().unwrap_or("as on TCP"));
+        found.into_iter().collect()
     });
-    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{} are wrong:\n\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -189,14 +189,18 @@ impl Run<'_> {
             .stderr(error)
             .process_group(0);
         self.tell_settings(&mut command);
-        if with_library {
+        let prepare = move || {
+            // The daemon's descriptors of this process would take numbers that sequences use.
+            let cloexec = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
+            unsafe { libc::close_range(3, libc::c_uint::MAX, cloexec) };
+            if !with_library {
+                return Ok(());
+            }
             // As "smc run" does it.
-            let withhold = || {
-                unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-                guest_driver::sys::withhold_io_uring()
-            };
-            unsafe { command.pre_exec(withhold) };
-        }
+            unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            guest_driver::sys::withhold_io_uring()
+        };
+        unsafe { command.pre_exec(prepare) };
         let child = command.spawn().unwrap();
         (agent.pid, agent.child) = (child.id() as i32, Some(child));
         let hello = agent.line(self.deadline);
