@@ -24,8 +24,8 @@ pub mod socket;
 
 pub use socket::{
     AfterFork, ChangeToken, Config, ConnectionInfo, ConnectionSnapshot, DataPath, Fallback,
-    FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PollEvent, Poller, Readiness, Rnics,
-    SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack, StackUpkeep,
-    Totals, Watch, Woken, statistics,
+    FirstBytes, Incoming, Interest, KeepAlive, Outgoing, PendingDecline, PollEvent, Poller,
+    Readiness, Rnics, SignalMask, SmcListener, SmcStream, SmcdInfo, SmcrInfo, SmcrOptions, Stack,
+    StackUpkeep, Totals, Watch, Woken, statistics,
 };
 pub use transport::{DeviceAddress, PciAddress};

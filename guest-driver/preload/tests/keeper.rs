@@ -289,3 +289,163 @@ fn nothing_of_the_program_stays_open() {
     }
     in_all_combinations("nothing_of_the_program_stays_open", server, client);
 }
+
+/// The client's handshake is under way for as long as this server's program does not use the
+/// connection.
+fn late_server(listener: TcpListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    std::thread::sleep(Duration::from_millis(250));
+    exchange_as_server(&mut stream);
+    exchange_patterns(&stream);
+}
+
+#[test]
+fn a_client_goes_to_the_background_before_its_first_byte() {
+    fn client(port: u16) {
+        let daemon = c::fork(|| {
+            let mut stream = connect(port);
+            c::fork(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                exchange_as_client(&mut stream);
+                exchange_patterns(&stream);
+            });
+            unsafe { libc::_exit(0) }
+        });
+        c::wait(daemon);
+    }
+    let test = "a_client_goes_to_the_background_before_its_first_byte";
+    in_all_combinations(test, late_server, client);
+}
+
+/// What the parent wrote before the fork comes before what the child writes.
+#[test]
+fn a_client_forks_while_its_handshake_is_under_way() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"he").unwrap();
+        let child = c::fork(|| {
+            (&stream).write_all(b"l").unwrap();
+        });
+        c::wait(child);
+        stream.write_all(b"lo").unwrap();
+        let child = c::fork(|| {
+            let mut word = [0; 5];
+            (&stream).read_exact(&mut word).unwrap();
+            assert_eq!(&word, b"there");
+        });
+        c::wait(child);
+        exchange_patterns(&stream);
+    }
+    in_all_combinations("a_client_forks_while_its_handshake_is_under_way", late_server, client);
+}
+
+#[test]
+fn a_client_executes_a_program_while_its_handshake_is_under_way() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"hello").unwrap();
+        inheritable(stream);
+        execute(&["bash", "-c", "dd bs=1 count=5 <&77 >/dev/null 2>&1; exec cat <&77 >&77"]);
+    }
+    let test = "a_client_executes_a_program_while_its_handshake_is_under_way";
+    in_all_combinations(test, late_server, client);
+}
+
+#[test]
+fn a_client_spawns_a_program_while_its_handshake_is_under_way() {
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"hello").unwrap();
+        let mut cat = Command::new("bash");
+        cat.args(["-c", "dd bs=1 count=5 >/dev/null 2>&1; exec cat"]);
+        cat.stdin(std::os::fd::OwnedFd::from(stream.try_clone().unwrap()));
+        cat.stdout(std::os::fd::OwnedFd::from(stream)).stderr(Stdio::null());
+        assert!(cat.status().unwrap().success());
+    }
+    let test = "a_client_spawns_a_program_while_its_handshake_is_under_way";
+    in_all_combinations(test, late_server, client);
+}
+
+/// The descriptor is closed by exec, and what was written before arrives all the same.
+#[test]
+fn bytes_that_wait_for_a_handshake_survive_an_exec() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::thread::sleep(Duration::from_millis(250));
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "hello");
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        stream.write_all(b"hello").unwrap();
+        execute(&["true"]);
+    }
+    in_all_combinations("bytes_that_wait_for_a_handshake_survive_an_exec", server, client);
+}
+
+/// What a child has written comes before what its parent writes after it.
+#[test]
+fn a_parent_writes_behind_its_child() {
+    const ROUNDS: usize = 20;
+    fn server(listener: TcpListener) {
+        for round in 0..ROUNDS {
+            let (mut stream, _) = listener.accept().unwrap();
+            exchange_as_server(&mut stream);
+            let mut all = String::new();
+            stream.read_to_string(&mut all).unwrap();
+            assert_eq!(all, "the child, the parent", "round {round}");
+        }
+    }
+    fn client(port: u16) {
+        for _ in 0..ROUNDS {
+            let mut stream = connect(port);
+            exchange_as_client(&mut stream);
+            c::wait(c::fork(|| (&stream).write_all(b"the child, ").unwrap()));
+            stream.write_all(b"the parent").unwrap();
+        }
+    }
+    in_all_combinations("a_parent_writes_behind_its_child", server, client);
+}
+
+/// Two children that are there before one of them uses the connection.
+#[test]
+fn two_children_take_turns() {
+    fn server(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        exchange_as_server(&mut stream);
+        stream.write_all(b"012345").unwrap();
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "012345");
+    }
+    fn client(port: u16) {
+        let mut stream = connect(port);
+        exchange_as_client(&mut stream);
+        let children: Vec<_> = (0..3)
+            .map(|_| {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                let copy = stream.try_clone().unwrap();
+                let child = c::fork(|| {
+                    for _ in 0..2 {
+                        let mut byte = [0];
+                        (&theirs).read_exact(&mut byte).unwrap();
+                        (&copy).read_exact(&mut byte).unwrap();
+                        (&copy).write_all(&byte).unwrap();
+                        (&theirs).write_all(b"t").unwrap();
+                    }
+                });
+                (child, ours)
+            })
+            .collect();
+        for _ in 0..2 {
+            for (_, child) in &children {
+                let mut child = child;
+                child.write_all(b"t").unwrap();
+                child.read_exact(&mut [0]).unwrap();
+            }
+        }
+        children.into_iter().for_each(|(child, _)| c::wait(child));
+    }
+    in_all_combinations("two_children_take_turns", server, client);
+}

@@ -72,6 +72,11 @@ impl ClientHandshake {
         }
     }
 
+    /// Whether the Proposal is sent, and no byte of the answer is taken.
+    pub(crate) fn only_waits(&self) -> bool {
+        matches!(&self.stage, Stage::Accept(_, reader) if reader.is_empty())
+    }
+
     /// Goes on as far as the received bytes allow; the first call sends the Proposal. `None`: more
     /// bytes have to come.
     pub(crate) fn advance(
@@ -169,6 +174,42 @@ impl ClientHandshake {
             Stage::Rdma(_) => Broken::Io(std::io::ErrorKind::TimedOut.into()),
             _ => HandshakeError::TimedOut { awaited: Awaited::Accept }.into(),
         }
+    }
+}
+
+/// Ends a handshake on TCP whose Proposal another process has sent: it declines what the server
+/// answers.
+pub(crate) struct DeclineAnswer {
+    awaiting: AwaitAccept,
+    reader: ClcReader,
+    end: Instant,
+}
+
+impl DeclineAnswer {
+    /// Begins. `None`: with this configuration there was nothing to propose.
+    pub(crate) fn new(config: &Arc<Config>) -> Option<DeclineAnswer> {
+        let (awaiting, _) = start_on(config.clone(), Route::default(), Tick(0)).ok()?;
+        let end = Instant::now() + Duration::from_micros(awaiting.deadline().0);
+        Some(DeclineAnswer { reader: awaiting.reader(), awaiting, end })
+    }
+
+    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
+    pub(crate) fn advance(&mut self, tcp: &TcpStream) -> Result<bool, Broken> {
+        if !fill(tcp, &mut self.reader)? {
+            return match Instant::now() >= self.end {
+                true => Err(HandshakeError::TimedOut { awaited: Awaited::Accept }.into()),
+                false => Ok(false),
+            };
+        }
+        let message = self.reader.message().unwrap_or_default();
+        let decline = match self.awaiting.clone().handle(message, |_, _| None) {
+            ClientStep::Offered(accepted) => accepted.decline(DeclineReason::NoDevice),
+            ClientStep::OfferedR(accepted) => accepted.decline(DeclineReason::NoDevice),
+            ClientStep::Decline(decline) => decline,
+            ClientStep::PeerDeclined(_) => return Ok(true),
+            ClientStep::Fail(error) => return Err(error.into()),
+        };
+        send_decline(tcp, decline).map(|_| true)
     }
 }
 

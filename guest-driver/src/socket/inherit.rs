@@ -6,6 +6,8 @@
 //! forgets the parent's threads ([`Stack::take_over`]), and does what these did
 //! ([`StackUpkeep::turn`]).
 
+use std::io;
+use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::SmcStream;
 use super::stack::{OpenDevice, Stack};
 use crate::conn::Conn;
+use crate::handshake::client::DeclineAnswer;
 use crate::ism::IsmDevice;
 use crate::reactor::Upkeep;
 use crate::sys::{LockGuardList, is_free, lock};
@@ -39,7 +42,7 @@ impl Stack {
     /// Whether the child of a fork can take the devices over.
     pub fn can_be_inherited(&self) -> bool {
         let devices = self.open_devices();
-        !devices.is_empty() && devices.iter().all(|device| device.can_be_inherited())
+        devices.iter().all(|device| device.can_be_inherited())
     }
 
     /// Runs `body`, which forks, while no thread of this process uses a device. Tries for at most
@@ -151,6 +154,47 @@ impl StackUpkeep {
     /// Answers what the devices ask.
     pub fn serve(&self) {
         self.live.iter().for_each(|(live, _)| live.fabric.device().serve());
+    }
+}
+
+/// Ends the handshake of a client that another process has begun: it waits for the server's answer
+/// and declines it. A process that takes connections over has none of the threads that were about
+/// to read it.
+pub struct PendingDecline {
+    handshake: DeclineAnswer,
+    tcp: TcpStream,
+}
+
+impl PendingDecline {
+    /// Begins on a stream on which that process has sent the Proposal, and has read nothing. `None`:
+    /// the stack has nothing that could have been proposed.
+    pub fn new(stack: &Arc<Stack>, tcp: TcpStream) -> Option<PendingDecline> {
+        let handshake = DeclineAnswer::new(&stack.current().config)?;
+        Some(PendingDecline { handshake, tcp })
+    }
+
+    /// The TCP stream.
+    pub fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
+    /// The TCP stream, for what comes after.
+    pub fn into_tcp(self) -> TcpStream {
+        self.tcp
+    }
+
+    /// Goes on as far as the server's bytes allow. `true`: TCP carries the connection from here on.
+    ///
+    /// # Errors
+    /// The handshake has broken the connection.
+    pub fn advance(&mut self) -> io::Result<bool> {
+        self.handshake.advance(&self.tcp).map_err(io::Error::from)
+    }
+}
+
+impl std::fmt::Debug for PendingDecline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingDecline").field("tcp", &self.tcp).finish_non_exhaustive()
     }
 }
 

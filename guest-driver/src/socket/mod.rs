@@ -25,7 +25,7 @@ pub use crate::smcr::{NoRdma, Rnics, SmcrOptions};
 pub use config::TestOptions;
 pub use config::{Config, DEFAULT_EID, DataPath, MAX_DEVICES};
 pub use incoming::Incoming;
-pub use inherit::{AfterFork, StackUpkeep};
+pub use inherit::{AfterFork, PendingDecline, StackUpkeep};
 pub use listener::SmcListener;
 pub use options::KeepAlive;
 pub use outgoing::Outgoing;

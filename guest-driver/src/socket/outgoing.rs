@@ -58,6 +58,12 @@ impl Outgoing {
         [self.tcp.as_ref().map(AsFd::as_fd), self.handshake.fd()]
     }
 
+    /// Whether the Proposal is sent, and no byte of the answer is taken from the stream. Another
+    /// process may then go on with the handshake ([`PendingDecline`](super::PendingDecline)).
+    pub fn only_waits(&self) -> bool {
+        self.handshake.only_waits()
+    }
+
     /// When [`Outgoing::advance`] gives up waiting; `None`: the handshake has ended. Nothing is
     /// waited for before the first call of [`Outgoing::advance`].
     pub fn deadline(&self) -> Option<Instant> {

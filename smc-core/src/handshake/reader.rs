@@ -78,6 +78,11 @@ impl ClcReader {
         Ok(())
     }
 
+    /// Whether nothing was read yet.
+    pub const fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
     /// Where the next bytes of the stream go; its length is how many may be read. Empty once the
     /// message is complete.
     pub fn space(&mut self) -> &mut [u8] {

@@ -8,7 +8,7 @@ use crate::hooks::assembly::in_assembly;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::kernel;
 use crate::relay::keeper::{self, KeeperResult};
-use crate::selection::session;
+use crate::selection::{session, waiting};
 use crate::sys::user_memory::{errno, set_errno};
 use crate::{config, fork, relay};
 
@@ -27,13 +27,16 @@ pub(super) fn pass_relays_on() {
     }
     match keep(|| KeeperResult::End(())) {
         Some(()) => fork::retire(),
-        None => relay::forward::finish(LONG),
+        None => {
+            waiting::finish(true);
+            relay::forward::finish(LONG);
+        }
     }
 }
 
 /// Makes a keeper of the session, and calls `next` while it waits.
 fn keep<T>(next: impl FnOnce() -> KeeperResult<T>) -> Option<T> {
-    keeper::make(session::opened()?.stack(), next)
+    keeper::make(session::of_relays()?.stack(), next)
 }
 
 /// Executes a program by `execute`, which returns if that fails.

@@ -58,8 +58,9 @@ pub(super) unsafe extern "C" fn before_fork() {
         return;
     }
     fork::note_child();
-    waiting::before_fork();
+    // In this order, because the program's close takes them in this order.
     NUMBERS.acquire_before_fork();
+    waiting::before_fork();
     relay::fork::prepare();
     relay::forward::before_fork();
     // Last, because the others may allocate.
@@ -73,8 +74,8 @@ pub(super) unsafe extern "C" fn in_parent() {
     heap::after_fork();
     relay::forward::in_parent();
     relay::fork::in_parent();
-    NUMBERS.release_after_fork();
     waiting::in_parent();
+    NUMBERS.release_after_fork();
 }
 
 pub(super) unsafe extern "C" fn in_child() {

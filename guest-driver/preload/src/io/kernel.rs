@@ -48,7 +48,12 @@ fn leave_socket(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
 fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let stays_on_tcp = socket.forbid_proposal();
     if stays_on_tcp && socket.role() == SocketRole::Client {
-        // The thread of the handshake proposes nothing, so the program's bytes may go at once.
+        // The thread of the handshake proposes nothing, so the program's bytes may go at once: after
+        // those that it has written before.
+        // And after a Decline, if the server awaits one.
+        if socket.has_early() || crate::sys::is_writable(fd) {
+            let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
+        }
         return;
     }
     if socket.role() == SocketRole::Client && relay::hand_over::hand_over_undecided(descriptor) {
@@ -98,7 +103,7 @@ pub(crate) fn close_all() {
             }
         }
     }
-    waiting::finish();
+    waiting::finish(false);
     let begun = Instant::now();
     while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
@@ -113,10 +118,13 @@ pub(crate) fn leave_inherited(named: impl Fn(c_int) -> bool) {
             continue;
         }
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        // A connection that is not decided is decided by the program that gets it.
-        let in_use = descriptor.stream().is_some_and(|socket| socket.smc().is_some());
+        // A connection that nobody has used is decided by the program that gets it.
+        let Some(socket) = descriptor.stream().filter(|s| relay::hand_over::is_in_use(s)) else {
+            continue;
+        };
         let stays_open = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags == 0);
-        if in_use && (named(fd) || stays_open()) {
+        // Bytes that wait for the end of a handshake go out although the descriptor is closed.
+        if named(fd) || stays_open() || socket.has_early() {
             leave_to_kernel(fd);
         }
     }

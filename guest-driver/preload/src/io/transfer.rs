@@ -3,12 +3,12 @@
 use std::ffi::c_int;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait};
+use crate::selection::{Selected, Wait, inherited_options};
 use crate::socket::registrations;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
@@ -37,7 +37,7 @@ pub(crate) fn dispatch_read(
     if let Some(stream) = socket.smc() {
         return Dispatch::Smc(socket, stream);
     }
-    undecided(descriptor, socket, fd, dont_wait)
+    undecided(descriptor, socket, fd, (dont_wait, libc::SO_RCVTIMEO))
 }
 
 /// As [`dispatch_read`], for a call that writes.
@@ -54,13 +54,13 @@ pub(crate) fn dispatch_write(
     socket.note_write();
     // TCP sends what a client writes whether the server's program uses the connection or not.
     let is_client = socket.role() == SocketRole::Client;
-    match undecided(descriptor, socket, fd, dont_wait || is_client) {
+    match undecided(descriptor, socket, fd, (dont_wait || is_client, libc::SO_SNDTIMEO)) {
         Dispatch::Fail(Errno(libc::EAGAIN)) if socket.state() == SocketState::Deciding => {
             if is_client && !crate::sys::is_writable(fd) {
                 // TCP is still connecting.
                 return match dont_wait || socket.is_nonblocking() {
                     true => Dispatch::Fail(Errno(libc::EAGAIN)),
-                    false => undecided(descriptor, socket, fd, false),
+                    false => undecided(descriptor, socket, fd, (false, libc::SO_SNDTIMEO)),
                 };
             }
             Dispatch::Keep(socket)
@@ -83,10 +83,16 @@ pub(crate) fn keep(
     let may_wait = !dont_wait && !socket.is_nonblocking();
     match socket.keep_early(bufs, may_wait) {
         Some(0) if bufs.iter().all(|buf| buf.is_empty()) => Some(Ok(0)),
-        Some(0) if may_wait => match resolve(descriptor, fd, Wait::Block) {
-            Selected::Pending => Some(Err(Errno(libc::EINTR))),
-            _ => None,
-        },
+        Some(0) if may_wait => {
+            let wait = time_limit(fd, libc::SO_SNDTIMEO);
+            match resolve(descriptor, fd, wait) {
+                Selected::Pending => match socket.keep_early(bufs, false) {
+                    Some(n @ 1..) if wait.is_over() => Some(Ok(n)),
+                    _ => Some(Err(ended_by(wait))),
+                },
+                _ => None,
+            }
+        }
         Some(0) => {
             // The kernel must not report room while there is none. Whoever decides the connection
             // holds this lock.
@@ -101,19 +107,37 @@ pub(crate) fn keep(
     }
 }
 
+/// How long a call may wait that has this option for its time limit.
+fn time_limit(fd: c_int, option: c_int) -> Wait {
+    if !inherited_options::may_be_set() {
+        return Wait::Block;
+    }
+    match raw::timeout_of(fd, option) {
+        0 => Wait::Block,
+        micros => Wait::Until(Instant::now() + Duration::from_micros(micros)),
+    }
+}
+
+/// The error of a call that has waited in vain: a signal has interrupted it, or its time has passed.
+fn ended_by(wait: Wait) -> Errno {
+    match wait == Wait::Short || wait.is_over() {
+        true => Errno(libc::EAGAIN),
+        false => Errno(libc::EINTR),
+    }
+}
+
 #[cold]
 fn undecided<'a>(
     descriptor: &'a DescriptorRef,
     socket: &'a StreamSocket,
     fd: c_int,
-    dont_wait: bool,
+    (dont_wait, option): (bool, c_int),
 ) -> Dispatch<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();
-    match resolve(descriptor, fd, if patient { Wait::Block } else { Wait::Short }) {
+    let wait = if patient { time_limit(fd, option) } else { Wait::Short };
+    match resolve(descriptor, fd, wait) {
         Selected::Tcp => Dispatch::Kernel,
-        Selected::Pending => {
-            Dispatch::Fail(Errno(if patient { libc::EINTR } else { libc::EAGAIN }))
-        }
+        Selected::Pending => Dispatch::Fail(ended_by(wait)),
         Selected::Failed => match socket.take_error() {
             0 => Dispatch::Kernel,
             error => Dispatch::Fail(Errno(error)),

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 
-use guest_driver::{ChangeToken, SmcStream};
+use guest_driver::{ChangeToken, PendingDecline, SmcStream};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -21,6 +21,8 @@ const TURNS: usize = 8;
 pub(super) enum RelayCarrier {
     /// A handshake that is under way. TCP carries them if SMC does not.
     Undecided(OwnedFd),
+    /// A handshake that the maker of this process has begun. It ends on TCP.
+    Declining(Box<PendingDecline>),
     /// SMC.
     Smc,
     /// TCP.
@@ -271,10 +273,41 @@ impl Relay {
         true
     }
 
+    /// Goes on with the handshake of a client that another process has begun: SMC is declined.
+    pub(super) fn decline(&mut self) {
+        self.is_due = false;
+        let RelayCarrier::Declining(decliner) = &mut self.carrier else { return };
+        let done = match decliner.advance() {
+            Ok(false) => return,
+            Ok(true) => true,
+            Err(_) => false,
+        };
+        let RelayCarrier::Declining(decliner) =
+            std::mem::replace(&mut self.carrier, RelayCarrier::Smc)
+        else {
+            return;
+        };
+        self.carrier = RelayCarrier::Tcp(decliner.into_tcp().into());
+        (self.is_due, self.is_watched) = (true, false);
+        match self.descriptor.stream() {
+            // What the program wrote first goes first.
+            Some(socket) if done => self.to_peer.keep(&std::mem::take(&mut *socket.early())),
+            _ => self.fail(),
+        }
+    }
+
+    /// The connection has failed: the program reads an end of data, and its writes fail.
+    pub(super) fn fail(&mut self) {
+        let _ = rustix::net::shutdown(&self.owner_end, rustix::net::Shutdown::Read);
+        self.to_peer.give_up();
+        self.to_peer.shut = true;
+        self.to_program.ended = true;
+    }
+
     /// Whether the relay is over: the program wants no more, and the peer has all it wrote.
     pub(super) fn is_over(&self) -> bool {
         match self.carrier {
-            RelayCarrier::Undecided(_) => false,
+            RelayCarrier::Undecided(_) | RelayCarrier::Declining(_) => false,
             _ if !self.to_peer.shut => false,
             _ => self.to_program.shut && self.to_program.ended || self.is_closed(),
         }

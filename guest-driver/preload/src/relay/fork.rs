@@ -1,6 +1,7 @@
-//! SMC connections that a child of a fork inherits.
+//! Connections that a child of a fork inherits in use.
 //!
-//! Before a fork the owner makes a pair for each SMC connection. In the child one end of the pair
+//! Before a fork the owner makes a pair for each connection that SMC carries, or whose handshake is
+//! under way: no other process can go on with that. In the child one end of the pair
 //! replaces the descriptors of the connection.
 //!
 //! Most children never use the connection: they save a database, or execute a program. So the owner
@@ -13,48 +14,106 @@
 //! handshake in a session of its own (see `selection`).
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::forward::{put_pair, replace, start};
+use super::forward::{install_relayed, put_pair, replace, start, start_undecided};
+use super::hand_over::is_in_use;
 use crate::socket::owner_pipe;
-use crate::socket::pair::{SocketPair, high};
-use crate::socket::stream::StreamSocket;
+use crate::socket::pair::{HIGH_FDS, SocketPair, high};
+use crate::socket::stream::SocketState;
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::fork_lock::ForkMutex;
-use crate::sys::{STACK, raw};
+use crate::sys::{STACK, borrowed, owned, raw};
 
 /// Number of connections that a child inherits at most. In a program with more, the child's calls
 /// on the others fail.
 const MAX_CONNECTIONS: usize = 64;
+
+/// The pair of a connection, which all children get that are forked before one of them asks. `None`:
+/// one has asked.
+#[derive(Clone)]
+struct SharedPair(Arc<ForkMutex<Option<SocketPair>>>);
+
+impl SharedPair {
+    /// The pair that children forked before have got, or a new one.
+    fn of(descriptor: &DescriptorRef, fd: c_int) -> Option<SharedPair> {
+        let known = OUTSTANDING.lock().iter().flat_map(|offers| &offers.list).find_map(|offer| {
+            (offer.descriptor.is(descriptor) && offer.pair.0.lock().is_some())
+                .then(|| offer.pair.clone())
+        });
+        known.or_else(|| Some(SharedPair(Arc::new(ForkMutex::new(Some(SocketPair::new(fd)?))))))
+    }
+}
 
 /// A connection that the child may ask for.
 struct RelayOffer {
     descriptor: DescriptorRef,
     /// The program's descriptors of the connection.
     fds: Vec<c_int>,
-    pair: SocketPair,
+    pair: SharedPair,
     /// Whether the kernel closes all the descriptors when the child executes a program.
     cloexec: bool,
+    /// For a connection whose handshake is under way: its TCP socket.
+    tcp: Option<OwnedFd>,
 }
 
 impl RelayOffer {
     fn new(descriptor: DescriptorRef, fd: c_int) -> Option<RelayOffer> {
-        let pair = SocketPair::new(fd)?;
-        if let Some(socket) = descriptor.stream() {
-            socket.add_offer();
-        }
-        Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true })
+        let pair = SharedPair::of(&descriptor, fd)?;
+        let socket = descriptor.stream()?;
+        let tcp = match socket.state() {
+            SocketState::Smc => None,
+            _ => Some(owned(raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH_FDS).ok()? as c_int)),
+        };
+        socket.add_offer();
+        Some(RelayOffer { descriptor, fds: vec![fd], pair, cloexec: true, tcp })
     }
 
-    /// The child will not ask, or is served from now on.
-    fn end(self) -> (DescriptorRef, SocketPair) {
+    /// The child will not ask.
+    fn end(self) {
         if let Some(socket) = self.descriptor.stream() {
             socket.remove_offer();
         }
-        (self.descriptor, self.pair)
+    }
+
+    /// The child is served from now on.
+    fn start(self) {
+        let Some(pair) = self.pair.0.lock().take() else {
+            // A child that was forked before has asked already.
+            return self.end();
+        };
+        // The program may have closed its descriptors by now; the child's relay works all the same.
+        let fds: Vec<c_int> = self.fds.iter().copied().filter(|fd| self.has(*fd)).collect();
+        replace(&self.descriptor, &fds, &pair.program_end);
+        match self.tcp {
+            // The offer stays counted: the handshake goes on although the program has no descriptor
+            // of the connection any more.
+            Some(tcp) => start_undecided(self.descriptor, pair, tcp),
+            None => {
+                if let Some(socket) = self.descriptor.stream() {
+                    socket.remove_offer();
+                }
+                start(self.descriptor, pair);
+            }
+        }
+    }
+
+    /// Whether a descriptor is one of the connection.
+    fn has(&self, fd: c_int) -> bool {
+        let cookie = |fd: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(fd).ok();
+        match (DESCRIPTORS.get(fd), &self.tcp) {
+            (Some(now), _) => now.is(&self.descriptor),
+            // The handshake has ended with TCP, so the table has no entry any more.
+            (None, Some(tcp)) => {
+                let theirs = cookie(borrowed(fd));
+                theirs.is_some() && theirs == cookie(tcp.as_fd())
+            }
+            (None, None) => false,
+        }
     }
 }
 
@@ -97,7 +156,7 @@ pub(crate) fn prepare() {
     let mut list: Vec<RelayOffer> = Vec::new();
     for fd in 0..=DESCRIPTORS.highest() {
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        if descriptor.stream().and_then(StreamSocket::smc).is_none() {
+        if !descriptor.stream().is_some_and(is_in_use) {
             continue;
         }
         let cloexec = raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags != 0);
@@ -120,25 +179,28 @@ pub(crate) fn prepare() {
             let _ = raw::fcntl(lifetime.1.as_raw_fd(), libc::F_SETFD, 0);
             *PREPARED.lock() = Some(RelayOffers { list, request, lifetime });
         }
-        _ => list.into_iter().for_each(|offer| drop(offer.end())),
+        _ => list.into_iter().for_each(RelayOffer::end),
     }
 }
 
 /// Replaces the descriptors by ends of the pairs, after a fork, in the child.
 pub(crate) fn in_child() {
-    // Offers to other children: who has the other ends must learn when the owner ends.
-    drop(std::mem::take(&mut *OUTSTANDING.lock()));
-    let Some(offers) = PREPARED.lock().take() else { return };
-    for offer in &offers.list {
+    let others = std::mem::take(&mut *OUTSTANDING.lock());
+    let prepared = PREPARED.lock().take();
+    for offer in prepared.iter().flat_map(|offers| &offers.list) {
+        let pair = offer.pair.0.lock();
+        let (Some(pair), Some(socket)) = (&*pair, offer.descriptor.stream()) else { continue };
         for &fd in &offer.fds {
-            put_pair(fd, &offer.pair.program_end, |tcp_fd| {
-                if let Some(socket) = offer.descriptor.stream() {
-                    socket.set_relayed(tcp_fd);
-                }
+            put_pair(fd, &pair.program_end, |tcp_fd| match offer.tcp {
+                None => socket.set_relayed(tcp_fd),
+                // What the parent's thread has made of the old entry by now does not matter.
+                Some(_) => install_relayed(fd, socket.role(), tcp_fd, false),
             });
         }
     }
-    let RelayOffers { list, request, lifetime } = offers;
+    // Those to other children, too: who has the other ends must learn when the owner ends.
+    drop(others);
+    let Some(RelayOffers { list, request, lifetime }) = prepared else { return };
     owner_pipe::set(request.1);
     drop(request.0);
     drop(lifetime.0);
@@ -198,15 +260,9 @@ fn is_alive(offers: &Outstanding) -> bool {
 /// [`NUMBERS`].
 fn settle(offers: Outstanding, is_taken: impl Fn(&RelayOffer) -> bool) {
     for offer in offers.list {
-        let is_taken = is_taken(&offer);
-        if is_taken {
-            // The parent may have closed its descriptors by now; the child's relay works all the
-            // same.
-            replace(&offer.descriptor, &offer.fds, &offer.pair.program_end);
-        }
-        let (descriptor, pair) = offer.end();
-        if is_taken {
-            start(descriptor, pair);
+        match is_taken(&offer) {
+            true => offer.start(),
+            false => offer.end(),
         }
     }
 }

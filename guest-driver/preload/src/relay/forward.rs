@@ -17,7 +17,7 @@ use crate::fork;
 use crate::socket::pair::SocketPair;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{SocketState, StreamSocket};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, Descriptor, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
 use crate::sys::{STACK, leaked, raw};
@@ -59,18 +59,25 @@ fn note_progress() {
 /// The caller holds the lock of the numbers.
 pub(super) fn replace(descriptor: &DescriptorRef, fds: &[c_int], program_end: &OwnedFd) {
     let Some(socket) = descriptor.stream() else { return };
-    let numbers = |fd: &&c_int| DESCRIPTORS.get(**fd).is_some_and(|now| now.is(descriptor));
     registrations::detach(socket);
-    for &fd in fds.iter().filter(numbers) {
+    for &fd in fds {
         put_pair(fd, program_end, |tcp_fd| {
-            let relayed = StreamSocket::new(SocketState::Relayed, socket.role(), false);
-            relayed.set_relayed(tcp_fd);
-            relayed.request_owner_once();
-            drop(DESCRIPTORS.remove(fd));
-            drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
+            install_relayed(fd, socket.role(), tcp_fd, true);
         });
         registrations::attach_to_kernel(socket, fd);
     }
+}
+
+/// Makes the entry of a descriptor that is an end of a pair. `served`: the owner need not be asked
+/// to carry the connection.
+pub(super) fn install_relayed(fd: c_int, role: SocketRole, tcp_fd: c_int, served: bool) {
+    let relayed = StreamSocket::new(SocketState::Relayed, role, false);
+    relayed.set_relayed(tcp_fd);
+    if served {
+        relayed.request_owner_once();
+    }
+    drop(DESCRIPTORS.remove(fd));
+    drop(DESCRIPTORS.install(fd, Descriptor::Stream(relayed)));
 }
 
 /// Puts an end of a pair in the place of a TCP socket. `keep_tcp` gets a duplicate of that, which
@@ -151,6 +158,8 @@ pub(super) fn run(mut upkeep: Option<StackUpkeep>) {
             watch(relay, sleeper);
             match relay.carrier {
                 RelayCarrier::Undecided(_) => relay.is_due = false,
+                // Its server's time limit passes without an event.
+                RelayCarrier::Declining(_) => relay.decline(),
                 _ if relay.is_due => moved |= relay.run(&mut room),
                 _ => {}
             }
@@ -208,6 +217,9 @@ fn watch(relay: &mut Relay, sleeper: &Sleeper) {
             if let Some(fd) = relay.descriptor.stream().and_then(StreamSocket::decision_fd) {
                 let _ = sleeper.add_with(fd, (libc::EPOLLIN | libc::EPOLLET) as u32, relay.id);
             }
+        }
+        RelayCarrier::Declining(decliner) => {
+            let _ = sleeper.add_with(decliner.tcp().as_raw_fd(), EDGES, relay.id);
         }
         RelayCarrier::Tcp(tcp) => {
             let _ = sleeper.add_with(tcp.as_raw_fd(), EDGES, relay.id);

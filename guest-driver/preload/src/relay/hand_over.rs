@@ -9,7 +9,7 @@ use std::ffi::c_int;
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
-use crate::socket::stream::StreamSocket;
+use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef, NUMBERS};
 use crate::sys::{owned, raw};
 
@@ -38,17 +38,24 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
     let Ok(tcp) = raw::fcntl(first, libc::F_DUPFD_CLOEXEC, HIGH_FDS) else { return false };
     let tcp = owned(tcp as c_int);
     let Some(pair) = SocketPair::new(first) else { return false };
+    if let Some(socket) = descriptor.stream() {
+        // For good: the handshake goes on although the program has no descriptor of it any more.
+        socket.add_offer();
+    }
     replace(descriptor, &fds, &pair.program_end);
     start_undecided(descriptor.clone(), pair, tcp);
     true
 }
 
-/// Whether this process has an SMC connection.
+/// Whether this process has connections that SMC carries, or whose handshake is under way.
 pub(crate) fn has_connections() -> bool {
-    let is_smc = |fd| {
-        DESCRIPTORS
-            .get(fd)
-            .is_some_and(|found| found.stream().and_then(StreamSocket::smc).is_some())
-    };
-    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && is_smc(fd))
+    let is_in_use =
+        |fd| DESCRIPTORS.get(fd).is_some_and(|found| found.stream().is_some_and(is_in_use));
+    (0..=DESCRIPTORS.highest()).any(|fd| DESCRIPTORS.has(fd) && is_in_use(fd))
+}
+
+/// Whether SMC carries a connection, or its handshake is under way: another process cannot use its
+/// TCP socket.
+pub(crate) fn is_in_use(socket: &StreamSocket) -> bool {
+    socket.smc().is_some() || socket.state() == SocketState::Deciding && !socket.is_inherited()
 }

@@ -14,13 +14,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::{AfterFork, SmcStream, Stack};
+use guest_driver::{AfterFork, PendingDecline, SmcStream, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
 use super::flow::{Relay, RelayCarrier};
 use super::forward::{self, Relays};
 use crate::socket::pair::high;
+use crate::socket::table::DescriptorRef;
 use crate::sys::raw::ForkResult;
 use crate::sys::{fork_lock, heap, raw};
 use crate::{fork, status};
@@ -66,6 +67,12 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
     let mut next = Some(next);
     loop {
         let relays = forward::lock();
+        let held = HeldAnswers::of(&relays);
+        if relays.list.iter().any(is_being_decided) && Instant::now() < until {
+            drop((relays, held));
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
         if !relays.list.iter().any(can_be_kept) {
             return None;
         }
@@ -74,7 +81,7 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
         match attempt {
             Attempt::Done(KeeperResult::End(result)) => {
                 // No byte of these relays moves in this process any more.
-                std::mem::forget(relays);
+                std::mem::forget((relays, held));
                 return Some(result);
             }
             Attempt::Done(KeeperResult::GoOn(result)) => return Some(result),
@@ -82,7 +89,7 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
             Attempt::GiveUp => return None,
             Attempt::Again if Instant::now() >= until => return None,
             Attempt::Again => {
-                drop(relays);
+                drop((relays, held));
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -92,8 +99,37 @@ pub(crate) fn make<T>(stack: &Arc<Stack>, next: impl FnOnce() -> KeeperResult<T>
 fn can_be_kept(relay: &Relay) -> bool {
     match relay.carrier {
         RelayCarrier::Smc => relay.stream().is_some_and(SmcStream::can_be_inherited),
-        RelayCarrier::Tcp(_) => true,
-        RelayCarrier::Undecided(_) => false,
+        RelayCarrier::Tcp(_) | RelayCarrier::Declining(_) => true,
+        RelayCarrier::Undecided(_) => {
+            relay.descriptor.stream().is_some_and(|socket| socket.answer.is_held())
+        }
+    }
+}
+
+/// Whether a handshake is at a point at which no other process can go on with it. It soon comes to
+/// another, or to its end.
+fn is_being_decided(relay: &Relay) -> bool {
+    matches!(relay.carrier, RelayCarrier::Undecided(_)) && !can_be_kept(relay)
+}
+
+/// The clients' handshakes whose threads must not take the servers' answers: the child will. The
+/// threads may, when the value is dropped.
+struct HeldAnswers(Vec<DescriptorRef>);
+
+impl HeldAnswers {
+    fn of(relays: &Relays) -> HeldAnswers {
+        let is_held = |relay: &&Relay| {
+            matches!(relay.carrier, RelayCarrier::Undecided(_))
+                && relay.descriptor.stream().is_some_and(|socket| socket.answer.hold())
+        };
+        let held = relays.list.iter().filter(is_held);
+        HeldAnswers(held.map(|relay| relay.descriptor.clone()).collect())
+    }
+}
+
+impl Drop for HeldAnswers {
+    fn drop(&mut self) {
+        self.0.iter().filter_map(|held| held.stream()).for_each(|socket| socket.answer.release());
     }
 }
 
@@ -181,11 +217,23 @@ fn keep(
     status::keeper_begins(kept.len());
     relays.list = kept;
     for relay in &mut relays.list {
+        decline_answer(stack, relay);
         (relay.is_due, relay.is_watched) = (true, false);
     }
     drop(relays);
     forward::run(Some(upkeep));
     end(0);
+}
+
+/// Takes the handshake of a client over.
+fn decline_answer(stack: &Arc<Stack>, relay: &mut Relay) {
+    let RelayCarrier::Undecided(_) = relay.carrier else { return };
+    let was = std::mem::replace(&mut relay.carrier, RelayCarrier::Smc);
+    let RelayCarrier::Undecided(tcp) = was else { return };
+    match PendingDecline::new(stack, tcp.into()) {
+        Some(decliner) => relay.carrier = RelayCarrier::Declining(Box::new(decliner)),
+        None => relay.fail(),
+    }
 }
 
 fn end(status: c_int) -> ! {
@@ -204,8 +252,10 @@ fn detach(stack: &Arc<Stack>, relays: &Relays, maker: &OwnedFd) {
     kept.push(maker.as_raw_fd());
     for relay in &relays.list {
         kept.push(relay.owner_end.as_raw_fd());
-        if let RelayCarrier::Tcp(tcp) = &relay.carrier {
-            kept.push(tcp.as_raw_fd());
+        match &relay.carrier {
+            RelayCarrier::Tcp(tcp) | RelayCarrier::Undecided(tcp) => kept.push(tcp.as_raw_fd()),
+            RelayCarrier::Declining(decliner) => kept.push(decliner.tcp().as_raw_fd()),
+            RelayCarrier::Smc => {}
         }
     }
     kept.sort_unstable();

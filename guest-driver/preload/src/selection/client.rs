@@ -1,11 +1,12 @@
 //! The client's half of the handshake of one connection.
 
 use std::ffi::c_int;
+use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{Outgoing, SignalMask};
+use guest_driver::{Outgoing, SignalMask, SmcStream};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
@@ -52,7 +53,7 @@ pub(super) fn start(
         Box::new(AwaitConnected(tcp))
     };
     let watcher = match wait {
-        Wait::Block => Watcher::Thread,
+        Wait::Block | Wait::Until(_) => Watcher::Thread,
         Wait::Short => Watcher::NextCall,
     };
     match waiting::add(descriptor, fd, pending, watcher) {
@@ -101,7 +102,7 @@ fn wait_here(
 ) -> bool {
     let end = Instant::now() + CONNECT;
     let mut interrupted = false;
-    let mut result = outgoing.advance_soon();
+    let mut result = advance(descriptor, &mut outgoing, Outgoing::advance_soon);
     loop {
         if let Some(result) = result.transpose() {
             complete(descriptor, fd, result);
@@ -117,7 +118,7 @@ fn wait_here(
         if interrupted || left.is_zero() {
             break;
         }
-        result = outgoing.advance();
+        result = advance(descriptor, &mut outgoing, Outgoing::advance);
     }
     if let Err(pending) =
         waiting::add(descriptor, fd, Box::new(AwaitAnswer(outgoing)), Watcher::Thread)
@@ -192,7 +193,7 @@ impl PendingHandshake for AwaitAnswer {
         descriptor: &DescriptorRef,
         fd: c_int,
     ) -> Option<Box<dyn PendingHandshake>> {
-        match self.0.advance().transpose() {
+        match advance(descriptor, &mut self.0, Outgoing::advance).transpose() {
             Some(result) => {
                 complete(descriptor, fd, result);
                 None
@@ -239,13 +240,28 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outg
         socket.set_announced();
     }
     let mut outgoing = session.outgoing(tcp, awaited);
-    match outgoing.advance().transpose() {
+    match advance(descriptor, &mut outgoing, Outgoing::advance).transpose() {
         Some(result) => {
             complete(descriptor, fd, result);
             None
         }
         None => Some(outgoing),
     }
+}
+
+/// Goes on with the handshake by `step`, unless a keeper is about to do that.
+fn advance(
+    descriptor: &DescriptorRef,
+    outgoing: &mut Outgoing,
+    step: impl FnOnce(&mut Outgoing) -> io::Result<Option<SmcStream>>,
+) -> io::Result<Option<SmcStream>> {
+    let Some(socket) = descriptor.stream() else { return step(outgoing) };
+    socket.answer.take();
+    let result = step(outgoing);
+    if matches!(result, Ok(None)) && outgoing.only_waits() {
+        socket.answer.is_awaited_from_now();
+    }
+    result
 }
 
 /// Whether the server is this process. The thread that connects could then not accept.

@@ -57,6 +57,7 @@ fn start(
     (wait, mask): (Wait, SignalMask),
     copy: Option<OwnedFd>,
 ) -> bool {
+    socket.adopt();
     match (socket.role(), wait) {
         (SocketRole::Client, _) => client::start(descriptor, socket, fd, (wait, mask), copy),
         (SocketRole::Server, Wait::Short) => {
@@ -64,8 +65,8 @@ fn start(
             false
         }
         // A signal that came meanwhile must interrupt the call that now goes on.
-        (SocketRole::Server, Wait::Block) => {
-            server::wait_here(descriptor, socket, fd, mask) || raw::is_interrupted(mask)
+        (SocketRole::Server, Wait::Block | Wait::Until(_)) => {
+            server::wait_here(descriptor, socket, fd, (wait, mask)) || raw::is_interrupted(mask)
         }
     }
 }

@@ -27,6 +27,8 @@ pub(crate) mod transitions;
 pub(crate) mod waiting;
 pub(crate) mod worthwhile;
 
+use std::time::{Duration, Instant};
+
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selected {
@@ -37,6 +39,7 @@ pub(crate) enum Selected {
     /// Nothing: the handshake failed and took the connection with it.
     Failed,
     /// The handshake is not complete. After [`Wait::Block`]: a signal has interrupted the call.
+    /// After [`Wait::Until`]: the same, or the time has passed.
     Pending,
 }
 
@@ -48,6 +51,23 @@ const SHORT_WAIT: std::time::Duration = std::time::Duration::from_millis(2);
 pub(crate) enum Wait {
     /// Until it is complete.
     Block,
+    /// Until then, but not longer than the time limit of the program's call.
+    Until(Instant),
     /// About as long as a running peer needs to answer.
     Short,
+}
+
+impl Wait {
+    /// How long the call may wait, `most` at most.
+    fn left(self, most: Duration) -> Duration {
+        match self {
+            Wait::Until(end) => most.min(end.saturating_duration_since(Instant::now())),
+            Wait::Block | Wait::Short => most,
+        }
+    }
+
+    /// Whether the time limit of the call has passed.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Wait::Until(end) if Instant::now() >= end)
+    }
 }

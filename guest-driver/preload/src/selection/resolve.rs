@@ -35,14 +35,17 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                     return Selected::Pending;
                 }
             }
+            // The handshake is one of an ancestor, and so is the connection.
+            SocketState::Deciding if socket.is_inherited() => return Selected::Smc,
             SocketState::Deciding => match wait {
-                Wait::Block => {
-                    let interrupted =
-                        waiting::help(descriptor, RECHECK_INTERVAL).unwrap_or_else(|| {
-                            socket.await_decision(RECHECK_INTERVAL) == Err(Errno(libc::EINTR))
-                                && raw::signals_interrupt()
-                        });
-                    if interrupted {
+                Wait::Block | Wait::Until(_) => {
+                    let left = wait.left(RECHECK_INTERVAL);
+                    let interrupted = waiting::help(descriptor, left)
+                        .unwrap_or_else(|| socket.await_decision(left) == Err(Errno(libc::EINTR)));
+                    // The kernel never restarts a call with a time limit (signal(7)).
+                    let ends_call =
+                        interrupted && (wait != Wait::Block || raw::signals_interrupt());
+                    if ends_call || wait.is_over() && socket.state() == SocketState::Deciding {
                         return Selected::Pending;
                     }
                 }

@@ -10,7 +10,7 @@ use guest_driver::{FirstBytes, Incoming, SignalMask};
 use crate::selection::first_bytes::{self, FirstBytesWait, peek};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
-use crate::selection::{inherited_options, session, worthwhile};
+use crate::selection::{Wait, session, worthwhile};
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
@@ -131,23 +131,30 @@ impl PendingHandshake for AwaitMessage {
 /// How long a call waits before it looks at a part of a message again.
 const PART_INTERVAL: Duration = Duration::from_millis(5);
 
+/// How much longer than a call with a time limit the wait for a client's first bytes would be.
+const CALL_MARGIN: Duration = Duration::from_secs(1);
 /// How often it checks whether the program has closed the connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The server's half, for a call that waits. `true`: a signal interrupts the call.
+/// The server's half, for a call that waits. `true`: a signal interrupts the call, or its time has
+/// passed.
 pub(super) fn wait_here(
     descriptor: &DescriptorRef,
     socket: &StreamSocket,
     fd: c_int,
-    mask: SignalMask,
+    (call, mask): (Wait, SignalMask),
 ) -> bool {
-    let limit = inherited_options::may_be_set()
-        .then(|| raw::timeout_of(fd, libc::SO_RCVTIMEO))
-        .filter(|limit| *limit > 0);
-    let mut wait = FirstBytesWait::new(limit.map(Duration::from_micros));
+    // The call ends before the wait does.
+    let limit = match call {
+        Wait::Until(end) => Some(end.saturating_duration_since(Instant::now()) + CALL_MARGIN),
+        Wait::Block | Wait::Short => None,
+    };
+    let mut wait = FirstBytesWait::new(limit);
     // The kernel never restarts a call with a time limit (signal(7)).
-    let is_interrupted =
-        |result| result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt());
+    let is_interrupted = |result| {
+        result == Err(Errno(libc::EINTR)) && (limit.is_some() || raw::signals_interrupt())
+            || call.is_over()
+    };
     let copy = duplicate(fd).map(TcpStream::from);
     let tcp = copy.as_ref().map_or(borrowed(fd), AsFd::as_fd);
     let found = loop {
@@ -155,7 +162,7 @@ pub(super) fn wait_here(
         if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
             break found;
         }
-        let left = wait.left(socket).min(CHECK_INTERVAL);
+        let left = call.left(wait.left(socket).min(CHECK_INTERVAL));
         let mut result = ppoll(tcp, left, mask);
         let is_part = result == Ok(1) && peek(tcp) == FirstBytes::Incomplete;
         if is_part {
@@ -166,6 +173,14 @@ pub(super) fn wait_here(
             result = raw::ppoll(&mut [], Some(&timespec(left.min(PART_INTERVAL))), Some(mask));
         }
         if is_interrupted(result) {
+            if socket.wants_to_write()
+                && let Ok(tcp) = copy
+                && let pending = Box::new(AwaitFirstBytes { tcp, wait })
+                && waiting::add(descriptor, fd, pending, Watcher::Thread).is_ok()
+            {
+                // What the program writes is kept, as TCP keeps it.
+                return true;
+            }
             waiting::postpone(descriptor, fd);
             return true;
         }
@@ -185,7 +200,7 @@ pub(super) fn wait_here(
         incoming.map(|incoming| Box::new(AwaitMessage(incoming)) as Box<_>);
     while let Some(now) = pending {
         let [Some(tcp), other] = now.fds() else { return false };
-        let most = if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL };
+        let most = call.left(if other.is_some() { PART_INTERVAL } else { CHECK_INTERVAL });
         if is_interrupted(ppoll(tcp, most, mask)) {
             match waiting::add(descriptor, fd, now, Watcher::Thread) {
                 Ok(()) => return true,

@@ -273,6 +273,12 @@ pub(crate) fn opened() -> Option<&'static ProcessSession> {
     raw_current().filter(|open| open.generation == fork::generation() && open.has_device)
 }
 
+/// The session that the relays of this process need: theirs, if there is one.
+pub(crate) fn of_relays() -> Option<&'static ProcessSession> {
+    let known = raw_current().filter(|open| open.generation == fork::generation());
+    known.or_else(declining)
+}
+
 fn apply_settings(stack: &mut StackConfig, config: &RunConfig) {
     if !config.eids.is_empty() {
         stack.eids.clone_from(&config.eids);

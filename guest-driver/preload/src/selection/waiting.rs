@@ -252,7 +252,7 @@ pub(crate) fn watch_all() {
 
 /// Goes on with a handshake in a call of the program, for `timeout` at most, so that no other thread
 /// has to be woken for it. `None`: nothing waits for the peer's next message, or another thread goes
-/// on. `Some(true)`: a signal interrupts the call.
+/// on. `Some(true)`: a signal has ended the wait.
 pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool> {
     let number = descriptor.stream()?.pending();
     let (set, mut one) = {
@@ -277,7 +277,7 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
         interrupted
     });
     running::end(descriptor.clone());
-    Some(interrupted && raw::signals_interrupt())
+    Some(interrupted)
 }
 
 /// Makes the thread check all connections: the program has closed one of them.
@@ -404,12 +404,13 @@ const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for handshakes of connections that the program has closed, when the process ends.
-pub(crate) fn finish() {
+/// `relayed`: also for those that relays wait for.
+pub(crate) fn finish(relayed: bool) {
     let begun = Instant::now();
     let must_finish = |found: &DescriptorRef| {
         found.stream().is_some_and(|socket| {
             let most = if socket.has_early() { WRITTEN_TIMEOUT } else { ANNOUNCED_TIMEOUT };
-            socket.must_finish() && begun.elapsed() < most
+            socket.must_finish() && (relayed || !socket.has_offers()) && begun.elapsed() < most
         })
     };
     let any = || {

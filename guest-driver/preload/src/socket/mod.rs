@@ -5,6 +5,7 @@ pub(crate) mod descriptors;
 pub(crate) mod epoll_set;
 pub(crate) mod owner_pipe;
 pub(crate) mod pair;
+mod proposal_answer;
 pub(crate) mod registrations;
 pub(crate) mod sleeper;
 pub(crate) mod smc_request;

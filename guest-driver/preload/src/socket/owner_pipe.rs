@@ -3,7 +3,10 @@
 use std::ffi::c_int;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
 use crate::socket::stream::StreamSocket;
@@ -21,11 +24,29 @@ pub(crate) fn set(owner: OwnedFd) {
     }
 }
 
+/// How long a child waits for its owner.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// Asks the owner to carry the inherited connections. Only the first call for a socket asks.
+///
+/// Returns when the owner uses the relay itself: what this process writes from now on must not be
+/// passed by what the owner writes after it has heard of that.
 pub(crate) fn request(socket: &StreamSocket) {
     let owner: c_int = OWNER.load(Ordering::SeqCst);
-    if owner >= 0 && socket.request_owner_once() {
-        // An owner that has ended has left a process behind that carries them already.
-        let _ = send(borrowed(owner), b"!", SendFlags::NOSIGNAL);
+    if owner < 0 || !socket.request_owner_once() {
+        return;
+    }
+    // An owner that has ended has left a process behind that carries them already.
+    let _ = send(borrowed(owner), b"!", SendFlags::NOSIGNAL);
+    let end = Instant::now() + ANSWER;
+    loop {
+        // The answer is that the owner closes its end.
+        let mut fds = [PollFd::from_borrowed_fd(borrowed(owner), PollFlags::IN)];
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&left)) {
+            Err(Errno::INTR) if Instant::now() < end => {}
+            _ => return,
+        }
     }
 }

@@ -12,6 +12,7 @@ use guest_driver::{Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};
+use crate::socket::proposal_answer::ProposalAnswer;
 use crate::socket::smc_request::SmcRequest;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
@@ -117,6 +118,8 @@ pub(crate) struct StreamSocket {
     lazy: AtomicBool,
     /// Number of relays that may come to serve the connection.
     offers: AtomicU32,
+    /// For a client: how far the server's answer to the Proposal is.
+    pub(crate) answer: ProposalAnswer,
     /// The last write did not fit, so an edge-triggered set must report when there is room.
     pub(crate) write_blocked: AtomicBool,
     /// For a server: how long it waits for the client's first bytes, milliseconds.
@@ -163,6 +166,7 @@ impl StreamSocket {
             announced: AtomicBool::new(false),
             lazy: AtomicBool::new(false),
             offers: AtomicU32::new(0),
+            answer: ProposalAnswer::new(),
             write_blocked: AtomicBool::new(false),
             detect_timeout: AtomicU32::new(0),
             wants_to_write: AtomicBool::new(false),
@@ -308,12 +312,16 @@ impl StreamSocket {
         self.generation.load(Ordering::Relaxed) != fork::generation()
     }
 
+    /// Makes the connection one of this process, which begins the handshake.
+    pub(crate) fn adopt(&self) {
+        self.generation.store(fork::generation(), Ordering::Relaxed);
+    }
+
     /// Stores the SMC connection. The caller then stores [`SocketEvent::EndOnSmc`].
     pub(crate) fn set_stream(&self, stream: SmcStream) {
-        self.generation.store(fork::generation(), Ordering::Relaxed);
+        self.adopt();
         if let Err(stream) = self.stream.set(stream) {
-            // Only one thread does the handshake, so this cannot be. Closing the stream informs the
-            // peer.
+            // Only one thread does the handshake. Closing the stream informs the peer.
             drop(stream);
         }
     }
@@ -588,10 +596,11 @@ impl StreamSocket {
 
     /// Whether the handshake must come to its end although the program has closed the connection: a
     /// client that has announced a Proposal would see a reset instead of an end of data, and bytes
-    /// that the program has written would be lost.
+    /// that the program has written would be lost. So it must if a relay waits for it.
     pub(crate) fn must_finish(&self) -> bool {
         matches!(self.state(), SocketState::Undecided | SocketState::Deciding)
-            && (self.has_early()
+            && (self.has_offers()
+                || self.has_early()
                 || self.is_announced()
                     && self.role() == SocketRole::Server
                     && !self.may_be_shared())

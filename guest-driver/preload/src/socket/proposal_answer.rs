@@ -1,0 +1,97 @@
+//! How far a server's answer to a client's Proposal is.
+//!
+//! Between the Proposal and the answer the thread of the handshake only waits. So another process
+//! may go on with the handshake, if the thread takes nothing from the stream any more.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The Proposal is not sent yet.
+const NOT_AWAITED: u32 = 0;
+/// The Proposal is sent, and the thread waits.
+const AWAITED: u32 = 1;
+/// The thread must not take the answer.
+const HELD: u32 = 2;
+/// The thread takes the answer.
+const TAKEN: u32 = 3;
+
+/// How often the thread looks whether it may take an answer that is held.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How far the answer is.
+#[derive(Debug)]
+pub(crate) struct ProposalAnswer(AtomicU32);
+
+impl ProposalAnswer {
+    /// The answer to a Proposal that is not sent yet.
+    pub(crate) const fn new() -> ProposalAnswer {
+        ProposalAnswer(AtomicU32::new(NOT_AWAITED))
+    }
+
+    fn advance(&self, from: u32, to: u32) -> bool {
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The Proposal is sent, and nothing of the answer is taken.
+    pub(crate) fn is_awaited_from_now(&self) {
+        self.0.store(AWAITED, Ordering::Release);
+    }
+
+    /// The thread of the handshake is about to take the answer. Waits while it is held.
+    pub(crate) fn take(&self) {
+        loop {
+            match self.0.load(Ordering::Acquire) {
+                HELD => std::thread::sleep(PAUSE),
+                now if self.advance(now, TAKEN) => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps the thread from taking the answer. `false`: the Proposal is not sent yet, or the thread
+    /// is taking the answer.
+    pub(crate) fn hold(&self) -> bool {
+        self.advance(AWAITED, HELD)
+    }
+
+    /// Undoes [`ProposalAnswer::hold`].
+    pub(crate) fn release(&self) {
+        self.advance(HELD, AWAITED);
+    }
+
+    /// Whether [`ProposalAnswer::hold`] holds it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.load(Ordering::Acquire) == HELD
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_held_only_while_it_is_awaited() {
+        let answer = ProposalAnswer::new();
+        assert!(!answer.hold());
+        answer.is_awaited_from_now();
+        assert!(answer.hold() && answer.is_held());
+        assert!(!answer.hold());
+        answer.release();
+        answer.take();
+        assert!(!answer.hold() && !answer.is_held());
+    }
+
+    #[test]
+    fn a_thread_waits_for_an_answer_that_is_held() {
+        let answer = ProposalAnswer::new();
+        answer.is_awaited_from_now();
+        assert!(answer.hold());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| answer.take());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!thread.is_finished());
+            answer.release();
+        });
+        assert!(!answer.hold());
+    }
+}
