@@ -134,7 +134,11 @@ fn discard(fd: c_int, n: usize, flags: c_int) -> Option<SysResult> {
 fn send_from(fd: c_int, bufs: &[IoSlice<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
     loop {
-        return match transfer::dispatch_write(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
+        let dispatch = match flags & libc::MSG_OOB {
+            0 => transfer::dispatch_write,
+            _ => transfer::dispatch_transfer,
+        };
+        return match dispatch(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
             Dispatch::Kernel => None,
             Dispatch::Smc(socket, stream) => Some(transfer::send((socket, stream), bufs, flags)),
             Dispatch::Keep(socket) => {
@@ -488,7 +492,7 @@ unsafe fn sendfile_here(
     n: usize,
 ) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(to)?;
-    Some(match transfer::dispatch_write(&descriptor, to, false) {
+    Some(match transfer::dispatch_transfer(&descriptor, to, false) {
         Dispatch::Kernel => return None,
         Dispatch::Keep(_) => Err(Errno(libc::EAGAIN)),
         Dispatch::Fail(error) => Err(error),
@@ -540,7 +544,7 @@ pub(super) unsafe extern "C" fn splice(
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     for (fd, out) in [(from, true), (to, false)] {
         let Some(descriptor) = DESCRIPTORS.get(fd) else { continue };
-        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_write };
+        let dispatch = if out { transfer::dispatch_read } else { transfer::dispatch_transfer };
         match dispatch(&descriptor, fd, dont_wait) {
             Dispatch::Kernel => {}
             Dispatch::Keep(_) => return libc_result(Err(Errno(libc::EAGAIN))),

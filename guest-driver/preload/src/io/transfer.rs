@@ -72,6 +72,19 @@ pub(crate) fn dispatch_write(
     }
 }
 
+/// As [`dispatch_write`], for a call whose bytes the library cannot keep: from a file, from a pipe, or
+/// urgent ones. It waits until the connection is decided.
+pub(crate) fn dispatch_transfer(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    dont_wait: bool,
+) -> Dispatch<'_> {
+    match dispatch_write(descriptor, fd, dont_wait) {
+        Dispatch::Keep(socket) => undecided(descriptor, socket, fd, (dont_wait, libc::SO_SNDTIMEO)),
+        dispatch => dispatch,
+    }
+}
+
 /// Keeps what a call writes on a connection that is not decided. `None`: it is decided now.
 pub(crate) fn keep(
     descriptor: &DescriptorRef,
