@@ -545,7 +545,7 @@ fn pipe_room(pipe: c_int, size: usize, dont_wait: bool) -> Result<usize, Errno> 
     if !await_events(pipe, libc::POLLOUT, dont_wait)? {
         return Err(Errno(libc::EAGAIN));
     }
-    match raw::bytes_in_pipe(pipe) {
+    match raw::queued_bytes(pipe) {
         Ok(0) => Ok(size),
         _ => Ok(libc::PIPE_BUF),
     }

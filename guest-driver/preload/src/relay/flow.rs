@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use guest_driver::{ChangeToken, PendingDecline, SmcStream};
 use rustix::event::{PollFd, PollFlags};
@@ -12,6 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
+use crate::sys::raw;
 
 /// Turns of one relay before others have theirs.
 const TURNS: usize = 8;
@@ -35,6 +36,8 @@ struct Flow {
     /// Bytes that the receiver has not taken yet, from `at` on.
     rest: Vec<u8>,
     at: usize,
+    /// They are one byte, which was sent as urgent data.
+    urgent: bool,
     /// No bytes will follow.
     ended: bool,
     /// The receiver knows that no bytes will follow.
@@ -47,10 +50,21 @@ impl Flow {
     }
 
     /// Keeps what the receiver has not taken.
-    fn keep(&mut self, bytes: &[u8]) {
+    fn keep(&mut self, bytes: &[u8], urgent: bool) {
         self.rest.clear();
         self.rest.extend_from_slice(bytes);
-        self.at = 0;
+        (self.at, self.urgent) = (0, urgent);
+    }
+
+    /// Takes what was received into `room`. Returns whether it was anything.
+    fn take(&mut self, received: Received, room: &[u8]) -> bool {
+        match received {
+            Received::Nothing => return false,
+            Received::End => self.ended = true,
+            Received::Bytes(n) => self.keep(room.get(..n).unwrap_or_default(), false),
+            Received::Urgent(byte) => self.keep(&[byte], true),
+        }
+        true
     }
 
     fn advance(&mut self, n: usize) {
@@ -64,6 +78,46 @@ impl Flow {
     /// Nobody takes the bytes.
     fn give_up(&mut self) {
         (self.rest, self.at, self.ended) = (Vec::new(), 0, true);
+    }
+}
+
+/// What a socket had to read.
+enum Received {
+    Nothing,
+    Bytes(usize),
+    Urgent(u8),
+    /// The end, or an error.
+    End,
+}
+
+/// Receives from a socket of the kernel with SO_OOBINLINE, without waiting: an urgent byte alone, or
+/// bytes before it.
+fn receive_now(from: &OwnedFd, room: &mut [u8]) -> Received {
+    loop {
+        // Who the first byte is does not change any more if there is one.
+        let has_bytes = raw::queued_bytes(from.as_raw_fd()).is_ok_and(|n| n > 0);
+        if has_bytes && raw::is_at_mark(from.as_raw_fd()) {
+            let mut byte = [0u8];
+            match recv(from, &mut byte, RecvFlags::DONTWAIT) {
+                Ok((1.., _)) => return Received::Urgent(byte[0]),
+                Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+                Ok(_) | Err(_) => return Received::End,
+            }
+        }
+        let peek = if has_bytes { RecvFlags::empty() } else { RecvFlags::PEEK };
+        match recv(from, &mut *room, RecvFlags::DONTWAIT | peek) {
+            Ok((1.., _)) if !has_bytes => {}
+            Ok((n @ 1.., _)) => return Received::Bytes(n),
+            Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+            Ok(_) | Err(_) => return Received::End,
+        }
+    }
+}
+
+/// Has an urgent byte of a TCP connection stay among the others, where [`receive_now`] finds it.
+fn keep_in_line(carrier: &RelayCarrier) {
+    if let RelayCarrier::Tcp(tcp) = carrier {
+        let _ = rustix::net::sockopt::set_socket_oobinline(tcp, true);
     }
 }
 
@@ -130,17 +184,8 @@ impl Relay {
     fn run_to_peer(&mut self, room: &mut [u8]) -> bool {
         let mut moved = false;
         if self.to_peer.is_empty() && !self.to_peer.ended {
-            match recv(&self.owner_end, &mut *room, RecvFlags::DONTWAIT) {
-                Ok((n @ 1.., _)) => {
-                    self.to_peer.keep(room.get(..n).unwrap_or_default());
-                    moved = true;
-                }
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Ok(_) | Err(_) => {
-                    self.to_peer.ended = true;
-                    moved = true;
-                }
-            }
+            let received = receive_now(&self.owner_end, room);
+            moved = self.to_peer.take(received, room);
         }
         if !self.to_peer.is_empty() {
             match self.send_to_peer() {
@@ -177,9 +222,10 @@ impl Relay {
         let mut done = 0;
         while done < bytes.len() {
             let rest = bytes.get(done..).unwrap_or_default();
+            let urgent = self.to_peer.urgent;
             let sent = match (&self.carrier, self.stream()) {
-                (RelayCarrier::Tcp(tcp), _) => send_now(tcp, rest)?,
-                (_, Some(stream)) => match stream.send(rest) {
+                (RelayCarrier::Tcp(tcp), _) => send_now(tcp, rest, urgent)?,
+                (_, Some(stream)) => match send_by_smc(stream, rest, urgent) {
                     Ok(n) => n,
                     Err(error) if would_block(&error) => 0,
                     Err(_) => return Err(()),
@@ -194,47 +240,36 @@ impl Relay {
         Ok(done)
     }
 
-    /// Forwards an urgent byte, if the reader has come to one. The kernel sends SIGURG for it.
-    fn pass_urgent_byte(&self) -> bool {
-        let Some(stream) = self.stream() else { return false };
-        if !stream.has_urgent().unwrap_or(false) || stream.at_mark().ok().flatten() != Some(true) {
-            return false;
+    /// Receives from the peer, without waiting. An urgent byte that the reader has come to is first:
+    /// a read would pass it.
+    fn receive_from_peer(&self, room: &mut [u8]) -> Received {
+        let mut stream = match (&self.carrier, self.stream()) {
+            (RelayCarrier::Tcp(tcp), _) => return receive_now(tcp, room),
+            (_, Some(stream)) => stream,
+            _ => return Received::End,
+        };
+        if stream.at_mark().ok().flatten() == Some(true)
+            && let Ok(byte) = stream.recv_urgent()
+        {
+            return Received::Urgent(byte);
         }
-        let Ok(byte) = stream.recv_urgent() else { return false };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        if send(&self.owner_end, &[byte], flags | SendFlags::OOB).is_err() {
-            // The kernel has no urgent data on Unix sockets: the program gets it in line.
-            let _ = send(&self.owner_end, &[byte], flags);
+        match stream.read(room) {
+            Ok(n @ 1..) => Received::Bytes(n),
+            Err(error) if would_block(&error) => Received::Nothing,
+            Ok(_) | Err(_) => Received::End,
         }
-        true
     }
 
     fn run_to_program(&mut self, room: &mut [u8]) -> bool {
         let mut moved = false;
         if self.to_program.is_empty() && !self.to_program.ended {
-            let read = match (&self.carrier, self.stream()) {
-                (RelayCarrier::Tcp(tcp), _) => match recv(tcp, &mut *room, RecvFlags::DONTWAIT) {
-                    Ok((n, _)) => Some(n),
-                    Err(Errno::AGAIN | Errno::INTR) => None,
-                    Err(_) => Some(0),
-                },
-                (_, Some(mut stream)) => match stream.read(room) {
-                    Ok(n) => Some(n),
-                    Err(error) if would_block(&error) => None,
-                    Err(_) => Some(0),
-                },
-                _ => Some(0),
-            };
-            moved = read.is_some();
-            match read {
-                Some(0) => self.to_program.ended = true,
-                Some(n) => self.to_program.keep(room.get(..n).unwrap_or_default()),
-                None => {}
-            }
+            let received = self.receive_from_peer(room);
+            moved = self.to_program.take(received, room);
         }
         if !self.to_program.is_empty() {
             let rest = self.to_program.rest.get(self.to_program.at..).unwrap_or_default();
-            match send_now(&self.owner_end, rest) {
+            // The kernel sends SIGURG for an urgent byte.
+            match send_now(&self.owner_end, rest, self.to_program.urgent) {
                 Ok(n) => {
                     self.to_program.advance(n);
                     moved |= n > 0;
@@ -246,9 +281,6 @@ impl Relay {
                     moved = true;
                 }
             }
-        }
-        if self.to_program.is_empty() && !self.to_program.ended {
-            moved |= self.pass_urgent_byte();
         }
         if self.to_program.ended && self.to_program.is_empty() && !self.to_program.shut {
             self.to_program.shut = true;
@@ -268,6 +300,7 @@ impl Relay {
         let was = std::mem::replace(&mut self.carrier, RelayCarrier::Smc);
         if let (Some(SocketState::Tcp), RelayCarrier::Undecided(tcp)) = (state, was) {
             self.carrier = RelayCarrier::Tcp(tcp);
+            keep_in_line(&self.carrier);
         }
         (self.is_due, self.is_watched) = (true, false);
         true
@@ -288,10 +321,13 @@ impl Relay {
             return;
         };
         self.carrier = RelayCarrier::Tcp(decliner.into_tcp().into());
+        keep_in_line(&self.carrier);
         (self.is_due, self.is_watched) = (true, false);
         match self.descriptor.stream() {
             // What the program wrote first goes first.
-            Some(socket) if done => self.to_peer.keep(&std::mem::take(&mut *socket.early())),
+            Some(socket) if done => {
+                self.to_peer.keep(&std::mem::take(&mut *socket.early()), false);
+            }
             _ => self.fail(),
         }
     }
@@ -331,11 +367,22 @@ impl Relay {
 }
 
 /// Sends without waiting. Returns how many bytes there was room for.
-fn send_now(to: &OwnedFd, bytes: &[u8]) -> Result<usize, ()> {
-    match send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+fn send_now(to: &OwnedFd, bytes: &[u8], urgent: bool) -> Result<usize, ()> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match send(to, bytes, if urgent { flags | SendFlags::OOB } else { flags }) {
         Ok(n) => Ok(n),
+        // The kernel has no urgent data on Unix sockets: the program gets it in line.
+        Err(Errno::OPNOTSUPP) if urgent => send_now(to, bytes, false),
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
         Err(_) => Err(()),
+    }
+}
+
+/// As [`send_now`], by SMC.
+fn send_by_smc(stream: &SmcStream, bytes: &[u8], urgent: bool) -> std::io::Result<usize> {
+    match bytes {
+        [byte] if urgent => stream.send_urgent(*byte).map(|()| 1),
+        _ => stream.send(bytes),
     }
 }
 

@@ -52,7 +52,7 @@ impl SocketPair {
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let (owner_end, program_end) =
             rustix::net::socketpair(kind.0, kind.1, kind.2, None).ok()?;
-        // The relay forwards an urgent byte of the program as an ordinary one.
+        // The relay finds an urgent byte of the program by the mark.
         let _ = rustix::net::sockopt::set_socket_oobinline(&owner_end, true);
         if let Some(names) = tcp_names(tcp)
             && let Ok(name) = SocketAddrUnix::new_abstract_name(&encode(names))

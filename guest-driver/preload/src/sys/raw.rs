@@ -239,13 +239,23 @@ pub(crate) fn pipe_size(pipe: c_int) -> SysResult {
     }
 }
 
-/// Bytes that a pipe holds (FIONREAD).
-pub(crate) fn bytes_in_pipe(pipe: c_int) -> SysResult {
-    let mut bytes: c_int = 0;
-    let at = std::ptr::from_mut(&mut bytes) as usize;
+/// The number that a request of `ioctl` returns.
+fn number_of(fd: c_int, request: usize) -> SysResult {
+    let mut number: c_int = 0;
+    let at = std::ptr::from_mut(&mut number) as usize;
     // SAFETY: the number is valid until the call returns.
-    unsafe { call(libc::SYS_ioctl, [pipe as usize, libc::FIONREAD as usize, at, 0, 0, 0]) }
-        .map(|_| bytes as usize)
+    unsafe { call(libc::SYS_ioctl, [fd as usize, request, at, 0, 0, 0]) }.map(|_| number as usize)
+}
+
+/// Bytes that a pipe or a socket holds (FIONREAD).
+pub(crate) fn queued_bytes(fd: c_int) -> SysResult {
+    number_of(fd, libc::FIONREAD as usize)
+}
+
+/// Whether the next byte of a socket is an urgent one (SIOCATMARK).
+pub(crate) fn is_at_mark(fd: c_int) -> bool {
+    const SIOCATMARK: usize = 0x8905;
+    number_of(fd, SIOCATMARK).is_ok_and(|at_mark| at_mark != 0)
 }
 
 /// Whether there is no memory at an address.
