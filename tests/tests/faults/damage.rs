@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_driver::{ConnectionInfo, SmcStream};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use smc_core::handshake::{Awaited, ClcReader, DeclineCode, DeclineReason, Dmbe};
 use smc_core::wire::clc::{GidChid, Message, SmcTypes};
 use smc_core::wire::ids::{Chid, DmbToken, Eid, Gid, GidV1, SizeCode};
@@ -34,6 +35,10 @@ fn stage() -> (Bench, Door, Device) {
 fn say(door: &Door, bytes: &[u8]) -> (Vec<u8>, End) {
     let tcp = TcpStream::connect(door.addr()).unwrap();
     put(&tcp, bytes);
+    // A client that has ended its direction already gets no Decline. A server that waits for more
+    // gets the end.
+    let soon = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    rustix::event::poll(&mut [PollFd::new(&tcp, PollFlags::IN)], Some(&soon)).unwrap();
     finish(&tcp);
     thread::scope(|scope| {
         let reading = scope.spawn(|| read_to_end(&tcp));
