@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, listening_ports, option, plain_servers, session};
+use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DescriptorRef;
 use crate::status;
@@ -69,13 +70,18 @@ pub(super) fn start(
     false
 }
 
-/// There are no descriptors left. Sends the Decline that the server awaits, if it does.
+/// There are no descriptors left. Sends the Decline that the server awaits, if it does and nobody
+/// else may write.
 fn decline_here(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     let request = *socket.request.lock();
     let awaited = request.is_some_and(|request| {
         matches!(option::during_connect(request, borrowed(fd)), Some(Ok(true)))
     });
-    if awaited && let Some(session) = session::declining() {
+    let is_ours = socket.stage() == SocketStage::Deciding;
+    if awaited
+        && is_ours
+        && let Some(session) = session::declining()
+    {
         // TCP reports an error with the program's next call.
         let _ = session.decline_awaited(&lent_stream(fd));
     }
@@ -226,12 +232,10 @@ fn propose(descriptor: &DescriptorRef, fd: c_int, tcp: TcpStream) -> Option<Outg
         },
         None => false,
     };
+    // A connection that has to stay on TCP may be in other hands already, which may write at any
+    // moment. So the server gets no Decline: the first bytes show it that the client proposes nothing.
     let may_be_smc = descriptor.stream().is_some_and(StreamSocket::begin_proposal);
-    let session = match may_be_smc {
-        true => session::current(),
-        false if awaited => session::declining(),
-        false => None,
-    };
+    let session = if may_be_smc { session::current() } else { None };
     let Some(session) = session else {
         stay_on_tcp();
         return None;
