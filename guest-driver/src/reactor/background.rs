@@ -32,7 +32,7 @@ const UPDATE_DELAY: Duration = Duration::from_millis(15);
 /// The longest such delay, where applications read on and so send their updates in time.
 const LONGEST_UPDATE_DELAY: Duration = Duration::from_millis(120);
 /// After an update was scheduled, the thread checks for more without being woken for this long.
-const LINGER: Duration = Duration::from_millis(300);
+pub(super) const LINGER: Duration = Duration::from_millis(300);
 /// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the
 /// thread.
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
@@ -48,7 +48,7 @@ struct Callers {
 }
 
 /// What the background thread has to do, and when.
-struct Schedule {
+pub(super) struct Schedule {
     maintenance: Instant,
     recheck: Instant,
     /// The earliest next tick.
@@ -59,7 +59,7 @@ struct Schedule {
     timer: Option<Instant>,
     /// Connections with a delayed update, with the position of the last [`DelayedUpdate::Since`].
     updates: Vec<(u32, Option<u64>)>,
-    update_delay: Duration,
+    pub(super) update_delay: Duration,
     /// Until when the thread checks for more updates by itself; `None`: schedulers wake it.
     linger: Option<Instant>,
 }
@@ -196,7 +196,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     }
 
     /// Has connections send the updates that were delayed long enough.
-    fn flush_updates(&self, schedule: &mut Schedule, now: Instant) {
+    pub(super) fn flush_updates(&self, schedule: &mut Schedule, now: Instant) {
         let new = std::mem::take(&mut *lock(&self.delayed_updates));
         if new.is_empty() && schedule.updates.is_empty() {
             if schedule.linger.take_if(|end| now >= *end).is_some() {
@@ -341,7 +341,7 @@ impl Callers {
 }
 
 impl Schedule {
-    fn starting(now: Instant) -> Schedule {
+    pub(super) fn starting(now: Instant) -> Schedule {
         Schedule {
             maintenance: now,
             recheck: now + RECHECK_INTERVAL,

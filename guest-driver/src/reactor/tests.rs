@@ -433,23 +433,29 @@ fn timers_and_updates_wake_the_background_thread_while_it_leads() {
 
 #[test]
 fn updates_are_delayed_for_longer_where_applications_send_them_in_time() {
-    let bed = Bed::new(false);
-    let calls = |sends| {
-        bed.member.sends.store(sends, Ordering::SeqCst);
-        let (before, end) = (bed.heard(), Instant::now() + Duration::from_secs(1));
-        let mut scheduled = None;
-        while Instant::now() < end {
-            let heard = bed.heard();
-            if scheduled.replace(heard) != Some(heard) {
-                bed.reactor.schedule_update(7);
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        (bed.heard() - before) / 100
+    let reactor = Reactor::new(Fake::new(false)).unwrap();
+    let connection = Arc::new(Counting::default());
+    reactor.register(key(7), Arc::downgrade(&connection));
+    let mut now = Instant::now();
+    let mut schedule = background::Schedule::starting(now);
+    let mut delay_after = |sends, passed| {
+        connection.sends.store(sends, Ordering::SeqCst);
+        reactor.schedule_update(7);
+        now += passed;
+        reactor.flush_updates(&mut schedule, now);
+        schedule.update_delay.as_millis()
     };
-    // After 30, 60, and then every 120 ms.
-    let seldom = calls(false);
-    assert!((2..=12).contains(&seldom), "{seldom}");
-    let often = calls(true);
-    assert!(often > seldom + 5, "{often} after {seldom}");
+    let soon = Duration::from_millis(1);
+    let in_time = [(); 5].map(|()| delay_after(false, soon));
+    assert_eq!(in_time, [30, 60, 120, 120, 120]);
+    // The application did not send one in time.
+    assert_eq!(delay_after(true, soon), 15);
+    assert_eq!([(); 2].map(|()| delay_after(false, soon)), [30, 60]);
+    assert_eq!(connection.heard.load(Ordering::SeqCst), 800);
+    // Nobody has read anything for long.
+    for (passed, delay) in [(background::LINGER / 2, 60), (background::LINGER / 2, 15)] {
+        now += passed;
+        reactor.flush_updates(&mut schedule, now);
+        assert_eq!(schedule.update_delay.as_millis(), delay);
+    }
 }
