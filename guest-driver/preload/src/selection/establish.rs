@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Fallback, FirstBytes};
+use smc_core::handshake::FallbackReason;
 
 use crate::selection::first_bytes::peek;
 use crate::selection::option::AcceptAction;
@@ -91,6 +92,14 @@ pub(crate) fn connect(
             status::client_stays_on_tcp(borrowed(fd), Fallback::TooShort);
             stay_plain();
             tcp.connected(fd);
+        }
+        return result;
+    }
+    if to.is_some_and(|to| plain_servers::is_paused(&to)) {
+        let result = native();
+        if matches!(result, Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR))) {
+            status::client_stays_on_tcp(borrowed(fd), FallbackReason::PeerNotSmc.into());
+            stay_plain();
         }
         return result;
     }
