@@ -60,7 +60,7 @@ pub const CONTROL_BLOCK: u32 = 32;
 pub(crate) const EVENTS_PER_POLL: usize = 1024;
 
 /// How long the driver repeats a command that a busy device refuses.
-const BUSY_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 500 });
+const BUSY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a device answers about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

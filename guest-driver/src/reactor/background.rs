@@ -38,11 +38,11 @@ pub(super) const LINGER: Duration = Duration::from_millis(300);
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What the background thread knows of the callers of a source that must be polled.
-struct Callers {
+pub(super) struct Activity {
     /// [`Reactor::activity`] at the last check.
     activity: u32,
     /// How long no caller may lead before the thread does.
-    takeover: Duration,
+    pub(super) takeover: Duration,
     /// How often the thread has found the same sleeping leader.
     same_leader: u32,
 }
@@ -107,7 +107,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// its next call; `None`: nothing is due until [`Reactor::wake_background`].
     pub(crate) fn run(&self, mut maintenance: impl FnMut() -> Option<Duration>) {
         let mut schedule = Schedule::starting(Instant::now());
-        let mut callers = Callers { activity: 0, takeover: TAKEOVER, same_leader: 0 };
+        let mut callers = Activity::unknown();
         while !self.is_over() {
             let count = self.background.wake_count();
             let now = Instant::now();
@@ -265,7 +265,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     }
 
     /// Leads if callers have not led for some time, and otherwise sleeps a little.
-    fn stand_by(&self, callers: &mut Callers, count: u32, pause: Duration) {
+    pub(super) fn stand_by(&self, callers: &mut Activity, count: u32, pause: Duration) {
         let activity = self.activity.load(Ordering::Relaxed);
         let active = std::mem::replace(&mut callers.activity, activity) != activity;
         let lead = self.lead.load(Ordering::SeqCst);
@@ -334,7 +334,11 @@ impl<C: ConnectionHandler> PeerObserver for Reactor<C> {
     }
 }
 
-impl Callers {
+impl Activity {
+    pub(super) fn unknown() -> Activity {
+        Activity { activity: 0, takeover: TAKEOVER, same_leader: 0 }
+    }
+
     fn extend_takeover(&mut self) {
         self.takeover = (self.takeover * 2).min(LONGEST_TAKEOVER);
     }

@@ -7,6 +7,9 @@ use std::thread::{self, JoinHandle, ThreadId};
 
 use super::*;
 
+/// What happens at all happens within this time on a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
 /// A source that must be polled, or not.
 struct Fake {
     fd: EventFd,
@@ -172,7 +175,7 @@ impl Bed {
     /// Waits for something, for as long as a loaded machine may take.
     #[track_caller]
     fn eventually(&self, what: impl Fn(&Bed) -> bool) {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + TIMEOUT;
         while !what(self) {
             assert!(Instant::now() < end, "it does not happen");
             thread::sleep(Duration::from_micros(200));
@@ -188,15 +191,16 @@ impl Bed {
         let (reactor, member) = (self.reactor.clone(), self.member.clone());
         let before = self.heard();
         thread::spawn(move || {
-            let end = Instant::now() + Duration::from_secs(5);
+            let end = Instant::now() + TIMEOUT;
             let heard = || member.heard.load(Ordering::SeqCst) > before;
             // A wake-up may also ask this thread to lead.
             while !heard() && Instant::now() < end {
                 let count = member.waiter.wake_count();
-                let limit = Some((Instant::now(), Duration::from_millis(500)));
+                let now = Instant::now();
+                let limit = Some((now, end.saturating_duration_since(now)));
                 reactor.sleep(&member.waiter, count, limit, None);
             }
-            heard()
+            heard() && Instant::now() < end
         })
     }
 }
@@ -293,9 +297,12 @@ fn without_peers_nothing_is_polled_until_there_are_some() {
     let bed = Bed::new(false);
     bed.eventually(|bed| bed.source.polls_of_others() > 0);
     thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
     bed.source.polls_of_others();
     thread::sleep(Duration::from_millis(200));
-    assert!(bed.source.polls_of_others() <= 1, "idle but busy");
+    let polls = bed.source.polls_of_others() as u64;
+    // A recheck polls once.
+    assert!(polls <= 1 + start.elapsed().as_secs(), "idle but busy: {polls} polls");
     assert!(!bed.leads(BACKGROUND));
     bed.source.peers.store(true, Ordering::SeqCst);
     bed.reactor.on_peer_added();
@@ -342,17 +349,17 @@ fn an_event_before_a_sleep_ends_it_at_once() {
     let count = bed.member.waiter.wake_count();
     bed.source.post(ReactorEvent::Arrived(7));
     let start = Instant::now();
-    bed.reactor.sleep(&bed.member.waiter, count, Some((start, Duration::from_secs(10))), None);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    bed.reactor.sleep(&bed.member.waiter, count, Some((start, TIMEOUT)), None);
+    assert!(start.elapsed() < TIMEOUT / 2);
     assert_eq!(bed.heard(), 1);
 }
 
 #[test]
 fn a_sleep_without_end_is_ended_by_a_recheck() {
+    let start = Instant::now();
     let bed = Bed::new(true);
     bed.member.awaited.store(true, Ordering::SeqCst);
     let waiter = Arc::new(Waiter::default());
-    let start = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
             bed.eventually(|bed| bed.member.rechecks.load(Ordering::SeqCst) > 1);
@@ -360,8 +367,7 @@ fn a_sleep_without_end_is_ended_by_a_recheck() {
         });
         bed.reactor.sleep(&waiter, waiter.wake_count(), None, None);
     });
-    let took = start.elapsed();
-    assert!(took > wait::RECHECK_INTERVAL && took < 4 * wait::RECHECK_INTERVAL, "{took:?}");
+    assert!(start.elapsed() > wait::RECHECK_INTERVAL, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -371,9 +377,9 @@ fn an_event_before_another_thread_armed_the_source_is_seen_before_the_sleep() {
     reactor.register(key(7), Arc::downgrade(&member));
     source.armed.store(true, Ordering::SeqCst);
     lock(&source.events).push_back(ReactorEvent::Arrived(7));
-    let (start, limit) = (Instant::now(), Duration::from_secs(10));
-    reactor.sleep(&member.waiter, member.waiter.wake_count(), Some((start, limit)), None);
-    assert!(start.elapsed() < limit / 2);
+    let start = Instant::now();
+    reactor.sleep(&member.waiter, member.waiter.wake_count(), Some((start, TIMEOUT)), None);
+    assert!(start.elapsed() < TIMEOUT / 2);
     assert_eq!(member.heard.load(Ordering::SeqCst), 1);
 }
 
@@ -394,27 +400,39 @@ fn a_sleep_that_is_disturbed_ends_at_its_limit() {
         reactor.sleep(&waiter, waiter.wake_count(), Some((start, limit)), None);
         let took = start.elapsed();
         over.store(true, Ordering::SeqCst);
-        assert!(took >= limit && took < Duration::from_secs(5), "{took:?}");
+        assert!(took >= limit && took < TIMEOUT, "{took:?}");
     });
 }
 
 #[test]
 fn callers_that_poll_are_left_alone() {
+    let source = Fake::new(true);
+    let reactor = Reactor::<Counting>::new(source.clone()).unwrap();
+    let mut callers = background::Activity::unknown();
+    // What the background thread does after a pause in which a caller has polled, or has not.
+    let mut stand_by = |polled| {
+        if polled {
+            reactor.poll();
+        }
+        lock(&source.polls).clear();
+        reactor.stand_by(&mut callers, reactor.background.wake_count(), Duration::ZERO);
+        (lock(&source.polls).is_empty(), callers.takeover.as_millis())
+    };
+    assert_eq!(stand_by(false), (false, 5), "it leads while nobody polls");
+    let left_alone = [(); 6].map(|()| stand_by(true));
+    assert_eq!(left_alone, [10, 20, 40, 80, 100, 100].map(|takeover| (true, takeover)));
+    assert_eq!(stand_by(false), (false, 5));
+}
+
+#[test]
+fn a_caller_that_polls_gets_events_from_a_background_that_leads() {
     let bed = Bed::new(true);
     bed.eventually(|bed| bed.leads(BACKGROUND));
-    let spin = |time| {
-        let end = Instant::now() + Duration::from_millis(time);
-        while Instant::now() < end {
-            bed.reactor.poll();
-        }
-    };
-    spin(100);
-    bed.source.polls_of_others();
     bed.source.post(ReactorEvent::Arrived(7));
-    spin(100);
-    assert_eq!(bed.heard(), 1);
-    // The thread that polls may be off its processor for longer than the other one waits.
-    assert!(bed.source.polls_of_others() < 20);
+    bed.eventually(|bed| {
+        bed.reactor.poll();
+        bed.heard() == 1
+    });
 }
 
 #[test]
@@ -425,10 +443,19 @@ fn timers_and_updates_wake_the_background_thread_while_it_leads() {
     let before = bed.source.timers.load(Ordering::SeqCst);
     bed.source.post(ReactorEvent::Timers);
     bed.eventually(|bed| bed.source.timers.load(Ordering::SeqCst) > before);
-    let start = Instant::now();
-    bed.reactor.schedule_update(7);
-    bed.eventually(|bed| bed.heard() >= 100);
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    // A thread that is not woken sends the update at its next recheck, and after it. One that is
+    // woken does so before, unless it gets no processor for that long.
+    let rechecks = || bed.member.rechecks.load(Ordering::SeqCst);
+    let woken = (0..5).any(|_| {
+        thread::sleep(Duration::from_millis(20));
+        let (heard, seen) = (bed.heard(), rechecks());
+        bed.reactor.schedule_update(7);
+        bed.eventually(|bed| bed.heard() > heard);
+        let woken = rechecks() == seen;
+        bed.eventually(|bed| !bed.reactor.lingering.load(Ordering::SeqCst));
+        woken
+    });
+    assert!(woken);
 }
 
 #[test]

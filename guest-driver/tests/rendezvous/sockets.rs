@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_driver::rendezvous::{Mode, Policy};
+use guest_driver::rendezvous::{Mode, PROPOSAL_TIMEOUT, Policy};
 use guest_driver::{Config, ConnectionInfo, Fallback, SmcListener, SmcStream, Stack};
 use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
@@ -39,7 +39,7 @@ impl Fabric {
         config.rendezvous = mode;
         config.rendezvous_options.policy = Policy::parse(policy).unwrap();
         // Whoever waits for this is noticed.
-        config.detect_timeout = Duration::from_secs(2);
+        config.detect_timeout = Duration::from_secs(20);
         Stack::open(config).unwrap()
     }
 }
@@ -125,7 +125,7 @@ fn a_plain_client_is_served_at_once() {
         let start = Instant::now();
         let (server, _) = listener.accept().unwrap();
         greet(&server, &client);
-        assert!(start.elapsed() < Duration::from_secs(1), "nobody looked for a Proposal");
+        assert!(start.elapsed() < Duration::from_secs(10), "nobody looked for a Proposal");
         assert!(!server.is_smc());
     });
 }
@@ -155,7 +155,7 @@ fn stripped_options_leave_tcp() {
             let mut server = accepted.join().unwrap();
             server.read_exact(&mut request).unwrap();
             assert_eq!(&request, b"GET /");
-            assert!(start.elapsed() < Duration::from_secs(1));
+            assert!(start.elapsed() < PROPOSAL_TIMEOUT, "nobody waited for a Proposal");
         });
     }
 }

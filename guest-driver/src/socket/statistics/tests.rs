@@ -120,11 +120,16 @@ fn readers_that_do_not_read_keep_nobody_waiting() {
         |_| (SmcStream::connect_tcp(&stack, address).unwrap(), listener.accept().unwrap());
     let streams: Vec<_> = (0..400).map(connect).collect();
     let path = path_in(&dir.0);
-    let slow: Vec<_> = (0..5).map(|_| UnixStream::connect(&path).unwrap()).collect();
-    let start = Instant::now();
-    assert_eq!(ask(&path).unwrap().connections.len(), streams.len());
-    assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
-    drop(slow);
+    // Each of the slow ones is given up after two seconds. A loaded machine may take that long for
+    // something else, but not each time.
+    let soon = (0..3).any(|_| {
+        let _slow = [(); 5].map(|()| UnixStream::connect(&path).unwrap());
+        let start = Instant::now();
+        let answer = ask(&path);
+        answer.is_ok_and(|answer| answer.connections.len() == streams.len())
+            && start.elapsed() < Duration::from_millis(1900)
+    });
+    assert!(soon);
 }
 
 #[test]
