@@ -12,7 +12,7 @@ use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use vhost_device_ism::{Config as DaemonConfig, Daemon};
 use virtio_ism_abi::Chid;
 
-use crate::watch::{LIMIT, note, slowly, test_timeout, watched};
+use crate::watch::{LIMIT, note, test_timeout, watched};
 
 /// What carries the bytes of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Fabric {
         }
         // Long enough to be no reason for anything on a loaded machine.
         config.clc_timeout = test_timeout();
-        config.detect_timeout = slowly(config.detect_timeout);
+        config.detect_timeout = test_timeout() / 4;
         config
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use guest_driver::ism::{IsmDevice, OpenOptions, OwnDmb, PeerDmb};
 use smc_tests::helper::Helper;
 use smc_tests::watch::LIMIT;
-use smc_tests::{Dir, note, watched};
+use smc_tests::{Dir, eventually, note, watched};
 
 const DEVICES: usize = 16;
 const DMBS: usize = 1000;
@@ -115,9 +115,14 @@ fn sixteen_devices_with_a_thousand_dmbs_each_cost_the_daemon_little() {
         }
 
         note("idles");
-        let idle_from = Usage::of(daemon.pid());
-        thread::sleep(Duration::from_secs(2));
-        let idle = Usage::of(daemon.pid()).busy - idle_from.busy;
+        // What came before may still be under way.
+        let mut idle = Duration::MAX;
+        eventually("two seconds without work", || {
+            let from = Usage::of(daemon.pid());
+            thread::sleep(Duration::from_secs(2));
+            idle = Usage::of(daemon.pid()).busy - from.busy;
+            idle < Duration::from_millis(100)
+        });
 
         note("lets go");
         let start = Instant::now();
@@ -139,6 +144,5 @@ fn sixteen_devices_with_a_thousand_dmbs_each_cost_the_daemon_little() {
             (full.busy - before.busy) / commands,
         );
         assert!(full.private - before.private < 64 << 10, "private memory, {full}");
-        assert!(idle < Duration::from_millis(100), "an idle daemon was busy for {idle:?}");
     });
 }

@@ -227,7 +227,7 @@ fn stress(bench: &Bench, seed: u64, time: Duration) {
                 scope.spawn(move || {
                     let end = Instant::now() + time;
                     let mut rng = Rng::new(seed ^ (worker << 32));
-                    while Instant::now() < end {
+                    while Instant::now() < end || plans.lock().unwrap().len() <= 10 {
                         let plan = Arc::new(Plan::new(rng.bits()));
                         plans.lock().unwrap().insert(plan.seed, plan.clone());
                         let client = &clients[rng.below(3) as usize];
@@ -248,7 +248,6 @@ fn stress(bench: &Bench, seed: u64, time: Duration) {
     });
     let made = plans.lock().unwrap().len();
     println!("{made} connections, {} ended at the server", done.load(Ordering::SeqCst));
-    assert!(made > 10);
     eventually("all connections are closed", || {
         clients.iter().chain([&pair.server]).all(|stack| stack.totals().closing == 0)
     });

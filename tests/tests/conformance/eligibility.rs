@@ -83,7 +83,9 @@ fn expect_tcp(server: &Host, client: &Host, at_client: DeclineCode, at_server: D
 
 // Shows: SOCK-19.
 fn a_plain_client_of_an_smc_server_talks_tcp(site: &Site) {
-    let listener = site.server(0).listen();
+    let mut config = site.config(0);
+    config.detect_timeout = Duration::from_millis(150);
+    let listener = site.open(Role::Server, config).unwrap().listen();
     // Some begin like a CLC message.
     for hello in [&b"GET / HTTP/1.1"[..], b"x", b"\xe2", b"\xe2\xd4\xc3\xd9\x01\x00\x03\x11abc"] {
         let mut client = TcpStream::connect(listener.addr()).unwrap();

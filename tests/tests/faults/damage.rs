@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use guest_driver::{ConnectionInfo, SmcStream};
+use guest_driver::{Config, ConnectionInfo, SmcStream};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smc_core::handshake::{Awaited, ClcReader, DeclineCode, DeclineReason, Dmbe};
 use smc_core::wire::clc::{GidChid, Message, SmcTypes};
@@ -25,9 +25,9 @@ const LEN: u32 = 64 << 10;
 /// A bench with a server and an honest client, and a device for the peer that is not.
 fn stage() -> (Bench, Door, Device) {
     let bench = Bench::new(Fabric::Window, 3);
-    let pair = bench.pair_with(|config| config.detect_timeout = Duration::from_millis(30));
+    let door = Door::new(bench.pair());
     let device = Device::open(&bench, 2);
-    (bench, Door::new(pair), device)
+    (bench, door, device)
 }
 
 /// Sends bytes as the whole of a client's words; what the server says, and how it ends. Whatever
@@ -62,22 +62,31 @@ fn diagnosis(bytes: &[u8]) -> DeclineCode {
 #[test]
 fn truncated_proposals_break_the_connection() {
     watched(LIMIT, || {
-        let (bench, door, device) = stage();
-        let before = Devices::of(bench.daemon());
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
         let (_, proposal) = raw::proposal(&device.config());
-        for cut in 0..proposal.len() {
+        let begin = |door: &Door, cut| {
             note(format!("cuts at {cut}"));
             let tcp = TcpStream::connect(door.addr()).unwrap();
             put(&tcp, &proposal[..cut]);
             finish(&tcp);
-            if cut < 8 {
-                // It could be anything: an ordinary client, with its bytes.
-                let server = door.next();
-                assert!(!server.is_smc());
-                assert_eq!(read_exactly(&server, cut), &proposal[..cut]);
-            } else {
-                assert_eq!(read_to_end(&tcp), (vec![], End::Reset), "cut at {cut}");
-            }
+            tcp
+        };
+        let soon = |config: &mut Config| config.detect_timeout = Duration::from_millis(30);
+        let door = Door::new(bench.pair_with(soon));
+        for cut in 0..8 {
+            // It could be anything: an ordinary client, with its bytes.
+            let _tcp = begin(&door, cut);
+            let server = door.next();
+            assert!(!server.is_smc());
+            assert_eq!(read_exactly(&server, cut), &proposal[..cut]);
+        }
+        drop(door);
+        let before = Devices::of(bench.daemon());
+        let door = Door::new(bench.pair());
+        for cut in 8..proposal.len() {
+            let tcp = begin(&door, cut);
+            assert_eq!(read_to_end(&tcp), (vec![], End::Reset), "cut at {cut}");
         }
         assert_eq!(door.others(), 0);
         assert_eq!(door.pair.server.totals().broken, proposal.len() as u64 - 8);

@@ -1,5 +1,6 @@
 //! What these tests have in common.
 
+use std::cell::RefCell;
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -151,6 +152,8 @@ pub(crate) fn all_closed(pair: &Pair) {
 pub(crate) struct Door {
     pub(crate) pair: Arc<Pair>,
     accepted: Receiver<SmcStream>,
+    /// Connections over TCP that came before one over SMC.
+    aside: RefCell<Vec<SmcStream>>,
     open: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -168,7 +171,7 @@ impl Door {
                 }
             })
         };
-        Door { pair, accepted, open, thread: Some(thread) }
+        Door { pair, accepted, aside: RefCell::default(), open, thread: Some(thread) }
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
@@ -182,7 +185,7 @@ impl Door {
         self.accepted.recv_timeout(TIMEOUT).unwrap()
     }
 
-    /// The next SMC connection that the server accepts; others are dropped.
+    /// The next SMC connection that the server accepts; others are for [`Door::next_tcp`].
     #[track_caller]
     pub(crate) fn next_smc(&self) -> SmcStream {
         loop {
@@ -190,7 +193,16 @@ impl Door {
             if stream.is_smc() {
                 return stream;
             }
+            self.aside.borrow_mut().push(stream);
         }
+    }
+
+    /// A TCP connection that the server has accepted, or the next one, which must be one.
+    #[track_caller]
+    pub(crate) fn next_tcp(&self) -> SmcStream {
+        let stream = self.aside.borrow_mut().pop().unwrap_or_else(|| self.next());
+        assert!(!stream.is_smc(), "{}", stream.info());
+        stream
     }
 
     /// A connection that the server accepts although it should not.

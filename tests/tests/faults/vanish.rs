@@ -47,8 +47,7 @@ fn a_client_may_vanish_at_every_point() {
     watched(LIMIT, || {
         let bench = Bench::new(Fabric::Window, 3);
         let before = Devices::of(bench.daemon());
-        let pair = bench.pair_with(|config| config.detect_timeout = Duration::from_millis(30));
-        let door = Door::new(pair);
+        let door = Door::new(bench.pair());
         for device_first in [true, false] {
             for point in 0..6 {
                 note(format!("vanishes at point {point}, device first: {device_first}"));
