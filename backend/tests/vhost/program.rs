@@ -239,7 +239,11 @@ fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     for _ in 0..50 {
         work(&place.path("a"), &place.path("b"));
     }
-    eventually("the state of before", || stable_state(&program) == before);
+    // Something of the first front ends may still have been there.
+    eventually("the state of before", || {
+        let now = stable_state(&program);
+        now.0 <= before.0 && now.1 <= before.1
+    });
     let grown = program.memory("VmRSS").saturating_sub(memory);
     assert!(grown < 4 << 10, "grew by {grown} KiB");
 }
@@ -253,10 +257,14 @@ fn a_hundred_idle_devices_stay_small_and_use_no_processor() {
     let empty = program.memory("VmRSS");
     let guests: Vec<(FrontEnd, Gid)> =
         sockets.iter().map(|name| FrontEnd::greet(&place.path(name))).collect();
-    std::thread::sleep(QUIET);
-    let before = program.ticks();
-    std::thread::sleep(Duration::from_millis(500));
-    let used = program.ticks() - before;
+    // What the hellos began may take a moment on a loaded machine.
+    let mut used = u64::MAX;
+    eventually("half a second without work", || {
+        let before = program.ticks();
+        std::thread::sleep(Duration::from_millis(500));
+        used = program.ticks() - before;
+        used <= 1
+    });
     let (resident, private) = (program.memory("VmRSS"), program.memory("RssAnon"));
     println!(
         "100 sockets: {empty} KiB resident; 100 idle devices: {resident} KiB resident, \
@@ -265,7 +273,6 @@ fn a_hundred_idle_devices_stay_small_and_use_no_processor() {
         program.count("fd"),
     );
     drop(guests);
-    assert!(used <= 1, "{used} ticks while idle");
     if !cfg!(debug_assertions) {
         assert!(resident <= 20 << 10, "{resident} KiB");
     }
