@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use combinations::{
     connect, exchange_as_client, exchange_as_server, in_all_combinations, pass, take,
@@ -268,6 +268,7 @@ fn nothing_of_the_program_stays_open() {
     }
     fn client(port: u16) {
         let (ours, theirs) = UnixStream::pair().unwrap();
+        let (go, wait) = UnixStream::pair().unwrap();
         let daemon = c::fork(|| {
             drop(ours.try_clone());
             let mut stream = connect(port);
@@ -276,16 +277,17 @@ fn nothing_of_the_program_stays_open() {
             c::fork(move || {
                 c::close(fd);
                 c::close(theirs);
-                std::thread::sleep(Duration::from_secs(2));
+                (&wait).read_exact(&mut [0]).unwrap();
                 stream.write_all(b"the end").unwrap();
             });
             unsafe { libc::_exit(0) };
         });
         c::wait(daemon);
         drop(theirs);
-        let begun = Instant::now();
+        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         assert_eq!((&ours).read(&mut [0]).unwrap(), 0);
-        assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+        // Until then the connection lives.
+        (&go).write_all(b"g").unwrap();
     }
     in_all_combinations("nothing_of_the_program_stays_open", server, client);
 }
@@ -337,6 +339,41 @@ fn a_client_forks_while_its_handshake_is_under_way() {
         exchange_patterns(&stream);
     }
     in_all_combinations("a_client_forks_while_its_handshake_is_under_way", late_server, client);
+}
+
+/// The handshake of a connection that its program has closed goes on in the parent only.
+#[test]
+fn a_child_has_nothing_of_a_closed_connection() {
+    const ROUNDS: usize = 20;
+    fn server(listener: TcpListener) {
+        let (mut first, _) = listener.accept().unwrap();
+        exchange_as_server(&mut first);
+        // Meanwhile the other handshakes wait for an answer.
+        first.read_exact(&mut [0]).unwrap();
+        for _ in 0..ROUNDS {
+            assert_eq!(listener.accept().unwrap().0.read(&mut [0]).unwrap(), 0);
+        }
+    }
+    fn client(port: u16) {
+        // The first connection opens the device.
+        let mut first = connect(port);
+        exchange_as_client(&mut first);
+        let link = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+        for round in 0..ROUNDS {
+            let stream = c::connect_nonblocking(port);
+            let socket = link(&stream.as_raw_fd().to_string()).unwrap();
+            drop(stream);
+            c::wait(c::fork(|| {
+                let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+                let names = all.filter_map(|one| one.file_name().into_string().ok());
+                let same = |name: &String| link(name).as_ref() == Some(&socket);
+                let kept: Vec<_> = names.filter(same).collect();
+                assert!(kept.is_empty(), "round {round}: {kept:?}");
+            }));
+        }
+        first.write_all(b"!").unwrap();
+    }
+    in_all_combinations("a_child_has_nothing_of_a_closed_connection", server, client);
 }
 
 #[test]

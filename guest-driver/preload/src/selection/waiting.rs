@@ -390,8 +390,8 @@ fn forget() {
     // The connections of the parent are not this process's to close, and the duplicates of TCP
     // sockets would keep them open.
     for (_, one) in list {
-        for fd in &one.watched {
-            let _ = raw::close(*fd);
+        for fd in one.pending.fds().iter().flatten() {
+            let _ = raw::close(fd.as_raw_fd());
         }
         std::mem::forget(one);
     }
