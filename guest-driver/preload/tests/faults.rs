@@ -110,7 +110,8 @@ fn one_round_trip(port: u16) {
 fn without_a_daemon_connections_are_tcp_and_with_one_later_they_are_smc() {
     fn twice(port: u16) {
         one_round_trip(port);
-        println!("once");
+        let daemon = std::env::var_os("DAEMON").unwrap();
+        common::eventually(|| std::fs::exists(&daemon).unwrap());
         // The library tries to open a device again after a second.
         thread::sleep(Duration::from_millis(1500));
         one_round_trip(port);
@@ -124,9 +125,11 @@ fn without_a_daemon_connections_are_tcp_and_with_one_later_they_are_smc() {
     let port = free_port();
     let server = role(program(&fabric).env("CONNECTIONS", "2"), test, "server", port);
     await_listener(port);
-    let client = role(&mut program(&fabric), test, "client", port);
+    let running = fabric.file("running");
+    let client = role(program(&fabric).env("DAEMON", &running), test, "client", port);
     common::eventually(|| fabric.decided().1 >= 1);
     fabric.start_daemon(2);
+    std::fs::write(running, "").unwrap();
     client.finish();
     server.finish();
     let (smc, tcp) = fabric.decided();

@@ -376,7 +376,8 @@ fn time_limits_and_signals_end_a_wait() {
     fn server(listener: TcpListener) {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"x").unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        stream.read_exact(&mut [0]).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
         stream.write_all(b"y").unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
@@ -389,11 +390,12 @@ fn time_limits_and_signals_end_a_wait() {
         assert_eq!(stream.read(&mut buf).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert!(begun.elapsed() >= Duration::from_millis(55));
         stream.set_read_timeout(None).unwrap();
-        c::alarm_in(50, false);
-        // The server sends the next byte later.
+        c::alarm_every(50, false);
         let n = c::recv(&stream, &mut buf, 0);
         assert_eq!(n.unwrap_err().kind(), ErrorKind::Interrupted);
-        c::alarm_in(50, true);
+        c::alarm_every(50, true);
+        // The server sends the next byte later.
+        stream.write_all(b"!").unwrap();
         assert_eq!(c::recv(&stream, &mut buf, 0).unwrap(), 1);
         assert_eq!(buf, *b"y");
     }

@@ -70,9 +70,9 @@ fn poll_returns_at_once_on_a_late_decline() {
         };
         // A busy machine may make some of them late. A sleep that misses the Decline lasts a
         // second.
-        let mut took: Vec<_> = (0..TIMES).map(wait).collect();
-        took.sort();
-        assert!(took[TIMES / 2] < PAUSE + Duration::from_millis(500), "{took:?}");
+        let took: Vec<_> = (0..TIMES).map(wait).collect();
+        let late = took.iter().filter(|took| **took >= Duration::from_millis(950)).count();
+        assert!(late <= TIMES / 4, "{took:?}");
     }
     let test = "poll_returns_at_once_on_a_late_decline";
     let commands = |fabric: &Fabric| {

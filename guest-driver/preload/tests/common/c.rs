@@ -207,13 +207,22 @@ pub fn wait(child: i32) {
 
 /// Sends SIGALRM after a time, to a handler that does nothing, with or without SA_RESTART.
 pub fn alarm_in(millis: i64, restart: bool) {
+    set_alarm(millis, 0, restart);
+}
+
+/// As [`alarm_in`], again and again: a single one may come before the call that it is to interrupt.
+pub fn alarm_every(millis: i64, restart: bool) {
+    set_alarm(millis, millis, restart);
+}
+
+fn set_alarm(millis: i64, again: i64, restart: bool) {
     extern "C" fn nothing(_: i32) {}
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
     action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
     let time = libc::timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
-    let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let timer = libc::itimerspec { it_interval: never, it_value: time };
+    let again = libc::timespec { tv_sec: 0, tv_nsec: again * 1_000_000 };
+    let timer = libc::itimerspec { it_interval: again, it_value: time };
     unsafe {
         libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
         // The signal must interrupt the thread that runs the test, not the one that waits for it.
