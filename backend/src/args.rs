@@ -119,6 +119,14 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = SandboxMode::On, value_name = "MODE")]
     pub sandbox: SandboxMode,
 
+    /// Become this user after the start: a name, or numbers as UID:GID. Only as root.
+    ///
+    /// Without it, a daemon that is started as root becomes the user vhost-device-ism if there is
+    /// one, and otherwise stays root, without capabilities. Sockets belong to the user who starts
+    /// the daemon.
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
     /// The same as --sandbox=off.
     #[arg(long)]
     pub no_sandbox: bool,

@@ -9,6 +9,7 @@ use crate::guests::Guests;
 use crate::management::Server;
 use crate::metrics;
 use crate::vhost::device_socket::{GuestStatus, STOP};
+use crate::vhost::unix_socket::{LocalNames, SocketNames};
 
 /// A running daemon. Dropping it stops it.
 pub struct Daemon {
@@ -22,9 +23,17 @@ impl Daemon {
     /// # Errors
     /// The first step that fails; the steps before it are undone.
     pub fn start(config: Config) -> Result<Daemon, DaemonError> {
+        Daemon::start_with(config, Arc::new(LocalNames::default()))
+    }
+
+    /// As [`start`](Self::start); `names` makes the sockets.
+    pub(crate) fn start_with(
+        config: Config,
+        names: Arc<dyn SocketNames>,
+    ) -> Result<Daemon, DaemonError> {
         config.check()?;
         crate::vhost::prepare();
-        let guests = Arc::new(Guests::new(config)?);
+        let guests = Arc::new(Guests::new(config, names)?);
         let mut daemon = Daemon { guests: guests.clone(), management: None };
         let config = guests.config();
         for spec in &config.guests {

@@ -12,6 +12,7 @@ use crate::device::{self, Fabric, FabricCaps, GidPool, Limits};
 use crate::error::DaemonError;
 use crate::vhost::device_socket::{DeviceSocket, GuestStatus, STOP};
 use crate::vhost::timers::Timers;
+use crate::vhost::unix_socket::SocketNames;
 
 /// The fabrics and guests of a daemon. The daemon and its management server share them.
 pub(crate) struct Guests {
@@ -19,11 +20,12 @@ pub(crate) struct Guests {
     fabrics: BTreeMap<Chid, Arc<Fabric>>,
     sockets: Mutex<BTreeMap<String, DeviceSocket>>,
     timers: Timers,
+    names: Arc<dyn SocketNames>,
 }
 
 impl Guests {
-    /// Makes the fabrics of `config`. There are no guests yet.
-    pub(crate) fn new(config: Config) -> Result<Guests, DaemonError> {
+    /// Makes the fabrics of `config`. There are no guests yet. `names` makes their sockets.
+    pub(crate) fn new(config: Config, names: Arc<dyn SocketNames>) -> Result<Guests, DaemonError> {
         let gids = Arc::new(GidPool::default());
         let mut fabrics = BTreeMap::new();
         for fabric in &config.fabrics {
@@ -36,7 +38,12 @@ impl Guests {
             .map_err(|source| DaemonError::Fabric { chid: fabric.chid, source })?;
             fabrics.insert(fabric.chid, made);
         }
-        Ok(Guests { config, fabrics, sockets: Mutex::default(), timers: Timers::default() })
+        Ok(Guests { config, fabrics, sockets: Mutex::default(), timers: Timers::default(), names })
+    }
+
+    /// Makes sockets.
+    pub(crate) fn names(&self) -> &Arc<dyn SocketNames> {
+        &self.names
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -56,8 +63,9 @@ impl Guests {
             return Err(ConfigError::DuplicateName(name).into());
         }
         let timers = self.timers.clone();
-        let socket = DeviceSocket::start(spec, fabric.clone(), &self.config, timers)
-            .map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
+        let socket =
+            DeviceSocket::start(spec, fabric.clone(), &self.config, timers, self.names.clone())
+                .map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
         tracing::info!(guest = name, chid = %socket.spec().chid, "listening");
         sockets.insert(name, socket);
         Ok(())

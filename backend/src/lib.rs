@@ -22,15 +22,20 @@
 #![deny(unsafe_code)]
 
 pub mod args;
+mod broker;
 pub mod config;
 mod daemon;
 pub mod device;
 mod error;
+#[allow(unsafe_code, reason = "no crate makes a process without `unsafe`")]
+mod fork;
 mod guests;
 mod logging;
 pub mod management;
 mod metrics;
+mod privileges;
 pub mod sandbox;
+mod service_manager;
 pub mod shm;
 mod signals;
 pub mod vhost;
@@ -38,9 +43,11 @@ pub mod vhost;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 
 pub use config::Config;
 pub use daemon::Daemon;
@@ -48,6 +55,12 @@ pub use error::DaemonError;
 pub use vhost::device_socket::GuestStatus;
 
 use args::{Args, SandboxMode};
+use broker::Broker;
+use config::Socket;
+use privileges::{DEFAULT_USER, User};
+use sandbox::Process;
+use service_manager::ServiceManager;
+use vhost::unix_socket::{LocalNames, SocketNames, path_of};
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
 const CAPABILITIES: &str = "{\n  \"type\": \"ism\"\n}";
@@ -84,22 +97,74 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     if config.guests.is_empty() && config.management.is_none() {
         return Err("nothing to do: give --socket-path, --fd, --config or --management".into());
     }
+    let mode = args.sandbox_mode();
+    let user = if mode == SandboxMode::Off && args.user.is_none() {
+        None
+    } else {
+        User::choose(args.user.as_deref())?
+    };
     raise_descriptor_limit();
     signals::catch()?;
-    let mode = args.sandbox_mode();
-    if mode == SandboxMode::Off {
+    let names: Arc<dyn SocketNames> = if mode == SandboxMode::Off {
         tracing::warn!("running without a sandbox");
+        Arc::new(LocalNames::default())
     } else {
+        if geteuid().is_root() && user.is_none() {
+            tracing::warn!(
+                "running as root, without capabilities: there is no user {DEFAULT_USER}; \
+                 make one, or give --user"
+            );
+        }
+        // After `catch`: it inherits that the ending signals are blocked, so it outlives this
+        // process, whatever sends the signal.
+        Arc::new(start_broker(&config, mode)?)
+    };
+    let manager = ServiceManager::from_environment();
+    vhost::prepare();
+    if mode != SandboxMode::Off {
+        privileges::enter_empty_root();
+        privileges::give_up(user, CapabilitySet::empty())?;
         sandbox::forbid_dumps()?;
-        let directories = socket_directories(&config);
-        sandbox::restrict_files(directories.iter().map(PathBuf::as_path))?;
+        sandbox::restrict_files([])?;
+    } else if user.is_some() {
+        privileges::give_up(user, CapabilitySet::empty())?;
     }
-    let daemon = Daemon::start(config)?;
-    sandbox::restrict_syscalls(mode)?;
-    signals::wait()?;
+    let daemon = Daemon::start_with(config, names)?;
+    sandbox::restrict_syscalls(Process::Daemon, mode)?;
+    manager.ready();
+    while !signals::wait(manager.interval())? {
+        // Takes the locks of all devices, so a daemon that hangs does not get further.
+        daemon.list();
+        manager.alive();
+    }
     tracing::info!("ending");
+    manager.stopping();
     daemon.stop();
     Ok(())
+}
+
+/// Starts the process that makes sockets.
+fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
+    let directories = socket_directories(config);
+    let inherited = config.guests.iter().filter_map(|guest| match &guest.socket {
+        Socket::Path(_) => None,
+        Socket::Listening(fd) => path_of(fd),
+    });
+    let confine = || -> Result<(), Box<dyn std::error::Error>> {
+        // Directories may be another user's, as those of a VMM are.
+        privileges::give_up(None, CapabilitySet::DAC_OVERRIDE)?;
+        sandbox::forbid_dumps()?;
+        sandbox::restrict_files(directories.iter().map(PathBuf::as_path))?;
+        sandbox::restrict_syscalls(Process::Broker, mode)?;
+        Ok(())
+    };
+    Broker::start(inherited.collect(), || {
+        let confined = confine();
+        if let Err(error) = &confined {
+            tracing::error!(%error, "the broker has no sandbox");
+        }
+        confined.is_ok()
+    })
 }
 
 /// Directories in which sockets are made and removed.

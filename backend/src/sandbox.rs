@@ -1,29 +1,33 @@
-//! What the daemon drops: access to files by landlock before it makes its sockets, system calls by
-//! seccomp after.
+//! What the daemon gives up after its start.
 //!
 //! The daemon maps the memory of all its guests, so a guest that takes it over should find as
 //! little as possible to go on with.
 //!
-//! - **Files** ([`restrict_files`]): nothing can be opened, read or executed. Sockets can be made
-//!   and removed in the directories in which sockets were configured, and nowhere else: a guest
-//!   that is added at run time needs its socket in one of them. TCP ports cannot be bound or
-//!   connected. A kernel without landlock (before 5.13) is a warning.
+//! - **Rights**: a daemon that is started as root becomes another user (`--user`) and has no
+//!   capabilities.
+//! - **Files** ([`restrict_files`]): nothing can be opened, read, executed, made or removed. TCP
+//!   ports cannot be bound or connected, abstract sockets cannot be connected, and processes outside
+//!   cannot be sent signals. A kernel without landlock (before 5.13) is a warning. A daemon that is
+//!   started as root has an empty directory as its root, too.
 //! - **System calls** ([`restrict_syscalls`]): a list of what the daemon and its libraries use.
 //!   No program can be started, no process made (threads can), no memory made executable, no
-//!   socket but Unix sockets, and no file opened at all. `open` fails with EPERM in every
-//!   mode, since libraries try it and live without. What is not in the list fails with
+//!   socket made or connected, no mode changed, and no file opened at all. `open` fails with EPERM
+//!   in every mode, since libraries try it and live without. What is not in the list fails with
 //!   EPERM too, or in strict mode kills the daemon. EPERM is the default because
 //!   the list depends on the C library: a call that a later version makes for its comfort should
 //!   not end every guest's connections.
 //!
-//! Both are for a process of its own; a daemon inside another program leaves them alone.
+//! What needs a path later (a socket for another guest, the end) is done by a process that stays
+//! outside and has a sandbox of its own, the [broker](crate::broker).
+//!
+//! All that is for a process of its own; a daemon inside another program leaves it alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as ArgLen, SeccompCmpOp as Cmp,
@@ -67,19 +71,20 @@ pub fn forbid_dumps() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Drops access to files, except for making and removing sockets in `directories`. Holds for this thread
-/// and those it starts, so call it before there are any.
+/// Drops access to files, except for making and removing sockets in `directories`. Holds for this
+/// thread and those it starts, so call it before there are any.
 ///
 /// # Errors
 /// A directory does not exist, or the kernel refuses. Not that it lacks landlock.
 pub fn restrict_files<'a>(
     directories: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), SandboxError> {
-    let abi = ABI::V5;
+    let abi = ABI::V7;
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
         .create()?;
     for path in directories {
         let directory = PathFd::new(path).map_err(|source| SandboxError::Directory {
@@ -101,11 +106,20 @@ pub fn restrict_files<'a>(
     Ok(())
 }
 
+/// Which process calls [`restrict_syscalls`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Process {
+    /// The daemon.
+    Daemon,
+    /// The process that makes its sockets.
+    Broker,
+}
+
 /// Restricts the system calls of all threads.
 ///
 /// # Errors
 /// The kernel or the architecture has no seccomp filters.
-pub fn restrict_syscalls(mode: SandboxMode) -> Result<(), SandboxError> {
+pub fn restrict_syscalls(who: Process, mode: SandboxMode) -> Result<(), SandboxError> {
     let otherwise = match mode {
         SandboxMode::Off => return Ok(()),
         SandboxMode::On => SeccompAction::Errno(libc::EPERM as u32),
@@ -120,11 +134,15 @@ pub fn restrict_syscalls(mode: SandboxMode) -> Result<(), SandboxError> {
     // The strictest verdict of all filters counts.
     let refuse = |error: i32| SeccompAction::Errno(error as u32);
     let no_clone3 = listed(&[libc::SYS_clone3]);
+    let allowed = match who {
+        Process::Daemon => daemon_calls()?,
+        Process::Broker => broker_calls()?,
+    };
     let filters = [
         program(listed(&opening()), SeccompAction::Allow, refuse(libc::EPERM))?,
         // Its flags lie in memory where no filter can look. Without it, libraries use clone.
         program(no_clone3, SeccompAction::Allow, refuse(libc::ENOSYS))?,
-        program(allowed()?, otherwise, SeccompAction::Allow)?,
+        program(allowed, otherwise, SeccompAction::Allow)?,
     ];
     for filter in &filters {
         seccompiler::apply_filter_all_threads(filter)?;
@@ -140,56 +158,105 @@ fn opening() -> Vec<i64> {
     calls
 }
 
-/// What may be called, with conditions on arguments where there are any.
-fn allowed() -> Result<BTreeMap<i64, Vec<SeccompRule>>, SandboxError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        CALLS.iter().chain(ARCH_CALLS).map(|call| (*call, Vec::new())).collect();
+/// System calls, with conditions on arguments where there are any.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// A condition on the lower half of an argument.
+fn only(argument: u8, op: Cmp, value: u64) -> Result<SeccompRule, SandboxError> {
+    Ok(SeccompRule::new(vec![Condition::new(argument, ArgLen::Dword, op, value)?])?)
+}
+
+/// What both processes may call.
+fn common_calls() -> Result<Rules, SandboxError> {
+    let mut rules: Rules = COMMON.iter().map(|call| (*call, Vec::new())).collect();
+    // Refused by a filter of their own.
     rules.extend(opening().into_iter().map(|call| (call, Vec::new())));
     rules.insert(libc::SYS_clone3, Vec::new());
-
-    let only = |arg, op, value| -> Result<SeccompRule, SandboxError> {
-        Ok(SeccompRule::new(vec![Condition::new(arg, ArgLen::Dword, op, value)?])?)
-    };
     let exec = libc::PROT_EXEC as u64;
-    let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_mmap, vec![only(2, Cmp::MaskedEq(exec), 0)?]);
     rules.insert(libc::SYS_mprotect, vec![only(2, Cmp::MaskedEq(exec), 0)?]);
-    rules.insert(libc::SYS_clone, vec![only(0, Cmp::MaskedEq(thread), thread)?]);
-    rules.insert(libc::SYS_socket, vec![only(0, Cmp::Eq, libc::AF_UNIX as u64)?]);
-    let prctl = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
-    let prctl: Result<_, _> = prctl.iter().map(|op| only(0, Cmp::Eq, *op as u64)).collect();
-    rules.insert(libc::SYS_prctl, prctl?);
-    // This process only: the daemon may run as root. 0 is the caller itself.
+    // This process only. 0 is the caller itself.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![only(0, Cmp::Eq, own)?]);
     rules.insert(libc::SYS_prlimit64, vec![only(0, Cmp::Eq, 0)?, only(0, Cmp::Eq, own)?]);
+    Ok(rules)
+}
+
+/// What the daemon may call.
+fn daemon_calls() -> Result<Rules, SandboxError> {
+    let mut rules = common_calls()?;
+    rules.extend(DAEMON.iter().chain(DAEMON_ARCH).map(|call| (*call, Vec::new())));
+    let thread = libc::CLONE_THREAD as u64;
+    rules.insert(libc::SYS_clone, vec![only(0, Cmp::MaskedEq(thread), thread)?]);
+    let prctl = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
+    let prctl: Result<_, _> = prctl.iter().map(|op| only(0, Cmp::Eq, *op as u64)).collect();
+    rules.insert(libc::SYS_prctl, prctl?);
     let ioctl: Result<_, _> = IOCTLS.iter().map(|request| only(1, Cmp::Eq, *request)).collect();
     rules.insert(libc::SYS_ioctl, ioctl?);
+    // Of an open descriptor. The flag allows a path as well, but nothing is to be found by one.
+    let empty = libc::AT_EMPTY_PATH as u64;
+    rules.insert(libc::SYS_newfstatat, vec![only(3, Cmp::MaskedEq(empty), empty)?]);
+    rules.insert(libc::SYS_statx, vec![only(2, Cmp::MaskedEq(empty), empty)?]);
+    Ok(rules)
+}
+
+/// What the broker may call.
+fn broker_calls() -> Result<Rules, SandboxError> {
+    let mut rules = common_calls()?;
+    rules.extend(BROKER.iter().chain(BROKER_ARCH).map(|call| (*call, Vec::new())));
+    rules.insert(libc::SYS_socket, vec![only(0, Cmp::Eq, libc::AF_UNIX as u64)?]);
     Ok(rules)
 }
 
 /// Requests of ioctl(2): for nonblocking sockets and to recognise a terminal.
 const IOCTLS: [u64; 3] = [libc::FIONBIO, libc::TCGETS, libc::FIOCLEX];
 
-/// Calls without conditions, on every architecture.
-const CALLS: &[i64] = &[
-    // descriptors
+/// Calls of both processes without conditions, on every architecture.
+const COMMON: &[i64] = &[
     libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_close,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_listen,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_getsockname,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_clock_gettime,
+    libc::SYS_gettimeofday,
+    libc::SYS_getrandom,
+];
+
+/// Calls of the daemon without conditions, on every architecture.
+const DAEMON: &[i64] = &[
+    // descriptors
     libc::SYS_pread64,
     libc::SYS_readv,
     libc::SYS_preadv2,
-    libc::SYS_write,
     libc::SYS_pwrite64,
-    libc::SYS_writev,
-    libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_lseek,
-    libc::SYS_fstat,
     libc::SYS_fstatfs,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
     libc::SYS_ppoll,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -198,6 +265,8 @@ const CALLS: &[i64] = &[
     libc::SYS_eventfd2,
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime,
+    // of /proc/self/fd, which is open: what a descriptor is
+    libc::SYS_readlinkat,
     // wakes across devices; the contexts are made before
     libc::SYS_io_submit,
     libc::SYS_io_getevents,
@@ -206,66 +275,130 @@ const CALLS: &[i64] = &[
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    // Unix sockets and their names
+    // connections
     libc::SYS_accept,
     libc::SYS_accept4,
-    libc::SYS_bind,
-    libc::SYS_connect,
-    libc::SYS_listen,
     libc::SYS_shutdown,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_recvmsg,
-    libc::SYS_recvfrom,
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
-    libc::SYS_getsockname,
     libc::SYS_getpeername,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_unlinkat,
-    libc::SYS_readlinkat,
     // threads
-    libc::SYS_futex,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
     libc::SYS_membarrier,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_restart_syscall,
-    // signals
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    // time and chance
-    libc::SYS_clock_gettime,
+    // time
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    libc::SYS_getrandom,
+];
+
+/// Calls of the broker without conditions, on every architecture.
+const BROKER: &[i64] = &[
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_fchmod,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
 ];
 
 /// Older forms that only some architectures have.
 #[cfg(target_arch = "x86_64")]
-const ARCH_CALLS: &[i64] = &[
-    libc::SYS_poll,
-    libc::SYS_epoll_wait,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_unlink,
-    libc::SYS_readlink,
-    libc::SYS_chmod,
-    libc::SYS_time,
-];
+const DAEMON_ARCH: &[i64] = &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_time];
+/// Older forms that only some architectures have.
+#[cfg(target_arch = "x86_64")]
+const BROKER_ARCH: &[i64] = &[libc::SYS_stat, libc::SYS_lstat, libc::SYS_unlink, libc::SYS_time];
 /// Older forms that only some architectures have.
 #[cfg(not(target_arch = "x86_64"))]
-const ARCH_CALLS: &[i64] = &[];
+const DAEMON_ARCH: &[i64] = &[];
+/// Older forms that only some architectures have.
+#[cfg(not(target_arch = "x86_64"))]
+const BROKER_ARCH: &[i64] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// What is refused in the sandbox of `who`, tried in a process of its own.
+    fn refused_in(who: &str) -> String {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "sandbox::tests::in_the_sandbox", "--ignored", "--nocapture"]);
+        let place = std::env::temp_dir().join(format!("ism-{who}-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        command.env("ISM_TEST_SANDBOX", who).env("ISM_TEST_PLACE", &place);
+        let output = command.output().unwrap();
+        std::fs::remove_dir_all(&place).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+        let refused = said.lines().filter_map(|line| line.strip_prefix("refused: "));
+        refused.filter_map(|line| line.split(':').next()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_daemon_that_was_taken_over_reaches_nothing() {
+        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl";
+        assert_eq!(refused_in("daemon"), all);
+    }
+
+    #[test]
+    fn a_broker_that_was_taken_over_reaches_sockets_only() {
+        let all = "open bind chmod unlink mkdir fork signal limits ioctl thread";
+        assert_eq!(refused_in("broker"), all);
+    }
+
+    /// Tries what a program that took the daemon over would like to do.
+    #[test]
+    #[ignore = "the tests above run it in a process of its own"]
+    fn in_the_sandbox() {
+        use rustix::fs::{CWD, Mode, OFlags};
+        use rustix::io::Result;
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+        let broker = std::env::var("ISM_TEST_SANDBOX").as_deref() == Ok("broker");
+        let unix = || {
+            let flags = SocketFlags::CLOEXEC;
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        };
+        let (parent, own) = (rustix::process::getppid().unwrap(), unix().unwrap());
+        let place = PathBuf::from(std::env::var("ISM_TEST_PLACE").unwrap());
+        let (file, name) = (place.join("file"), place.join("socket"));
+        std::fs::write(&file, "x").unwrap();
+        let address = SocketAddrUnix::new(&name).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&name).unwrap();
+        let other = SocketAddrUnix::new(place.join("other")).unwrap();
+
+        restrict_files([]).unwrap();
+        let who = if broker { Process::Broker } else { Process::Daemon };
+        restrict_syscalls(who, SandboxMode::On).unwrap();
+        let nobody = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
+        let tries: [(&str, &dyn Fn() -> Result<()>); 12] = [
+            ("open", &|| rustix::fs::open(&file, OFlags::RDONLY, Mode::empty()).map(drop)),
+            ("connect", &|| rustix::net::connect(&own, &address)),
+            ("socket", &|| unix().map(drop)),
+            ("bind", &|| rustix::net::bind(&own, &other)),
+            ("chmod", &|| rustix::fs::chmod(&file, Mode::from_raw_mode(0o4777))),
+            ("unlink", &|| rustix::fs::unlinkat(CWD, &file, rustix::fs::AtFlags::empty())),
+            ("mkdir", &|| rustix::fs::mkdir(place.join("new"), Mode::empty())),
+            ("fork", &|| match Command::new("/bin/true").spawn() {
+                Ok(_) => Ok(()),
+                Err(_) => Err(rustix::io::Errno::PERM),
+            }),
+            ("signal", &|| rustix::process::test_kill_process(parent)),
+            ("limits", &|| {
+                let what = rustix::process::Resource::Core;
+                rustix::process::prlimit(Some(parent), what, nobody).map(drop)
+            }),
+            ("ioctl", &|| rustix::io::ioctl_fionread(&own).map(drop)),
+            ("thread", &|| match std::thread::Builder::new().spawn(|| ()) {
+                Ok(thread) => thread.join().map_err(|_| rustix::io::Errno::IO),
+                Err(_) => Err(rustix::io::Errno::PERM),
+            }),
+        ];
+        for (name, attempt) in tries {
+            match attempt() {
+                Ok(()) => println!("done: {name}"),
+                Err(error) => println!("refused: {name}: {error}"),
+            }
+        }
+    }
+}

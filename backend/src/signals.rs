@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void, siginfo_t};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
@@ -33,15 +34,18 @@ pub(crate) fn catch() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for one of them, on the thread that called [`catch`].
-pub(crate) fn wait() -> io::Result<()> {
+/// Waits for one of them for `limit`, on the thread that called [`catch`]. `false`: none came.
+pub(crate) fn wait(limit: Option<Duration>) -> io::Result<bool> {
     let event = EVENT.get().ok_or_else(|| io::Error::other("signals are not caught"))?;
     for signal in ENDING {
         unblock_signal(signal).map_err(|error| io::Error::other(format!("{error:?}")))?;
     }
+    let deadline = limit.map(|limit| Instant::now() + limit);
     loop {
-        match poll(&mut [PollFd::new(event, PollFlags::IN)], None) {
-            Ok(_) => return Ok(()),
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(event, PollFlags::IN)], left.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -24,7 +24,7 @@ use super::faults::{FAULTS, Fault, Faults};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::timers::Timers;
-use super::unix_socket::{BoundSocket, SocketError, bind_listener, connect_to_oneself};
+use super::unix_socket::{BoundSocket, NameId, SocketError, SocketNames, path_of};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
@@ -57,6 +57,9 @@ struct Inner {
     threads: CountedThreads,
     stopping: AtomicBool,
     stop: OwnedFd,
+    names: Arc<dyn SocketNames>,
+    /// The socket's name, by which its queue is filled.
+    name: Option<NameId>,
     connection: Mutex<Option<Arc<Connection>>>,
     connections: AtomicU64,
 }
@@ -83,15 +86,18 @@ impl DeviceSocket {
         fabric: Arc<Fabric>,
         config: &Config,
         timers: Timers,
+        names: Arc<dyn SocketNames>,
     ) -> Result<DeviceSocket, SocketError> {
-        let (listener, socket) = match &spec.socket {
+        let (listener, socket, name) = match &spec.socket {
             Socket::Path(path) => {
-                let (listener, socket) = bind_listener(path, config.socket_mode)?;
-                (listener, Some(socket))
+                let (listener, socket) = BoundSocket::bind(&names, path, config.socket_mode)?;
+                let name = socket.name();
+                (listener, Some(socket), Some(name))
             }
             Socket::Listening(fd) => {
                 let listener = fd.try_clone().map(UnixListener::from).map_err(system(&spec))?;
-                (listener, None)
+                let name = path_of(&listener).map(|path| names.adopt(&path)).transpose()?;
+                (listener, None, name)
             }
         };
         // The framework's accept must block: it spins on a listener that does not.
@@ -115,6 +121,8 @@ impl DeviceSocket {
             faults: Arc::default(),
             threads: CountedThreads::default(),
             stopping: AtomicBool::new(false),
+            names,
+            name,
             connection: Mutex::new(None),
             connections: AtomicU64::new(0),
         });
@@ -232,9 +240,10 @@ impl Inner {
 
     /// Fills the queue of the socket with a connection of the daemon's own. `false`: it is full by
     /// another front end, which waits, or the socket has lost its name, so nobody connects.
-    fn fill_queue(&self, socket: &UnixListener) -> bool {
-        let filled = connect_to_oneself(socket);
-        if let Err(error) = filled {
+    fn fill_queue(&self) -> bool {
+        let Some(name) = self.name else { return false };
+        let filled = self.names.fill(name);
+        if let Err(error) = &filled {
             tracing::debug!(guest = self.spec.name, %error, "the queue was not filled");
         }
         filled.is_ok()
@@ -282,7 +291,7 @@ impl Inner {
     }
 
     fn serve(&self, connection: &Arc<Connection>, mut framework: Framework, socket: &UnixListener) {
-        let filled = self.fill_queue(socket);
+        let filled = self.fill_queue();
         self.connections.fetch_add(1, Ordering::Relaxed);
         *lock(&self.connection) = Some(connection.clone());
         if self.stopping.load(Ordering::SeqCst) {

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -16,9 +18,19 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// cannot be forged (a file of that name shows up with its directory). Without `/proc` nothing is
 /// an eventfd.
 pub(super) fn is_eventfd(file: &File) -> bool {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::readlink(link, Vec::new())
-        .is_ok_and(|target| target.as_bytes() == b"anon_inode:[eventfd]")
+    let number = file.as_raw_fd().to_string();
+    descriptors().is_some_and(|directory| {
+        rustix::fs::readlinkat(directory, number, Vec::new())
+            .is_ok_and(|target| target.as_bytes() == b"anon_inode:[eventfd]")
+    })
+}
+
+/// The directory of this process's descriptors. The first call opens it: the sandbox leaves no
+/// other way to it.
+pub(super) fn descriptors() -> Option<&'static OwnedFd> {
+    static DIRECTORY: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let open = || rustix::fs::open("/proc/self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    DIRECTORY.get_or_init(|| open().ok()).as_ref()
 }
 
 /// Whether this eventfd counts down by one per read (EFD_SEMAPHORE). Its counter is as before, at
@@ -78,7 +90,6 @@ fn take(file: &File, count: &mut [u8; 8]) -> Result<usize, Errno> {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::os::fd::OwnedFd;
 
     #[test]
     fn tells_eventfds_from_everything_else() {

@@ -53,9 +53,8 @@ pub(super) struct InlineContext {
 /// that finds all of them in use notifies the worker instead.
 static CONTEXTS: [Mutex<Option<InlineContext>>; 4] = [const { Mutex::new(None) }; 4];
 
-/// Makes the contexts. The daemon calls it before its sandbox closes. Without effect on a kernel that
-/// has no asynchronous IO.
-pub(crate) fn prepare() {
+/// Makes the contexts. Without effect on a kernel that has no asynchronous IO.
+pub(super) fn prepare() {
     for slot in &CONTEXTS {
         let mut context = lock(slot);
         if context.is_none() {

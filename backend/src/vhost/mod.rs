@@ -47,4 +47,9 @@ pub(crate) mod timers;
 pub(crate) mod unix_socket;
 
 pub use faults::{FAULTS, Fault};
-pub(crate) use inline_delivery::prepare;
+
+/// Opens what the sandbox would not let be opened later. The daemon calls it before.
+pub(crate) fn prepare() {
+    inline_delivery::prepare();
+    let _ = eventfd::descriptors();
+}

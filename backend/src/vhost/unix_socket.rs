@@ -1,11 +1,15 @@
 //! Unix sockets as the daemon makes them: not open to others for a moment, stale ones replaced,
 //! removed at the end.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use rustix::fs::Mode;
@@ -15,6 +19,8 @@ use rustix::net::{
     socket_with,
 };
 use thiserror::Error;
+
+use crate::device::sync::lock;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
@@ -40,12 +46,53 @@ pub enum SocketError {
     },
 }
 
-/// A listening socket and the name it has in the file system, which goes when this goes.
-#[derive(Debug)]
+/// Number of a socket's name among [`SocketNames`].
+pub(crate) type NameId = u64;
+
+/// Makes, connects and removes listening sockets: whatever needs their paths.
+pub(crate) trait SocketNames: Send + Sync {
+    /// Makes a listening socket with permission bits `mode`. A socket that is there already is
+    /// replaced if no program listens on it.
+    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError>;
+    /// Takes note of a listening socket that this process has inherited, and that is not its to
+    /// remove.
+    fn adopt(&self, path: &Path) -> Result<NameId, SocketError>;
+    /// Begins a connection to a listening socket, which stays in its queue.
+    ///
+    /// # Errors
+    /// EAGAIN: the queue is full. Others: the name is another's, or gone.
+    fn fill(&self, name: NameId) -> io::Result<()>;
+    /// Removes a name, unless it is another program's by now.
+    fn remove(&self, name: NameId);
+}
+
+/// The name of a listening socket in the file system, which goes when this goes.
 pub(crate) struct BoundSocket {
-    path: PathBuf,
-    /// At the end, the name may belong to another program's socket.
-    identity: Identity,
+    names: Arc<dyn SocketNames>,
+    name: NameId,
+}
+
+impl BoundSocket {
+    /// Makes a listening socket; see [`SocketNames::bind`].
+    pub(crate) fn bind(
+        names: &Arc<dyn SocketNames>,
+        path: &Path,
+        mode: u32,
+    ) -> Result<(UnixListener, BoundSocket), SocketError> {
+        let (listener, name) = names.bind(path, mode)?;
+        Ok((listener, BoundSocket { names: names.clone(), name }))
+    }
+
+    /// Its number.
+    pub(crate) fn name(&self) -> NameId {
+        self.name
+    }
+}
+
+impl Drop for BoundSocket {
+    fn drop(&mut self) {
+        self.names.remove(self.name);
+    }
 }
 
 /// Device, inode and time of birth: inode numbers come back, permissions and owners may change.
@@ -56,21 +103,70 @@ fn identity(path: &Path) -> io::Result<Identity> {
     Ok((meta.dev(), meta.ino(), meta.created().ok()))
 }
 
-impl Drop for BoundSocket {
-    fn drop(&mut self) {
-        let ours = identity(&self.path).is_ok_and(|there| there == self.identity);
-        if ours && let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove socket");
+/// Sockets that this process makes itself.
+#[derive(Debug, Default)]
+pub(crate) struct LocalNames(Mutex<Names>);
+
+#[derive(Debug, Default)]
+struct Names {
+    last: NameId,
+    /// With the identity of those that are to be removed: at the end, a name may belong to another
+    /// program's socket.
+    known: BTreeMap<NameId, (PathBuf, Option<Identity>)>,
+}
+
+impl LocalNames {
+    fn note(&self, path: &Path, identity: Option<Identity>) -> NameId {
+        let mut names = lock(&self.0);
+        names.last += 1;
+        let name = names.last;
+        names.known.insert(name, (path.into(), identity));
+        name
+    }
+
+    /// Removes all names that are left.
+    pub(crate) fn remove_all(&self) {
+        let names: Vec<NameId> = lock(&self.0).known.keys().copied().collect();
+        for name in names {
+            self.remove(name);
         }
     }
 }
 
-/// Makes a listening socket with permission bits `mode`. A socket that is there already is
-/// replaced if no program listens on it.
-pub(crate) fn bind_listener(
-    path: &Path,
-    mode: u32,
-) -> Result<(UnixListener, BoundSocket), SocketError> {
+impl SocketNames for LocalNames {
+    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError> {
+        let (listener, identity) = bind_listener(path, mode)?;
+        Ok((listener, self.note(path, Some(identity))))
+    }
+
+    fn adopt(&self, path: &Path) -> Result<NameId, SocketError> {
+        Ok(self.note(path, None))
+    }
+
+    fn fill(&self, name: NameId) -> io::Result<()> {
+        let path = lock(&self.0).known.get(&name).map(|(path, _)| path.clone());
+        let address = SocketAddrUnix::new(path.ok_or(Errno::NOENT)?)?;
+        Ok(connect(&unix_socket(SocketFlags::NONBLOCK)?, &address)?)
+    }
+
+    fn remove(&self, name: NameId) {
+        let Some((path, bound)) = lock(&self.0).known.remove(&name) else { return };
+        let ours = bound.is_some() && identity(&path).ok() == bound;
+        if ours && let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove socket");
+        }
+    }
+}
+
+/// The path of a listening socket that was inherited, if it has one.
+pub(crate) fn path_of(listener: impl AsFd) -> Option<PathBuf> {
+    let address = SocketAddrUnix::try_from(getsockname(listener).ok()?).ok()?;
+    let path = address.path()?;
+    Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+}
+
+/// See [`SocketNames::bind`].
+fn bind_listener(path: &Path, mode: u32) -> Result<(UnixListener, Identity), SocketError> {
     let failed = |action| {
         move |error: Errno| SocketError::Io { action, path: path.into(), source: error.into() }
     };
@@ -90,20 +186,13 @@ pub(crate) fn bind_listener(
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };
     let identity = identity(path).map_err(io_failed("look at"))?;
-    let bound = BoundSocket { path: path.into(), identity };
     // What the umask took away, the operator may have asked for.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .map_err(io_failed("protect"))?;
-    Ok((UnixListener::from(socket), bound))
-}
-
-/// Begins a connection to a listener of this process, which stays in the listener's queue.
-///
-/// # Errors
-/// [`Errno::AGAIN`]: the queue is full. Others: the listener's name is another's, or gone.
-pub(super) fn connect_to_oneself(listener: &UnixListener) -> rustix::io::Result<()> {
-    let address = SocketAddrUnix::try_from(getsockname(listener)?)?;
-    connect(&unix_socket(SocketFlags::NONBLOCK)?, &address)
+    let made = std::fs::symlink_metadata(path).map_err(io_failed("look at"))?.permissions();
+    if made.mode() & 0o777 != mode {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+            .map_err(io_failed("protect"))?;
+    }
+    Ok((UnixListener::from(socket), identity))
 }
 
 fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
@@ -131,6 +220,11 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
 mod tests {
     use super::*;
 
+    fn bind(path: &Path, mode: u32) -> Result<(UnixListener, BoundSocket), SocketError> {
+        let names: Arc<dyn SocketNames> = Arc::new(LocalNames::default());
+        BoundSocket::bind(&names, path, mode)
+    }
+
     fn directory(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("ism-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -142,7 +236,7 @@ mod tests {
         let directory = directory("socket-mode");
         let path = directory.join("a.sock");
         for mode in [0o600, 0o660] {
-            let (_listener, bound) = bind_listener(&path, mode).unwrap();
+            let (_listener, bound) = bind(&path, mode).unwrap();
             let meta = std::fs::symlink_metadata(&path).unwrap();
             assert_eq!(meta.permissions().mode() & 0o777, mode);
             drop(bound);
@@ -155,17 +249,17 @@ mod tests {
     fn replaces_a_stale_socket_and_nothing_else() {
         let directory = directory("socket-stale");
         let path = directory.join("a.sock");
-        let (listener, bound) = bind_listener(&path, 0o600).unwrap();
-        assert!(matches!(bind_listener(&path, 0o600), Err(SocketError::InUse(_))));
+        let (listener, bound) = bind(&path, 0o600).unwrap();
+        assert!(matches!(bind(&path, 0o600), Err(SocketError::InUse(_))));
         drop(listener);
         // The clock of file systems ticks in milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let (_second, _bound) = bind_listener(&path, 0o600).unwrap();
+        let (_second, _bound) = bind(&path, 0o600).unwrap();
         drop(bound); // the name is another's by now
         assert!(path.exists());
         let file = directory.join("file");
         std::fs::write(&file, "precious").unwrap();
-        assert!(matches!(bind_listener(&file, 0o600), Err(SocketError::NotASocket(_))));
+        assert!(matches!(bind(&file, 0o600), Err(SocketError::NotASocket(_))));
         assert!(file.exists());
         drop(_bound);
         std::fs::remove_dir_all(directory).unwrap();
@@ -174,6 +268,6 @@ mod tests {
     #[test]
     fn a_path_that_is_too_long_is_an_error() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-        assert!(matches!(bind_listener(&path, 0o600), Err(SocketError::Io { .. })));
+        assert!(matches!(bind(&path, 0o600), Err(SocketError::Io { .. })));
     }
 }

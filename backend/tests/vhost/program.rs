@@ -218,6 +218,109 @@ fn the_program_leaves_no_core_dump() {
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
 }
 
+/// A line of /proc/PID/status of the daemon, without its key.
+fn status_line(pid: Pid, key: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(&format!("{key}:"))).unwrap();
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root has rights to give up");
+        return;
+    }
+    for (options, uid) in [(&["--user", "65534:65533"][..], 65534), (&[], 0)] {
+        let place = Place::new();
+        let management = place.path("m");
+        let options = [options, &["--management", management.to_str().unwrap()]].concat();
+        let options = [&options[..], &["--sandbox=strict"]].concat();
+        let mut program = Program::start(&place, &["a", "b"], &options);
+        eventually("the management socket", || management.exists());
+        work(&place.path("a"), &place.path("b"));
+        let line = |key: &str| status_line(program.pid(), key);
+        for none in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(u64::from_str_radix(&line(none), 16), Ok(0), "{none}");
+        }
+        if uid != 0 {
+            assert_eq!(line("Uid"), "65534 65534 65534 65534");
+            assert_eq!(line("Gid"), "65533 65533 65533 65533");
+            assert_eq!(line("Groups"), "");
+        }
+        let root = std::fs::read_dir(format!("/proc/{}/root", program.pid())).unwrap();
+        assert_eq!(root.count(), 0, "its root is empty");
+        // The process outside makes and removes sockets for it.
+        let mut client = Client::connect(&management).unwrap();
+        client.add(&AddGuest { socket: place.path("c"), ..AddGuest::default() }).unwrap();
+        work(&place.path("a"), &place.path("c"));
+        client.remove("c").unwrap();
+        assert!(!place.path("c").exists());
+        program.end(Signal::TERM);
+        assert!(!place.path("a").exists());
+    }
+}
+
+#[test]
+fn sockets_go_when_the_daemon_is_killed() {
+    let place = Place::new();
+    let program = Program::start(&place, &["a"], &[]);
+    drop(program);
+    eventually("the end of the socket", || !place.path("a").exists());
+}
+
+#[test]
+fn a_user_that_is_none_or_is_root_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    let place = Place::new();
+    for user in ["root", "0:0", "no-such-user"] {
+        let socket = place.path("a");
+        let refused = run(&["--user", user, "-s", socket.to_str().unwrap()]);
+        assert_eq!(refused.status.code(), Some(1), "{user}");
+        assert!(!socket.exists());
+    }
+}
+
+#[test]
+fn a_service_manager_hears_of_start_life_and_end() {
+    let place = Place::new();
+    let said = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
+    said.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let heard = || {
+        let mut bytes = [0; 64];
+        let len = said.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    let mut command = Command::new(PROGRAM);
+    command.arg("--socket-path").arg(place.path("a")).arg("--sandbox=strict");
+    command.env("NOTIFY_SOCKET", place.path("notify")).env("WATCHDOG_USEC", "100000");
+    command.env_remove("WATCHDOG_PID").env_remove("RUST_LOG").stderr(Stdio::piped());
+    let mut program = Program(command.spawn().unwrap());
+    assert_eq!(heard(), "READY=1");
+    assert!(place.path("a").exists(), "it was ready then");
+    assert_eq!(heard(), "WATCHDOG=1");
+    program.end(Signal::TERM);
+    let last = std::iter::repeat_with(heard).find(|what| what != "WATCHDOG=1");
+    assert_eq!(last.as_deref(), Some("STOPPING=1"));
+}
+
+#[test]
+fn the_unit_of_systemd_leaves_little_open() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/vhost-device-ism.service");
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["security", "--offline=true", "--no-pager", "--threshold=15", unit]);
+    let Ok(output) = analyze.output() else {
+        eprintln!("SKIPPED: there is no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("Overall exposure level"), "{said}");
+}
+
 #[test]
 fn reconnecting_leaks_neither_descriptors_nor_threads_nor_memory() {
     let place = Place::new();

@@ -1,0 +1,236 @@
+//! The broker: a small process that stays outside of the daemon's sandbox, and does for it what
+//! needs a path.
+//!
+//! The daemon maps the memory of all its guests, so one that takes it over should find nothing to
+//! go on with. It cannot make, connect or remove a socket. For a guest that is added at run time,
+//! for the queue of a device socket, and at the end, it asks the broker, which does that and nothing
+//! else, in the directories of the sockets that were configured. The broker never sees a byte of a
+//! guest.
+//!
+//! A request is one message of a socket of packets, its answer another, with the new socket beside
+//! it. The broker ends when the daemon does, and removes the sockets that are left.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use rustix::fs::Mode;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::device::sync::lock;
+use crate::fork;
+use crate::vhost::unix_socket::{LocalNames, NameId, SocketError, SocketNames};
+
+/// Longest message, bytes: a path of a socket has 108 bytes at most.
+const MAX_MESSAGE: usize = 4096;
+
+/// What the daemon asks for. Paths are bytes.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Make a listening socket.
+    Bind { path: Vec<u8>, mode: u32 },
+    /// Take note of a listening socket that was inherited.
+    Adopt { path: Vec<u8> },
+    /// Begin a connection that stays in the queue of a socket.
+    Fill { name: NameId },
+    /// Remove the name of a socket.
+    Remove { name: NameId },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Done { name: NameId },
+    InUse,
+    NotASocket,
+    Failed { errno: i32 },
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+pub(crate) struct Broker {
+    /// Locked over a request and its answer. The broker waits for nobody, so no thread does.
+    channel: Mutex<OwnedFd>,
+}
+
+impl Broker {
+    /// Starts the broker, which calls `confine` and then serves this process. `inherited` are paths
+    /// of sockets that may be adopted. To be called while there is one thread.
+    ///
+    /// # Errors
+    /// The kernel makes no socket or no process.
+    pub(crate) fn start(
+        inherited: Vec<PathBuf>,
+        confine: impl FnOnce() -> bool,
+    ) -> io::Result<Broker> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let mut ours = Some(ours);
+        fork::in_child(|| {
+            // Else the end of the daemon would not be seen.
+            drop(ours.take());
+            let _ = rustix::thread::set_name(c"broker");
+            // Sockets get the modes that are asked for, without a change of mode by path.
+            let _ = rustix::process::umask(Mode::empty());
+            if confine() {
+                serve(&theirs, &inherited);
+            }
+        })?;
+        let channel = ours.ok_or(Errno::BADF)?;
+        Ok(Broker { channel: Mutex::new(channel) })
+    }
+
+    fn ask(&self, request: &Request) -> io::Result<(Answer, Option<OwnedFd>)> {
+        let channel = lock(&self.channel);
+        send(&channel, request, None)?;
+        let (answer, fd) = receive(&channel)?;
+        Ok((answer.ok_or_else(|| io::Error::other("the broker has ended"))?, fd))
+    }
+
+    fn ask_about(
+        &self,
+        path: &Path,
+        request: &Request,
+    ) -> Result<(NameId, Option<OwnedFd>), SocketError> {
+        let failed = |source| SocketError::Io { action: "make", path: path.into(), source };
+        match self.ask(request).map_err(failed)? {
+            (Answer::Done { name }, fd) => Ok((name, fd)),
+            (Answer::InUse, _) => Err(SocketError::InUse(path.into())),
+            (Answer::NotASocket, _) => Err(SocketError::NotASocket(path.into())),
+            (Answer::Failed { errno }, _) => Err(failed(io::Error::from_raw_os_error(errno))),
+        }
+    }
+}
+
+impl SocketNames for Broker {
+    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError> {
+        let request = Request::Bind { path: path.as_os_str().as_bytes().to_vec(), mode };
+        match self.ask_about(path, &request)? {
+            (name, Some(socket)) => Ok((UnixListener::from(socket), name)),
+            (_, None) => Err(SocketError::Io {
+                action: "make",
+                path: path.into(),
+                source: io::Error::other("the broker gave no socket"),
+            }),
+        }
+    }
+
+    fn adopt(&self, path: &Path) -> Result<NameId, SocketError> {
+        let request = Request::Adopt { path: path.as_os_str().as_bytes().to_vec() };
+        Ok(self.ask_about(path, &request)?.0)
+    }
+
+    fn fill(&self, name: NameId) -> io::Result<()> {
+        match self.ask(&Request::Fill { name })?.0 {
+            Answer::Done { .. } => Ok(()),
+            Answer::Failed { errno } => Err(io::Error::from_raw_os_error(errno)),
+            Answer::InUse | Answer::NotASocket => Err(Errno::INVAL.into()),
+        }
+    }
+
+    fn remove(&self, name: NameId) {
+        if let Err(error) = self.ask(&Request::Remove { name }) {
+            tracing::warn!(%error, "a socket's name is left");
+        }
+    }
+}
+
+/// Serves the daemon until it ends.
+fn serve(channel: &OwnedFd, inherited: &[PathBuf]) {
+    let names = LocalNames::default();
+    while let Ok((Some(request), _)) = receive(channel) {
+        let (answer, fd) = match carry_out(&names, inherited, request) {
+            Ok(done) => done,
+            Err(SocketError::InUse(_)) => (Answer::InUse, None),
+            Err(SocketError::NotASocket(_)) => (Answer::NotASocket, None),
+            Err(SocketError::Io { source, .. }) => {
+                (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, None)
+            }
+        };
+        if send(channel, &answer, fd.as_ref()).is_err() {
+            break;
+        }
+    }
+    names.remove_all();
+}
+
+fn carry_out(
+    names: &LocalNames,
+    inherited: &[PathBuf],
+    request: Request,
+) -> Result<(Answer, Option<OwnedFd>), SocketError> {
+    let path = |bytes: Vec<u8>| PathBuf::from(std::ffi::OsString::from_vec(bytes));
+    let (name, fd) = match request {
+        Request::Bind { path: bytes, mode } => {
+            let (listener, name) = names.bind(&path(bytes), mode & 0o777)?;
+            (name, Some(OwnedFd::from(listener)))
+        }
+        Request::Adopt { path: bytes } => {
+            let path = path(bytes);
+            if !inherited.contains(&path) {
+                let source = Errno::PERM.into();
+                return Err(SocketError::Io { action: "use", path, source });
+            }
+            (names.adopt(&path)?, None)
+        }
+        Request::Fill { name } => {
+            let failed = |source| SocketError::Io { action: "fill", path: PathBuf::new(), source };
+            names.fill(name).map_err(failed)?;
+            (name, None)
+        }
+        Request::Remove { name } => {
+            names.remove(name);
+            (name, None)
+        }
+    };
+    Ok((Answer::Done { name }, fd))
+}
+
+fn send(channel: &OwnedFd, message: &impl Serialize, fd: Option<&OwnedFd>) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > MAX_MESSAGE {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let flags = SendFlags::NOSIGNAL;
+    retry_on_intr(|| sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, flags))?;
+    Ok(())
+}
+
+/// The next message; `None`: the other end is gone.
+fn receive<T: for<'de> Deserialize<'de>>(
+    channel: &OwnedFd,
+) -> io::Result<(Option<T>, Option<OwnedFd>)> {
+    let mut bytes = [0; MAX_MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = retry_on_intr(|| {
+        recvmsg(
+            channel,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
+    let fd = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    match bytes.get(..received.bytes) {
+        Some(message) if !message.is_empty() => Ok((Some(serde_json::from_slice(message)?), fd)),
+        _ => Ok((None, fd)),
+    }
+}

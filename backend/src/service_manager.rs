@@ -1,0 +1,75 @@
+//! What a service manager such as systemd wants to hear (sd_notify(3)): that the daemon is ready,
+//! that it lives, that it ends.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// The service manager that started this process, if one did.
+#[derive(Debug)]
+pub(crate) struct ServiceManager {
+    socket: Option<UnixDatagram>,
+    /// How often it wants to hear that the daemon lives.
+    watchdog: Option<Duration>,
+}
+
+impl ServiceManager {
+    /// Connects to the one that the environment names. To be called before files are out of reach.
+    pub(crate) fn from_environment() -> ServiceManager {
+        let socket = env::var_os("NOTIFY_SOCKET").and_then(|name| {
+            connect(&name)
+                .inspect_err(|error| tracing::warn!(%error, "no way to the service manager"))
+                .ok()
+        });
+        let number = |key: &str| env::var(key).ok()?.parse::<u64>().ok();
+        let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog = number("WATCHDOG_USEC").filter(|usec| ours && *usec > 0);
+        ServiceManager {
+            watchdog: watchdog.filter(|_| socket.is_some()).map(Duration::from_micros),
+            socket,
+        }
+    }
+
+    /// How long the daemon may wait before it says that it lives; none: it need not.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        Some(self.watchdog? / 2)
+    }
+
+    /// The daemon serves its sockets.
+    pub(crate) fn ready(&self) {
+        self.say("READY=1");
+    }
+
+    /// The daemon lives.
+    pub(crate) fn alive(&self) {
+        self.say("WATCHDOG=1");
+    }
+
+    /// The daemon ends.
+    pub(crate) fn stopping(&self) {
+        self.say("STOPPING=1");
+    }
+
+    fn say(&self, what: &str) {
+        if let Some(socket) = &self.socket
+            && let Err(error) = socket.send(what.as_bytes())
+        {
+            tracing::warn!(%error, what, "the service manager does not listen");
+        }
+    }
+}
+
+fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    match name.as_bytes() {
+        [b'@', name @ ..] => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+        _ => socket.connect(name)?,
+    }
+    // A manager that does not read must not stop the daemon.
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
