@@ -23,6 +23,9 @@ use wire::{HERE, THERE, Wire};
 const PORT: u16 = 6100;
 /// Connections after which a client may leave them to TCP.
 const LEARNED: usize = 8;
+/// So many more come to SMC at most before those are counted: a thread of the library may still have
+/// a connection that its program has closed. If the process ends first, that one never counts.
+const LATE: usize = 16;
 
 /// What `smc run` passes on to a program.
 struct Passed {
@@ -136,18 +139,19 @@ fn short_connections_are_left_to_tcp() {
         let test = "short_connections_are_left_to_tcp";
         let wire = Wire::honest();
         let (fabric, passed) = (Fabric::new(2), Passed::new());
-        let count = LEARNED + 2 * 64;
+        let count = LEARNED + LATE + 2 * 64;
         run(test, passed.program(&fabric), passed.program(&fabric), PORT, count);
-        let smc = LEARNED;
+        let smc = asked(&wire);
+        assert!((LEARNED..LEARNED + LATE).contains(&smc), "the others are plain TCP: {smc}");
         assert_eq!(fabric.decided(), (2 * smc, 2 * (count - smc)), "{:?}", fabric.broken());
         assert_eq!(fabric.said("too short to be faster on SMC"), count - smc);
-        assert_eq!(asked(&wire), smc, "the others are plain TCP from the SYN on");
         let [server] = &passed.learned()[..] else { panic!() };
         assert_eq!(
             server.endpoint,
             Endpoint::Server((THERE[0].parse::<IpAddr>().unwrap(), PORT).into())
         );
-        assert_eq!((server.smc, server.tcp, server.samples), (8, 128, 2));
+        let numbers = (smc as u64, (count - smc) as u64, 2);
+        assert_eq!((server.smc, server.tcp, server.samples), numbers);
         assert_eq!((server.bytes, server.round_trips, server.on_tcp), (2048, 1, true));
     });
 }
@@ -164,12 +168,14 @@ fn processes_of_one_connection_each_learn_together() {
         let mut client = passed.program(&fabric);
         client.env("EACH_IN_A_PROCESS", "1");
         run(test, passed.program(&fabric), client, PORT, LEARNED + 64);
-        assert_eq!(fabric.decided().0, 2 * LEARNED, "{:?}", fabric.broken());
-        assert_eq!(asked(&wire), LEARNED);
+        let smc = asked(&wire);
+        assert!((LEARNED..LEARNED + LATE).contains(&smc), "{smc}");
+        assert_eq!(fabric.decided().0, 2 * smc, "{:?}", fabric.broken());
     });
 }
 
-/// The one of 64 that is observed shows that they are long now; the next ones are on SMC.
+/// The one of 64 that is observed shows that they are long now; the next ones are on SMC. So all but
+/// 64 are.
 #[test]
 fn connections_that_become_long_return_to_smc() {
     if is_program() {
@@ -181,7 +187,7 @@ fn connections_that_become_long_return_to_smc() {
         for each in [false, true] {
             let (fabric, passed) = (Fabric::new(4), Passed::new());
             let mut client = passed.program(&fabric);
-            client.env("LONG_FROM", LEARNED.to_string());
+            client.env("LONG_FROM", (LEARNED + LATE).to_string());
             if each {
                 client.env("EACH_IN_A_PROCESS", "1");
             }
@@ -204,7 +210,7 @@ fn a_connection_that_is_still_open_counts_as_well() {
         let (fabric, passed) = (Fabric::new(2), Passed::new());
         let (mut server, mut client) = (passed.program(&fabric), passed.program(&fabric));
         server.env("SIDE_BY_SIDE", "1");
-        client.env("LONG_FROM", LEARNED.to_string()).env("KEEPS_OPEN", "1");
+        client.env("LONG_FROM", (LEARNED + LATE).to_string()).env("KEEPS_OPEN", "1");
         run(test, server, client, PORT, LEARNED + 2 * 64 + 10);
         // The second sample finds out about the first.
         assert_eq!(asked(&wire), LEARNED + 10);
@@ -234,10 +240,11 @@ fn a_rule_forces_smc() {
                 Policy::load(&file).unwrap();
                 client.env("SMC_RUN_POLICY", file);
             }
-            run("a_rule_forces_smc", passed.program(&fabric), client, PORT, 3 * LEARNED);
-            let on_smc = if smc { 3 * LEARNED } else { LEARNED };
+            let count = LEARNED + LATE;
+            run("a_rule_forces_smc", passed.program(&fabric), client, PORT, count);
+            let on_smc = asked(&wire);
+            assert!(on_smc >= LEARNED && (on_smc == count) == smc, "{rule} {policy} {on_smc}");
             assert_eq!(fabric.decided().0, 2 * on_smc, "{rule} {policy} {:?}", fabric.broken());
-            assert_eq!(asked(&wire), on_smc);
         }
     });
 }
