@@ -1,10 +1,10 @@
 //! Programs whose language brings its own way of doing network IO.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::bed::{Net, Place, Program, are_installed};
-use crate::case::{Carried, Case, after, seconds};
+use crate::case::{Carried, Case, after, seconds, times};
 
 /// Runs a compiler.
 fn compile(command: &mut Command) {
@@ -57,6 +57,52 @@ fn java() {
     let program = format!("java -XX:TieredStopAtLevel=1 -cp {} Web", dir.display());
     web("Java, HTTP", &["java"], &program, " ", Carried::Both, &net);
     let _ = std::fs::remove_dir_all(dir);
+}
+
+/// Builds a program in Rust that is no member of the workspace, and keeps what that makes: the crates
+/// take a minute.
+fn build(name: &str) -> PathBuf {
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap());
+    let dir = home.join(".cache/vhost-device-ism/programs").join(name);
+    let code = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/code")).join(name);
+    std::fs::create_dir_all(dir.join("src")).unwrap();
+    for file in ["Cargo.toml", "src/main.rs"] {
+        let text = std::fs::read(code.join(file)).unwrap();
+        // Cargo builds what is newer.
+        if std::fs::read(dir.join(file)).ok().as_ref() != Some(&text) {
+            std::fs::write(dir.join(file), text).unwrap();
+        }
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    compile(cargo.current_dir(&dir).args(["build", "--release", "--target-dir", "target"]));
+    dir.join("target/release").join(format!("smc-{name}-echo"))
+}
+
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn hyper_and_reqwest() {
+    let net = Net::new();
+    let program = build("hyper").display().to_string();
+    let server = |place: &Place| {
+        let Place { address, port, .. } = place;
+        Program::new(format!("{program} server {address}:{port}"))
+    };
+    let client = |place: &Place| {
+        let Place { address, port, .. } = place;
+        let requests = times(200, 2000);
+        Program::new(format!("{program} client {address}:{port} 8 {requests}"))
+    };
+    Case {
+        name: "hyper and reqwest",
+        needs: &[],
+        server: &server,
+        client: &client,
+        figure: &|text| after(text, "per second:"),
+        seen_by: None,
+        carried: Carried::Both,
+        wanted: 0.9,
+    }
+    .run(&net);
 }
 
 /// Programs in Go make system calls themselves, even those that contain libc. `smc run` prints that
