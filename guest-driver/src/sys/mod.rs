@@ -38,7 +38,7 @@ pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{TcpCounts, peer_process, tcp_counts};
 pub(crate) use tcp::reset_tcp;
-pub use time::timespec;
+pub use time::{processor_time, timespec};
 pub use unix::connect_unix;
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::usage::{RunProcesses, Usage};
 use crate::transport::{Counters, SmcPath};
 
 /// What server and client do.
@@ -16,8 +17,14 @@ pub(super) enum Program {
     Stream,
     /// One connection, one message to and fro at a time.
     RoundTrip,
+    /// As [`Program::RoundTrip`], each message at a given time.
+    Paced,
+    /// As [`Program::RoundTrip`], several connections with a thread each at both ends.
+    RoundTripThreads,
     /// Many connections, one message to and fro at a time on each; an event loop on either side.
     Echo,
+    /// As [`Program::Echo`], with epoll on every transport.
+    EchoEpoll,
     /// Connect, request, reply, close, again and again.
     Short,
 }
@@ -95,10 +102,12 @@ pub(super) struct Job {
     pub(super) buffer: usize,
     /// How long SMC spins before it sleeps, microseconds.
     pub(super) spin_us: u64,
-    /// Connections of [`Program::Echo`].
+    /// Connections of [`Program::Echo`] and [`Program::EchoEpoll`].
     pub(super) connections: usize,
-    /// Client threads of [`Program::Short`].
+    /// Client threads of [`Program::Short`]; threads of each end of [`Program::RoundTripThreads`].
     pub(super) threads: usize,
+    /// Writes or messages per second; 0: as many as possible.
+    pub(super) rate: u32,
     /// Device of the process, for SMC.
     pub(super) device: Option<PathBuf>,
     /// User EIDs of SMC; none: the default.
@@ -113,6 +122,8 @@ pub(super) struct Job {
     pub(super) address: String,
     /// Bind the process to one processor: the first for servers, the second for clients.
     pub(super) pin: bool,
+    /// The other processes of the run, if the client shall ask for their processor time.
+    pub(super) others: Option<RunProcesses>,
 }
 
 impl Job {
@@ -148,6 +159,8 @@ pub(super) struct EndReport {
     pub(super) smc: Option<SmcPath>,
     /// What the device counted during a stream.
     pub(super) device: Option<Counters>,
+    /// What the run has used, as the client has seen it.
+    pub(super) usage: Option<Usage>,
 }
 
 impl From<Outcome> for EndReport {

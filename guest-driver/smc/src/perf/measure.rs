@@ -15,7 +15,14 @@ pub(super) enum Unit {
     ConnectionsPerSecond,
     /// Microseconds.
     Microseconds,
+    /// Messages to and fro per second, by all threads.
+    RoundTripsPerSecond,
+    /// Seconds of processor time per [`GIGABYTE`].
+    ProcessorPerGigabyte,
 }
+
+/// Bytes of the unit of processor time.
+pub(super) const GIGABYTE: f64 = 1e9;
 
 impl Unit {
     /// Its name in tables and JSON.
@@ -26,12 +33,25 @@ impl Unit {
             Unit::EchoesPerSecond => "echoes/s",
             Unit::ConnectionsPerSecond => "connections/s",
             Unit::Microseconds => "us",
+            Unit::RoundTripsPerSecond => "round trips/s",
+            Unit::ProcessorPerGigabyte => "s/GB",
         }
     }
 
     /// Whether less is better.
     pub(super) fn is_time(self) -> bool {
-        self == Unit::Microseconds
+        matches!(self, Unit::Microseconds | Unit::ProcessorPerGigabyte)
+    }
+
+    /// The unit of processor time, and by what to multiply seconds per byte or message.
+    pub(super) fn processor_time(self, size: usize) -> (&'static str, f64) {
+        match self {
+            Unit::MebibytesPerSecond | Unit::ProcessorPerGigabyte => ("s/GB", GIGABYTE),
+            Unit::MessagesPerSecond => ("us/message", size as f64 * 1e6),
+            Unit::ConnectionsPerSecond => ("us/connection", 1e6),
+            Unit::EchoesPerSecond => ("us/echo", 1e6),
+            Unit::Microseconds | Unit::RoundTripsPerSecond => ("us/round trip", 1e6),
+        }
     }
 
     /// Converts what a program counts per second into this unit.
@@ -59,8 +79,10 @@ pub(super) struct Experiment {
     pub(super) spin_us: u64,
     /// Connections of an event loop.
     pub(super) connections: usize,
-    /// Client threads of short connections.
+    /// Client threads of short connections; threads of each end that do round trips.
     pub(super) threads: usize,
+    /// Writes or messages per second; 0: as many as possible.
+    pub(super) rate: u32,
     /// The transports that it is run over.
     pub(super) transports: Vec<TransportKind>,
     /// The measures it gives: name, and which SMC-D is meant.
@@ -93,6 +115,7 @@ fn experiment(title: &str, program: Program, unit: Unit, size: usize) -> Experim
         spin_us: SPIN_US,
         connections: 200,
         threads: 4,
+        rate: 0,
         transports,
         rows: Vec::new(),
     }
@@ -122,6 +145,10 @@ impl Experiment {
         self.connections = overrides.connections.unwrap_or(self.connections);
         self.threads = overrides.threads.unwrap_or(self.threads);
         self.title = match self.program {
+            Program::Stream if self.unit == Unit::ProcessorPerGigabyte => {
+                let gigabytes = self.size as f64 * f64::from(self.rate) / GIGABYTE;
+                format!("processor time at {gigabytes:.2} GB/s, {} writes", bytes(self.size))
+            }
             Program::Stream if self.unit == Unit::MebibytesPerSecond => {
                 format!("throughput, {} writes", bytes(self.size))
             }
@@ -130,13 +157,30 @@ impl Experiment {
                 format!("round trip, {}, never spinning", bytes(self.size))
             }
             Program::RoundTrip => format!("round trip, {}", bytes(self.size)),
+            Program::Paced => {
+                format!("latency at {} messages/s, {}", self.rate, bytes(self.size))
+            }
+            Program::RoundTripThreads => {
+                format!("round trips of {} threads, {}", self.threads, bytes(self.size))
+            }
             Program::Echo => {
                 format!("echo on {} connections, {}", self.connections, bytes(self.size))
             }
-            Program::Short => format!("short connections, {} each way", bytes(self.size)),
+            Program::EchoEpoll => {
+                format!("echo by epoll on {} connections, {}", self.connections, bytes(self.size))
+            }
+            Program::Short => {
+                format!("short connections of {}, {} each way", threads(self.threads), {
+                    bytes(self.size)
+                })
+            }
         };
         self
     }
+}
+
+fn threads(n: usize) -> String {
+    if n == 1 { "1 thread".into() } else { format!("{n} threads") }
 }
 
 /// A number of bytes with a unit.
@@ -149,7 +193,13 @@ pub(super) fn bytes(n: usize) -> String {
 }
 
 /// Names that `smc perf` takes, with a sentence each.
-pub(super) const NAMES: [(&str, &str); 13] = [
+pub(super) const NAMES: [(&str, &str); 19] = [
+    ("latency_1k", "64 B to and fro, 1,000 messages/s on an absolute schedule; median and p99"),
+    ("latency_10k", "the same, 10,000 messages/s"),
+    ("rr_threads", "64 B to and fro by 16 threads, each blocking on a connection of its own"),
+    ("echo_epoll", "4 KiB to and fro on 200 connections at once, both ends by epoll"),
+    ("short_conn_1", "as short_conn, by 1 client thread"),
+    ("cpu_1g", "processor time of a stream of 1 GB/s in 64 KiB writes"),
     ("bulk", "throughput of one connection, 64 KiB writes, 1 MiB receive buffer; window and move"),
     ("bulk_window", "the same, SMC-D by stores into the peer's buffer only"),
     ("bulk_move", "the same, SMC-D by copies of the device only"),
@@ -165,14 +215,27 @@ pub(super) const NAMES: [(&str, &str); 13] = [
     ("memory", "memory of the daemon with 100 idle devices, and of idle connections"),
 ];
 
-/// The seven measures of `--suite`.
+/// The measures of `--suite` that look like programs, which come first.
+const LIKE_PROGRAMS: [&str; 7] = [
+    "latency_1k",
+    "latency_10k",
+    "rr_threads",
+    "echo_epoll",
+    "short_conn",
+    "short_conn_1",
+    "cpu_1g",
+];
+/// Those that show what each part can do, after `bulk`.
+const LIMITS: [&str; 4] = ["rtt_spin", "rtt_sleep", "rate_100b", "echo_200"];
+
+/// The measures of `--suite`.
 pub(super) fn suite(overrides: &Overrides) -> Vec<Experiment> {
     let both =
         bulk().row("bulk_window", TransportKind::Window).row("bulk_move", TransportKind::Move);
-    let mut all = vec![both.only_what_rows_need().with(overrides)];
-    for name in ["rtt_spin", "rtt_sleep", "rate_100b", "echo_200", "short_conn"] {
-        all.extend(by_name(name, overrides));
-    }
+    let named = |name: &&str| by_name(name, overrides);
+    let mut all: Vec<_> = LIKE_PROGRAMS.iter().filter_map(named).collect();
+    all.push(both.only_what_rows_need().with(overrides));
+    all.extend(LIMITS.iter().filter_map(named));
     all
 }
 
@@ -190,6 +253,11 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
         rate.buffer = 1 << 20;
         rate
     };
+    let paced = |per_second| {
+        let mut paced = experiment("", Program::Paced, Unit::Microseconds, 64);
+        paced.rate = per_second;
+        paced
+    };
     let echo = || experiment("", Program::Echo, Unit::EchoesPerSecond, 4096);
     let conn = || experiment("", Program::Short, Unit::ConnectionsPerSecond, 1024);
     let both = |base: Experiment| {
@@ -197,6 +265,31 @@ pub(super) fn by_name(name: &str, overrides: &Overrides) -> Option<Experiment> {
             .row(&format!("{name}_move"), TransportKind::Move)
     };
     let made = match name {
+        "latency_1k" => paced(1_000).row(name, TransportKind::Window),
+        "latency_10k" => paced(10_000).row(name, TransportKind::Window),
+        "rr_threads" => {
+            let unit = Unit::RoundTripsPerSecond;
+            let mut threads = experiment("", Program::RoundTripThreads, unit, 64);
+            threads.threads = 16;
+            threads.row(name, TransportKind::Window)
+        }
+        "echo_epoll" => {
+            let echo = experiment("", Program::EchoEpoll, Unit::EchoesPerSecond, 4096);
+            echo.row(name, TransportKind::Window)
+        }
+        "short_conn_1" => {
+            let mut one = conn();
+            one.threads = 1;
+            one.row(name, TransportKind::Window)
+        }
+        "cpu_1g" => {
+            let mut paced = bulk();
+            paced.unit = Unit::ProcessorPerGigabyte;
+            paced.rate = (GIGABYTE / paced.size as f64) as u32;
+            // The raw ring works only by spinning.
+            paced.transports.retain(|transport| *transport != TransportKind::Ring);
+            paced.row(name, TransportKind::Window)
+        }
         "bulk" => both(bulk()),
         "bulk_window" => bulk().row(name, TransportKind::Window),
         "bulk_move" => bulk().row(name, TransportKind::Move),
@@ -237,7 +330,8 @@ pub(super) fn between(
         "rate" | "rate_100b" => "rate_100b",
         "echo" | "echo_200" => "echo_200",
         "conn" | "short_conn" => "short_conn",
-        "rtt_sleep" => "rtt_sleep",
+        "rtt_sleep" | "latency_1k" | "latency_10k" | "rr_threads" | "echo_epoll"
+        | "short_conn_1" => name,
         _ => return None,
     };
     let mut experiment = by_name(base, overrides)?;
@@ -253,14 +347,16 @@ mod tests {
     #[test]
     fn between_machines_a_measure_runs_over_what_reaches_them() {
         let transports = [TransportKind::Smc, TransportKind::Tcp];
-        for name in BETWEEN.into_iter().chain(["rtt", "rate", "echo", "conn", "echo_200"]) {
+        for name in
+            BETWEEN.into_iter().chain(["rtt", "rate", "echo", "conn", "latency_1k", "rr_threads"])
+        {
             let experiment = between(name, &Overrides::default(), &transports).unwrap();
             assert_eq!(experiment.transports, transports, "{name}");
             assert_eq!(experiment.rows, [(name.to_owned(), TransportKind::Smc)]);
         }
         let sleep = between("rtt_sleep", &Overrides::default(), &transports).unwrap();
         assert_eq!(sleep.spin_us, 0);
-        for name in ["bulk_window", "bulk_move", "memory"] {
+        for name in ["bulk_window", "bulk_move", "cpu_1g", "memory"] {
             assert!(between(name, &Overrides::default(), &transports).is_none(), "{name}");
         }
     }
@@ -279,17 +375,23 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_has_seven_measures() {
+    fn the_suite_begins_with_what_looks_like_programs() {
         let suite = suite(&Overrides::default());
         let names: Vec<_> = suite.iter().flat_map(|e| e.rows.iter().map(|(n, _)| n)).collect();
         let expected = [
+            "latency_1k",
+            "latency_10k",
+            "rr_threads",
+            "echo_epoll",
+            "short_conn",
+            "short_conn_1",
+            "cpu_1g",
             "bulk_window",
             "bulk_move",
             "rtt_spin",
             "rtt_sleep",
             "rate_100b",
             "echo_200",
-            "short_conn",
         ];
         assert_eq!(names, expected.iter().collect::<Vec<_>>());
     }
@@ -305,5 +407,10 @@ mod tests {
         assert_eq!(Unit::MebibytesPerSecond.scale(2097152.0, 1), 2.0);
         assert_eq!(Unit::MessagesPerSecond.scale(1000.0, 100), 10.0);
         assert_eq!(Unit::EchoesPerSecond.scale(1000.0, 100), 1000.0);
+        // A microsecond per byte.
+        assert_eq!(Unit::MessagesPerSecond.processor_time(100), ("us/message", 1e8));
+        assert_eq!(Unit::MebibytesPerSecond.processor_time(100), ("s/GB", 1e9));
+        let cpu = by_name("cpu_1g", &Overrides::default()).unwrap();
+        assert!((cpu.rate as usize * cpu.size).abs_diff(1_000_000_000) < cpu.size);
     }
 }

@@ -5,14 +5,18 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::job::{Percentiles, TransportKind};
+use super::job::{Percentiles, Program, TransportKind};
 use super::memory::Memory;
 use super::run::{Plan, Results};
+use super::usage::Usage;
 use crate::error::CliError;
 use crate::output;
 
+/// From this share of the processors' time on, other processes may have changed the results.
+const LOADED: f64 = 0.1;
+
 /// One JSON line.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Row {
     measure: String,
     unit: &'static str,
@@ -22,6 +26,17 @@ pub(super) struct Row {
     unix: Option<f64>,
     limit: Option<f64>,
     ratio: Option<f64>,
+    /// The middle half of the ratios.
+    ratio_low: Option<f64>,
+    ratio_high: Option<f64>,
+    /// Processor time of both ends and the daemon.
+    cpu_unit: Option<&'static str>,
+    cpu_smc: Option<f64>,
+    cpu_tcp: Option<f64>,
+    cpu_unix: Option<f64>,
+    cpu_ratio: Option<f64>,
+    /// The share of the processors' time that others used.
+    others: Option<f64>,
 }
 
 /// The median; of an even number of values, the mean of the two in the middle.
@@ -31,6 +46,20 @@ pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let upper = *sorted.get(sorted.len() / 2)?;
     let lower = *sorted.get((sorted.len() - 1) / 2)?;
     Some((lower + upper) / 2.0)
+}
+
+/// Where the middle half of the values begins and ends.
+pub(super) fn middle_half(values: &[f64]) -> Option<[f64; 2]> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let quarter = sorted.len() / 4;
+    Some([*sorted.get(quarter)?, *sorted.get(sorted.len().checked_sub(1 + quarter)?)?])
+}
+
+/// The ratios within the rounds; more than 1: `own` is better.
+fn ratios(own: &[f64], other: &[f64], less_is_better: bool) -> Vec<f64> {
+    let pairs = own.iter().zip(other);
+    pairs.map(|(own, other)| if less_is_better { other / own } else { own / other }).collect()
 }
 
 /// Rounds to five significant digits; the measurement has no more.
@@ -68,22 +97,87 @@ impl Results {
 
     /// Median of the ratios within the rounds; more than 1: `transport` is better than `other`.
     pub(super) fn ratio(&self, transport: TransportKind, other: TransportKind) -> Option<f64> {
-        let pairs = self.of(transport).iter().zip(self.of(other));
-        let time = self.experiment.unit.is_time();
-        median(pairs.map(|(own, other)| if time { other / own } else { own / other }))
+        median(self.ratios(transport, other))
     }
 
-    fn rows(&self) -> impl Iterator<Item = Row> + '_ {
-        self.experiment.rows.iter().map(|(name, transport)| Row {
-            measure: name.clone(),
+    /// The ratios within the rounds.
+    fn ratios(&self, transport: TransportKind, other: TransportKind) -> Vec<f64> {
+        ratios(self.of(transport), self.of(other), self.experiment.unit.is_time())
+    }
+
+    /// The 99th percentile of each round.
+    fn p99s(&self, transport: TransportKind) -> Vec<f64> {
+        let found = self.times.iter().find(|(c, _)| *c == transport);
+        found.map(|(_, times)| times.iter().map(|t| t.p99).collect()).unwrap_or_default()
+    }
+
+    /// The measures that a latency has: its 99th percentile besides the median.
+    pub(super) fn with_p99(&self) -> Option<Results> {
+        (self.experiment.program == Program::Paced).then(|| {
+            let mut p99 = self.clone();
+            p99.experiment.title += ", p99";
+            p99.experiment.rows.iter_mut().for_each(|(name, _)| name.push_str("_p99"));
+            p99.values = self.values.iter().map(|(c, _)| (*c, self.p99s(*c))).collect();
+            p99.usages.clear();
+            p99
+        })
+    }
+
+    /// Processor time of both ends and the daemon in each round, in the experiment's unit for it.
+    fn processor_times(&self, transport: TransportKind) -> Vec<f64> {
+        let (_, factor) = self.experiment.unit.processor_time(self.experiment.size);
+        let found = self.usages.iter().find(|(c, _)| *c == transport);
+        let of = |usages: &Vec<Usage>| usages.iter().map(|u| u.per_work() * factor).collect();
+        found.map(|(_, usages)| of(usages)).unwrap_or_default()
+    }
+
+    /// The median over the rounds of [`Results::processor_times`].
+    pub(super) fn processor_time(&self, transport: TransportKind) -> Option<f64> {
+        median(self.processor_times(transport))
+    }
+
+    /// How many times as much processor time TCP needs: the median of the ratios within the rounds.
+    fn processor_ratio(&self, transport: TransportKind) -> Option<f64> {
+        let times = |transport| self.processor_times(transport);
+        median(ratios(&times(transport), &times(TransportKind::Tcp), true))
+    }
+
+    /// The share of the processors' time that others used, the median of all runs.
+    pub(super) fn others(&self) -> Option<f64> {
+        median(self.usages.iter().flat_map(|(_, usages)| usages).map(Usage::others))
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let of = |results: &Results| {
+            let rows = results.experiment.rows.iter();
+            rows.map(|(name, transport)| results.row(name, *transport)).collect::<Vec<_>>()
+        };
+        let p99 = self.with_p99();
+        of(self).into_iter().chain(p99.iter().flat_map(of)).collect()
+    }
+
+    fn row(&self, name: &str, smc: TransportKind) -> Row {
+        let middle = middle_half(&self.ratios(smc, TransportKind::Tcp));
+        let cpu = |transport| self.processor_time(transport).map(rounded);
+        let unit = self.experiment.unit.processor_time(self.experiment.size).0;
+        Row {
+            measure: name.into(),
             unit: self.experiment.unit.name(),
-            runs: self.of(*transport).len(),
-            smc: self.median(*transport).map(rounded),
+            runs: self.of(smc).len(),
+            smc: self.median(smc).map(rounded),
             tcp: self.median(TransportKind::Tcp).map(rounded),
             unix: self.median(TransportKind::Unix).map(rounded),
             limit: self.median(TransportKind::Ring).map(rounded),
-            ratio: self.ratio(*transport, TransportKind::Tcp).map(rounded),
-        })
+            ratio: self.ratio(smc, TransportKind::Tcp).map(rounded),
+            ratio_low: middle.map(|[low, _]| rounded(low)),
+            ratio_high: middle.map(|[_, high]| rounded(high)),
+            cpu_unit: cpu(smc).map(|_| unit),
+            cpu_smc: cpu(smc),
+            cpu_tcp: cpu(TransportKind::Tcp),
+            cpu_unix: cpu(TransportKind::Unix),
+            cpu_ratio: self.processor_ratio(smc).map(rounded),
+            others: self.others().map(rounded),
+        }
     }
 
     /// Percentiles of a transport, each the median over the rounds; the longest is the longest.
@@ -128,10 +222,7 @@ pub(super) fn print_memory_json(memory: Option<&Memory>) -> Result<(), CliError>
             unit,
             runs: 1,
             smc: Some(rounded(value)),
-            tcp: None,
-            unix: None,
-            limit: None,
-            ratio: None,
+            ..Row::default()
         };
         output::print(&to_line(&row)?)?;
     }
@@ -169,11 +260,13 @@ pub(super) fn print_tables(
         let _ = writeln!(
             text,
             "Medians of {} runs of {} s each, transports taking turns, on {} processors. Against \
-             TCP: how many times\nas much, or as fast (median of the ratios within the rounds).",
+             TCP: how many times\nas much, or as fast: median of the ratios within the rounds \
+             [their middle half].\n",
             plan.rounds,
             plan.seconds,
             std::thread::available_parallelism().map_or(0, |n| n.get()),
         );
+        text += &render_processor_times(all);
     }
     for results in all.iter().filter(|results| results.times.iter().any(|(_, t)| !t.is_empty())) {
         text += &render_times(results);
@@ -196,15 +289,69 @@ fn render(all: &[Results]) -> String {
         "window\nagainst TCP",
         "move\nagainst TCP",
     ]);
-    for results in all {
+    let p99s: Vec<_> = all.iter().map(Results::with_p99).collect();
+    for results in all.iter().zip(&p99s).flat_map(|(one, p99)| [Some(one), p99.as_ref()]).flatten()
+    {
         let mut row =
             vec![Cell::new(&results.experiment.title), Cell::new(results.experiment.unit.name())];
         row.extend(TransportKind::LOCAL.map(|transport| number(results.median(transport))));
-        row.push(times(results.ratio(TransportKind::Window, TransportKind::Tcp)));
-        row.push(times(results.ratio(TransportKind::Move, TransportKind::Tcp)));
+        let against = [TransportKind::Window, TransportKind::Move];
+        row.extend(against.map(|smc| scattered(&results.ratios(smc, TransportKind::Tcp))));
         table.add_row(row);
     }
     format!("{table}\n")
+}
+
+/// A median of ratios with their middle half.
+fn scattered(ratios: &[f64]) -> Cell {
+    let text = match (median(ratios.iter().copied()), middle_half(ratios)) {
+        (Some(median), Some([low, high])) if ratios.len() > 1 => {
+            format!("{} x [{} .. {}]", human(median), human(low), human(high))
+        }
+        (median, _) => return times(median),
+    };
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+fn render_processor_times(all: &[Results]) -> String {
+    const SHOWN: [TransportKind; 4] =
+        [TransportKind::Window, TransportKind::Move, TransportKind::Tcp, TransportKind::Unix];
+    let mut table = table(&[
+        "processor time of\nboth ends and daemon",
+        "unit",
+        "SMC-D\nwindow",
+        "SMC-D\nmove",
+        "TCP",
+        "Unix\nsocket",
+        "TCP's over\nwindow's",
+        "TCP's over\nmove's",
+    ]);
+    for results in all {
+        let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
+        let mut row = vec![Cell::new(&results.experiment.title), Cell::new(unit)];
+        row.extend(SHOWN.map(|transport| number(results.processor_time(transport))));
+        row.push(times(results.processor_ratio(TransportKind::Window)));
+        row.push(times(results.processor_ratio(TransportKind::Move)));
+        table.add_row(row);
+    }
+    let others = median(all.iter().filter_map(Results::others)).unwrap_or(0.0);
+    format!("{table}\nOthers used {:.0} % of the processors meanwhile.\n", others * 100.0)
+}
+
+/// What to say if others were at work: then the figures say little, and the ratios less than usual.
+pub(super) fn load_warning(all: &[Results]) -> Option<String> {
+    let loaded: Vec<_> = all
+        .iter()
+        .filter_map(|results| Some((results, results.others().filter(|share| *share >= LOADED)?)))
+        .map(|(results, share)| format!("{} ({:.0} %)", results.experiment.title, share * 100.0))
+        .collect();
+    (!loaded.is_empty()).then(|| {
+        format!(
+            "smc: warning: other processes used the processors during these measures, so trust no \
+             figure: {}",
+            loaded.join("; ")
+        )
+    })
 }
 
 pub(super) fn render_times(results: &Results) -> String {
@@ -229,7 +376,7 @@ mod tests {
         let experiment = by_name(name, &Overrides::default()).unwrap();
         let values =
             vec![(TransportKind::Window, smc.to_vec()), (TransportKind::Tcp, tcp.to_vec())];
-        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), smc_paths: Vec::new() }
+        Results::empty(experiment, values)
     }
 
     #[test]
@@ -250,13 +397,61 @@ mod tests {
 
     #[test]
     fn json_has_exactly_the_promised_keys_and_null_where_nothing_was_measured() {
-        let row = results("short_conn", &[1000.0 / 3.0], &[1000.0]).rows().next().unwrap();
-        let line = to_line(&row).unwrap();
+        let rows = results("short_conn", &[1000.0 / 3.0], &[1000.0]).rows();
+        let line = to_line(&rows[0]).unwrap();
         assert_eq!(
             line,
             "{\"measure\":\"short_conn\",\"unit\":\"connections/s\",\"runs\":1,\"smc\":333.33,\
-             \"tcp\":1000.0,\"unix\":null,\"limit\":null,\"ratio\":0.33333}\n"
+             \"tcp\":1000.0,\"unix\":null,\"limit\":null,\"ratio\":0.33333,\"ratio_low\":0.33333,\
+             \"ratio_high\":0.33333,\"cpu_unit\":null,\"cpu_smc\":null,\"cpu_tcp\":null,\
+             \"cpu_unix\":null,\"cpu_ratio\":null,\"others\":null}\n"
         );
+    }
+
+    #[test]
+    fn the_middle_half_leaves_out_a_quarter_at_each_end() {
+        assert_eq!(middle_half(&[5.0, 1.0, 4.0, 2.0, 3.0]), Some([2.0, 4.0]));
+        assert_eq!(middle_half(&[2.0, 1.0]), Some([1.0, 2.0]));
+        assert_eq!(middle_half(&[7.0]), Some([7.0, 7.0]));
+        assert_eq!(middle_half(&[]), None);
+    }
+
+    fn used(work: f64, busy: f64, others: f64) -> Usage {
+        let usage = serde_json::json!({
+            "work": work, "ends": busy * 0.75, "daemon": busy * 0.25, "others": others
+        });
+        serde_json::from_value(usage).unwrap()
+    }
+
+    #[test]
+    fn processor_time_is_per_message_and_more_of_it_for_tcp_is_better() {
+        let mut echo = results("echo_epoll", &[1.0, 1.0], &[1.0, 1.0]);
+        echo.usages = vec![
+            (TransportKind::Window, vec![used(1e6, 2.0, 0.0), used(1e6, 4.0, 0.5)]),
+            (TransportKind::Tcp, vec![used(1e6, 8.0, 0.25), used(1e6, 8.0, 0.25)]),
+        ];
+        assert_eq!(echo.processor_time(TransportKind::Window), Some(3.0));
+        let row = &echo.rows()[0];
+        assert_eq!((row.cpu_unit, row.cpu_ratio), (Some("us/echo"), Some(3.0)));
+        assert_eq!(row.others, Some(0.25));
+        assert!(load_warning(&[echo.clone()]).unwrap().contains("(25 %)"));
+        echo.usages.iter_mut().for_each(|(_, all)| *all = vec![used(1.0, 1.0, 0.09)]);
+        assert_eq!(load_warning(&[echo]), None);
+    }
+
+    #[test]
+    fn a_latency_has_a_median_and_a_p99() {
+        let mut paced = results("latency_1k", &[10.0, 30.0], &[20.0, 30.0]);
+        let times = |p99| Percentiles { p99, ..Percentiles::default() };
+        paced.times = vec![
+            (TransportKind::Window, vec![times(50.0), times(70.0)]),
+            (TransportKind::Tcp, vec![times(200.0), times(140.0)]),
+        ];
+        let rows = paced.rows();
+        assert_eq!((&*rows[0].measure, rows[0].ratio), ("latency_1k", Some(1.5)));
+        assert_eq!((&*rows[1].measure, rows[1].ratio), ("latency_1k_p99", Some(3.0)));
+        assert_eq!((rows[1].smc, rows[1].unit), (Some(60.0), "us"));
+        assert!(results("rtt_spin", &[1.0], &[1.0]).with_p99().is_none());
     }
 
     #[test]

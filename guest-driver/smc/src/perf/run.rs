@@ -5,7 +5,8 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use super::job::{EndReport, Job, Outcome, Percentiles, RunMessage, TransportKind};
-use super::measure::Experiment;
+use super::measure::{Experiment, GIGABYTE, Unit};
+use super::usage::{RunProcesses, Usage};
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::temporary_fabric::TemporaryFabric;
@@ -26,10 +27,26 @@ pub(super) struct Results {
     pub(super) values: Vec<(TransportKind, Vec<f64>)>,
     /// Per transport, percentiles of each round, for round trips.
     pub(super) times: Vec<(TransportKind, Vec<Percentiles>)>,
+    /// Per transport, what each round has used, if both ends run on this machine.
+    pub(super) usages: Vec<(TransportKind, Vec<Usage>)>,
     /// Of streams over SMC, a value per round.
     pub(super) kicks: Vec<Kicks>,
     /// How the SMC connections of each round travelled.
     pub(super) smc_paths: Vec<SmcPaths>,
+}
+
+impl Results {
+    /// Results with these values and nothing else.
+    pub(super) fn empty(experiment: Experiment, values: Vec<(TransportKind, Vec<f64>)>) -> Results {
+        Results {
+            experiment,
+            values,
+            times: Vec::new(),
+            usages: Vec::new(),
+            kicks: Vec::new(),
+            smc_paths: Vec::new(),
+        }
+    }
 }
 
 /// Kicks and wakes of both ends, per 2^20 bytes that streamed.
@@ -106,13 +123,10 @@ pub(super) fn run(
     progress: &ProgressBar,
 ) -> Result<Results, CliError> {
     let transports = &experiment.transports;
-    let mut results = Results {
-        experiment: experiment.clone(),
-        values: transports.iter().map(|c| (*c, Vec::new())).collect(),
-        times: transports.iter().map(|c| (*c, Vec::new())).collect(),
-        kicks: Vec::new(),
-        smc_paths: Vec::new(),
-    };
+    let values = transports.iter().map(|c| (*c, Vec::new())).collect();
+    let mut results = Results::empty(experiment.clone(), values);
+    results.times = transports.iter().map(|c| (*c, Vec::new())).collect();
+    results.usages = transports.iter().map(|c| (*c, Vec::new())).collect();
     for round in 0..plan.rounds {
         for step in 0..transports.len() {
             // Each transport is first in some round.
@@ -123,7 +137,17 @@ pub(super) fn run(
             results.kicks.extend(ends.kicks());
             results.smc_paths.extend(ends.smc_paths());
             let outcome = ends.client.outcome.or(ends.server.outcome);
+            if let (Some(usage), Some((_, list))) =
+                (ends.client.usage, results.usages.get_mut(index))
+            {
+                list.push(usage);
+            }
             let value = match outcome.ok_or_else(|| unexpected_report("client"))? {
+                // The rate is given: what it costs is the result.
+                Outcome::PerSecond(_) if experiment.unit == Unit::ProcessorPerGigabyte => {
+                    let usage = ends.client.usage.ok_or_else(|| unexpected_report("client"))?;
+                    usage.per_work() * GIGABYTE
+                }
                 Outcome::PerSecond(rate) => experiment.unit.scale(rate, experiment.size),
                 Outcome::Times(times) => {
                     if let Some((_, list)) = results.times.get_mut(index) {
@@ -159,6 +183,7 @@ impl Runner for TemporaryFabric {
             spin_us: experiment.spin_us,
             connections: experiment.connections,
             threads: experiment.threads,
+            rate: experiment.rate,
             device: device(SERVER),
             eids: Vec::new(),
             remote: false,
@@ -166,6 +191,7 @@ impl Runner for TemporaryFabric {
             dir: self.dir().to_path_buf(),
             address: String::new(),
             pin: plan.pin,
+            others: None,
         };
         let timeout = TIMEOUT + Duration::from_secs_f64(plan.seconds * 2.0);
         let server = Helper::start("server", "__serve", &job)?;
@@ -174,6 +200,8 @@ impl Runner for TemporaryFabric {
         };
         job.address = address;
         job.device = device(CLIENT);
+        let daemon = transport.is_smc().then(|| self.daemon_pid());
+        job.others = Some(RunProcesses { server: server.pid(), daemon });
         let client = Helper::start("client", "__drive", &job)?;
         let client_report = match client.receive(timeout) {
             Ok(RunMessage::Done(report)) => report,

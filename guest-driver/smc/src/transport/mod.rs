@@ -6,13 +6,14 @@ mod sockets;
 mod vsock;
 
 use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use ring::Ring;
 pub(crate) use smc::{Path, Smc};
-pub(crate) use sockets::{Tcp, Unix};
+pub(crate) use sockets::{Epoll, Tcp, Unix};
 pub(crate) use vsock::{ANY_CID, Vsock};
 
 /// Something that servers listen on and clients connect through.
@@ -84,6 +85,8 @@ pub(crate) trait Stream: Read + Write + Send {
     fn send_at_once(&self) -> io::Result<()>;
     /// Closes the sending direction.
     fn finish(&self) -> io::Result<()>;
+    /// What a program adds to an epoll set of its own.
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>>;
 }
 
 /// The conditions to wait for on a connection.

@@ -9,7 +9,7 @@
 //! ```
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -211,6 +211,10 @@ impl Stream for RingStream {
 
     fn finish(&self) -> io::Result<()> {
         self.out.close()
+    }
+
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

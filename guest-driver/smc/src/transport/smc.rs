@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -115,6 +116,11 @@ impl Stream for SmcStream {
 
     fn finish(&self) -> io::Result<()> {
         self.shutdown(Shutdown::Write)
+    }
+
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        // As "smc run" gives it to the kernel when a program adds a socket to an epoll set.
+        self.pollable_exact()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -59,6 +59,10 @@ impl Stream for TcpStream {
 
     fn finish(&self) -> io::Result<()> {
         self.shutdown(Shutdown::Write)
+    }
+
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.as_fd())
     }
 }
 
@@ -117,6 +121,10 @@ impl Stream for UnixStream {
     fn finish(&self) -> io::Result<()> {
         self.shutdown(Shutdown::Write)
     }
+
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.as_fd())
+    }
 }
 
 /// epoll, level-triggered.
@@ -126,7 +134,8 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    pub(super) fn new() -> io::Result<Epoll> {
+    /// An empty set.
+    pub(crate) fn new() -> io::Result<Epoll> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Epoll { set, events: vec![MaybeUninit::uninit(); 256] })
     }
@@ -140,17 +149,27 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     }
 }
 
-impl<S: AsFd> Poll<S> for Epoll {
+impl<S: Stream> Poll<S> for Epoll {
     fn add(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::add(&self.set, stream, epoll::EventData::new_u64(key), flags(interest))?)
+        Ok(epoll::add(
+            &self.set,
+            stream.readiness_fd()?,
+            epoll::EventData::new_u64(key),
+            flags(interest),
+        )?)
     }
 
     fn modify(&mut self, stream: &S, key: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::modify(&self.set, stream, epoll::EventData::new_u64(key), flags(interest))?)
+        Ok(epoll::modify(
+            &self.set,
+            stream.readiness_fd()?,
+            epoll::EventData::new_u64(key),
+            flags(interest),
+        )?)
     }
 
     fn remove(&mut self, stream: &S, _key: u64) -> io::Result<()> {
-        Ok(epoll::delete(&self.set, stream)?)
+        Ok(epoll::delete(&self.set, stream.readiness_fd()?)?)
     }
 
     fn wait(&mut self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()> {

@@ -108,12 +108,6 @@ impl Write for VsockStream {
     }
 }
 
-impl AsFd for VsockStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
 impl Stream for VsockStream {
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.socket.set_nonblocking(nonblocking)
@@ -125,6 +119,10 @@ impl Stream for VsockStream {
 
     fn finish(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
+    }
+
+    fn readiness_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.socket.as_fd())
     }
 }
 

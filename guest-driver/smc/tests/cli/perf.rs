@@ -4,7 +4,24 @@ use serde_json::Value;
 
 use crate::support::{Dir, run, text};
 
-const KEYS: [&str; 8] = ["measure", "unit", "runs", "smc", "tcp", "unix", "limit", "ratio"];
+const KEYS: [&str; 16] = [
+    "measure",
+    "unit",
+    "runs",
+    "smc",
+    "tcp",
+    "unix",
+    "limit",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "cpu_unit",
+    "cpu_smc",
+    "cpu_tcp",
+    "cpu_unix",
+    "cpu_ratio",
+    "others",
+];
 
 fn rows(args: &[&str]) -> Vec<Value> {
     let output = run(args);
@@ -19,13 +36,21 @@ fn the_suite_prints_an_object_per_measure() {
     assert_eq!(
         names,
         [
+            "latency_1k",
+            "latency_1k_p99",
+            "latency_10k",
+            "latency_10k_p99",
+            "rr_threads",
+            "echo_epoll",
+            "short_conn",
+            "short_conn_1",
+            "cpu_1g",
             "bulk_window",
             "bulk_move",
             "rtt_spin",
             "rtt_sleep",
             "rate_100b",
             "echo_200",
-            "short_conn"
         ]
     );
     for row in &rows {
@@ -33,8 +58,13 @@ fn the_suite_prints_an_object_per_measure() {
         assert_eq!(keys.len(), KEYS.len(), "{row}");
         assert!(KEYS.iter().all(|key| row.get(key).is_some()), "{row}");
         assert_eq!(row["runs"], 1);
-        for key in ["smc", "tcp", "unix", "ratio"] {
+        for key in ["smc", "tcp", "unix", "ratio", "ratio_low", "ratio_high"] {
             assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
+        }
+        // In 20 ms the kernel may not have charged anything yet.
+        let p99 = row["measure"].as_str().unwrap().ends_with("_p99");
+        for key in ["cpu_smc", "cpu_tcp", "cpu_unix", "others"] {
+            assert_eq!(row[key].as_f64().is_some_and(|time| time >= 0.0), !p99, "{key} of {row}");
         }
         let has_limit = matches!(
             row["measure"].as_str(),
@@ -43,7 +73,7 @@ fn the_suite_prints_an_object_per_measure() {
         assert_eq!(row["limit"].is_number(), has_limit, "{row}");
         let value = |key: &str| row[key].as_f64().unwrap();
         let ratio = match row["unit"].as_str() {
-            Some("us") => value("tcp") / value("smc"),
+            Some("us" | "s/GB") => value("tcp") / value("smc"),
             _ => value("smc") / value("tcp"),
         };
         assert!((value("ratio") / ratio - 1.0).abs() < 0.001, "{row}");

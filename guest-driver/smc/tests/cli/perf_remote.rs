@@ -57,7 +57,7 @@ impl Control {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut control = Control { lines: BufReader::new(stream) };
-        assert_eq!(control.receive()["hello"]["version"], 3);
+        assert_eq!(control.receive()["hello"]["version"], 4);
         control
     }
 
@@ -77,7 +77,7 @@ impl Control {
 fn request(other: &Value) -> String {
     let mut request = json!({
         "program": "stream", "transport": "tcp", "size": 65536, "seconds": 60.0, "buffer": 65536,
-        "spin_us": 50, "connections": 1, "threads": 1,
+        "spin_us": 50, "connections": 1, "threads": 1, "rate": 0,
     });
     for (key, value) in other.as_object().unwrap() {
         request[key] = value.clone();

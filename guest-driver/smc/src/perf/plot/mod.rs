@@ -15,13 +15,13 @@ use crate::error::CliError;
 use raster::Raster;
 
 /// Pixels of a panel, sides and height.
-const PANEL: (i32, i32) = (460, 360);
+const PANEL: (i32, i32) = (460, 400);
 /// Height of the title above all panels.
 const TITLE: i32 = 90;
 /// Panels side by side at most.
 const COLUMNS: usize = 3;
 /// Around the axes of a panel: left, top, right, bottom.
-const MARGIN: (i32, i32, i32, i32) = (80, 62, 20, 58);
+const MARGIN: (i32, i32, i32, i32) = (80, 62, 20, 96);
 
 /// What kind of file a picture becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,9 @@ pub(super) fn draw(all: &[Results], path: &Path) -> Result<(), CliError> {
     if all.is_empty() {
         return Err(failed("there is nothing to draw: name a measure other than memory"));
     }
+    let all: Vec<Results> =
+        all.iter().flat_map(|one| [Some(one.clone()), one.with_p99()]).flatten().collect();
+    let all = &all[..];
     let columns = all.len().min(COLUMNS);
     let rows = all.len().div_ceil(columns);
     // A single panel needs room for the legend.
@@ -182,10 +185,17 @@ fn panel<DB: DrawingBackend>(
             let dot = Circle::new((middle, y(*value)), 2, BLACK.mix(0.6).filled());
             area.draw(&dot).map_err(failed)?;
         }
-        for (line, text) in [short(*transport), &human(median)].into_iter().enumerate() {
+        let processor_time = results.processor_time(*transport).map(human).unwrap_or_default();
+        let lines = [short(*transport), &human(median), &processor_time];
+        for (line, text) in lines.into_iter().enumerate() {
             let at = (middle, bottom + 8 + 18 * line as i32);
             write(area, text, at, label(16, HPos::Center, VPos::Top))?;
         }
+    }
+    if results.others().is_some() {
+        let (unit, _) = results.experiment.unit.processor_time(results.experiment.size);
+        let text = format!("last line: processor time, {unit}");
+        write(area, &text, (x0 + 20, bottom + 62), label(16, HPos::Left, VPos::Top))?;
     }
     line(area, [(left, top), (left, bottom)], BLACK)?;
     line(area, [(left, bottom), (right, bottom)], BLACK)
@@ -242,8 +252,7 @@ mod tests {
     fn results() -> Results {
         let experiment = by_name("bulk", &Overrides::default()).unwrap();
         let values = TransportKind::ALL.map(|transport| (transport, vec![900.0, 1000.0, 1100.0]));
-        let values = values.to_vec();
-        Results { experiment, values, times: Vec::new(), kicks: Vec::new(), smc_paths: Vec::new() }
+        Results::empty(experiment, values.to_vec())
     }
 
     #[test]

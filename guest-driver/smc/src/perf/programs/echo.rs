@@ -4,8 +4,9 @@
 use std::io::{self, Read as _};
 use std::time::{Duration, Instant};
 
-use super::{Schedule, end, per_second};
-use crate::perf::job::{Job, Outcome};
+use super::{Schedule, end, measured, per_second};
+use crate::perf::job::{EndReport, Job};
+use crate::perf::usage::{Meter, Usage};
 use crate::transport::{Interest, Poll, Stream, Transport};
 
 /// Longest wait before the program reads the clock.
@@ -68,10 +69,10 @@ fn some(done: io::Result<usize>) -> io::Result<usize> {
 
 pub(super) fn serve<T: Transport>(
     transport: &T,
+    mut poll: impl Poll<T::Stream>,
     listener: &T::Listener,
     job: &Job,
 ) -> io::Result<()> {
-    let mut poll = transport.poll()?;
     let mut peers = Vec::with_capacity(job.connections);
     for key in 0..job.connections {
         let peer = Peer::new(transport.accept(listener)?)?;
@@ -108,8 +109,11 @@ pub(super) fn serve<T: Transport>(
     Ok(())
 }
 
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcome> {
-    let mut poll = transport.poll()?;
+pub(super) fn drive<T: Transport>(
+    transport: &T,
+    mut poll: impl Poll<T::Stream>,
+    job: &Job,
+) -> io::Result<EndReport> {
     let message = vec![0x5a; job.size];
     let mut buf = vec![0u8; READ];
     let mut peers = Vec::with_capacity(job.connections);
@@ -123,15 +127,18 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcom
         peer.send(&mut poll, key as u64, &message, Interest::Both)?;
     }
     let mut ready = Vec::new();
-    let mut measured = None;
+    let mut begun: Option<(Instant, Option<Meter>)> = None;
     let mut echoes = 0u64;
     loop {
         let now = Instant::now();
-        match measured {
-            None if now >= schedule.start => (measured, echoes) = (Some(now), 0),
+        match &mut begun {
+            None if now >= schedule.start => {
+                (begun, echoes) = (Some((Instant::now(), Meter::start(job.others))), 0);
+            }
             // On a busy machine the first echo may come late.
-            Some(start) if now >= schedule.end && echoes > 0 => {
-                return finish(peers, poll, echoes, now - start);
+            Some((start, meter)) if now >= schedule.end && echoes > 0 => {
+                let usage = meter.take().and_then(|meter| meter.stop(echoes));
+                return finish(peers, poll, echoes, now - *start, usage);
             }
             _ => {}
         }
@@ -163,7 +170,8 @@ fn finish<S: Stream, P: Poll<S>>(
     poll: P,
     echoes: u64,
     time: Duration,
-) -> io::Result<Outcome> {
+    usage: Option<Usage>,
+) -> io::Result<EndReport> {
     drop(poll);
     for peer in &peers {
         peer.stream.set_nonblocking(false)?;
@@ -173,5 +181,5 @@ fn finish<S: Stream, P: Poll<S>>(
     for peer in peers {
         end(peer.stream);
     }
-    per_second(echoes, time)
+    Ok(measured(per_second(echoes, time)?, usage))
 }

@@ -1,6 +1,7 @@
 //! The measured programs, written once for all transports.
 
 mod echo;
+mod paced;
 mod round_trip;
 mod short;
 mod stream;
@@ -9,7 +10,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::job::{EndReport, Job, Outcome, Program};
-use crate::transport::{Stream, Transport};
+use super::usage::{Meter, Usage};
+use crate::transport::{Epoll, Stream, Transport};
 
 /// Runs the server's end. It calls `listening` with the address for the client.
 pub(super) fn serve<T: Transport>(
@@ -21,8 +23,12 @@ pub(super) fn serve<T: Transport>(
     listening(&address)?;
     let report = match job.program {
         Program::Stream => stream::serve(transport, &listener, job)?,
-        Program::RoundTrip => nothing(round_trip::serve(transport, &listener, job))?,
-        Program::Echo => nothing(echo::serve(transport, &listener, job))?,
+        Program::RoundTrip | Program::Paced => {
+            nothing(round_trip::serve(transport, &listener, job))?
+        }
+        Program::RoundTripThreads => nothing(round_trip::serve_threads(transport, &listener, job))?,
+        Program::Echo => nothing(echo::serve(transport, transport.poll()?, &listener, job))?,
+        Program::EchoEpoll => nothing(echo::serve(transport, Epoll::new()?, &listener, job))?,
         Program::Short => nothing(short::serve(transport, &listener, job))?,
     };
     Ok(EndReport { smc: transport.smc_path(), ..report })
@@ -36,9 +42,12 @@ fn nothing(done: io::Result<()>) -> io::Result<EndReport> {
 pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let report = match job.program {
         Program::Stream => stream::drive(transport, job)?,
-        Program::RoundTrip => round_trip::drive(transport, job)?.into(),
-        Program::Echo => echo::drive(transport, job)?.into(),
-        Program::Short => short::drive(transport, job)?.into(),
+        Program::RoundTrip => round_trip::drive(transport, job)?,
+        Program::Paced => paced::drive(transport, job)?,
+        Program::RoundTripThreads => round_trip::drive_threads(transport, job)?,
+        Program::Echo => echo::drive(transport, transport.poll()?, job)?,
+        Program::EchoEpoll => echo::drive(transport, Epoll::new()?, job)?,
+        Program::Short => short::drive(transport, job)?,
     };
     Ok(EndReport { smc: transport.smc_path(), ..report })
 }
@@ -55,6 +64,38 @@ impl Schedule {
         let start = Instant::now() + job.warm_up();
         Schedule { start, end: start + job.length() }
     }
+
+    /// Does `work` with each of `all` on a thread of its own. The calling thread asks for the
+    /// processor time between the start and the end of the measurement; each thread returns what it
+    /// has done in that time, and its own end.
+    fn on_threads<A: Send>(
+        &self,
+        job: &Job,
+        all: Vec<A>,
+        work: impl Fn(A) -> io::Result<(u64, Instant)> + Sync,
+    ) -> io::Result<EndReport> {
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                all.into_iter().map(|one| scope.spawn(move || work(one))).collect();
+            std::thread::sleep(self.start.saturating_duration_since(Instant::now()));
+            let meter = Meter::start(job.others);
+            let (mut done, mut last) = (0, self.end);
+            for thread in threads {
+                let gone = || Err(io::Error::other("a thread panicked"));
+                let (of_thread, end) = thread.join().unwrap_or_else(|_| gone())?;
+                done += of_thread;
+                last = last.max(end);
+            }
+            let usage = meter.and_then(|meter| meter.stop(done));
+            Ok(measured(per_second(done, last - self.start)?, usage))
+        })
+    }
+}
+
+/// The report of a client.
+fn measured(outcome: Outcome, usage: Option<Usage>) -> EndReport {
+    EndReport { outcome: Some(outcome), usage, ..EndReport::default() }
 }
 
 /// Ends a client's connection: its process must not end before the server has read everything, and

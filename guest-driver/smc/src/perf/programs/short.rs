@@ -4,8 +4,8 @@
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-use super::{Schedule, per_second};
-use crate::perf::job::{Job, Outcome};
+use super::Schedule;
+use crate::perf::job::{EndReport, Job};
 use crate::transport::{Stream, Transport};
 
 /// First byte of an ordinary request.
@@ -39,27 +39,21 @@ fn ask<T: Transport>(transport: &T, address: &str, message: &mut [u8]) -> io::Re
     stream.read_exact(message)
 }
 
-pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<Outcome> {
+pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndReport> {
     let schedule = Schedule::from_now(job);
-    let work = || -> io::Result<(u64, Instant)> {
+    let report = schedule.on_threads(job, vec![(); job.threads], |()| {
         let mut message = vec![REQUEST; job.size];
-        let mut done = 0;
+        let mut done = 0u64;
         loop {
             ask(transport, &job.address, &mut message)?;
             let now = Instant::now();
             done += u64::from(now >= schedule.start);
-            if now >= schedule.end {
+            // A busy machine may have come to nothing so far.
+            if now >= schedule.end && done > 0 {
                 return Ok((done, now));
             }
         }
-    };
-    let done: io::Result<Vec<(u64, Instant)>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..job.threads).map(|_| scope.spawn(work)).collect();
-        let gone = || Err(io::Error::other("a client thread panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| gone())).collect()
-    });
-    let done = done?;
+    })?;
     ask(transport, &job.address, &mut vec![STOP; job.size])?;
-    let last = done.iter().map(|(_, end)| *end).max().unwrap_or(schedule.end);
-    per_second(done.iter().map(|(done, _)| done).sum(), last - schedule.start)
+    Ok(report)
 }

@@ -6,16 +6,20 @@
 //! measured however late the system runs either process.
 
 use std::io::{self, Read, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::paced::Pace;
 use super::{Schedule, end, per_second};
 use crate::perf::job::{EndReport, Job};
+use crate::perf::usage::Meter;
 use crate::transport::{Counters, Transport};
 
 /// The reader's buffer, bytes; that of the writer is a message.
 const READ: usize = 64 << 10;
 /// The receiver's answer to the first bytes.
 const STARTED: u8 = 1;
+/// How often a paced sender sends what is due, as iperf3 does by default.
+const PACING_INTERVAL: Duration = Duration::from_millis(1);
 
 pub(super) fn serve<T: Transport>(
     transport: &T,
@@ -67,22 +71,36 @@ pub(super) fn drive<T: Transport>(transport: &T, job: &Job) -> io::Result<EndRep
     let schedule = Schedule::from_now(job);
     // The receiver counts a read that begins in its warm-up to that: the next one must bring bytes, too.
     let least = 2 * READ.max(job.size) + 1;
-    let mut measured = 0;
+    let pace = (job.rate > 0).then(|| Pace::from(Instant::now(), job.rate));
+    let (mut sent, mut measured) = (0, 0);
+    let mut meter = None;
     loop {
         let now = Instant::now();
         if now >= schedule.end && measured >= least {
             break;
         }
-        for _ in 0..between_looks {
+        if now >= schedule.start && measured == 0 {
+            meter = Meter::start(job.others);
+        }
+        let writes = match pace {
+            None => between_looks,
+            Some(pace) => pace.due_at(now).saturating_sub(sent) as usize,
+        };
+        for _ in 0..writes {
             stream.write_all(&message)?;
         }
+        sent += writes as u64;
         if now >= schedule.start {
-            measured += between_looks * job.size;
+            measured += writes * job.size;
+        }
+        if pace.is_some() {
+            std::thread::sleep(PACING_INTERVAL);
         }
     }
+    let usage = meter.and_then(|meter| meter.stop(measured as u64));
     let device = counted(before, transport.counters());
     end(stream);
-    Ok(EndReport { device, ..EndReport::default() })
+    Ok(EndReport { device, usage, ..EndReport::default() })
 }
 
 /// What a device counted meanwhile.

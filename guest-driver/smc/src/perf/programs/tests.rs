@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 
 use super::*;
 use crate::perf::job::{Percentiles, TransportKind};
+use crate::perf::usage::RunProcesses;
 use crate::transport::{Ring, Tcp, Unix};
 
 fn job(program: Program, size: usize) -> Job {
@@ -16,6 +17,7 @@ fn job(program: Program, size: usize) -> Job {
         spin_us: 50,
         connections: 5,
         threads: 2,
+        rate: 0,
         device: None,
         eids: Vec::new(),
         remote: false,
@@ -23,6 +25,7 @@ fn job(program: Program, size: usize) -> Job {
         dir: std::env::temp_dir(),
         address: String::new(),
         pin: false,
+        others: None,
     }
 }
 
@@ -68,6 +71,71 @@ fn round_trips_have_ordered_percentiles() {
 }
 
 #[test]
+fn paced_round_trips_are_as_many_as_are_due() {
+    // 0.03 s, a fifth before it: 30 messages count, if the machine keeps up; late ones are sent all
+    // the same.
+    let paced = Job { rate: 1000, ..job(Program::Paced, 64) };
+    let [None, Some(Outcome::Times(times))] = run(&Tcp::LOOPBACK, paced) else {
+        panic!("no times")
+    };
+    assert!(0.0 < times.p50 && times.p50 <= times.p99, "{times:?}");
+}
+
+#[test]
+fn threads_count_their_round_trips_together() {
+    assert_rate(run(&Tcp::LOOPBACK, Job { threads: 16, ..job(Program::RoundTripThreads, 64) }));
+}
+
+#[test]
+fn a_paced_stream_is_as_fast_as_it_should_be() {
+    // 2,000 writes of 1,000 bytes a second.
+    let paced = Job { rate: 2000, seconds: 0.3, ..job(Program::Stream, 1000) };
+    let [Some(Outcome::PerSecond(rate)), _] = run(&Tcp::LOOPBACK, paced) else { panic!("no rate") };
+    // Without the pace it is a thousand times as much; with a pause it can only be less.
+    assert!(rate < 20e6, "{rate}");
+}
+
+#[test]
+fn every_transport_with_descriptors_echoes_by_epoll() {
+    let dir = std::env::temp_dir();
+    assert_rate(run(&Tcp::LOOPBACK, job(Program::EchoEpoll, 4096)));
+    assert_rate(run(&Unix { dir }, job(Program::EchoEpoll, 4096)));
+}
+
+#[test]
+fn a_client_that_knows_the_other_processes_reports_processor_time() {
+    // Server and client are one process here, so each charges all of it.
+    let others = Some(RunProcesses { server: std::process::id(), daemon: None });
+    for program in [
+        Program::Stream,
+        Program::RoundTrip,
+        Program::Paced,
+        Program::RoundTripThreads,
+        Program::Echo,
+        Program::EchoEpoll,
+        Program::Short,
+    ] {
+        let rate = if program == Program::Paced { 1000 } else { 0 };
+        let job = Job { others, rate, seconds: 0.1, ..job(program, 1000) };
+        let (sender, receiver) = channel();
+        let usage = std::thread::scope(|scope| {
+            let served = job.clone();
+            let server = scope.spawn(move || {
+                let tell = |address: &str| sender.send(address.to_owned());
+                serve(&Tcp::LOOPBACK, &served, |at| tell(at).map_err(io::Error::other)).unwrap()
+            });
+            let address = receiver.recv().unwrap();
+            let driven = drive(&Tcp::LOOPBACK, &Job { address, ..job }).unwrap();
+            assert_eq!(server.join().unwrap().usage, None, "{program:?}");
+            driven.usage.unwrap_or_else(|| panic!("{program:?}"))
+        });
+        // From 2 ns for a byte of a stream to a second for a connection.
+        let time = usage.per_work();
+        assert!(time > 0.0 && time < 1.0, "{program:?}: {time}");
+    }
+}
+
+#[test]
 fn many_connections_echo() {
     let dir = std::env::temp_dir();
     assert_rate(run(&Tcp::LOOPBACK, job(Program::Echo, 4096)));
@@ -85,4 +153,9 @@ fn short_connections_are_counted() {
 fn a_transport_that_cannot_wait_for_many_says_so() {
     let error = drive(&Ring, &job(Program::Echo, 1)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+    let (listener, address) = Ring.listen().unwrap();
+    let by_epoll = Job { address, connections: 1, ..job(Program::EchoEpoll, 1) };
+    let error = drive(&Ring, &by_epoll).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+    drop(listener);
 }

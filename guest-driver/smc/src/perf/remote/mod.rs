@@ -34,7 +34,7 @@ use crate::error::CliError;
 use crate::paths;
 
 /// Version of the protocol; both ends must have the same.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// How long a process may take to start, open its device and listen or connect; guests without
 /// hardware support are slow.
 const TIMEOUT: Duration = Duration::from_secs(90);

@@ -189,11 +189,9 @@ mod tests {
         let both = SmcPaths { client: end("aa", "bb"), server: end("bb", "aa") };
         let kicks = [(0.25, 1.0), (0.75, 2.0)].map(|(kicks, wakes)| Kicks { kicks, wakes });
         Results {
-            experiment,
-            values,
-            times: Vec::new(),
             kicks: kicks.to_vec(),
             smc_paths: vec![both.clone(), both],
+            ..Results::empty(experiment, values)
         }
     }
 

@@ -17,6 +17,8 @@ const MAX_SECONDS: f64 = 600.0;
 const MAX_SPIN_US: u64 = 1_000_000;
 /// Connections at once.
 const MAX_CONNECTIONS: usize = 4000;
+/// Writes or messages per second, where there is a limit.
+const MAX_RATE: u32 = 1_000_000;
 /// Bytes of all messages that an event loop has under way.
 const MAX_UNDER_WAY: usize = 256 << 20;
 
@@ -32,6 +34,7 @@ pub(super) struct Request {
     spin_us: u64,
     connections: usize,
     threads: usize,
+    rate: u32,
 }
 
 /// Why a run is refused.
@@ -55,6 +58,9 @@ pub(super) enum Refused {
     /// So many connections or threads.
     #[error("{0} connections or threads: 1 to {MAX_CONNECTIONS} are possible")]
     Connections(usize),
+    /// So many messages per second.
+    #[error("{0} messages per second: {MAX_RATE} are the most")]
+    Rate(u32),
     /// So much memory.
     #[error("{0} connections with messages of {1} bytes: {MAX_UNDER_WAY} bytes are the most")]
     UnderWay(usize, usize),
@@ -72,6 +78,7 @@ impl Request {
             spin_us: experiment.spin_us,
             connections: experiment.connections,
             threads: experiment.threads,
+            rate: experiment.rate,
         }
     }
 
@@ -105,8 +112,12 @@ impl Request {
                 return Err(Refused::Connections(count));
             }
         }
+        if self.rate > MAX_RATE {
+            return Err(Refused::Rate(self.rate));
+        }
         let under_way = self.size.saturating_mul(self.connections);
-        if self.program == Program::Echo && under_way > MAX_UNDER_WAY {
+        let many = matches!(self.program, Program::Echo | Program::EchoEpoll);
+        if many && under_way > MAX_UNDER_WAY {
             return Err(Refused::UnderWay(self.connections, self.size));
         }
         Ok(())
@@ -127,6 +138,7 @@ impl Request {
             spin_us: self.spin_us,
             connections: self.connections,
             threads: self.threads,
+            rate: self.rate,
             device: self.transport.is_smc().then(|| own.device.clone()),
             eids: own.eids.clone(),
             remote: true,
@@ -135,6 +147,7 @@ impl Request {
             dir: std::env::temp_dir(),
             address,
             pin: false,
+            others: None,
         })
     }
 }
@@ -151,7 +164,9 @@ mod tests {
 
     #[test]
     fn every_measure_can_be_asked_for() {
-        for name in ["bulk", "rtt_spin", "rtt_sleep", "rate", "echo", "conn"] {
+        for name in
+            ["bulk", "rtt_spin", "latency_10k", "rr_threads", "echo_epoll", "rate", "echo", "conn"]
+        {
             assert_eq!(request(name).check(), Ok(()), "{name}");
         }
     }
@@ -178,7 +193,8 @@ mod tests {
             (Request { buffer: 2 << 20, ..bulk.clone() }, Refused::Buffer(2 << 20)),
             (Request { spin_us: 1_000_001, ..bulk.clone() }, Refused::Spin(1_000_001)),
             (Request { connections: 0, ..bulk.clone() }, Refused::Connections(0)),
-            (Request { threads: 4001, ..bulk }, Refused::Connections(4001)),
+            (Request { threads: 4001, ..bulk.clone() }, Refused::Connections(4001)),
+            (Request { rate: 1_000_001, ..bulk }, Refused::Rate(1_000_001)),
             (Request { size: 2 << 20, ..echo }, Refused::UnderWay(200, 2 << 20)),
         ] {
             assert_eq!(request.check(), Err(why));
