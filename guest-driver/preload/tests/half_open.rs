@@ -1,5 +1,6 @@
 //! Clients that send a part of a message and stay, which cost their server neither threads nor
-//! processor time, and clients that end their direction as soon as they may.
+//! processor time, clients that end their direction as soon as they may, and event loops with many
+//! handshakes at a time.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may stop")]
 
 #[path = "common/c.rs"]
@@ -175,4 +176,71 @@ fn a_client_that_is_declined_sends_its_request_and_ends_its_direction() {
     }
     ask_to_stop(port);
     server.finish();
+}
+
+/// How often this thread has slept.
+fn sleeps() -> usize {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// Connections that an event loop makes at a time.
+const AT_ONCE: usize = 60;
+
+/// Echoes on many connections at a time, from one event loop.
+fn connect_many(port: u16) {
+    // The first one opens the device.
+    assert_eq!(ask(port, "hello"), "hello");
+    let set = c::Epoll::new();
+    let before = sleeps();
+    let mut streams: Vec<TcpStream> = Vec::new();
+    for n in 0..AT_ONCE {
+        let stream = c::connect_nonblocking(port);
+        set.add(&stream, libc::EPOLLOUT, u64::try_from(n).unwrap());
+        streams.push(stream);
+    }
+    let slept = sleeps() - before;
+    // It may sleep for a lock or two.
+    assert!(slept < AT_ONCE / 2, "slept {slept} times in {AT_ONCE} calls that must not wait");
+    let mut done = 0;
+    while done < AT_ONCE {
+        for (n, events) in set.wait(20_000) {
+            let mut stream = streams.get(usize::try_from(n).unwrap()).unwrap();
+            if events & libc::EPOLLOUT != 0 {
+                stream.write_all(format!("hello {n}").as_bytes()).unwrap();
+                set.control(libc::EPOLL_CTL_MOD, stream, libc::EPOLLIN, n).unwrap();
+            } else {
+                let mut answer = [0; 100];
+                let len = stream.read(&mut answer).unwrap();
+                assert_eq!(answer[..len], *format!("hello {n}").as_bytes());
+                set.control(libc::EPOLL_CTL_DEL, stream, 0, n).unwrap();
+                done += 1;
+            }
+        }
+    }
+}
+
+/// A call that enters a connection in a set does not wait for its handshake: the waits for the set go
+/// on with all of them.
+#[test]
+fn connections_of_an_event_loop_do_not_wait_for_each_other() {
+    const TEST: &str = "connections_of_an_event_loop_do_not_wait_for_each_other";
+    match my_role() {
+        Some((role, port)) if role == "server" => {
+            return serve(&TcpListener::bind(("127.0.0.1", port)).unwrap());
+        }
+        Some((_, port)) => return connect_many(port),
+        None => {}
+    }
+    let fabric = Fabric::new(2);
+    let program = || fabric.smc(std::env::current_exe().unwrap());
+    let port = free_port();
+    let server = role(&mut program(), TEST, "server", port);
+    await_listener(port);
+    role(&mut program(), TEST, "client", port).finish();
+    ask_to_stop(port);
+    server.finish();
+    assert_eq!(fabric.broken(), Vec::<String>::new());
+    assert_eq!(fabric.decided().0, 2 * (AT_ONCE + 1));
 }

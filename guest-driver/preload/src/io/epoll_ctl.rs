@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait};
+use crate::socket::epoll_set::{EpollSet, watch_handshake};
 use crate::socket::registrations::{insert, remove, writable_only};
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
 use crate::socket::table::{DescriptorRef, epoll_set_of};
@@ -23,8 +24,11 @@ pub(crate) fn control(
     }
     let is_lazy = socket.state() == SocketState::Undecided && socket.is_plain_if_silent();
     if op == libc::EPOLL_CTL_ADD && socket.state() != SocketState::Unconnected && !is_lazy {
-        // Usually the handshake is complete within the short wait.
-        let selected = resolve(descriptor, fd, Wait::Short);
+        // The program's waits for the set go on with the handshake. For a set of the kernel alone it is
+        // usually complete within the short wait.
+        let goes_on = epoll_set_of(set)
+            .is_some_and(|found| found.set().is_some_and(EpollSet::can_go_on_with_handshakes));
+        let selected = resolve(descriptor, fd, if goes_on { Wait::Now } else { Wait::Short });
         if matches!(selected, Selected::Tcp | Selected::Failed) {
             return raw::epoll_ctl(set, op, fd, events, data);
         }
@@ -58,6 +62,18 @@ pub(crate) fn control(
             (known.events, known.data) = (events, data);
             match known.target {
                 EpollTarget::Nothing => Ok(0),
+                EpollTarget::Handshake => {
+                    if let Some(found) = epoll_set_of(set)
+                        && let Some(set) = found.set()
+                    {
+                        set.modify(fd, events, data);
+                    }
+                    if events & libc::EPOLLOUT as u32 != 0 {
+                        // Threads that wait for the kernel's set learn of it.
+                        let _ = watch_handshake(set, op, descriptor, known);
+                    }
+                    Ok(0)
+                }
                 EpollTarget::Native => raw::epoll_ctl(set, op, fd, events, data),
                 EpollTarget::Writable => raw::epoll_ctl(set, op, fd, writable_only(events), data),
                 EpollTarget::ReadinessFd(readiness_fd) => {

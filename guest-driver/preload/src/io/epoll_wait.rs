@@ -1,7 +1,8 @@
 //! `epoll_wait` on a set that has SMC connections in it.
 //!
-//! The library polls the SMC connections of the set in shared memory, and asks the kernel for
-//! everything else. A thread that finds nothing sleeps in the kernel, with the program's signal
+//! The library polls the SMC connections of the set in shared memory, goes on with the handshakes of
+//! sockets in the set when the kernel reports their peers' bytes, and asks the kernel for everything
+//! else. A thread that finds nothing sleeps in the kernel, with the program's signal
 //! mask if it gave one.
 
 use std::ffi::c_int;
@@ -14,7 +15,9 @@ use crate::selection::waiting;
 use crate::socket::epoll_set::EpollSet;
 use crate::socket::registrations;
 use crate::socket::sleeper::Sleeper;
+use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
+use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{epoll_wait, left_of, timespec};
 
@@ -30,14 +33,22 @@ pub(crate) fn wait(
     mask: Option<SignalMask>,
 ) -> Option<SysResult> {
     waiting::watch_all();
-    if out.is_empty() || !registrations::may_poll(fd, set) {
+    if out.is_empty() {
         return None;
     }
     let end = timeout.map(|timeout| Instant::now() + timeout);
+    if !registrations::may_poll(fd, set) {
+        return set.is_inherited().then(|| wait_in_child(set, fd, out, end, mask));
+    }
     let begun = Instant::now();
-    let result = match set.has_members() {
-        false => wait_in_kernel(set, fd, out, end, mask),
-        true => wait_here(set, fd, out, end, mask),
+    let result = loop {
+        let result = match set.has_members() {
+            false => wait_in_kernel(set, fd, out, end, mask),
+            true => wait_here(set, fd, out, end, mask),
+        };
+        if let Some(result) = result.transpose() {
+            break result;
+        }
     };
     Some(match result {
         // Another thread has closed the set. In the kernel it lives on until this call returns, and
@@ -52,8 +63,60 @@ pub(crate) fn wait(
 /// A call on a descriptor that was closed before it returns sooner than this.
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// Waits without SMC connections. One may come meanwhile, from another thread.
-fn wait_in_kernel(
+/// What the kernel has reported of a set.
+struct Reported {
+    /// Number of events that the program learns of. They are the first ones.
+    events: usize,
+    /// There were events of handshakes besides.
+    handshakes: bool,
+}
+
+/// Takes the library's own events out of the first `n`, and goes on with the handshakes that they are
+/// about.
+fn sort_events(
+    set: &EpollSet,
+    fd: c_int,
+    out: &mut [libc::epoll_event],
+    n: usize,
+) -> Result<Reported, Errno> {
+    let n = set.remove_mark(fd, out, n);
+    let is_handshake = |event: &libc::epoll_event| DESCRIPTORS.at_address(event.u64).is_some();
+    let handshakes = out.iter().take(n).any(is_handshake);
+    if !handshakes {
+        return Ok(Reported { events: n, handshakes });
+    }
+    let (mut events, mut due) = (0, Vec::new());
+    for at in 0..n {
+        let Some(mut event) = out.get(at).copied() else { break };
+        if let Some(socket) = DESCRIPTORS.at_address(event.u64) {
+            let (found, known) = (event.events as c_int, DESCRIPTORS.get(socket));
+            let is_connected = known.as_ref().is_none_or(|known| {
+                known.stream().is_none_or(|known| known.stage() == SocketStage::Proposing)
+            });
+            if !is_connected || found & !libc::EPOLLOUT != 0 {
+                due.extend(known);
+            }
+            // The kernel reports an error by itself, once the handshake has failed.
+            let has_failed = found & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+            let has_room = found & libc::EPOLLOUT != 0 && !has_failed;
+            match has_room.then(|| set.note_room(socket)).flatten() {
+                Some(room) => event = room,
+                None => continue,
+            }
+        }
+        if let Some(place) = out.get_mut(events) {
+            *place = event;
+            events += 1;
+        }
+    }
+    if !due.is_empty() && waiting::go_on_with(&due) && events == 0 {
+        return Err(Errno(libc::EINTR));
+    }
+    Ok(Reported { events, handshakes })
+}
+
+/// Waits for a set of this process's parent, in which there may be handshakes of the parent.
+fn wait_in_child(
     set: &EpollSet,
     fd: c_int,
     out: &mut [libc::epoll_event],
@@ -61,31 +124,72 @@ fn wait_in_kernel(
     mask: Option<SignalMask>,
 ) -> SysResult {
     loop {
-        let found = set.without_members(|| epoll_wait(fd, out, left_of(end), mask))?;
-        let n = set.remove_mark(fd, out, found);
-        if n > 0 || end.is_some_and(|end| Instant::now() >= end) {
-            return Ok(n);
+        let n = epoll_wait(fd, out, left_of(end), mask)?;
+        let n = set.remove_mark(fd, out, n);
+        let mut events = 0;
+        for at in 0..n {
+            let Some(event) = out.get(at).copied() else { break };
+            if DESCRIPTORS.at_address(event.u64).is_none()
+                && let Some(place) = out.get_mut(events)
+            {
+                *place = event;
+                events += 1;
+            }
+        }
+        if events > 0 || end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(events);
+        }
+    }
+}
+
+/// Waits without SMC connections. `None`: one has come meanwhile, from another thread or by a
+/// handshake.
+fn wait_in_kernel(
+    set: &EpollSet,
+    fd: c_int,
+    out: &mut [libc::epoll_event],
+    end: Option<Instant>,
+    mask: Option<SignalMask>,
+) -> Result<Option<usize>, Errno> {
+    loop {
+        let n = if set.has_undecided() { set.lock().poll_undecided(out) } else { 0 };
+        let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) else {
+            return Ok(Some(n));
+        };
+        let found = match n {
+            0 => set.without_members(|| epoll_wait(fd, rest, left_of(end), mask))?,
+            _ => epoll_wait(fd, rest, Some(Duration::ZERO), None)?,
+        };
+        let found = sort_events(set, fd, rest, found)?;
+        let n = n + found.events;
+        if n > 0 {
+            return Ok(Some(n));
         }
         if set.has_members() {
-            return wait_here(set, fd, out, end, mask);
+            return Ok(None);
+        }
+        if !found.handshakes && end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(Some(0));
         }
     }
 }
 
 /// Waits with SMC connections: one thread polls them, others wait for the kernel's part meanwhile.
+/// `None`: there are none any more.
 fn wait_here(
     set: &EpollSet,
     fd: c_int,
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
     mask: Option<SignalMask>,
-) -> SysResult {
+) -> Result<Option<usize>, Errno> {
     while !set.start_polling() {
         let turn = left_of(end).map_or(TURN, |left| left.min(TURN));
         let n = epoll_wait(fd, out, Some(turn), mask)?;
-        let n = set.remove_mark(fd, out, n);
-        if n > 0 || end.is_some_and(|end| Instant::now() >= end) {
-            return Ok(n);
+        let found = sort_events(set, fd, out, n)?;
+        let is_over = end.is_some_and(|end| Instant::now() >= end);
+        if found.events > 0 || is_over && !found.handshakes {
+            return Ok(Some(found.events));
         }
     }
     let result = wait_alone(set, fd, out, end, mask);
@@ -99,7 +203,7 @@ fn wait_alone(
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
     mask: Option<SignalMask>,
-) -> SysResult {
+) -> Result<Option<usize>, Errno> {
     let sleeper = set.sleeper(fd)?;
     loop {
         let count = sleeper.watch.count();
@@ -114,21 +218,29 @@ fn wait_alone(
             drop(members);
             if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
                 let found = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
-                n += set.remove_mark(fd, rest, found);
+                let found = sort_events(set, fd, rest, found)?;
+                n += found.events;
+                if n == 0 && found.handshakes {
+                    continue;
+                }
             }
         } else {
             drop(members);
         }
         if n > 0 || end.is_some_and(|end| now >= end) {
-            return Ok(n);
+            return Ok(Some(n));
         }
-        if !set.has_members() || set.is_native() {
-            // The last connection was removed, or all have moved: only the kernel's part is left.
+        if !set.has_members() {
+            // The last connection was removed.
+            return Ok(None);
+        }
+        if set.is_native() {
+            // All have moved: only the kernel's part is left.
             let left = left_of(end).map_or(TURN, |left| left.min(TURN));
             let found = epoll_wait(fd, out, Some(left), mask)?;
-            n = set.remove_mark(fd, out, found);
-            if n > 0 {
-                return Ok(n);
+            let found = sort_events(set, fd, out, found)?;
+            if found.events > 0 {
+                return Ok(Some(found.events));
             }
             continue;
         }

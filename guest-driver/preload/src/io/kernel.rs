@@ -52,6 +52,7 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
         // those that it has written before.
         // And after a Decline, if the server awaits one.
         if socket.has_early() || crate::sys::is_writable(fd) {
+            waiting::watch(descriptor);
             let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
         }
         return;
@@ -63,6 +64,7 @@ fn decide(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
     // client that sends nothing.
     socket.note_write();
     if resolve(descriptor, fd, Wait::Block) == Selected::Pending {
+        waiting::watch(descriptor);
         let _ = socket.await_decision(HANDSHAKE_TIMEOUT);
     }
 }

@@ -9,7 +9,7 @@ use guest_driver::{ChangeToken, SignalMask, SmcStream, Woken};
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, waiting};
 use crate::socket::epoll_set::epoll_events;
-use crate::socket::registrations::hand_to_kernel;
+use crate::socket::registrations::{self, hand_to_kernel};
 use crate::socket::sleeper::Sleeper;
 use crate::socket::stream::{SocketState, StreamSocket};
 use crate::socket::table::{DESCRIPTORS, DescriptorRef};
@@ -101,6 +101,9 @@ fn sort(fds: &[libc::pollfd]) -> (Vec<Polled>, Vec<libc::pollfd>, Vec<Descriptor
         match resolve(&descriptor, fd.fd, Wait::Short) {
             Selected::Tcp | Selected::Failed => {}
             Selected::Pending => {
+                if registrations::is_in_a_set(socket) {
+                    waiting::watch(&descriptor);
+                }
                 let decided = libc::pollfd {
                     fd: socket.decision_fd().unwrap_or(-1),
                     events: libc::POLLIN,

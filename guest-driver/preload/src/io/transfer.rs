@@ -10,6 +10,7 @@ use guest_driver::SmcStream;
 use crate::selection::resolve::resolve;
 use crate::selection::{Selected, Wait, inherited_options};
 use crate::socket::registrations;
+use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::{self, Errno, SysResult};
@@ -56,7 +57,8 @@ pub(crate) fn dispatch_write(
     let is_client = socket.role() == SocketRole::Client;
     match undecided(descriptor, socket, fd, (dont_wait || is_client, libc::SO_SNDTIMEO)) {
         Dispatch::Fail(Errno(libc::EAGAIN)) if socket.state() == SocketState::Deciding => {
-            if is_client && !crate::sys::is_writable(fd) {
+            let is_connected = socket.stage() == SocketStage::Proposing;
+            if is_client && !is_connected && !crate::sys::is_writable(fd) {
                 // TCP is still connecting.
                 return match dont_wait || socket.is_nonblocking() {
                     true => Dispatch::Fail(Errno(libc::EAGAIN)),
@@ -133,7 +135,7 @@ fn time_limit(fd: c_int, option: c_int) -> Wait {
 
 /// The error of a call that has waited in vain: a signal has interrupted it, or its time has passed.
 fn ended_by(wait: Wait) -> Errno {
-    match wait == Wait::Short || wait.is_over() {
+    match matches!(wait, Wait::Short | Wait::Now) || wait.is_over() {
         true => Errno(libc::EAGAIN),
         false => Errno(libc::EINTR),
     }
@@ -147,7 +149,13 @@ fn undecided<'a>(
     (dont_wait, option): (bool, c_int),
 ) -> Dispatch<'a> {
     let patient = !dont_wait && !socket.is_nonblocking();
-    let wait = if patient { time_limit(fd, option) } else { Wait::Short };
+    // The library keeps what a client writes, while its set goes on with the handshake.
+    let is_kept = || option == libc::SO_SNDTIMEO && registrations::is_in_a_set(socket);
+    let wait = match patient {
+        true => time_limit(fd, option),
+        false if is_kept() => Wait::Now,
+        false => Wait::Short,
+    };
     match resolve(descriptor, fd, wait) {
         Selected::Tcp => Dispatch::Kernel,
         Selected::Pending => Dispatch::Fail(ended_by(wait)),

@@ -55,7 +55,7 @@ pub(super) fn start(
     };
     let watcher = match wait {
         Wait::Block | Wait::Until(_) => Watcher::Thread,
-        Wait::Short => Watcher::NextCall,
+        Wait::Short | Wait::Now => Watcher::NextCall,
     };
     match waiting::add(descriptor, fd, pending, watcher) {
         Ok(()) if wait == Wait::Block => {

@@ -34,7 +34,7 @@ pub(super) fn begin(
                 carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
                 return false;
             }
-            ClientLook::Silent if wait == Wait::Short => return false,
+            ClientLook::Silent if matches!(wait, Wait::Short | Wait::Now) => return false,
             ClientLook::Silent | ClientLook::MayPropose => {}
         }
     }
@@ -60,8 +60,8 @@ fn start(
     socket.adopt();
     match (socket.role(), wait) {
         (SocketRole::Client, _) => client::start(descriptor, socket, fd, (wait, mask), copy),
-        (SocketRole::Server, Wait::Short) => {
-            server::start(descriptor, socket, fd);
+        (SocketRole::Server, Wait::Short | Wait::Now) => {
+            server::start(descriptor, socket, fd, wait);
             false
         }
         // A signal that came meanwhile must interrupt the call that now goes on.

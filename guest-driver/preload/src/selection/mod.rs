@@ -5,7 +5,7 @@
 //! opens a session of its own. A program that accepts from an event loop usually finds the client's
 //! message waiting, and the handshake takes one short call. A handshake that takes longer goes on in
 //! one thread that waits for the peers of all of them. It wakes the program's calls when it is
-//! complete.
+//! complete. For a socket in an epoll set the program's own wait for the set goes on with it.
 
 mod circuit_breaker;
 mod client;
@@ -55,6 +55,8 @@ pub(crate) enum Wait {
     Until(Instant),
     /// About as long as a running peer needs to answer.
     Short,
+    /// Not at all: the program's wait for an epoll set goes on with the handshake.
+    Now,
 }
 
 impl Wait {
@@ -62,7 +64,7 @@ impl Wait {
     fn left(self, most: Duration) -> Duration {
         match self {
             Wait::Until(end) => most.min(end.saturating_duration_since(Instant::now())),
-            Wait::Block | Wait::Short => most,
+            Wait::Block | Wait::Short | Wait::Now => most,
         }
     }
 

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::selection::{SHORT_WAIT, Selected, Wait, handshake, waiting};
-use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::SocketState;
 use crate::socket::table::DescriptorRef;
+use crate::socket::{owner_pipe, registrations};
 use crate::sys::raw::{self, Errno};
 
 /// How often a waiting thread looks at the state without being woken.
@@ -30,7 +30,8 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
             SocketState::Undecided => {
                 let interrupted =
                     handshake::begin(descriptor, socket, fd, (SocketEvent::Use, wait), None);
-                let is_postponed = wait == Wait::Short && socket.state() == SocketState::Undecided;
+                let is_short = matches!(wait, Wait::Short | Wait::Now);
+                let is_postponed = is_short && socket.state() == SocketState::Undecided;
                 if interrupted || is_postponed {
                     return Selected::Pending;
                 }
@@ -49,7 +50,12 @@ pub(crate) fn resolve(descriptor: &DescriptorRef, fd: c_int, wait: Wait) -> Sele
                         return Selected::Pending;
                     }
                 }
+                Wait::Now => return Selected::Pending,
                 Wait::Short if waited => return Selected::Pending,
+                Wait::Short if registrations::is_in_a_set(socket) => {
+                    waited = true;
+                    raw::without_signals(|| waiting::go_on(descriptor));
+                }
                 Wait::Short => {
                     waited = true;
                     if waiting::help(descriptor, SHORT_WAIT).is_none() {

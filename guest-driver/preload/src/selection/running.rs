@@ -37,6 +37,11 @@ pub(super) fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
     lock(&RUNNING).iter().any(condition)
 }
 
+/// Calls `f` for all of the connections. The caller holds [`RUNNING_LOCK`].
+pub(super) fn for_each(f: impl FnMut(&DescriptorRef)) {
+    lock(&RUNNING).iter().for_each(f);
+}
+
 /// Forgets the parent's connections, in the child of a fork. The caller holds [`RUNNING_LOCK`].
 pub(super) fn forget() {
     let parents = std::mem::take(&mut *lock(&RUNNING));

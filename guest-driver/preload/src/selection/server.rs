@@ -19,7 +19,7 @@ use crate::sys::raw::{self, Errno, SysResult};
 use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
 
 /// The server's half, for a call that must not wait. Often the client's message is there already.
-pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int) {
+pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, call: Wait) {
     let wait = FirstBytesWait::new(None);
     let pending: Result<Box<dyn PendingHandshake>, Errno> = match peek(borrowed(fd)) {
         FirstBytes::Incomplete if !wait.left(socket).is_zero() => {
@@ -27,7 +27,7 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
         }
         found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
         found => match duplicate(fd) {
-            Ok(tcp) => match serve(descriptor, fd, tcp.into(), found) {
+            Ok(tcp) => match serve(descriptor, fd, tcp.into(), found, call) {
                 Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
                 None => return,
             },
@@ -36,6 +36,7 @@ pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int
     };
     // A call that uses the connection goes on to wait for the client's next message.
     let watcher = |pending: &dyn PendingHandshake| match socket.stage() {
+        _ if call == Wait::Now => Watcher::NextCall,
         SocketStage::Proposing if !pending.is_untouched() => Watcher::NextCall,
         _ => Watcher::Thread,
     };
@@ -94,7 +95,7 @@ impl PendingHandshake for AwaitFirstBytes {
         fd: c_int,
     ) -> Option<Box<dyn PendingHandshake>> {
         let found = peek(&self.tcp);
-        let incoming = serve(descriptor, fd, self.tcp, found)?;
+        let incoming = serve(descriptor, fd, self.tcp, found, Wait::Now)?;
         Some(Box::new(AwaitMessage(incoming)))
     }
 }
@@ -147,7 +148,7 @@ pub(super) fn wait_here(
     // The call ends before the wait does.
     let limit = match call {
         Wait::Until(end) => Some(end.saturating_duration_since(Instant::now()) + CALL_MARGIN),
-        Wait::Block | Wait::Short => None,
+        Wait::Block | Wait::Short | Wait::Now => None,
     };
     let mut wait = FirstBytesWait::new(limit);
     // The kernel never restarts a call with a time limit (signal(7)).
@@ -190,7 +191,7 @@ pub(super) fn wait_here(
             stay_on_tcp(descriptor, fd);
             None
         }
-        Ok(copy) => serve(descriptor, fd, copy, found),
+        Ok(copy) => serve(descriptor, fd, copy, found, call),
         Err(_) => {
             decline_here(descriptor, fd, found);
             None
@@ -271,6 +272,7 @@ fn serve(
     fd: c_int,
     tcp: TcpStream,
     first_bytes: FirstBytes,
+    call: Wait,
 ) -> Option<Incoming> {
     let may_be_smc =
         first_bytes.is_smc() && descriptor.stream().is_some_and(StreamSocket::begin_proposal);
@@ -291,7 +293,12 @@ fn serve(
         socket.set_error(libc::ECONNRESET);
     }
     let mut incoming = session.incoming(tcp, first_bytes);
-    match incoming.advance_soon().transpose() {
+    let result = match call {
+        // Other connections of the same event loop wait meanwhile.
+        Wait::Now => incoming.advance(),
+        Wait::Block | Wait::Until(_) | Wait::Short => incoming.advance_soon(),
+    };
+    match result.transpose() {
         Some(result) => {
             complete(descriptor, fd, result);
             None

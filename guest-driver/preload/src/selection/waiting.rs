@@ -15,7 +15,7 @@ use crate::selection::transitions::{ActionInput, carry_out};
 use crate::socket::pair::high;
 use crate::socket::registrations;
 use crate::socket::states::SocketEvent;
-use crate::socket::stream::{SocketRole, SocketState};
+use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::sys::raw::Errno;
 use crate::sys::{STACK, epoll_wait, lock, owned, raw, timespec};
@@ -52,6 +52,13 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Whether the program's waits for epoll sets go on with it. They wait for TCP only.
+    fn is_in_a_set(&self) -> bool {
+        self.watched.is_empty()
+            && matches!(self.pending.fds(), [Some(_), None])
+            && self.descriptor.stream().is_some_and(registrations::is_in_a_set)
+    }
+
     /// Goes on as far as the peer's bytes allow. `None`: the handshake is complete.
     fn advance(mut self, set: c_int) -> Option<Waiting> {
         if !self.pending.is_ready(&self.descriptor) {
@@ -116,6 +123,11 @@ struct WaitingList {
     list: BTreeMap<u64, Waiting>,
     /// Handshakes that were not in the set when they came into the list.
     unwatched: Vec<u64>,
+    /// Handshakes that the program's waits for epoll sets go on with, and since when.
+    in_sets: Vec<(u64, Instant)>,
+    /// Handshakes whose peers have sent something while a thread was at work on them, as another
+    /// thread has seen.
+    missed: Vec<u64>,
     next: u64,
     has_thread: bool,
 }
@@ -125,6 +137,8 @@ static WAITING: Mutex<WaitingList> = Mutex::new(WaitingList {
     sets: None,
     list: BTreeMap::new(),
     unwatched: Vec::new(),
+    in_sets: Vec::new(),
+    missed: Vec::new(),
     next: 1,
     has_thread: false,
 });
@@ -135,6 +149,8 @@ static ANY_UNWATCHED: AtomicBool = AtomicBool::new(false);
 const WAKE: u64 = 0;
 /// How often the thread checks whether a program wants to write first, or a deadline has passed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the thread leaves a handshake to the program's waits for epoll sets.
+const SET_TIME: Duration = Duration::from_millis(50);
 /// How many times in a row the thread finds nothing to wait for before it ends.
 const IDLE_CHECKS: u32 = 40;
 /// Events that the thread takes at a time.
@@ -174,15 +190,117 @@ impl WaitingList {
         self.list.insert(number, waiting);
     }
 
-    /// Puts the descriptors of all handshakes into the set.
+    /// Puts the descriptors of all handshakes into the set that no wait of the program goes on with.
     fn watch_all(&mut self) {
         ANY_UNWATCHED.store(false, Ordering::Relaxed);
         for number in std::mem::take(&mut self.unwatched) {
             if let Some(one) = self.list.remove(&number) {
+                self.put(number, one);
+            }
+        }
+    }
+
+    /// Puts a handshake into the list. The program's waits for epoll sets go on with it, or the
+    /// thread.
+    fn put(&mut self, number: u64, one: Waiting) {
+        if one.is_in_a_set() {
+            self.list.insert(number, one);
+            self.in_sets.push((number, Instant::now()));
+        } else {
+            self.insert(number, one);
+        }
+    }
+
+    /// Has the thread go on with the handshakes that the program does not wait for.
+    fn take_over(&mut self, now: Instant) {
+        for (number, since) in std::mem::take(&mut self.in_sets) {
+            let Some(one) = self.list.get(&number) else { continue };
+            if one.is_in_a_set() && now.saturating_duration_since(since) < SET_TIME {
+                self.in_sets.push((number, since));
+            } else if let Some(one) = self.list.remove(&number) {
                 self.insert(number, one);
             }
         }
     }
+
+    /// Takes a handshake out of the list. The caller goes on with it, and then calls [`put_back`] or
+    /// [`forget_missed`], and [`running::end`].
+    fn take(&mut self, number: u64) -> Option<Waiting> {
+        let one = self.list.remove(&number)?;
+        running::begin(&one.descriptor);
+        Some(one)
+    }
+}
+
+/// Puts a handshake back into the list. Returns it if its peer has sent something meanwhile: the
+/// caller goes on.
+fn put_back(number: u64, one: Waiting) -> Option<Waiting> {
+    let _running = RUNNING_LOCK.lock();
+    let mut waiting = lock(&WAITING);
+    if let Some(at) = waiting.missed.iter().position(|missed| *missed == number) {
+        waiting.missed.swap_remove(at);
+        return Some(one);
+    }
+    waiting.put(number, one);
+    None
+}
+
+/// A handshake is complete.
+fn forget_missed(number: u64) {
+    let _running = RUNNING_LOCK.lock();
+    lock(&WAITING).missed.retain(|missed| *missed != number);
+}
+
+/// Goes on with a handshake as far as its peer's bytes allow.
+fn advance(number: u64, mut one: Waiting, set: c_int) {
+    while let Some(rest) = one.advance(set) {
+        match put_back(number, rest) {
+            Some(again) => one = again,
+            None => return,
+        }
+    }
+    forget_missed(number);
+}
+
+/// Goes on with a handshake as far as its peer's bytes allow, without waiting. The caller has blocked
+/// the program's signals.
+pub(crate) fn go_on(descriptor: &DescriptorRef) {
+    let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
+    let (set, one) = {
+        let _running = RUNNING_LOCK.lock();
+        let mut waiting = lock(&WAITING);
+        let Some(set) = waiting.sets.as_ref().map(|sets| sets.epoll.as_raw_fd()) else { return };
+        let Some(one) = waiting.take(number) else {
+            // Whoever goes on with it now may have read before the bytes came.
+            if running::any(|other| other.is(descriptor)) {
+                waiting.missed.push(number);
+            }
+            return;
+        };
+        (set, one)
+    };
+    advance(number, one, set);
+    running::end(descriptor.clone());
+}
+
+/// Has the thread go on with a handshake, because the program waits for its end in another way than
+/// by an epoll set.
+pub(crate) fn watch(descriptor: &DescriptorRef) {
+    let Some(number) = descriptor.stream().map(StreamSocket::pending) else { return };
+    let _running = RUNNING_LOCK.lock();
+    let mut waiting = lock(&WAITING);
+    if let Some(one) = waiting.list.remove(&number) {
+        waiting.insert(number, one);
+    }
+}
+
+/// [`go_on`] with several handshakes, for which an epoll set has reported bytes. `true`: a signal has
+/// come meanwhile that interrupts the wait for the set.
+pub(crate) fn go_on_with(descriptors: &[DescriptorRef]) -> bool {
+    raw::blocking_signals(|mask| {
+        descriptors.iter().for_each(go_on);
+        raw::is_interrupted(mask)
+    })
 }
 
 fn sets() -> Option<Sets> {
@@ -221,6 +339,9 @@ pub(super) fn add(
     {
         // The bytes that come next are those of the handshake.
         registrations::follow(descriptor, socket, SocketState::Deciding);
+    } else if let Some(socket) = descriptor.stream() {
+        // What the server has answered meanwhile.
+        registrations::report_again(descriptor, socket);
     }
     let number = waiting.next;
     waiting.next += 1;
@@ -259,20 +380,27 @@ pub(super) fn help(descriptor: &DescriptorRef, timeout: Duration) -> Option<bool
         let _running = RUNNING_LOCK.lock();
         let mut waiting = lock(&WAITING);
         let set = waiting.sets.as_ref()?.epoll.as_raw_fd();
-        if waiting.list.get(&number)?.pending.is_untouched() {
+        let found = waiting.list.get(&number)?;
+        if found.pending.is_untouched() {
+            if found.watched.is_empty() {
+                let one = waiting.list.remove(&number)?;
+                waiting.insert(number, one);
+            }
             return None;
         }
-        let one = waiting.list.remove(&number)?;
-        running::begin(&one.descriptor);
-        (set, one)
+        (set, waiting.take(number)?)
     };
     unwatch(set, &one.watched);
     one.watched.clear();
     let interrupted = raw::blocking_signals(|mask| {
         let (rest, interrupted) = one.advance_here(set, timeout, mask);
-        if let Some(rest) = rest {
-            let _running = RUNNING_LOCK.lock();
-            lock(&WAITING).insert(number, rest);
+        match rest {
+            Some(rest) => {
+                if let Some(again) = put_back(number, rest) {
+                    advance(number, again, set);
+                }
+            }
+            None => forget_missed(number),
         }
         interrupted
     });
@@ -317,13 +445,13 @@ fn wait_for_all() {
             if all {
                 checked = Instant::now();
                 waiting.watch_all();
+                waiting.take_over(checked);
                 let over =
                     waiting.list.iter().filter(|(_, one)| one.pending.is_over(&one.descriptor));
                 ready.extend(over.map(|(number, _)| *number));
             }
-            let take = |number: u64| Some((number, waiting.list.remove(&number)?));
+            let take = |number: u64| Some((number, waiting.take(number)?));
             let taken: Vec<_> = ready.into_iter().filter_map(take).collect();
-            taken.iter().for_each(|(_, waiting)| running::begin(&waiting.descriptor));
             if idle >= IDLE_CHECKS && waiting.list.is_empty() {
                 waiting.has_thread = false;
                 return;
@@ -332,10 +460,7 @@ fn wait_for_all() {
         };
         for (number, one) in taken {
             let descriptor = one.descriptor.clone();
-            if let Some(rest) = one.advance(set) {
-                let _running = RUNNING_LOCK.lock();
-                lock(&WAITING).insert(number, rest);
-            }
+            advance(number, one, set);
             running::end(descriptor);
         }
     }
@@ -355,6 +480,20 @@ pub(crate) fn before_fork() {
         unwatch(set, &one.watched);
         postpone(&one.descriptor, one.fd);
     }
+    // The child shares the program's sets, and none of these handshakes.
+    let leave = |descriptor: &DescriptorRef| {
+        descriptor.stream().into_iter().for_each(registrations::leave_sets);
+    };
+    running::for_each(leave);
+    for number in waiting.list.keys().copied().collect::<Vec<_>>() {
+        if let Some(one) = waiting.list.remove(&number) {
+            leave(&one.descriptor);
+            waiting.insert(number, one);
+        }
+    }
+    waiting.unwatched.clear();
+    waiting.in_sets.clear();
+    ANY_UNWATCHED.store(false, Ordering::Relaxed);
 }
 
 /// Leaves the handshake to the next call that uses the connection. The kernel reports the client's
@@ -384,6 +523,8 @@ fn forget() {
     let mut waiting = lock(&WAITING);
     let list = std::mem::take(&mut waiting.list);
     waiting.unwatched.clear();
+    waiting.in_sets.clear();
+    waiting.missed.clear();
     waiting.has_thread = false;
     // The parent's set watches the parent's descriptors.
     drop(waiting.sets.take());

@@ -15,10 +15,11 @@ use guest_driver::{ChangeToken, Readiness, SmcStream};
 
 use crate::fork;
 use crate::socket::sleeper::Sleeper;
-use crate::socket::stream::{Registration, StreamSocket};
-use crate::socket::table::DescriptorRef;
+use crate::socket::states::SocketStage;
+use crate::socket::stream::{Registration, SocketRole, StreamSocket};
+use crate::socket::table::{DESCRIPTORS, DescriptorRef};
 use crate::sys::fork_lock::{ForkMutex, ForkMutexGuard};
-use crate::sys::raw::{self, Errno};
+use crate::sys::raw::{self, Errno, SysResult};
 
 /// How long the library polls the connections of a busy set without asking the kernel.
 const KERNEL_PAUSE: Duration = Duration::from_micros(200);
@@ -39,6 +40,8 @@ pub(crate) struct EpollSet {
     members: ForkMutex<EpollMembers>,
     /// Number of SMC connections that the library polls.
     polled: AtomicUsize,
+    /// Number of sockets whose handshakes the waits for the set go on with.
+    undecided: AtomicUsize,
     /// The kernel's set has everything.
     native: AtomicBool,
     /// A thread polls the connections.
@@ -71,6 +74,12 @@ struct EpollMember {
     idle: Option<ChangeToken>,
     /// The state when the last event was reported.
     reported: Option<ChangeToken>,
+    /// The handshake is not complete. The kernel's set has the socket, with the library's mark.
+    undecided: bool,
+    /// TCP takes bytes, as the kernel has said during the handshake.
+    has_room: bool,
+    /// The program has been told so.
+    room_reported: bool,
 }
 
 impl std::fmt::Debug for EpollMember {
@@ -80,13 +89,51 @@ impl std::fmt::Debug for EpollMember {
 }
 
 impl EpollMember {
+    fn new(descriptor: &DescriptorRef, registration: &Registration, undecided: bool) -> Self {
+        EpollMember {
+            fd: registration.fd,
+            descriptor: descriptor.clone(),
+            events: registration.events,
+            data: registration.data,
+            idle: None,
+            reported: None,
+            undecided,
+            has_room: false,
+            room_reported: false,
+        }
+    }
+
     fn stream(&self) -> Option<(&StreamSocket, &SmcStream)> {
         let socket = self.descriptor.stream()?;
         Some((socket, socket.smc()?))
     }
 
+    /// Whether to report that the program may write, although the handshake is not complete.
+    fn is_writable_early(&self) -> bool {
+        self.has_room
+            && self.events & OUT != 0
+            && !(self.room_reported && self.events & EDGE != 0)
+            && self.descriptor.stream().is_some_and(StreamSocket::is_writable_early)
+    }
+
+    /// The events to report during the handshake; 0: none.
+    fn poll_undecided(&mut self) -> u32 {
+        if !self.is_writable_early() {
+            return 0;
+        }
+        let found = self.events & OUT;
+        self.room_reported = true;
+        if self.events & ONCE != 0 {
+            self.events &= EDGE | ONCE;
+        }
+        found
+    }
+
     /// The events to report now; 0: none.
     fn poll(&mut self) -> u32 {
+        if self.undecided {
+            return self.poll_undecided();
+        }
         let (socket, stream) = match self.descriptor.stream().and_then(|s| Some((s, s.smc()?))) {
             Some(found) => found,
             None => return 0,
@@ -109,7 +156,12 @@ impl EpollMember {
             let arrived = self.reported.is_none_or(|reported| !token.same_for_reader(reported));
             let room = found & OUT != 0 && socket.write_blocked.swap(false, Ordering::Relaxed);
             self.idle = Some(token);
-            if !arrived && !room {
+            // What was reported during the handshake is no news.
+            let is_known = self.room_reported && self.reported.is_none() && found & !OUT == 0;
+            if is_known && !room {
+                self.reported = Some(token);
+            }
+            if (!arrived || is_known) && !room {
                 return 0;
             }
             self.reported = Some(token);
@@ -124,6 +176,9 @@ impl EpollMember {
     }
 
     fn has_changed(&self) -> bool {
+        if self.undecided {
+            return self.is_writable_early();
+        }
         let Some((_, stream)) = self.stream() else { return false };
         self.idle.is_none_or(|token| stream.changed_since(token))
     }
@@ -148,6 +203,7 @@ impl EpollSet {
         EpollSet {
             members: ForkMutex::new(EpollMembers::default()),
             polled: AtomicUsize::new(0),
+            undecided: AtomicUsize::new(0),
             native: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             kernel_waits: AtomicUsize::new(0),
@@ -197,21 +253,84 @@ impl EpollSet {
         let Ok(sleeper) = self.sleeper(set) else { return false };
         let Some(stream) = descriptor.stream().and_then(StreamSocket::smc) else { return false };
         stream.watch(&sleeper.watch);
-        self.lock().list.push(EpollMember {
-            fd: registration.fd,
-            descriptor: descriptor.clone(),
-            events: registration.events,
-            data: registration.data,
-            idle: None,
-            reported: None,
-        });
+        self.lock().list.push(EpollMember::new(descriptor, registration, false));
+        self.count_polled(set, sleeper);
+        true
+    }
+
+    /// One connection more is polled by the library.
+    fn count_polled(&self, set: c_int, sleeper: &Sleeper) {
         if self.polled.fetch_add(1, Ordering::SeqCst) == 0
             && self.kernel_waits.load(Ordering::SeqCst) > 0
         {
             self.interrupt_kernel_waits(set, sleeper);
         }
         sleeper.watch.wake();
+    }
+
+    /// Whether waits for the set go on with handshakes of sockets in it.
+    pub(crate) fn can_go_on_with_handshakes(&self) -> bool {
+        !self.is_native() && !self.is_inherited()
+    }
+
+    /// Has the waits for the set go on with the handshake of a socket. `false`: the set cannot.
+    pub(crate) fn add_undecided(
+        &self,
+        set: c_int,
+        descriptor: &DescriptorRef,
+        registration: &Registration,
+    ) -> bool {
+        if !self.can_go_on_with_handshakes() {
+            return false;
+        }
+        let fd = registration.fd;
+        // Before the kernel can report it to another thread.
+        self.lock().list.push(EpollMember::new(descriptor, registration, true));
+        self.undecided.fetch_add(1, Ordering::SeqCst);
+        let added = watch_handshake(set, libc::EPOLL_CTL_ADD, descriptor, registration);
+        if added.is_err() {
+            self.remove(fd);
+        }
+        added.is_ok()
+    }
+
+    /// The handshake of a socket has ended with SMC: the library polls the connection from now on.
+    /// `false`: the set has it no more, or the kernel must poll it.
+    pub(crate) fn decide(&self, set: c_int, fd: c_int) -> bool {
+        let Ok(sleeper) = self.sleeper(set) else {
+            self.remove(fd);
+            return false;
+        };
+        let mut members = self.lock();
+        let undecided = |member: &&mut EpollMember| member.fd == fd && member.undecided;
+        let Some(member) = members.list.iter_mut().find(undecided) else { return false };
+        member.undecided = false;
+        if let Some((_, stream)) = member.stream() {
+            stream.watch(&sleeper.watch);
+        }
+        drop(members);
+        self.undecided.fetch_sub(1, Ordering::SeqCst);
+        self.count_polled(set, sleeper);
         true
+    }
+
+    /// Takes note of what the kernel says of a socket whose handshake is not complete. Returns what
+    /// the program learns of it now.
+    pub(crate) fn note_room(&self, fd: c_int) -> Option<libc::epoll_event> {
+        let mut members = self.lock();
+        let known = |member: &&mut EpollMember| member.fd == fd && member.undecided;
+        let member = members.list.iter_mut().find(known)?;
+        if std::mem::replace(&mut member.has_room, true) {
+            // The next poll reports it.
+            return None;
+        }
+        let events = member.poll_undecided();
+        (events != 0).then_some(libc::epoll_event { events, u64: member.data })
+    }
+
+    /// Whether the waits for the set go on with handshakes.
+    pub(crate) fn has_undecided(&self) -> bool {
+        self.undecided.load(Ordering::SeqCst) > 0
     }
 
     /// Makes threads that wait for the kernel's set alone come back: the sleeper's eventfd becomes
@@ -264,6 +383,7 @@ impl EpollSet {
         if let Some(member) = self.lock().list.iter_mut().find(|member| member.fd == fd) {
             (member.events, member.data) = (events, data);
             (member.idle, member.reported) = (None, None);
+            member.room_reported = false;
         }
         self.wake();
     }
@@ -282,6 +402,10 @@ impl EpollSet {
         let at = members.list.iter().position(|member| member.fd == fd)?;
         let member = members.list.swap_remove(at);
         drop(members);
+        if member.undecided {
+            self.undecided.fetch_sub(1, Ordering::SeqCst);
+            return Some(member.events);
+        }
         self.polled.fetch_sub(1, Ordering::SeqCst);
         if let (Some(sleeper), Some((_, stream))) = (self.sleeper.get(), member.stream()) {
             stream.unwatch(&sleeper.watch);
@@ -345,7 +469,45 @@ impl EpollSet {
     }
 }
 
+/// Enters a socket whose handshake is not complete in the kernel's set, or changes its entry there.
+/// The kernel then reports at once what is there already.
+pub(crate) fn watch_handshake(
+    set: c_int,
+    op: c_int,
+    descriptor: &DescriptorRef,
+    registration: &Registration,
+) -> SysResult {
+    let Some(mark) = DESCRIPTORS.address_of(registration.fd) else {
+        return Err(Errno(libc::EBADF));
+    };
+    // The handshake of a client may wait until TCP is connected.
+    let room = match descriptor.stream() {
+        Some(socket) if socket.role() == SocketRole::Client => {
+            let connected = socket.stage() == SocketStage::Proposing;
+            if connected && registration.events & OUT == 0 { 0 } else { libc::EPOLLOUT }
+        }
+        _ => 0,
+    };
+    let events = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET | room;
+    raw::epoll_ctl(set, op, registration.fd, events as u32, mark)
+}
+
 impl EpollMembers {
+    /// Polls the sockets whose handshakes are not complete. Returns how many events were written to
+    /// `out`.
+    pub(crate) fn poll_undecided(&mut self, out: &mut [libc::epoll_event]) -> usize {
+        let mut reported = 0;
+        for member in self.list.iter_mut().filter(|member| member.undecided) {
+            let Some(place) = out.get_mut(reported) else { break };
+            let events = member.poll_undecided();
+            if events != 0 {
+                *place = libc::epoll_event { events, u64: member.data };
+                reported += 1;
+            }
+        }
+        reported
+    }
+
     /// Polls every connection once, beginning behind the one whose events came last. Returns how
     /// many events were written to `out`.
     pub(crate) fn poll(&mut self, out: &mut [libc::epoll_event]) -> usize {
@@ -378,14 +540,15 @@ impl EpollMembers {
         self.list.iter().filter_map(|member| Some(member.stream()?.1))
     }
 
-    /// The first connection's stream, if it is one of this process.
+    /// The first SMC connection's stream, if it is one of this process.
     pub(crate) fn first_stream(&self) -> Option<&SmcStream> {
-        Some(self.list.first()?.stream()?.1)
+        self.streams().next()
     }
 
-    /// A reference of the caller's own to the first connection.
+    /// A reference of the caller's own to the first SMC connection.
     pub(crate) fn first_descriptor(&self) -> Option<DescriptorRef> {
-        self.list.first().map(|member| member.descriptor.clone())
+        let first = self.list.iter().find(|member| member.stream().is_some());
+        first.map(|member| member.descriptor.clone())
     }
 
     /// Whether the kernel was not asked for [`KERNEL_PAUSE`].

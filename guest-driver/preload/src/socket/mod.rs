@@ -6,6 +6,7 @@ pub(crate) mod epoll_set;
 pub(crate) mod owner_pipe;
 pub(crate) mod pair;
 mod proposal_answer;
+pub(crate) mod registration;
 pub(crate) mod registrations;
 pub(crate) mod sleeper;
 pub(crate) mod smc_request;

@@ -1,11 +1,12 @@
 //! The registrations of a socket in epoll sets. They follow the socket's state: the kernel's set
-//! contains the TCP socket at first, nothing during the handshake, and the SMC connection or the
-//! TCP socket after it.
+//! contains the TCP socket at first. During the handshake it has the library's mark there, and the
+//! program's waits for the set go on with the handshake. After it the set contains the SMC connection
+//! or the TCP socket.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
-use crate::socket::epoll_set::EpollSet;
+use crate::socket::epoll_set::{EpollSet, watch_handshake};
 use crate::socket::owner_pipe;
 use crate::socket::states::SocketEvent;
 use crate::socket::stream::{EpollTarget, Registration, SocketState, StreamSocket};
@@ -25,11 +26,14 @@ pub(crate) fn insert(
             let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, data);
             EpollTarget::Native
         }
-        SocketState::Undecided | SocketState::Deciding if socket.is_writable_early() => {
-            let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, writable_only(events), data);
-            EpollTarget::Writable
+        SocketState::Undecided | SocketState::Deciding => {
+            match epoll_set_of(set).as_ref().and_then(|found| found.set()) {
+                Some(found) if found.add_undecided(set, descriptor, registration) => {
+                    EpollTarget::Handshake
+                }
+                _ => insert_undecided(socket, registration),
+            }
         }
-        SocketState::Undecided | SocketState::Deciding => EpollTarget::Nothing,
         SocketState::Unconnected
         | SocketState::Tcp
         | SocketState::Failed
@@ -42,6 +46,16 @@ pub(crate) fn insert(
             None => insert_readiness_fd(set, socket, registration),
         },
     }
+}
+
+/// Enters a registration in a set that only the kernel waits for. The handshake goes on elsewhere.
+fn insert_undecided(socket: &StreamSocket, registration: &Registration) -> EpollTarget {
+    let Registration { set, fd, events, data, .. } = *registration;
+    if !socket.is_writable_early() {
+        return EpollTarget::Nothing;
+    }
+    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, writable_only(events), data);
+    EpollTarget::Writable
 }
 
 /// What the kernel watches of a client that is not decided: the bytes that come are those of the
@@ -78,10 +92,15 @@ fn insert_readiness_fd(
     EpollTarget::ReadinessFd(readiness_fd)
 }
 
-/// Removes a registration from where it is in the set.
-pub(crate) fn remove(registration: &Registration) {
+/// Removes a registration from where it is in the set. Returns its mask as it is now, if the library
+/// has kept it.
+pub(crate) fn remove(registration: &Registration) -> Option<u32> {
     match registration.target {
         EpollTarget::Nothing => {}
+        EpollTarget::Handshake => {
+            let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
+            return epoll_set_of(registration.set)?.set()?.remove(registration.fd);
+        }
         EpollTarget::Native | EpollTarget::Writable => {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, registration.fd, 0, 0);
         }
@@ -89,13 +108,10 @@ pub(crate) fn remove(registration: &Registration) {
             let _ = raw::epoll_ctl(registration.set, libc::EPOLL_CTL_DEL, readiness_fd, 0, 0);
         }
         EpollTarget::Polled => {
-            if let Some(found) = epoll_set_of(registration.set)
-                && let Some(set) = found.set()
-            {
-                set.remove(registration.fd);
-            }
+            return epoll_set_of(registration.set)?.set()?.remove(registration.fd);
         }
     }
+    None
 }
 
 /// Makes the registrations follow the socket into another state. For [`SocketState::Smc`] it also
@@ -109,7 +125,20 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
         if state == SocketState::Tcp && registration.target == EpollTarget::Native {
             continue;
         }
-        remove(registration);
+        if registration.target == EpollTarget::Handshake {
+            match state {
+                SocketState::Undecided if socket.is_plain_if_silent() => {}
+                SocketState::Undecided | SocketState::Deciding => continue,
+                SocketState::Smc => {
+                    let Registration { set, fd, .. } = *registration;
+                    let _ = raw::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+                    continue;
+                }
+                _ => {}
+            }
+        }
+        // An EPOLLONESHOT may have been used up.
+        registration.events = remove(registration).unwrap_or(registration.events);
         registration.target = EpollTarget::Nothing;
         // For SMC the loop below enters them: `StreamSocket::smc` returns the stream only in that
         // state.
@@ -123,15 +152,44 @@ pub(crate) fn follow(descriptor: &DescriptorRef, socket: &StreamSocket, state: S
         // registrations keeps `epoll_ctl` out in between.
         socket.store(SocketEvent::EndOnSmc);
         for registration in registrations.iter_mut() {
-            registration.target = insert(descriptor, socket, registration, SocketState::Smc);
+            let Registration { set, fd, target, .. } = *registration;
+            let found = epoll_set_of(set);
+            let known = found.as_ref().and_then(|found| found.set());
+            registration.target = match target {
+                EpollTarget::Handshake if known.is_some_and(|known| known.decide(set, fd)) => {
+                    EpollTarget::Polled
+                }
+                _ => insert(descriptor, socket, registration, SocketState::Smc),
+            };
         }
+    }
+}
+
+/// Whether the program's waits for a set go on with the handshake of a socket.
+pub(crate) fn is_in_a_set(socket: &StreamSocket) -> bool {
+    socket.registrations().iter().any(|r| r.target == EpollTarget::Handshake)
+}
+
+/// Has the sets report again what the peer has sent already.
+pub(crate) fn report_again(descriptor: &DescriptorRef, socket: &StreamSocket) {
+    for r in socket.registrations().iter().filter(|r| r.target == EpollTarget::Handshake) {
+        let _ = watch_handshake(r.set, libc::EPOLL_CTL_MOD, descriptor, r);
+    }
+}
+
+/// From now on no wait for a set goes on with the handshake of a socket.
+pub(crate) fn leave_sets(socket: &StreamSocket) {
+    let mut registrations = socket.registrations();
+    for known in registrations.iter_mut().filter(|r| r.target == EpollTarget::Handshake) {
+        known.events = remove(known).unwrap_or(known.events);
+        known.target = insert_undecided(socket, known);
     }
 }
 
 /// Removes the connection's registrations from the sets; [`attach_to_kernel`] follows.
 pub(crate) fn detach(socket: &StreamSocket) {
     for registration in socket.registrations().iter_mut() {
-        remove(registration);
+        registration.events = remove(registration).unwrap_or(registration.events);
         registration.target = EpollTarget::Nothing;
     }
 }
@@ -225,9 +283,11 @@ pub(crate) fn hand_to_kernel(fd: c_int) {
             continue;
         };
         // The mask as it is now: an EPOLLONESHOT may have been used up.
-        if let Some(events) = set.remove(member) {
-            known.events = events;
-        }
-        known.target = insert_smc(set, fd, &descriptor, socket, known);
+        let was = known.target;
+        known.events = remove(known).unwrap_or(known.events);
+        known.target = match was {
+            EpollTarget::Handshake => insert_undecided(socket, known),
+            _ => insert_smc(set, fd, &descriptor, socket, known),
+        };
     }
 }

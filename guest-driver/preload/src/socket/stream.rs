@@ -13,6 +13,7 @@ use guest_driver::{Readiness, SmcStream};
 use crate::fork;
 use crate::socket::pair::{AddressPair, high};
 use crate::socket::proposal_answer::ProposalAnswer;
+pub(crate) use crate::socket::registration::{EpollTarget, Registration};
 use crate::socket::smc_request::SmcRequest;
 pub(crate) use crate::socket::states::SocketState;
 use crate::socket::states::{self, SocketEvent, SocketStage, SocketTransition};
@@ -31,36 +32,6 @@ pub(crate) enum SocketRole {
 /// Bytes that [`StreamSocket::keep_early`] keeps at most: no more than the smallest buffer of a peer
 /// takes.
 const MAX_EARLY: usize = 8 << 10;
-
-/// A registration in an epoll set.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Registration {
-    /// The set's descriptor.
-    pub(crate) set: c_int,
-    /// The descriptor that the program named.
-    pub(crate) fd: c_int,
-    /// The program's mask.
-    pub(crate) events: u32,
-    /// The program's data.
-    pub(crate) data: u64,
-    /// What the kernel's set contains for it.
-    pub(crate) target: EpollTarget,
-}
-
-/// What the kernel's epoll set contains for a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EpollTarget {
-    /// The socket itself.
-    Native,
-    /// Nothing yet: the handshake is not complete.
-    Nothing,
-    /// The socket itself, for its room to write only: the handshake of a client is not complete.
-    Writable,
-    /// The readiness descriptor of the SMC connection.
-    ReadinessFd(c_int),
-    /// Nothing: the library polls the connection for the set.
-    Polled,
-}
 
 /// A stream socket.
 #[derive(Debug)]
@@ -620,9 +591,13 @@ impl StreamSocket {
         }
         if early.len() == MAX_EARLY || all && wanted > MAX_EARLY - early.len() {
             self.early_full.store(true, Ordering::Relaxed);
+            self.write_blocked.store(true, Ordering::Relaxed);
             return Some(0);
         }
         let before = early.len();
+        if wanted > MAX_EARLY - before {
+            self.write_blocked.store(true, Ordering::Relaxed);
+        }
         for buf in bufs {
             let room = buf.len().min(MAX_EARLY - early.len());
             early.extend_from_slice(buf.get(..room).unwrap_or_default());
