@@ -179,6 +179,9 @@ pub struct Quotas {
     pub max_maps: Option<u32>,
     /// Bytes of all regions of the guest's memory; 1 TiB by default.
     pub max_guest_memory: Option<u64>,
+    /// Bytes of the guest's memory that the daemon may allocate by touching them first, in all
+    /// connections of the guest; 256 MiB by default.
+    pub max_touched_bytes: Option<u64>,
     /// Control commands per second.
     pub commands_per_second: Option<u32>,
     /// Wake records per second and slab; more are delayed and fall together.

@@ -116,6 +116,7 @@ fn limits(quotas: &Quotas) -> Limits {
         max_peers: quotas.max_peers.unwrap_or(default.max_peers),
         max_maps: quotas.max_maps.unwrap_or(default.max_maps),
         guest_memory: quotas.max_guest_memory.unwrap_or(default.guest_memory),
+        touched_memory: quotas.max_touched_bytes.unwrap_or(default.touched_memory),
         commands_per_second: quotas.commands_per_second.unwrap_or(default.commands_per_second),
         wakes_per_second: quotas.wakes_per_second.unwrap_or(default.wakes_per_second),
         ..default

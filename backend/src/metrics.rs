@@ -71,6 +71,8 @@ pub(crate) fn render(guests: &[GuestStatus]) -> String {
     gauge(&mut registry, "hanging_threads", "Threads that past front ends hold", &|guest| {
         guest.hanging as u64
     });
+    let touched = "Bytes of guest memory that the daemon allocated by touching them first";
+    gauge(&mut registry, "touched_bytes", touched, &|guest| guest.touched_bytes);
     for (name, help, value) in GAUGES {
         gauge(&mut registry, name, help, &|guest| guest.device.as_ref().map_or(0, value));
     }
@@ -133,6 +135,7 @@ mod tests {
             device: Some(device),
             connections: 2,
             hanging: 0,
+            touched_bytes: 0,
             faults: [1; FAULTS.len()],
         };
         let text = render(&[guest]);

@@ -191,7 +191,11 @@ fn daemon_calls() -> Result<Rules, SandboxError> {
     let prctl = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
     let prctl: Result<_, _> = prctl.iter().map(|op| only(0, Cmp::Eq, *op as u64)).collect();
     rules.insert(libc::SYS_prctl, prctl?);
-    let ioctl: Result<_, _> = IOCTLS.iter().map(|request| only(1, Cmp::Eq, *request)).collect();
+    let ioctl: Result<_, _> = IOCTLS
+        .iter()
+        .chain(&crate::vhost::IOCTLS)
+        .map(|request| only(1, Cmp::Eq, *request))
+        .collect();
     rules.insert(libc::SYS_ioctl, ioctl?);
     // Of an open descriptor. The flag allows a path as well, but nothing is to be found by one.
     let empty = libc::AT_EMPTY_PATH as u64;
@@ -208,7 +212,8 @@ fn broker_calls() -> Result<Rules, SandboxError> {
     Ok(rules)
 }
 
-/// Requests of ioctl(2): for nonblocking sockets and to recognise a terminal.
+/// Requests of ioctl(2), beside those of guest memory: for nonblocking sockets and to recognise a
+/// terminal.
 const IOCTLS: [u64; 3] = [libc::FIONBIO, libc::TCGETS, libc::FIOCLEX];
 
 /// Calls of both processes without conditions, on every architecture.

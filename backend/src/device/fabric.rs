@@ -150,6 +150,11 @@ impl Fabric {
         }))
     }
 
+    /// The limits of its devices, unless their ports say otherwise.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// Adds a device. The device calls `notifier` when events wait for it. Dropping its last `Arc`
     /// removes it.
     ///

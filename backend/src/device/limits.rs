@@ -37,6 +37,8 @@ pub struct Limits {
     pub max_move: u32,
     /// Bytes of all regions of the guest's memory, which the daemon maps.
     pub guest_memory: u64,
+    /// Bytes of the guest's memory that the daemon may allocate by touching them first.
+    pub touched_memory: u64,
     /// Alignment of slabs in the window in bytes, a power of two.
     pub slab_align: u32,
     /// Control commands per second.
@@ -65,6 +67,8 @@ impl Default for Limits {
             max_move: MAX_MOVE,
             // A hundred such guests fit into an address space of 47 bits.
             guest_memory: 1 << 40,
+            // Drivers write what they give to the device, so next to nothing is not there.
+            touched_memory: 256 << 20,
             slab_align: SLAB_ALIGN,
             commands_per_second: 20_000,
             queries_per_second: 1_000,

@@ -6,6 +6,9 @@
 //! owner's problem: the handler of the signal maps zeroes over the region, the access goes on, and
 //! a thread calls the owner's `on_fault`, which ends the connection.
 //!
+//! A page that was never there raises SIGBUS as well (see [`TouchQuota`]). The handler has it
+//! allocated, as long as the owner's quota lasts.
+//!
 //! The whole region is replaced, so that a front end cannot cause more faults, or use up the
 //! process's mappings, page by page.
 //!
@@ -14,17 +17,32 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::TouchQuota;
+use super::dump;
+use super::first_touch::{FirstTouches, Touched};
+
 /// Regions that can be contained at a time, in the whole process.
 const REGIONS: usize = 8192;
 
 /// What is called, in a thread of this module, when a region has faulted.
-type OnFault = Arc<dyn Fn() + Send + Sync>;
+type OnFault = Arc<dyn Fn(FaultCause) + Send + Sync>;
+
+/// Why a region was replaced by zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FaultCause {
+    /// A page of it is gone.
+    Lost = 1,
+    /// A page of it was not there, and the quota for such pages is used up.
+    OverQuota = 2,
+}
 
 /// A region as the handler sees it.
 struct Slot {
@@ -32,12 +50,19 @@ struct Slot {
     start: AtomicUsize,
     /// Bytes.
     len: AtomicUsize,
-    /// Zeroes were mapped over it, and its owner does not know yet.
-    faulted: AtomicBool,
+    /// Zeroes were mapped over it for this cause, and its owner does not know yet; 0: nothing.
+    fault: AtomicU8,
+    /// Pages of it that were not there; null: the kernel does not tell.
+    touches: AtomicPtr<FirstTouches>,
 }
 
 static SLOTS: [Slot; REGIONS] = [const {
-    Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), faulted: AtomicBool::new(false) }
+    Slot {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        fault: AtomicU8::new(0),
+        touches: AtomicPtr::new(null_mut()),
+    }
 }; REGIONS];
 /// Slots beyond were never used.
 static USED_SLOTS: AtomicUsize = AtomicUsize::new(0);
@@ -76,32 +101,44 @@ pub enum GuardError {
 /// Memory of a guest in which a bus error ends neither the process nor the access.
 pub struct BusErrorGuard {
     slots: Vec<usize>,
+    /// What the slots point at.
+    touches: Vec<Arc<FirstTouches>>,
     /// Keep the mappings in place while the handler knows of them.
     tables: Vec<Arc<GuestMemoryMmap>>,
 }
 
 impl BusErrorGuard {
-    /// Contains bus errors in all regions of `table`. `on_fault` is called in another thread after
-    /// one, perhaps more than once; it must not block. To be called before the memory is touched.
+    /// Contains bus errors in all regions of `table`, and counts first touches against `quota`.
+    /// `on_fault` is called in another thread after a bus error, perhaps more than once; it must not
+    /// block. To be called before the memory is touched.
     ///
     /// # Errors
     /// See [`GuardError`].
     pub fn new(
         table: Arc<GuestMemoryMmap>,
-        on_fault: impl Fn() + Send + Sync + 'static,
+        quota: &Arc<TouchQuota>,
+        on_fault: impl Fn(FaultCause) + Send + Sync + 'static,
     ) -> Result<BusErrorGuard, GuardError> {
         install().map_err(GuardError::Handler)?;
         let on_fault: OnFault = Arc::new(on_fault);
-        let mut contained = BusErrorGuard { slots: Vec::new(), tables: Vec::new() };
+        let mut contained =
+            BusErrorGuard { slots: Vec::new(), touches: Vec::new(), tables: Vec::new() };
         let mut owners = owners();
         for region in table.iter() {
             let slot = owners.take(on_fault.clone()).ok_or(GuardError::TooMany)?;
             contained.slots.push(slot);
             if let Some(slot) = SLOTS.get(slot) {
-                slot.faulted.store(false, Ordering::Relaxed);
-                slot.len.store(usize::try_from(region.len()).unwrap_or(0), Ordering::Relaxed);
-                // After the length, which belongs to it.
-                slot.start.store(region.as_ptr().addr(), Ordering::Release);
+                let start = region.as_ptr().addr();
+                let len = usize::try_from(region.len()).unwrap_or(0);
+                dump::leave_out(start, len);
+                let touches = FirstTouches::new(start, len, quota).map(Arc::new);
+                let pointer = touches.as_ref().map_or(null_mut(), |t| Arc::as_ptr(t).cast_mut());
+                contained.touches.extend(touches);
+                slot.fault.store(0, Ordering::Relaxed);
+                slot.touches.store(pointer, Ordering::Relaxed);
+                slot.len.store(len, Ordering::Relaxed);
+                // After the others, which belong to it.
+                slot.start.store(start, Ordering::Release);
             }
         }
         drop(owners);
@@ -126,6 +163,7 @@ impl Drop for BusErrorGuard {
         for index in &self.slots {
             if let Some(slot) = SLOTS.get(*index) {
                 slot.start.store(0, Ordering::Release);
+                slot.touches.store(null_mut(), Ordering::Release);
             }
             owners.give_back(*index);
         }
@@ -182,7 +220,7 @@ fn try_install() -> io::Result<Previous> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: both point to structures of their own, for which zeroes are valid. The handler calls
-    // nothing but mmap, write and sigaction, which are async-signal-safe, and uses atomics only.
+    // nothing but mmap, ioctl, write and sigaction, which are async-signal-safe, and uses atomics only.
     unsafe {
         let set = action.assume_init_mut();
         set.sa_sigaction = on_bus_error as *const () as libc::sighandler_t;
@@ -200,11 +238,16 @@ fn report_faults(event: &OwnedFd) {
     let mut count = [0; 8];
     while rustix::io::retry_on_intr(|| rustix::io::read(event, &mut count)).is_ok() {
         for (index, slot) in SLOTS.iter().take(USED_SLOTS.load(Ordering::Acquire)).enumerate() {
-            if slot.faulted.swap(false, Ordering::AcqRel) {
+            let cause = match slot.fault.swap(0, Ordering::AcqRel) {
+                0 => None,
+                2 => Some(FaultCause::OverQuota),
+                _ => Some(FaultCause::Lost),
+            };
+            if let Some(cause) = cause {
                 let on_fault = owners().on_fault.get(index).cloned().flatten();
                 // Without the lock: it may end a connection, and with it contained memory.
                 if let Some(on_fault) = on_fault {
-                    on_fault();
+                    on_fault(cause);
                 }
             }
         }
@@ -230,12 +273,24 @@ extern "C" fn on_bus_error(
 ) {
     // SAFETY: the kernel passes a valid siginfo, since SA_SIGINFO is set. `si_addr` is read only of
     // a signal of the kernel's, which has it.
-    let address = unsafe { if (*info).si_code > 0 { (*info).si_addr().addr() } else { 0 } };
+    let (address, code) = unsafe {
+        let code = (*info).si_code;
+        (if code > 0 { (*info).si_addr().addr() } else { 0 }, code)
+    };
     // SAFETY: it points to this thread's errno, which the calls below may change.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
     let contained = slot_of(address).is_some_and(|(slot, start, len)| {
+        let touches = slot.touches.load(Ordering::Acquire);
+        // SAFETY: it points at what the region's `BusErrorGuard` owns, which is there as long as
+        // somebody touches the region.
+        let touches = unsafe { touches.as_ref() }.filter(|_| code == libc::BUS_ADRERR);
+        let cause = match touches.map_or(Touched::Lost, |t| t.touch(start, address)) {
+            Touched::Allocated => return true,
+            Touched::OverQuota => FaultCause::OverQuota,
+            Touched::Lost => FaultCause::Lost,
+        };
         // SAFETY: a slot names a mapping that its `BusErrorGuard` keeps in place, and which others
         // use through volatile accesses only. What was behind it is gone for them in any case.
         let mapped = unsafe {
@@ -251,7 +306,7 @@ extern "C" fn on_bus_error(
         if mapped == libc::MAP_FAILED {
             return false;
         }
-        slot.faulted.store(true, Ordering::Release);
+        slot.fault.store(cause as u8, Ordering::Release);
         let one = 1u64.to_ne_bytes();
         // SAFETY: it reads eight bytes of `one`. The descriptor is never closed; its counter cannot
         // be full.
@@ -284,6 +339,10 @@ mod tests {
 
     const LEN: usize = 64 << 10;
 
+    fn quota(bytes: u64) -> Arc<TouchQuota> {
+        Arc::new(TouchQuota::new(bytes))
+    }
+
     fn memory(file: &File) -> Arc<GuestMemoryMmap> {
         let backing = FileOffset::new(file.try_clone().unwrap(), 0);
         let ranges = [(GuestAddress(0), LEN, Some(backing))];
@@ -301,11 +360,14 @@ mod tests {
         let file = memfd();
         let table = memory(&file);
         let (told, wait) = mpsc::channel();
-        let contained = BusErrorGuard::new(table.clone(), move || told.send(()).unwrap()).unwrap();
+        let contained = BusErrorGuard::new(table.clone(), &quota(1 << 20), move |cause| {
+            told.send(cause).unwrap();
+        })
+        .unwrap();
         table.write_obj(7u64, GuestAddress(0x8000)).unwrap();
         file.set_len(0).unwrap();
         assert_eq!(table.read_obj::<u64>(GuestAddress(0x8000)).unwrap(), 0);
-        wait.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(wait.recv_timeout(Duration::from_secs(10)), Ok(FaultCause::Lost));
         // The region as a whole is replaced, and can be written.
         table.write_obj(9u64, GuestAddress(0)).unwrap();
         assert_eq!(table.read_obj::<u64>(GuestAddress(0)).unwrap(), 9);
@@ -321,7 +383,8 @@ mod tests {
         let (told, wait) = mpsc::channel();
         let _contained = tables.each_ref().map(|table| {
             let (told, start) = (told.clone(), Arc::as_ptr(table).addr());
-            BusErrorGuard::new(table.clone(), move || told.send(start).unwrap()).unwrap()
+            BusErrorGuard::new(table.clone(), &quota(1 << 20), move |_| told.send(start).unwrap())
+                .unwrap()
         });
         files[1].set_len(0).unwrap();
         tables[1].write_obj(1u8, GuestAddress(5)).unwrap();
@@ -329,5 +392,56 @@ mod tests {
         let start = wait.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(start, Arc::as_ptr(&tables[1]).addr());
         assert!(wait.recv_timeout(Duration::from_millis(100)).is_err());
+    }
+
+    /// Bytes that the file has.
+    fn allocated(file: &File) -> u64 {
+        rustix::fs::fstat(file).unwrap().st_blocks.cast_unsigned() * 512
+    }
+
+    #[test]
+    fn pages_that_were_not_there_are_counted_once_and_up_to_the_quota() {
+        if super::super::userfault().is_none() {
+            eprintln!("SKIPPED: this kernel has no userfaultfd");
+            return;
+        }
+        let page = rustix::param::page_size() as u64;
+        let file = memfd();
+        // The owner has touched the first one.
+        rustix::io::pwrite(&file, b"x", 0).unwrap();
+        let table = memory(&file);
+        let (told, wait) = mpsc::channel();
+        let quota = quota(2 * page);
+        let _contained =
+            BusErrorGuard::new(table.clone(), &quota, move |cause| told.send(cause).unwrap())
+                .unwrap();
+        let at = |n: u64| GuestAddress(n * page);
+        assert_eq!(table.read_obj::<u8>(at(0)).unwrap(), b'x');
+        assert_eq!(quota.used(), 0, "it was there");
+        table.write_obj(5u8, at(1)).unwrap();
+        assert_eq!(table.read_obj::<u8>(at(2)).unwrap(), 0, "reading allocates as well");
+        assert_eq!((quota.used(), allocated(&file)), (2 * page, 3 * page));
+        // The owner takes it away, and it is touched again: it has no more than before.
+        use rustix::fs::FallocateFlags as Flags;
+        let hole = Flags::PUNCH_HOLE | Flags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, page, page).unwrap();
+        assert_eq!(table.read_obj::<u8>(at(1)).unwrap(), 0);
+        assert_eq!((quota.used(), quota.misses()), (2 * page, 3));
+        assert!(wait.try_recv().is_err());
+        table.write_obj(7u8, at(3)).unwrap();
+        assert_eq!(wait.recv_timeout(Duration::from_secs(10)), Ok(FaultCause::OverQuota));
+        assert_eq!(allocated(&file), 3 * page, "the file has got nothing of it");
+    }
+
+    #[test]
+    fn memory_of_guests_is_left_out_of_core_dumps() {
+        let file = memfd();
+        let table = memory(&file);
+        let _contained = BusErrorGuard::new(table.clone(), &quota(0), |_| ()).unwrap();
+        let start = table.iter().next().unwrap().as_ptr().addr();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let of_region = smaps.split_once(&format!("{start:x}-")).unwrap().1;
+        let flags = of_region.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
     }
 }

@@ -11,19 +11,25 @@
 //! never touches the memory.
 //!
 //! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
-//! pages that a guest takes away from ending the daemon. These two are the only places of the
-//! backend with `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
+//! pages that a guest takes away from ending the daemon, and a [`TouchQuota`] bounds what the
+//! daemon allocates by touching memory that is not there. Only these have `unsafe`; mapping is done
+//! by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
 #[allow(unsafe_code, reason = "no crate handles SIGBUS by mapping memory in its place")]
 mod bus_error;
+#[allow(unsafe_code, reason = "advice about memory is unsafe in every crate")]
+mod dump;
+#[allow(unsafe_code, reason = "no crate wraps userfaultfd in a way that a signal handler may use")]
+mod first_touch;
 #[allow(unsafe_code, reason = "no crate wraps the kernel's asynchronous IO")]
 mod kick;
 mod sealed;
 mod slab;
 
 pub use buddy::Buddy;
-pub use bus_error::{BusErrorGuard, GuardError};
+pub use bus_error::{BusErrorGuard, FaultCause, GuardError};
+pub use first_touch::{TouchQuota, USERFAULT_REQUESTS, userfault};
 pub use kick::Kicker;
 pub use sealed::Sealed;
 pub use slab::SlabMemory;

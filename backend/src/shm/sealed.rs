@@ -94,6 +94,7 @@ impl Sealed {
             usize::try_from(self.len).map_err(|_| ShmError::Range { offset: 0, len: self.len })?;
         let map = MmapRegion::from_file(FileOffset::from_arc(self.file.clone(), 0), len)
             .map_err(|source| ShmError::Map { len: self.len, source })?;
+        super::dump::leave_out(map.as_ptr().addr(), len);
         // Two threads may both have mapped; one mapping is dropped again.
         Ok(self.map.get_or_init(|| map))
     }

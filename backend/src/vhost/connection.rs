@@ -33,7 +33,7 @@ use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
 use crate::device::sync::lock;
 use crate::device::{CloseReason, Device, Reply};
-use crate::shm::BusErrorGuard;
+use crate::shm::{BusErrorGuard, FaultCause, TouchQuota};
 
 /// Workers of a connection: one for control and events, one for moves.
 pub(super) const WORKERS: usize = 2;
@@ -61,6 +61,8 @@ pub(super) struct Connection {
     pub(super) memory: Memory,
     /// The tables in use, in which a page that is gone ends the connection and not the daemon.
     contained: Mutex<Vec<BusErrorGuard>>,
+    /// What the daemon may allocate in them.
+    touches: Arc<TouchQuota>,
     pub(super) notifiers: [Arc<Notifier>; WORKERS],
     /// Queues that a worker has to serve again without a kick, a bit each.
     pub(super) rescheduled: [AtomicU64; WORKERS],
@@ -110,6 +112,7 @@ impl Connection {
         faults: Arc<Faults>,
         threads: CountedThreads,
         timers: Timers,
+        touches: Arc<TouchQuota>,
     ) -> io::Result<(Arc<Connection>, Framework)> {
         let moves_notifier = Arc::new(Notifier::new()?);
         let config = device.config();
@@ -119,6 +122,7 @@ impl Connection {
             faults,
             memory: Memory::new(GuestMemoryMmap::new()),
             contained: Mutex::default(),
+            touches,
             notifiers: [notifier, moves_notifier],
             rescheduled: Default::default(),
             scratch: std::array::from_fn(|_| Mutex::new(Scratch::new(&config))),
@@ -206,12 +210,20 @@ impl Connection {
         self.faults.record(&self.options.name, fault, detail);
     }
 
-    /// A page of the guest's memory was gone when the daemon touched it.
-    fn on_memory_fault(&self) {
-        self.fault(
-            Fault::LostMemory,
-            format_args!("a page of guest memory is gone; closing the connection"),
-        );
+    /// A page of the guest's memory was not there when the daemon touched it.
+    fn on_memory_fault(&self, cause: FaultCause) {
+        match cause {
+            FaultCause::Lost => self.fault(
+                Fault::LostMemory,
+                format_args!("a page of guest memory is gone; closing the connection"),
+            ),
+            FaultCause::OverQuota => self.fault(
+                Fault::SparseMemory,
+                format_args!(
+                    "guest memory was not there, beyond max-touched-bytes; closing the connection"
+                ),
+            ),
+        }
         self.close();
     }
 
@@ -468,12 +480,13 @@ impl VhostUserBackend for Connection {
         };
         guest_memory::check(&table, max, self.options.allow_any_file).map_err(|e| refuse(&e))?;
         let this = self.this.clone();
-        let on_fault = move || {
+        let on_fault = move |cause| {
             if let Some(connection) = this.upgrade() {
-                connection.on_memory_fault();
+                connection.on_memory_fault(cause);
             }
         };
-        let mut contained = BusErrorGuard::new(table.clone(), on_fault).map_err(|e| refuse(&e))?;
+        let mut contained =
+            BusErrorGuard::new(table.clone(), &self.touches, on_fault).map_err(|e| refuse(&e))?;
         if let Ok(checked) = self.memory.lock() {
             checked.replace(GuestMemoryMmap::clone(&table));
         }

@@ -28,6 +28,7 @@ use super::unix_socket::{BoundSocket, NameId, SocketError, SocketNames, path_of}
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
+use crate::shm::TouchQuota;
 
 /// Threads of earlier connections that may hang before new connections are refused.
 const MAX_HANGING: usize = 4;
@@ -53,6 +54,8 @@ struct Inner {
     options: Options,
     timers: Timers,
     faults: Arc<Faults>,
+    /// What the daemon may allocate in the guest's memory, over all connections.
+    touches: Arc<TouchQuota>,
     /// Threads that a front end can keep from ending.
     threads: CountedThreads,
     stopping: AtomicBool,
@@ -75,6 +78,8 @@ pub struct GuestStatus {
     pub connections: u64,
     /// Threads of earlier connections that hang by their front end's doing.
     pub hanging: usize,
+    /// Bytes of the guest's memory that the daemon has allocated by touching them first.
+    pub touched_bytes: u64,
     /// Faults so far, in the order of [`FAULTS`].
     pub faults: [u64; FAULTS.len()],
 }
@@ -115,6 +120,7 @@ impl DeviceSocket {
         let inner = Arc::new(Inner {
             stop: stop.map_err(|error| system(&spec)(error.into()))?,
             spec,
+            touches: Arc::new(TouchQuota::new(fabric.limits().touched_memory)),
             fabric,
             options,
             timers,
@@ -149,6 +155,7 @@ impl DeviceSocket {
             hanging: if connection.is_some() { 0 } else { alive },
             device: connection.map(|connection| connection.device.info()),
             connections: inner.connections.load(Ordering::Relaxed),
+            touched_bytes: inner.touches.used(),
             faults: inner.faults.snapshot(),
         }
     }
@@ -279,6 +286,7 @@ impl Inner {
             self.faults.clone(),
             self.threads.clone(),
             self.timers.clone(),
+            self.touches.clone(),
         )?;
         let weak = Arc::downgrade(&connection);
         delivery.set(move || weak.upgrade().is_some_and(|owner| owner.deliver_inline()));

@@ -20,6 +20,8 @@ pub enum Fault {
     RefusedMemory,
     /// A page of guest memory that was gone when the daemon touched it.
     LostMemory,
+    /// Guest memory that was not there, beyond the quota for such memory.
+    SparseMemory,
     /// A mapping that was not acknowledged in time.
     NoAck,
     /// A mapping that was refused.
@@ -33,13 +35,14 @@ pub enum Fault {
 }
 
 /// Every fault, in the order of its counter.
-pub const FAULTS: [Fault; 11] = [
+pub const FAULTS: [Fault; 12] = [
     Fault::BadChain,
     Fault::BrokenRing,
     Fault::NoRoom,
     Fault::NotEventfd,
     Fault::RefusedMemory,
     Fault::LostMemory,
+    Fault::SparseMemory,
     Fault::NoAck,
     Fault::MapRefused,
     Fault::RefusedConnection,
@@ -57,6 +60,7 @@ impl Fault {
             Fault::NotEventfd => "not_eventfd",
             Fault::RefusedMemory => "refused_memory",
             Fault::LostMemory => "lost_memory",
+            Fault::SparseMemory => "sparse_memory",
             Fault::NoAck => "no_ack",
             Fault::MapRefused => "map_refused",
             Fault::RefusedConnection => "refused_connection",

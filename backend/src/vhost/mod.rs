@@ -48,8 +48,14 @@ pub(crate) mod unix_socket;
 
 pub use faults::{FAULTS, Fault};
 
+/// Requests of ioctl(2) that are made after the start.
+pub(crate) const IOCTLS: [u64; 3] = crate::shm::USERFAULT_REQUESTS;
+
 /// Opens what the sandbox would not let be opened later. The daemon calls it before.
 pub(crate) fn prepare() {
     inline_delivery::prepare();
+    if crate::shm::userfault().is_none() {
+        tracing::warn!("no userfaultfd: memory that guests have not touched is not counted");
+    }
     let _ = eventfd::descriptors();
 }

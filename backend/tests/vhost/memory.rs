@@ -137,3 +137,64 @@ fn memory_swapped_for_one_that_shrinks_ends_its_own_connection() {
     stage.check_others();
     stage.check_reconnect();
 }
+
+/// Moves of a page each, out of memory that nobody has touched. `None`: the connection was cut.
+fn move_out_of_holes(a: &mut FrontEnd, token: u64, pages: u64) -> Option<()> {
+    let mut head = token.to_le_bytes().to_vec();
+    head.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]);
+    head.extend_from_slice(&[0, 0, 0, 0, 0, 16, 0, 0]);
+    let (at, status) = (a.write_buffer(&head), a.buffer(4));
+    // Beyond what the test itself has written.
+    let hole = a.buffer(4096).next_multiple_of(4096) + 4096;
+    for page in 0..pages {
+        let payload = (hole + page * 4096, 4096, false);
+        a.add(MOVES, &[(at, head.len() as u32, false), payload, (status, 4, true)]);
+        a.kick(MOVES);
+        a.used(MOVES, std::time::Duration::from_secs(1))?;
+        assert_eq!(a.read_buffer(status, 2), Status::Ok.code().to_le_bytes());
+    }
+    Some(())
+}
+
+#[test]
+fn memory_with_holes_is_on_its_guests_account() {
+    if vhost_device_ism::shm::userfault().is_none() {
+        eprintln!("SKIPPED: this kernel has no userfaultfd");
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.daemon_with(&["a", "b"], |config| {
+        config.fabrics[0].quotas.max_touched_bytes = Some(1 << 20);
+    });
+    let touched = || daemon.list()[0].touched_bytes;
+    let faults = |name: &str| {
+        let guests = daemon.list();
+        let guest = guests.iter().find(|guest| guest.spec.name == name).unwrap();
+        guest.faults[FAULTS.iter().position(|f| *f == Fault::SparseMemory).unwrap()]
+    };
+    let blocks = |a: &FrontEnd| rustix::fs::fstat(&a.file).unwrap().st_blocks as u64 * 512;
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    let honest = |b: &mut FrontEnd| assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
+
+    // A guest with holes works.
+    let (mut a, gid_a) = FrontEnd::greet(&place.path("a"));
+    let dmb = b.register(gid_a, 1, DMB, virtio_ism_abi::command::BACKING_WINDOW);
+    move_out_of_holes(&mut a, dmb.token.get(), 100).unwrap();
+    let used = touched();
+    assert!((100 * 4096..=110 * 4096).contains(&used), "{used}");
+    // But not beyond its quota.
+    let before = blocks(&a);
+    let all = move_out_of_holes(&mut a, dmb.token.get(), 400);
+    assert_eq!(all, None);
+    a.wait_cut();
+    eventually("a fault", || faults("a") == 1);
+    assert!(blocks(&a) <= before + (1 << 20), "{} bytes more", blocks(&a) - before);
+    // Another connection gives it no other quota.
+    let (mut a, gid_a) = FrontEnd::greet(&place.path("a"));
+    let dmb = b.register(gid_a, 1, DMB, virtio_ism_abi::command::BACKING_WINDOW);
+    assert_eq!(move_out_of_holes(&mut a, dmb.token.get(), 400), None);
+    assert!(touched() <= 1 << 20);
+    assert_ne!(gid_a, gid_b);
+    honest(&mut b);
+    assert_eq!(faults("b"), 0);
+}
