@@ -184,7 +184,7 @@ pub struct Quotas {
     pub max_touched_bytes: Option<u64>,
     /// Control commands per second.
     pub commands_per_second: Option<u32>,
-    /// Wake records per second and slab; more are delayed and fall together.
+    /// Wake records per second and slab or DMB; more are delayed and fall together.
     pub wakes_per_second: Option<u32>,
 }
 

@@ -45,7 +45,7 @@ pub struct Limits {
     pub commands_per_second: u32,
     /// QUERY_GID per second.
     pub queries_per_second: u32,
-    /// SLAB_WAKE per slab and second.
+    /// SLAB_WAKE per slab, DMB_SIGNAL per DMB, and second.
     pub wakes_per_second: u32,
 }
 
@@ -116,7 +116,7 @@ impl Limits {
         Rate::new(self.queries_per_second, self.queries_per_second / 10)
     }
 
-    /// SLAB_WAKE of one slab.
+    /// SLAB_WAKE of one slab, DMB_SIGNAL of one DMB.
     pub(super) fn wake_rate(&self) -> Rate {
         Rate::new(self.wakes_per_second, WAKE_BURST)
     }
@@ -124,7 +124,7 @@ impl Limits {
 
 /// Smallest alignment of guest memory, bytes.
 const PAGE: u32 = 4096;
-/// SLAB_WAKE records of one slab that may follow each other at once.
+/// Records of one slab or DMB that may follow each other at once.
 const WAKE_BURST: u32 = 64;
 
 /// What the devices of a fabric may have together. A device that would take the sum of limits

@@ -41,6 +41,7 @@ pub(super) struct PendingEvents {
     sw_events: VecDeque<Stamped<SwEvent>>,
     /// SLAB_WAKE, first come, first served. A slab that its rate delays goes to the end.
     slab_wakes: VecDeque<Arc<SlabWakeSlot>>,
+    /// DMB_SIGNAL, as SLAB_WAKE.
     dmb_signals: VecDeque<Arc<DmbSignalSlot>>,
     /// Slabs were served last: DMBs are next.
     dmbs_first: bool,
@@ -205,9 +206,9 @@ impl PendingEvents {
             });
         }
         let signal = if self.dmbs_first {
-            self.dmb_signal().or_else(|| self.slab_wake(now, rate))
+            self.dmb_signal(now, rate).or_else(|| self.slab_wake(now, rate))
         } else {
-            self.slab_wake(now, rate).or_else(|| self.dmb_signal())
+            self.slab_wake(now, rate).or_else(|| self.dmb_signal(now, rate))
         };
         if signal.is_some() {
             counters.wakes.add(1);
@@ -220,13 +221,16 @@ impl PendingEvents {
             || !self.peers_down.is_empty()
             || self.lost > 0
             || !self.sw_events.is_empty()
-            || self.dmb_signals.iter().any(|slot| !slot.is_closed())
+            || self.dmb_signals.iter().any(|slot| !slot.is_closed() && slot.wait(now, rate) == 0)
             || self.slab_wakes.iter().any(|slot| slot.wait(now, rate) == 0)
     }
 
     /// Nanoseconds until the first delayed wake is due; `None` if no wake is delayed.
     pub(super) fn next_due(&self, now: u64, rate: Rate) -> Option<u64> {
-        self.slab_wakes.iter().map(|slot| slot.wait(now, rate)).filter(|wait| *wait > 0).min()
+        let slabs = self.slab_wakes.iter().map(|slot| slot.wait(now, rate));
+        let open = self.dmb_signals.iter().filter(|slot| !slot.is_closed());
+        let dmbs = open.map(|slot| slot.wait(now, rate));
+        slabs.chain(dmbs).filter(|wait| *wait > 0).min()
     }
 
     fn slab_wake(&mut self, now: u64, rate: Rate) -> Option<[u8; EVENT_LEN]> {
@@ -247,16 +251,21 @@ impl PendingEvents {
         record(SlabWake::new(ids))
     }
 
-    fn dmb_signal(&mut self) -> Option<[u8; EVENT_LEN]> {
+    fn dmb_signal(&mut self, now: u64, rate: Rate) -> Option<[u8; EVENT_LEN]> {
         let mut signal = DmbSignal::new_zeroed();
         let mut n = 0;
-        while let Some(entry) = signal.entries.get_mut(n) {
+        for _ in 0..self.dmb_signals.len() {
+            let Some(entry) = signal.entries.get_mut(n) else { break };
             let Some(slot) = self.dmb_signals.pop_front() else { break };
-            let mask = slot.take_mask();
             // An idx may be in use again for another DMB.
             if slot.is_closed() {
+                slot.take_mask();
                 continue;
             }
+            let Some(mask) = slot.take(now, rate) else {
+                self.dmb_signals.push_back(slot);
+                continue;
+            };
             *entry = DmbSignalEntry { idx: slot.idx.into(), mask: mask.into(), ..*entry };
             n += 1;
         }

@@ -86,6 +86,8 @@ pub(super) struct DmbSignalSlot {
     pub(super) user: Gid,
     /// The mask that waits to be delivered, and [`RAISED`].
     pending: AtomicU32,
+    /// As that of a [`SlabWakeSlot`].
+    full_at: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -94,7 +96,13 @@ const RAISED: u32 = 1 << 16;
 
 impl DmbSignalSlot {
     pub(super) fn new(idx: u32, user: Gid) -> DmbSignalSlot {
-        DmbSignalSlot { idx, user, pending: AtomicU32::new(0), closed: AtomicBool::new(false) }
+        DmbSignalSlot {
+            idx,
+            user,
+            pending: AtomicU32::new(0),
+            full_at: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// Adds to the pending mask. `true`: nothing was pending, so the caller has to queue the slot.
@@ -106,6 +114,20 @@ impl DmbSignalSlot {
     /// Takes the pending mask. A move makes a new record from here on.
     pub(super) fn take_mask(&self) -> u16 {
         (self.pending.swap(0, Ordering::AcqRel) & u32::from(u16::MAX)) as u16
+    }
+
+    /// Nanoseconds until the rate allows a record of this DMB; 0: at once.
+    pub(super) fn wait(&self, now: u64, rate: Rate) -> u64 {
+        rate.wait(self.full_at.load(Ordering::Relaxed), now)
+    }
+
+    /// Takes the pending mask for a record if the rate allows one.
+    pub(super) fn take(&self, now: u64, rate: Rate) -> Option<u16> {
+        let mut full_at = self.full_at.load(Ordering::Relaxed);
+        rate.take(&mut full_at, now).then(|| {
+            self.full_at.store(full_at, Ordering::Relaxed);
+            self.take_mask()
+        })
     }
 
     /// The DMB is no longer registered: no signal of it is delivered any more.

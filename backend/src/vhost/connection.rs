@@ -31,6 +31,7 @@ use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
 use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
+use super::wake_cost::WakeCost;
 use crate::device::sync::lock;
 use crate::device::{CloseReason, Device, Reply};
 use crate::shm::{BusErrorGuard, FaultCause, TouchQuota};
@@ -73,6 +74,8 @@ pub(super) struct Connection {
     pub(super) has_replies: AtomicBool,
     /// Records were published and the driver was not signalled yet.
     pub(super) call_pending: AtomicBool,
+    /// What its wakes cost others.
+    pub(super) wake_cost: WakeCost,
     /// Commands that wait for the front end, or whose answers are replies.
     pub(super) backlog: AtomicUsize,
     pub(super) threads: CountedThreads,
@@ -130,6 +133,7 @@ impl Connection {
             replies: Mutex::default(),
             has_replies: AtomicBool::new(false),
             call_pending: AtomicBool::new(false),
+            wake_cost: WakeCost::default(),
             backlog: AtomicUsize::new(0),
             threads,
             rings: OnceLock::new(),

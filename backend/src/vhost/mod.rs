@@ -45,6 +45,7 @@ mod queues;
 mod ring;
 pub(crate) mod timers;
 pub(crate) mod unix_socket;
+mod wake_cost;
 
 pub use faults::{FAULTS, Fault};
 

@@ -1,6 +1,7 @@
 //! What is done on a kick: control commands, event records, moves.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use virtio_ism_abi::command::Op;
 use virtio_ism_abi::event::EVENT_LEN;
@@ -254,9 +255,15 @@ impl Connection {
     }
 
     /// Delivers records from a thread of another device, without ever waiting. `false` if that is not
-    /// possible; then the device's own worker has to.
+    /// possible, or has taken long; then the device's own worker has to.
     pub(super) fn deliver_inline(&self) -> bool {
-        with_context(|context| self.deliver_events(context))
+        let start = Instant::now();
+        self.wake_cost.allows(start)
+            && with_context(|context| {
+                let delivered = self.deliver_events(context);
+                self.wake_cost.took(start, Instant::now());
+                delivered
+            })
     }
 
     fn deliver_events(&self, context: &mut InlineContext) -> bool {

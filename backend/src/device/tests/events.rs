@@ -189,6 +189,31 @@ fn wakes_of_a_slab_are_limited_in_rate_and_none_is_lost() {
 }
 
 #[test]
+fn signals_of_a_dmb_are_limited_in_rate_and_none_is_lost() {
+    let limits = Limits { wakes_per_second: 1_000, ..Limits::default() };
+    let world = World::with(Chid(0xff00), limits);
+    let (mut a, b, c) = (world.mover("a"), world.driver("b"), world.driver("c"));
+    a.set_memory(&[(0, 1 << 20)]);
+    let noisy = a.register_guest(b.gid, 0, &[(0, K64)]).unwrap();
+    let quiet = a.register_guest(c.gid, 1, &[(u64::from(K64), K64)]).unwrap();
+    let mut records = 0;
+    for _ in 0..1_000 {
+        b.kick(noisy.token.get());
+        records += a.events().len();
+    }
+    assert_eq!(records, 64, "a burst");
+    assert!(!a.device.has_events());
+    assert_eq!(a.device.next_event_in().map(|wait| wait.as_micros()), Some(1_000));
+    c.kick(quiet.token.get());
+    let [Event::DmbSignal(signal)] = a.events()[..] else { panic!() };
+    assert_eq!((signal.n.get(), signal.entries[0].idx.get()), (1, 1), "others are not delayed");
+    world.clock.advance(1_000_000);
+    let [Event::DmbSignal(signal)] = a.events()[..] else { panic!() };
+    assert_eq!((signal.n.get(), signal.entries[0].idx.get()), (1, 0), "delayed, not dropped");
+    assert_eq!(a.device.next_event_in(), None);
+}
+
+#[test]
 fn slabs_are_served_round_robin_fourteen_to_a_record() {
     let world = World::new();
     let mut a = world.driver("a");
