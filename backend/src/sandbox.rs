@@ -280,6 +280,7 @@ const DAEMON: &[i64] = &[
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
+    libc::SYS_getrusage,
     // connections
     libc::SYS_accept,
     libc::SYS_accept4,

@@ -6,6 +6,7 @@ use std::sync::{Arc, RwLock};
 use virtio_ism_abi::config::Features;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
+use super::copy_watch::CopyWatch;
 use super::counters::Counters;
 use super::limits::Clock;
 use super::rate::Rate;
@@ -16,6 +17,10 @@ pub trait EventNotifier: Send + Sync {
     /// Events wait for this device. Called from any thread; must not block. Only with
     /// [`Delivery::Inline`] may it call into a device.
     fn notify(&self, delivery: Delivery);
+
+    /// Another device's thread had to wait for a page of this device's memory. Called from any
+    /// thread; must not block.
+    fn memory_was_slow(&self) {}
 }
 
 /// Which thread may deliver the events that a notification is about.
@@ -36,6 +41,8 @@ pub(super) struct DeviceHandle {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) counters: Counters,
     pub(super) wake_rate: Rate,
+    /// Copies into its memory.
+    pub(super) copies: CopyWatch,
     memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
     window: AtomicU64,
     features: AtomicU64,
@@ -60,6 +67,7 @@ impl DeviceHandle {
             clock,
             counters: Counters::default(),
             wake_rate,
+            copies: CopyWatch::default(),
             memory: RwLock::new(None),
             window: AtomicU64::new(0),
             features: AtomicU64::new(Features::all().bits()),

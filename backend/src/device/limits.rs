@@ -151,6 +151,12 @@ impl Default for FabricCaps {
 pub trait Clock: Send + Sync {
     /// Now, nanoseconds.
     fn now_ns(&self) -> u64;
+
+    /// As [`now_ns`](Self::now_ns), in a time of its own, to some milliseconds. For what is done
+    /// with every message.
+    fn coarse_ns(&self) -> u64 {
+        self.now_ns()
+    }
 }
 
 /// The clock of the host.
@@ -166,5 +172,10 @@ impl Default for MonotonicClock {
 impl Clock for MonotonicClock {
     fn now_ns(&self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn coarse_ns(&self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+        now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
     }
 }

@@ -50,7 +50,8 @@
 //! # Where things are
 //!
 //! `request` checks the form of a driver's request. `command`, `register` and `attach` check it
-//! against what exists. `accounts` keeps the quotas of a session; `transfer` moves;
+//! against what exists. `accounts` keeps the quotas of a session; `transfer` moves
+//! and `copy_watch` tells who makes a move last;
 //! `pending_events` holds the events that the driver has not read, and `wake_slot` what these share
 //! with slabs and DMBs. `device` is a device and its sessions; `fabric` is what devices share.
 #![forbid(unsafe_code)]
@@ -58,6 +59,7 @@
 mod accounts;
 mod attach;
 mod command;
+mod copy_watch;
 mod counters;
 #[expect(clippy::module_inception, reason = "the file of the type `Device`")]
 mod device;

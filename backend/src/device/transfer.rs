@@ -11,12 +11,17 @@ use vm_memory::{
     VolatileMemoryError, VolatileSlice,
 };
 
+use super::copy_watch::is_owners_doing;
 use super::dmb::{Backing, Dmb, GuestRange, resolve};
 use super::request::CheckedMove;
 use super::session::DeviceSession;
 use super::slab::SlabRange;
 use super::sync::read;
 use super::{Delivery, Device};
+use crate::shm::PageWaits;
+
+/// Smallest page of a guest, bytes.
+const PAGE: usize = 4096;
 
 /// What became of a MOVE chain.
 #[derive(Debug)]
@@ -114,7 +119,16 @@ impl Device {
         }
         let gate = dmb.enter().ok_or(Status::Enoent)?;
         let copied = match &dmb.backing {
-            Backing::Guest { ranges, .. } => copy_to_guest(&dmb, ranges, &request, payload),
+            Backing::Guest { ranges, .. } => {
+                let owner = &dmb.owner.handle;
+                let start = owner.clock.coarse_ns();
+                if owner.copies.is_watched(start) {
+                    touch_targets(&dmb, ranges, &request);
+                }
+                let copied = copy_to_guest(&dmb, ranges, &request, payload);
+                owner.copies.copied(start, owner.clock.coarse_ns());
+                copied
+            }
             Backing::Window(place) => copy_to_window(place, &request, payload),
         };
         drop(gate);
@@ -215,6 +229,26 @@ fn copy_to_guest<R: ReadVolatile>(
         }
     }
     Ok(())
+}
+
+/// Touches the pages into which is copied next, and tells the owner's device if it made that last.
+fn touch_targets(dmb: &Dmb, ranges: &[GuestRange], request: &CheckedMove<'_>) {
+    let owner = &dmb.owner.handle;
+    let Some(memory) = owner.memory() else { return };
+    let memory = memory.memory();
+    let (start, before) = (owner.clock.coarse_ns(), PageWaits::now());
+    for (offset, len) in request.segments() {
+        for (gpa, len) in resolve(ranges, offset, len) {
+            let Ok(target) = slice(&memory, gpa, len) else { continue };
+            for offset in (0..target.len()).step_by(PAGE) {
+                let _ = target.read_obj::<u8>(offset);
+            }
+        }
+    }
+    let took = owner.clock.coarse_ns().saturating_sub(start);
+    if is_owners_doing(took, before, PageWaits::now()) {
+        owner.notifier.memory_was_slow();
+    }
 }
 
 fn slice(memory: &GuestMemoryMmap, gpa: u64, len: u32) -> Result<VolatileSlice<'_>, Failure> {

@@ -24,6 +24,8 @@ mod dump;
 mod first_touch;
 #[allow(unsafe_code, reason = "no crate wraps the kernel's asynchronous IO")]
 mod kick;
+#[allow(unsafe_code, reason = "no crate here wraps getrusage")]
+mod page_waits;
 mod sealed;
 mod slab;
 
@@ -31,6 +33,7 @@ pub use buddy::Buddy;
 pub use bus_error::{BusErrorGuard, FaultCause, GuardError};
 pub use first_touch::{TouchQuota, USERFAULT_REQUESTS, userfault};
 pub use kick::Kicker;
+pub use page_waits::PageWaits;
 pub use sealed::Sealed;
 pub use slab::SlabMemory;
 

@@ -231,6 +231,14 @@ impl Connection {
         self.close();
     }
 
+    /// A peer had to wait for a page of the guest's memory.
+    pub(super) fn on_slow_memory(&self) {
+        self.fault(Fault::SlowMemory, format_args!("a peer had to wait for guest memory"));
+        if !self.faults.forgive_wait(Instant::now()) {
+            self.close();
+        }
+    }
+
     /// Takes the device out of its fabric and ends the workers. Waits for none of them.
     pub(super) fn end(&self) {
         self.device.leave();

@@ -289,6 +289,12 @@ impl Inner {
             self.touches.clone(),
         )?;
         let weak = Arc::downgrade(&connection);
+        let owner = weak.clone();
+        delivery.set_on_slow_memory(move || {
+            if let Some(owner) = owner.upgrade() {
+                owner.on_slow_memory();
+            }
+        });
         delivery.set(move || weak.upgrade().is_some_and(|owner| owner.deliver_inline()));
         if let Err(error) = framework.start(listener) {
             self.finish(&connection, framework);

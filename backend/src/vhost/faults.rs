@@ -22,6 +22,8 @@ pub enum Fault {
     LostMemory,
     /// Guest memory that was not there, beyond the quota for such memory.
     SparseMemory,
+    /// Guest memory for whose pages a peer had to wait.
+    SlowMemory,
     /// A mapping that was not acknowledged in time.
     NoAck,
     /// A mapping that was refused.
@@ -35,7 +37,7 @@ pub enum Fault {
 }
 
 /// Every fault, in the order of its counter.
-pub const FAULTS: [Fault; 12] = [
+pub const FAULTS: [Fault; 13] = [
     Fault::BadChain,
     Fault::BrokenRing,
     Fault::NoRoom,
@@ -43,6 +45,7 @@ pub const FAULTS: [Fault; 12] = [
     Fault::RefusedMemory,
     Fault::LostMemory,
     Fault::SparseMemory,
+    Fault::SlowMemory,
     Fault::NoAck,
     Fault::MapRefused,
     Fault::RefusedConnection,
@@ -61,6 +64,7 @@ impl Fault {
             Fault::RefusedMemory => "refused_memory",
             Fault::LostMemory => "lost_memory",
             Fault::SparseMemory => "sparse_memory",
+            Fault::SlowMemory => "slow_memory",
             Fault::NoAck => "no_ack",
             Fault::MapRefused => "map_refused",
             Fault::RefusedConnection => "refused_connection",
@@ -80,6 +84,35 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 pub(crate) struct Faults {
     counts: [AtomicU64; FAULTS.len()],
     log: Mutex<LogBudget>,
+    waits: Mutex<WaitBudget>,
+}
+
+/// Waits of peers for one guest's memory that are forgiven.
+const WAITS: u32 = 2;
+/// How often one more is forgiven.
+const FORGIVE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+struct WaitBudget {
+    used: u32,
+    since: Option<Instant>,
+}
+
+impl WaitBudget {
+    /// `false`: there were too many.
+    fn take(&mut self, now: Instant) -> bool {
+        let since = *self.since.get_or_insert(now);
+        let forgiven = now.duration_since(since).as_secs() / FORGIVE.as_secs();
+        self.used = self.used.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
+        if forgiven > 0 || self.used == 0 {
+            self.since = Some(now);
+        }
+        if self.used == WAITS {
+            return false;
+        }
+        self.used += 1;
+        true
+    }
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +154,11 @@ impl Faults {
         }
     }
 
+    /// A peer had to wait for this guest's memory. `false`: that was once too often.
+    pub(super) fn forgive_wait(&self, now: Instant) -> bool {
+        self.waits.lock().is_ok_and(|mut waits| waits.take(now))
+    }
+
     /// The counters, in the order of [`FAULTS`].
     pub(crate) fn snapshot(&self) -> [u64; FAULTS.len()] {
         std::array::from_fn(|i| self.counts.get(i).map_or(0, |c| c.load(Ordering::Relaxed)))
@@ -139,6 +177,19 @@ mod tests {
             faults.record("test", fault, format_args!("x"));
             assert_eq!(faults.snapshot()[i], 1);
         }
+    }
+
+    #[test]
+    fn two_waits_are_forgiven_and_one_more_each_minute() {
+        let faults = Faults::default();
+        let start = Instant::now();
+        let forgiven = |seconds| faults.forgive_wait(start + Duration::from_secs(seconds));
+        assert!(forgiven(0) && forgiven(1));
+        assert!(!forgiven(2) && !forgiven(59), "over all connections of the guest");
+        assert!(forgiven(61));
+        assert!(!forgiven(62));
+        assert!(forgiven(600) && forgiven(600));
+        assert!(!forgiven(601));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::shm::Kicker;
 pub(super) struct InlineDelivery {
     notifier: Arc<Notifier>,
     deliver: OnceLock<Box<Deliver>>,
+    on_slow_memory: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// Delivers the events of a device from a thread of another one, without ever waiting. `false`: that
@@ -22,7 +23,12 @@ type Deliver = dyn Fn() -> bool + Send + Sync;
 
 impl InlineDelivery {
     pub(super) fn new(notifier: Arc<Notifier>) -> InlineDelivery {
-        InlineDelivery { notifier, deliver: OnceLock::new() }
+        InlineDelivery { notifier, deliver: OnceLock::new(), on_slow_memory: OnceLock::new() }
+    }
+
+    /// Sets what is called when a peer had to wait for the device's memory; once.
+    pub(super) fn set_on_slow_memory(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_slow_memory.set(Box::new(call));
     }
 
     /// Sets how events are delivered inline; once. Until then the worker delivers them.
@@ -39,6 +45,12 @@ impl EventNotifier for InlineDelivery {
         };
         if !inline.is_some_and(|deliver| deliver()) {
             self.notifier.notify();
+        }
+    }
+
+    fn memory_was_slow(&self) {
+        if let Some(call) = self.on_slow_memory.get() {
+            call();
         }
     }
 }

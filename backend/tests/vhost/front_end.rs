@@ -50,7 +50,7 @@ const SHMEM_UNMAP: u32 = 10;
 const NEED_REPLY: u32 = 8;
 
 /// Guest memory begins here, so that 0 is nowhere.
-const BASE: u64 = 0x10_0000;
+pub(crate) const BASE: u64 = 0x10_0000;
 const MEMORY: u64 = 4 << 20;
 /// Ring `q` takes one of these from BASE.
 const RING: u64 = 0x4000;
@@ -235,9 +235,14 @@ impl FrontEnd {
     }
 
     pub(crate) fn try_set_memory(&mut self) -> Result<(), vhost::Error> {
+        self.try_set_memory_of(MEMORY)
+    }
+
+    /// As [`Self::set_memory`], of another length.
+    pub(crate) fn try_set_memory_of(&mut self, len: u64) -> Result<(), vhost::Error> {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: BASE,
-            memory_size: MEMORY,
+            memory_size: len,
             userspace_addr: BASE,
             mmap_offset: 0,
             mmap_handle: self.file.as_raw_fd(),
@@ -472,9 +477,14 @@ impl FrontEnd {
 
     /// Registers a DMB in this guest's memory.
     pub(crate) fn register_in_memory(&mut self, user: Gid, idx: u32, len: u32) -> RegisterReply {
+        self.register_at(user, idx, len, DMB_AT)
+    }
+
+    /// Registers a DMB at `gpa`.
+    pub(crate) fn register_at(&mut self, user: Gid, idx: u32, len: u32, gpa: u64) -> RegisterReply {
         let mut request = register_request(user, idx, len, BACKING_GUEST);
         request.nsg = 1.into();
-        let entry = SgEntry { gpa: DMB_AT.into(), len: len.into(), ..SgEntry::default() };
+        let entry = SgEntry { gpa: gpa.into(), len: len.into(), ..SgEntry::default() };
         self.ask(Op::Register, &[request.as_bytes(), entry.as_bytes()].concat())
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use virtio_ism_abi::command::{
     AttachReply, BACKING_GUEST, BACKING_WINDOW, HelloReply, HelloRequest, Op, QueryGidReply,
@@ -29,11 +29,16 @@ use super::ism::{
 
 /// A clock that stands still until told otherwise.
 #[derive(Debug)]
-pub struct ManualClock(AtomicU64);
+pub struct ManualClock(AtomicU64, AtomicBool);
 
 impl ManualClock {
     pub fn advance(&self, ns: u64) {
         self.0.fetch_add(ns, Ordering::SeqCst);
+    }
+
+    /// From now on the thread waits before each look at the coarse time, by which 60 ms pass.
+    pub fn make_slow(&self, slow: bool) {
+        self.1.store(slow, Ordering::SeqCst);
     }
 }
 
@@ -41,20 +46,37 @@ impl Clock for ManualClock {
     fn now_ns(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
+
+    fn coarse_ns(&self) -> u64 {
+        if self.1.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            self.advance(60_000_000);
+        }
+        self.now_ns()
+    }
 }
 
 #[derive(Debug, Default)]
-pub struct CountingNotifier(AtomicUsize);
+pub struct CountingNotifier(AtomicUsize, AtomicUsize);
 
 impl CountingNotifier {
     pub fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
+    }
+
+    /// How often others had to wait for the device's memory.
+    pub fn slow_memory(&self) -> usize {
+        self.1.load(Ordering::SeqCst)
     }
 }
 
 impl EventNotifier for CountingNotifier {
     fn notify(&self, _: Delivery) {
         self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn memory_was_slow(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -76,7 +98,8 @@ impl World {
     }
 
     pub fn with(chid: Chid, limits: Limits) -> World {
-        let clock = Arc::new(ManualClock(AtomicU64::new(1_000_000_000_000)));
+        let clock =
+            Arc::new(ManualClock(AtomicU64::new(1_000_000_000_000), AtomicBool::new(false)));
         let config = FabricConfig { limits, clock: clock.clone(), ..FabricConfig::new(chid) };
         World { fabric: Fabric::new(config).unwrap(), clock }
     }

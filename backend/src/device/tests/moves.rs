@@ -271,3 +271,23 @@ fn aligned_words_are_never_seen_torn_and_never_before_what_precedes_them() {
         }
     });
 }
+
+#[test]
+fn an_owner_that_makes_copies_last_is_told_of() {
+    let world = World::new();
+    let (owner, user, token) = guest_pair(&world);
+    let slow = |slow, times| {
+        world.clock.make_slow(slow);
+        for _ in 0..times {
+            assert_eq!(user.mv(token, &[(0, &[1; 64])], false), Status::Ok);
+        }
+        (owner.notifier.slow_memory(), user.notifier.slow_memory())
+    };
+    assert_eq!(slow(false, 10), (0, 0));
+    // After the first, which may have been anybody's doing, the owner's pages are looked at.
+    assert_eq!(slow(true, 1), (0, 0));
+    assert_eq!(slow(true, 3), (3, 0));
+    assert_eq!(slow(false, 10), (3, 0));
+    world.clock.advance(61_000_000_000);
+    assert_eq!(slow(true, 1), (3, 0), "after a minute it is trusted again");
+}

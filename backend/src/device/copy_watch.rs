@@ -1,0 +1,66 @@
+//! Whose fault it is that a copy takes long.
+//!
+//! The owner of a memory can make an access to it last for seconds, for example while it takes
+//! gigabytes of it away. The worker that copies is another device's, and serves its other
+//! connections no longer meanwhile. So copies into guest memory are timed. After one that took
+//! long, the device touches the pages before it copies into them: how long that takes, and whether
+//! the thread has waited, has to do with the owner's memory only.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::shm::PageWaits;
+
+/// A copy of `max_move` bytes takes less than a millisecond. Nanoseconds.
+const LONG: u64 = 50_000_000;
+/// How long a memory is watched, nanoseconds.
+const WATCH: u64 = 60_000_000_000;
+
+/// Copies into the memory of one device.
+#[derive(Debug, Default)]
+pub(super) struct CopyWatch {
+    watched_until: AtomicU64,
+}
+
+impl CopyWatch {
+    /// Whether the pages are to be touched before a copy.
+    pub(super) fn is_watched(&self, now: u64) -> bool {
+        now < self.watched_until.load(Ordering::Relaxed)
+    }
+
+    /// A copy has taken from `start` to `end`.
+    pub(super) fn copied(&self, start: u64, end: u64) {
+        if end.saturating_sub(start) > LONG {
+            self.watched_until.store(end.saturating_add(WATCH), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether the owner has made a touch of its pages last, which took `took` nanoseconds. A thread
+/// that did not wait was not given a processor. One that waited for a disk has met the host's swap.
+pub(super) fn is_owners_doing(took: u64, before: PageWaits, after: PageWaits) -> bool {
+    took > LONG && after.waits > before.waits && after.from_disk == before.from_disk
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_is_watched_after_a_long_copy() {
+        let watch = CopyWatch::default();
+        watch.copied(1_000, 1_000 + LONG);
+        assert!(!watch.is_watched(0));
+        watch.copied(1_000, 2_000 + LONG);
+        assert!(watch.is_watched(2_000 + LONG));
+        assert!(!watch.is_watched(2_000 + LONG + WATCH));
+    }
+
+    #[test]
+    fn neither_a_busy_machine_nor_swap_is_the_owners_doing() {
+        let at = |waits, from_disk| PageWaits { waits, from_disk };
+        assert!(is_owners_doing(LONG + 1, at(5, 5), at(6, 5)));
+        assert!(!is_owners_doing(LONG, at(5, 5), at(6, 5)), "not long");
+        assert!(!is_owners_doing(LONG + 1, at(5, 5), at(5, 5)), "no processor");
+        assert!(!is_owners_doing(LONG + 1, at(5, 5), at(6, 6)), "swap");
+    }
+}
