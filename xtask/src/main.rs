@@ -5,11 +5,13 @@
 //! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and says why they fail.
+//! - [`coverage`]: `cargo xtask coverage`, how many lines tests reach.
 //! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
 #![forbid(unsafe_code)]
 
 mod artifacts;
 mod cache;
+mod coverage;
 mod cpio;
 mod image;
 mod packages;
@@ -35,6 +37,9 @@ enum Task {
     /// Run the tests that need virtual machines, after building what they need.
     #[command(long_about = vm::LONG_ABOUT, after_long_help = vm::AFTER)]
     Vm(vm::Args),
+    /// Print how many lines of the device and the protocol their own tests run.
+    #[command(long_about = coverage::LONG_ABOUT)]
+    Coverage(coverage::Args),
     /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
     ProtocolMap,
 }
@@ -43,6 +48,7 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let done = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
+        Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| error.to_string()),
