@@ -120,6 +120,27 @@ fn a_token_dies_with_its_dmb() {
 }
 
 #[test]
+fn the_daemon_is_never_the_first_to_touch_a_drivers_memory() {
+    for fabric in [Fabric::Window, Fabric::Move] {
+        watched(LIMIT, || {
+            let bench = Bench::new(fabric, 2);
+            let pair = bench.pair();
+            let streams: Vec<_> = (0..20).map(|_| pair.connect()).collect();
+            for (client, server) in &streams {
+                for (from, to) in [(client, server), (server, client)] {
+                    send_all(from, &[7; 20_000]);
+                    assert_eq!(read_exactly(to, 20_000), [7; 20_000]);
+                }
+            }
+            // Where the kernel does not tell, this is 0 in any case.
+            let touched: Vec<u64> =
+                bench.daemon().list().iter().map(|guest| guest.touched_bytes).collect();
+            assert_eq!(touched, [0, 0], "{fabric:?}");
+        });
+    }
+}
+
+#[test]
 fn a_late_store_reaches_nobody_elses_memory() {
     watched(LIMIT, || {
         let bench = Bench::new(Fabric::Window, 3);

@@ -17,7 +17,9 @@ const MIN_BLOCK: usize = 4096;
 /// Blocks are aligned to their size up to this, bytes.
 const BASE_ALIGN: usize = 2 << 20;
 
-/// A pool of memory that the device can reach. Pages are only used when they are touched.
+/// A pool of memory that the device can reach. Pages are only used when they are touched, and this
+/// process touches what it allocates: a page that a daemon is the first to touch is the daemon's
+/// memory, and it has a quota for that.
 #[derive(Debug)]
 pub struct GuestPool {
     file: Option<OwnedFd>,
@@ -109,6 +111,26 @@ impl GuestPool {
     /// # Errors
     /// The pool has no free block of that size.
     pub fn alloc(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
+        let (mem, fresh) = self.alloc_block(len)?;
+        if fresh && self.file.is_some() {
+            for page in (0..len).step_by(MIN_BLOCK) {
+                mem.slice.zero(page, 1)?;
+            }
+        }
+        Ok(mem)
+    }
+
+    /// Like [`alloc`](Self::alloc), without touching it: for memory that this process writes before
+    /// the device uses it.
+    ///
+    /// # Errors
+    /// The pool has no free block of that size.
+    pub fn alloc_untouched(self: &Arc<Self>, len: usize) -> Result<GuestMem, QueueError> {
+        Ok(self.alloc_block(len)?.0)
+    }
+
+    /// Zeroed memory, and whether it may not have been touched yet.
+    fn alloc_block(self: &Arc<Self>, len: usize) -> Result<(GuestMem, bool), QueueError> {
         let refused = QueueError::OutOfMemory { wanted: len, size: self.usable.len() };
         let Some(block) = len.max(MIN_BLOCK).checked_next_power_of_two() else {
             return Err(refused);
@@ -118,7 +140,8 @@ impl GuestPool {
         if !fresh {
             slice.zero(0, len)?;
         }
-        Ok(GuestMem { slice, offset, block, pool: Arc::clone(self), leak: false })
+        let mem = GuestMem { slice, offset, block, pool: Arc::clone(self), leak: false };
+        Ok((mem, fresh))
     }
 
     /// Like [`alloc`](Self::alloc), but never freed. Returns the memory and its bus address.

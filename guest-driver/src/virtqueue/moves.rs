@@ -75,7 +75,7 @@ impl MoveQueue {
     ) -> Result<MoveQueue, QueueError> {
         let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
         let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
-        let slots = pool.alloc(SLOTS as usize * SLOT)?;
+        let slots = pool.alloc_untouched(SLOTS as usize * SLOT)?;
         let state = State {
             ring,
             free: (0..SLOTS).rev().collect(),
