@@ -215,9 +215,3 @@ pub fn confirmed(tcp: &TcpStream, awaiting: AwaitConfirm) -> Established {
 pub fn finish(tcp: &TcpStream) {
     let _ = tcp.shutdown(Shutdown::Write);
 }
-
-/// Whether a server takes these first bytes for those of an ordinary client.
-pub fn looks_plain(bytes: &[u8]) -> bool {
-    use smc_core::wire::clc::{Guess, looks_like_opening};
-    looks_like_opening(&bytes[..bytes.len().min(8)]) != Guess::Yes
-}

@@ -1,13 +1,16 @@
 //! The first bytes of a client, which show whether it proposes SMC.
+//!
+//! Rules kept here: CLC-54, CLC-55.
 
 use std::io;
 use std::os::fd::AsFd;
 
-use smc_core::wire::clc::{Guess, looks_like_opening};
+use smc_core::wire::clc::{Guess, looks_like_clc};
 
 use super::tcp::peek;
 
-/// Bytes that a server looks at: a CLC header.
+/// Bytes that a server looks at: a CLC header. Half of it is an eye catcher, which decides; the rest
+/// says how long the message is.
 const OPENING_LEN: usize = 8;
 
 /// What a client has sent on a new connection.
@@ -49,7 +52,7 @@ impl FirstBytes {
             Some(len) => len,
         };
         let opening = ClcPrefix { bytes, len };
-        Ok(match looks_like_opening(opening.bytes()) {
+        Ok(match looks_like_clc(opening.bytes()) {
             Guess::Yes => FirstBytes::Smc(opening),
             Guess::NeedMore => FirstBytes::Incomplete,
             Guess::No => FirstBytes::Other,

@@ -1,6 +1,6 @@
 //! The server's handshake on an accepted TCP stream, one step at a time and never waiting.
 //!
-//! Rules kept here: CLC-32, CLC-43, CLC-44.
+//! Rules kept here: OPT-8, CLC-32, CLC-43, CLC-44, ERR-8, ERR-9.
 
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
@@ -49,6 +49,8 @@ pub(crate) struct ServerHandshake {
 enum Stage {
     /// The server has taken nothing from the stream: the client may be one without SMC.
     FirstBytes(FirstBytes),
+    /// Both ends have announced SMC: what comes is a CLC message.
+    Announced,
     Proposal(AwaitProposal, ClcReader),
     Confirm(Box<Accepted>),
     Rdma(Box<Accepting>),
@@ -69,6 +71,12 @@ impl ServerHandshake {
     pub(crate) fn new(first_bytes: FirstBytes, timeout: Duration) -> ServerHandshake {
         let stage = Stage::FirstBytes(first_bytes);
         ServerHandshake { stage, deadline: Instant::now() + timeout }
+    }
+
+    /// Begins with a client that has announced a Proposal, which has to come within `timeout`. Other
+    /// bytes break the connection.
+    pub(crate) fn announced(timeout: Duration) -> ServerHandshake {
+        ServerHandshake { stage: Stage::Announced, deadline: Instant::now() + timeout }
     }
 
     /// When [`ServerHandshake::expire`] is due.
@@ -124,6 +132,11 @@ impl ServerHandshake {
                     self.deadline = Instant::now() + rest;
                     self.stage = Stage::Proposal(awaiting, reader);
                 }
+                Stage::Announced => {
+                    let awaiting = AwaitProposal::new(params.config.clone(), Tick(0));
+                    let reader = awaiting.reader();
+                    self.stage = Stage::Proposal(awaiting, reader);
+                }
                 Stage::Proposal(awaiting, mut reader) => {
                     if !fill(tcp, &mut reader)? {
                         self.stage = Stage::Proposal(awaiting, reader);
@@ -177,11 +190,11 @@ impl ServerHandshake {
         }
     }
 
-    /// Ends the handshake before its deadline, since others need its place. A client of which nothing
-    /// was taken, and which has not `announced` a Proposal, is one without SMC.
-    pub(crate) fn evict(&mut self, announced: bool) -> Result<Outcome, Broken> {
+    /// Ends the handshake before its deadline, since others need its place. A client that has neither
+    /// announced nor begun a Proposal is one without SMC.
+    pub(crate) fn evict(&mut self) -> Result<Outcome, Broken> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::FirstBytes(_) if !announced => Ok(peer_not_smc()),
+            Stage::FirstBytes(_) => Ok(peer_not_smc()),
             _ => Err(Broken::Evicted),
         }
     }
@@ -195,7 +208,7 @@ impl ServerHandshake {
     ) -> Result<Option<Outcome>, Broken> {
         let awaited = match &self.stage {
             Stage::FirstBytes(_) => return Ok(Some(peer_not_smc())),
-            Stage::Proposal(..) => Awaited::Proposal,
+            Stage::Announced | Stage::Proposal(..) => Awaited::Proposal,
             Stage::Rdma(_) => {
                 let outcome = self.advance(tcp, params, true)?;
                 if outcome.is_some() || self.deadline() > Instant::now() {

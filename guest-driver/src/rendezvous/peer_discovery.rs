@@ -12,14 +12,12 @@ use std::time::Duration;
 
 use super::{Options, Policy, Rendezvous, Unavailable};
 
-/// How long a server waits for the first byte of a client that has received the option.
+/// How long a server that serves plain clients, too, waits for the first byte of a client that has
+/// announced a Proposal. As long as the kernel's AF_SMC.
 ///
 /// A client sends its Proposal when the connection is established, or as soon as it has opened its
-/// device. The time is enough for that, and for three losses of the packet. A Proposal can also be
-/// missing because a middlebox removed the option from the SYN-ACK but not from the SYN. If the
-/// application's server speaks first, such a connection waits for the whole time. If the client
-/// speaks first, its first bytes show at once that it does not propose.
-pub const PROPOSAL_TIMEOUT: Duration = Duration::from_secs(4);
+/// device. The time is enough for that, and for four losses of the packet.
+pub const PROPOSAL_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// How a stack learns that a peer speaks SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,11 +60,13 @@ pub enum ClientAction {
 /// What a server does on a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerAction {
-    /// A Proposal will come: the server peeks at the first bytes, for [`PROPOSAL_TIMEOUT`].
+    /// Both ends have announced SMC, so a Proposal will come. Other bytes, or none for
+    /// [`PROPOSAL_TIMEOUT`], break the connection (OPT-8, ERR-8, ERR-9).
     ///
-    /// If no Proposal has come by then, the connection is plain TCP: a middlebox removed the option
-    /// from the SYN-ACK, the client does not know that the server speaks SMC, and it waits for the
-    /// server's application to speak first.
+    /// A middlebox that removes the option from the SYN-ACK only makes a client that does not know
+    /// that it is to propose. A server that must serve it, such as a program under `smc run`, peeks
+    /// at the first bytes instead, and takes a client that does not begin a CLC message for a plain
+    /// one.
     AwaitProposal,
     /// A Proposal may come: the server peeks at the first bytes, for a short time.
     Peek,

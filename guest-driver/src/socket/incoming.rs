@@ -11,7 +11,7 @@ use super::stack::Current;
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
-use crate::rendezvous::{PROPOSAL_TIMEOUT, ServerAction};
+use crate::rendezvous::ServerAction;
 use crate::smcd::Fabrics;
 use crate::sys;
 
@@ -27,8 +27,6 @@ pub struct Incoming {
     /// `None`: the handshake has ended.
     tcp: Option<TcpStream>,
     handshake: ServerHandshake,
-    /// The client has announced a Proposal: what it has not sent yet is not for the program.
-    announced: bool,
 }
 
 impl Incoming {
@@ -37,7 +35,7 @@ impl Incoming {
     /// writes nothing yet.
     pub fn new(stack: &Arc<Stack>, tcp: TcpStream, first_bytes: FirstBytes) -> Incoming {
         stack.sweep();
-        Self::begin(stack, tcp, first_bytes, stack.config().detect_timeout, false)
+        Self::begin(stack, tcp, ServerHandshake::new(first_bytes, stack.config().detect_timeout))
     }
 
     /// Declines the Proposal of a client whose first bytes are there, on a stream that the caller
@@ -72,27 +70,18 @@ impl Incoming {
     /// Begins as the peer discovery of the stack says.
     pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
         let config = stack.config();
-        let (first_bytes, timeout, announced) = match stack.peer_discovery().accepted(&tcp) {
-            ServerAction::AwaitProposal => {
-                (FirstBytes::Incomplete, PROPOSAL_TIMEOUT.min(config.clc_timeout), true)
-            }
+        let handshake = match stack.peer_discovery().accepted(&tcp) {
+            ServerAction::AwaitProposal => ServerHandshake::announced(config.clc_timeout),
             ServerAction::Peek | ServerAction::NotAnnounced => {
-                (FirstBytes::Incomplete, config.detect_timeout, false)
+                ServerHandshake::new(FirstBytes::Incomplete, config.detect_timeout)
             }
-            ServerAction::UseTcp => (FirstBytes::Other, Duration::ZERO, false),
+            ServerAction::UseTcp => ServerHandshake::new(FirstBytes::Other, Duration::ZERO),
         };
-        Self::begin(stack, tcp, first_bytes, timeout, announced)
+        Self::begin(stack, tcp, handshake)
     }
 
-    fn begin(
-        stack: &Arc<Stack>,
-        tcp: TcpStream,
-        first_bytes: FirstBytes,
-        timeout: Duration,
-        announced: bool,
-    ) -> Incoming {
-        let handshake = ServerHandshake::new(first_bytes, timeout);
-        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake, announced }
+    fn begin(stack: &Arc<Stack>, tcp: TcpStream, handshake: ServerHandshake) -> Incoming {
+        Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
     }
 
     /// Ends the handshake before its deadline. A client that has sent nothing, and did not announce
@@ -101,7 +90,7 @@ impl Incoming {
     /// # Errors
     /// The handshake has begun. The connection is reset.
     pub(super) fn evict(&mut self) -> io::Result<SmcStream> {
-        let result = self.handshake.evict(self.announced);
+        let result = self.handshake.evict();
         self.finish(result)
     }
 

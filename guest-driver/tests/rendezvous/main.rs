@@ -46,7 +46,10 @@ fn socket(address: &SocketAddr) -> OwnedFd {
 
 /// A client that asks for SMC.
 fn ask(rendezvous: &[&Arc<Rendezvous>], server: &TcpListener) -> TcpStream {
-    let to = there(server.local_addr().unwrap());
+    ask_at(rendezvous, there(server.local_addr().unwrap()))
+}
+
+fn ask_at(rendezvous: &[&Arc<Rendezvous>], to: SocketAddr) -> TcpStream {
     let socket = socket(&to);
     for rendezvous in rendezvous {
         assert!(rendezvous.want(&socket, &to).unwrap());

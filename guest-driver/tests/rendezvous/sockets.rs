@@ -1,6 +1,6 @@
 //! What `SmcStream` and `SmcListener` make of the option.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,10 @@ use vhost_device_ism::Daemon;
 use vhost_device_ism::config::GuestSpec;
 
 use super::wire::{Fate, Wire, there};
-use super::{any, bed};
+use super::{any, ask_at, attach, bed};
+
+/// A test waits this long for a server to end a connection.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A fabric of two.
 struct Fabric {
@@ -35,12 +38,16 @@ impl Fabric {
     }
 
     fn stack(&self, name: &str, mode: Mode, policy: &str) -> Arc<Stack> {
+        Stack::open(self.config(name, mode, policy)).unwrap()
+    }
+
+    fn config(&self, name: &str, mode: Mode, policy: &str) -> Config {
         let mut config = Config::new(self.dir.join(name));
         config.rendezvous = mode;
         config.rendezvous_options.policy = Policy::parse(policy).unwrap();
         // Whoever waits for this is noticed.
-        config.detect_timeout = Duration::from_secs(20);
-        Stack::open(config).unwrap()
+        config.detect_timeout = Duration::from_secs(2);
+        config
     }
 }
 
@@ -130,34 +137,103 @@ fn a_plain_client_is_served_at_once() {
     });
 }
 
+/// Runs a test with the option removed from the SYN, or from the SYN-ACK.
+fn stripped(from_synack: bool, test: impl FnOnce(&Arc<Stack>, SmcListener) + Send) {
+    bed::run(move || {
+        let _wire = Wire::new(move |packet| {
+            if packet.is_syn() && packet.is_ack() == from_synack {
+                packet.replace_option([1; 8]);
+            }
+            Fate::Pass
+        });
+        let fabric = Fabric::new();
+        let server = fabric.stack("server", Mode::Required, "");
+        let client = fabric.stack("client", Mode::Required, "");
+        test(&client, SmcListener::bind(&server, any(0)).unwrap());
+    });
+}
+
 // Shows: OPT-16.
 #[test]
-fn stripped_options_leave_tcp() {
-    for syn in [true, false] {
-        bed::run(move || {
-            let _wire = Wire::new(move |packet| {
-                if packet.is_syn() && packet.is_ack() != syn {
-                    packet.replace_option([1; 8]);
-                }
-                Fate::Pass
-            });
-            let fabric = Fabric::new();
-            let server = fabric.stack("server", Mode::Required, "");
-            let client = fabric.stack("client", Mode::Required, "");
-            let listener = SmcListener::bind(&server, any(0)).unwrap();
-            let to = here(&listener);
-            let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
-            let start = Instant::now();
-            let mut stream = SmcStream::connect(&client, to).unwrap();
-            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
-            stream.write_all(b"GET /").unwrap();
-            let mut request = [0; 5];
-            let mut server = accepted.join().unwrap();
-            server.read_exact(&mut request).unwrap();
-            assert_eq!(&request, b"GET /");
-            assert!(start.elapsed() < PROPOSAL_TIMEOUT, "nobody waited for a Proposal");
-        });
-    }
+fn an_option_that_is_stripped_from_the_syn_leaves_tcp() {
+    stripped(false, |client, listener| {
+        let to = here(&listener);
+        let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+        let start = Instant::now();
+        let mut stream = SmcStream::connect(client, to).unwrap();
+        assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
+        stream.write_all(b"GET /").unwrap();
+        let mut request = [0; 5];
+        let mut server = accepted.join().unwrap();
+        server.read_exact(&mut request).unwrap();
+        assert_eq!(&request, b"GET /");
+        assert!(start.elapsed() < Duration::from_secs(1));
+    });
+}
+
+/// The server has answered a client that it knows to speak SMC.
+// Shows: ERR-9.
+#[test]
+fn an_option_that_is_stripped_from_the_synack_only_ends_the_connection() {
+    stripped(true, |client, listener| {
+        let to = here(&listener);
+        let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+        let mut stream = SmcStream::connect(client, to).unwrap();
+        assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
+        stream.write_all(b"GET /").unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        assert_ended(stream, "data");
+        let plain = TcpStream::connect(to).unwrap();
+        greet(accepted.join().unwrap(), plain);
+    });
+}
+
+/// The server ends a connection without a byte.
+fn assert_ended(mut client: impl Read, what: &str) {
+    let mut got = Vec::new();
+    let end = client.read_to_end(&mut got).map_err(|error| error.kind());
+    assert!(got.is_empty(), "{what}: {got:x?}");
+    assert!(matches!(end, Ok(_) | Err(ErrorKind::ConnectionReset)), "{what}: {end:?}");
+}
+
+// Shows: OPT-8, CLC-54, CLC-55, ERR-8, ERR-9.
+#[test]
+fn where_both_ends_sent_the_option_only_clc_goes_on() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let mut config = fabric.config("server", Mode::Required, "");
+        config.clc_timeout = Duration::from_secs(1);
+        let listener = SmcListener::bind(&Stack::open(config).unwrap(), any(0)).unwrap();
+        let to = here(&listener);
+        let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+        let rendezvous = attach();
+        let ask = || {
+            let client = ask_at(&[&rendezvous], to);
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
+            client
+        };
+        let eye_catcher = [0xe2, 0xd4, 0xc3, 0xd9];
+        let with = |rest: &[u8]| [&eye_catcher, rest].concat();
+        for (what, bytes) in [
+            ("data", b"GET / HTTP/1.0\r\n\r\n".to_vec()),
+            ("nothing", Vec::new()),
+            ("three bytes of an eye catcher", eye_catcher[..3].to_vec()),
+            ("seven bytes of a header", with(&[1, 0, 0xe0])),
+            ("a length that no Proposal has", with(&[1, 0xff, 0xff, 0x26])),
+            ("an Accept", with(&[2, 0, 68, 0x10])),
+        ] {
+            let mut client = ask();
+            client.write_all(&bytes).unwrap();
+            assert_ended(client, what);
+        }
+        // A Decline that takes its time is one.
+        let mut client = ask();
+        std::thread::sleep(Duration::from_millis(300));
+        client.write_all(&with(&[4, 0, 28, 0x10])).unwrap();
+        client.write_all(&[&[0; 8][..], &[3, 3, 0, 0], &[0; 4], &eye_catcher].concat()).unwrap();
+        greet(accepted.join().unwrap(), client);
+    });
 }
 
 // Shows: SEC-4.

@@ -6,7 +6,7 @@
 //! refused as early as it shows, because then no more bytes of it need to come (CLC-54, ERR-9).
 //!
 //! A listener that does not know whether its client speaks SMC peeks first; see
-//! [`looks_like_opening`](crate::wire::clc::looks_like_opening).
+//! [`looks_like_clc`](crate::wire::clc::looks_like_clc).
 //!
 //! Rules kept here: SEC-9.
 

@@ -7,7 +7,7 @@ use smc_core::wire::clc::{self, Message};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = clc::peek_header(bytes);
-    let _ = clc::looks_like_opening(bytes);
+    let _ = clc::looks_like_clc(bytes);
     let Ok(message) = Message::parse(bytes) else { return };
     let written = message.emit();
     match Message::parse(&written) {

@@ -74,7 +74,7 @@ fn truncated_proposals_break_the_connection() {
         };
         let soon = |config: &mut Config| config.detect_timeout = Duration::from_millis(30);
         let door = Door::new(bench.pair_with(soon));
-        for cut in 0..8 {
+        for cut in 0..4 {
             // It could be anything: an ordinary client, with its bytes.
             let _tcp = begin(&door, cut);
             let server = door.next();
@@ -84,12 +84,12 @@ fn truncated_proposals_break_the_connection() {
         drop(door);
         let before = Devices::of(bench.daemon());
         let door = Door::new(bench.pair());
-        for cut in 8..proposal.len() {
+        for cut in 4..proposal.len() {
             let tcp = begin(&door, cut);
             assert_eq!(read_to_end(&tcp), (vec![], End::Reset), "cut at {cut}");
         }
         assert_eq!(door.others(), 0);
-        assert_eq!(door.pair.server.totals().broken, proposal.len() as u64 - 8);
+        assert_eq!(door.pair.server.totals().broken, proposal.len() as u64 - 4);
         door.serves();
         drop((door, device));
         nothing_is_left(&bench, before);
@@ -141,8 +141,7 @@ fn noise_behind_an_eye_catcher_breaks_the_connection() {
             bytes[5..7].copy_from_slice(&claimed.min(4096).to_be_bytes());
             let (answer, end) = say(&door, &bytes);
             assert!(answer.is_empty(), "round {round}");
-            // A length that no Proposal has is no beginning of one.
-            assert!(end == End::Reset || raw::looks_plain(&bytes), "round {round}");
+            assert_eq!(end, End::Reset, "round {round}");
         }
         assert_eq!(door.others(), 0);
         door.serves();
@@ -217,6 +216,17 @@ fn up_to_accept(door: &Door, device: &Device) -> (TcpStream, Vec<u8>) {
     (tcp, accepted.confirm(own, LINK).1)
 }
 
+/// The connection is reset, or closed behind a Decline.
+#[track_caller]
+fn assert_broken(what: &str, answer: &[u8], end: End) {
+    if answer.is_empty() {
+        assert_eq!(end, End::Reset, "{what}");
+    } else {
+        println!("{what}: {}", diagnosis(answer));
+        assert_eq!(end, End::Closed, "{what}");
+    }
+}
+
 // Shows: CLC-55.
 #[test]
 fn damaged_confirms_break_the_connection_and_leave_nothing() {
@@ -240,10 +250,7 @@ fn damaged_confirms_break_the_connection_and_leave_nothing() {
             finish(&tcp);
             // Whatever is flipped: the token is nobody's, so this can never become a connection.
             let (answer, end) = read_to_end(&tcp);
-            if !answer.is_empty() {
-                println!("byte {at}: {}", diagnosis(&answer));
-            }
-            assert_eq!(end, End::Reset, "byte {at}");
+            assert_broken(&format!("byte {at}"), &answer, end);
         }
         assert_eq!(door.others(), 0);
         door.serves();
@@ -286,10 +293,7 @@ fn a_confirm_that_does_not_repeat_accept_breaks_the_connection() {
                 None => read_to_end(&tcp),
                 Some(stream) => panic!("{what}: {}", stream.info()),
             };
-            if !answer.is_empty() {
-                println!("{what}: {}", diagnosis(&answer));
-            }
-            assert_eq!(end, End::Reset, "{what}");
+            assert_broken(what, &answer, end);
         }
         assert_eq!(door.others(), 0);
         door.serves();
@@ -467,6 +471,23 @@ fn an_accept_with_a_token_of_nobody_is_declined() {
         assert_eq!(&buf, b"then TCP");
         drop(client);
         nothing_is_left(&bench, before);
+    });
+}
+
+// Shows: CLC-63.
+#[test]
+fn a_late_decline_is_followed_by_an_orderly_close() {
+    watched(LIMIT, || {
+        let (_bench, door, device) = stage();
+        let (tcp, accepted) = raw::propose(door.addr(), &device.config()).accepted();
+        let (_, mut confirm) = accepted.confirm(dmbe(1, LEN), LINK);
+        // A size code that no server takes.
+        confirm[25] = 0xf0;
+        put(&tcp, &confirm);
+        let (answer, end) = read_to_end(&tcp);
+        assert_eq!(diagnosis(&answer), DeclineReason::ReservedValue { field: "", value: 0 }.code());
+        assert_eq!(end, End::Closed);
+        door.serves();
     });
 }
 

@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 use guest_driver::ism::{OwnDmb, PeerDmb};
 use guest_driver::{SmcStream, Stack};
 use rustix::net::sockopt;
+use smc_core::connection::SMCD_CONTROL_LEN;
 use smc_core::handshake::DeclineReason;
+use smc_core::wire::Cursor;
+use smc_core::wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
+use smc_tests::hostile::Hostile;
 use smc_tests::leaks::Devices;
 use smc_tests::raw::{self, Device, End, LINK, dmbe, propose, put, read_to_end};
 use smc_tests::watch::LIMIT;
-use smc_tests::{Bench, Fabric, TIMEOUT, note, read_exactly, send_all, slurp, watched};
+use smc_tests::{Bench, Fabric, TIMEOUT, eventually, note, read_exactly, send_all, slurp, watched};
 
 use crate::support::{Door, SOON, is_broken, nothing_is_left, read_until_it_fails, works};
 
@@ -42,7 +46,8 @@ fn stalled(door: &Door, device: &Device) -> Vec<(&'static str, TcpStream)> {
     let mut clients = vec![
         ("says nothing", begin(&[])),
         ("says one byte", begin(&proposal[..1])),
-        ("says half a header", begin(&proposal[..4])),
+        ("says three bytes of an eye catcher", begin(&proposal[..3])),
+        ("says an eye catcher", begin(&proposal[..4])),
         ("says a header", begin(&proposal[..8])),
         ("keeps the last byte", begin(&proposal[..proposal.len() - 1])),
     ];
@@ -115,7 +120,7 @@ fn flood(bytes: usize) {
         slow.set_nonblocking(true).unwrap();
         let kept = slow.peek(&mut [0]).map_err(|error| error.kind());
         // Fewer bytes make an ordinary client, and nobody waits longer for the rest of a Proposal.
-        if bytes >= 8 && began.elapsed() < Duration::from_secs(2) {
+        if bytes >= 4 && began.elapsed() < Duration::from_secs(2) {
             assert_eq!(kept, Err(ErrorKind::WouldBlock), "the flood's address pays");
         }
         drop(clients);
@@ -126,6 +131,7 @@ fn flood(bytes: usize) {
 fn a_flood_of_half_open_clients_delays_nobody() {
     flood(0);
     flood(1);
+    flood(4);
     flood(8);
     flood(20);
 }
@@ -266,6 +272,34 @@ fn a_reset_of_tcp_ends_the_connection() {
     });
 }
 
+// Shows: CLOSE-28.
+#[test]
+fn a_reset_of_tcp_is_noticed_although_no_call_waits_and_what_came_before_is_read() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let device = Device::open(&bench, 2);
+        let pair = bench.pair();
+        for state in [StateFlags::empty(), StateFlags::SENDING_DONE] {
+            let (peer, victim) = Hostile::connect(&pair, &device);
+            victim.set_nonblocking(true).unwrap();
+            let producer = ProducerWord { cursor: Cursor { wrap: 0, count: 100 } };
+            let consumer = ConsumerWord { state_flags: state, ..Default::default() };
+            let words = [producer.to_u64(), consumer.to_u64()];
+            peer.theirs.deliver(&[(SMCD_CONTROL_LEN, &[7; 100])], words, true).unwrap();
+            assert_eq!(victim.readable().unwrap(), 100);
+            sockopt::set_socket_linger(&peer.tcp, Some(Duration::ZERO)).unwrap();
+            drop(peer.tcp);
+            eventually("a write fails", || victim.send(b"x").is_err());
+            let mut buf = [0; 200];
+            assert_eq!(victim.recv(&mut buf).unwrap(), 100);
+            let end = victim.recv(&mut buf).map_err(|error| error.kind());
+            // As on TCP, the peer's last byte may be known.
+            let wanted = if state.is_empty() { Err(ErrorKind::ConnectionReset) } else { Ok(0) };
+            assert_eq!(end, wanted);
+        }
+    });
+}
+
 // Shows: OPT-17, CLOSE-44.
 #[test]
 fn a_fin_of_tcp_means_nothing() {
@@ -277,6 +311,26 @@ fn a_fin_of_tcp_means_nothing() {
         client.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
         assert_eq!(client.recv(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
         send_all(&client, b"still");
+    });
+}
+
+// Shows: CLC-57.
+#[test]
+fn a_proposal_whose_header_comes_slowly_is_answered() {
+    watched(LIMIT, || {
+        let bench = Bench::new(Fabric::Window, 3);
+        let door = Door::new(bench.pair());
+        let device = Device::open(&bench, 2);
+        let (awaiting, proposal) = raw::proposal(&device.config());
+        let tcp = TcpStream::connect(door.addr()).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        // Longer than the server waits for the first bytes, and not as long as for the rest.
+        for (piece, pause) in [(0..4, 500), (4..7, 300), (7..proposal.len(), 0)] {
+            put(&tcp, &proposal[piece]);
+            thread::sleep(Duration::from_millis(pause));
+        }
+        raw::Proposed { tcp, awaiting }.accepted();
     });
 }
 

@@ -45,7 +45,7 @@ after eight of them were too short for SMC to pay, until one of 64 turns out to 
 `smc stat endpoints` shows what was learned; --always and --strict turn it off.
 
 If a network removes the option from SYN-ACKs only, a server whose protocol lets the server send first
-waits four seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
+waits six seconds on each connection. A policy rule that leaves its ports on TCP avoids that.";
 
 /// Help of `smc run`, examples.
 pub(crate) const AFTER: &str = "\

@@ -229,7 +229,7 @@ fn wrong_eye_catcher(bytes: &[u8]) -> Option<[u8; 4]> {
 /// What the first bytes of a connection may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guess {
-    /// They begin such a message.
+    /// They begin a CLC message.
     Yes,
     /// They do not.
     No,
@@ -237,28 +237,16 @@ pub enum Guess {
     NeedMore,
 }
 
-/// Whether a connection begins with a Proposal. Nothing is consumed: this is for a server that
+/// Whether a connection begins with a CLC message. Nothing is consumed: this is for a server that
 /// peeks, because a plain TCP client may talk to it (no TCP option distinguishes them).
-pub fn looks_like_proposal(prefix: &[u8]) -> Guess {
-    guess(prefix, |kind| kind == Kind::Proposal)
-}
-
-/// As [`looks_like_proposal`], but also for the Decline that a client without a usable device may
-/// send in its place (CLC-51).
-pub fn looks_like_opening(prefix: &[u8]) -> Guess {
-    guess(prefix, |kind| matches!(kind, Kind::Proposal | Kind::Decline))
-}
-
-fn guess(prefix: &[u8], wanted: impl Fn(Kind) -> bool) -> Guess {
-    let kind_fits = match prefix.get(4) {
-        Some(code) => Kind::from_code(*code).is_some_and(&wanted),
-        None => true,
-    };
-    match peek_header(prefix) {
-        Peek::NotClc(_) => Guess::No,
-        _ if !kind_fits => Guess::No,
-        Peek::NeedMore(_) => Guess::NeedMore,
-        Peek::Message { .. } => Guess::Yes,
+///
+/// A whole eye catcher says yes. What is wrong behind it is a protocol error, and no data
+/// (CLC-54, CLC-55).
+pub fn looks_like_clc(prefix: &[u8]) -> Guess {
+    match prefix {
+        _ if wrong_eye_catcher(prefix).is_some() => Guess::No,
+        [_, _, _, _, ..] => Guess::Yes,
+        _ => Guess::NeedMore,
     }
 }
 
@@ -313,19 +301,30 @@ mod tests {
     fn length_is_known_after_eight_bytes_and_not_before() {
         for n in 0..8 {
             assert_eq!(peek_header(&PROPOSAL[..n]), Peek::NeedMore(8), "{n} bytes");
-            assert_eq!(looks_like_proposal(&PROPOSAL[..n]), Guess::NeedMore, "{n} bytes");
         }
         assert_eq!(peek_header(&PROPOSAL), Peek::Message { kind: Kind::Proposal, length: 52 });
-        assert_eq!(looks_like_proposal(&PROPOSAL), Guess::Yes);
+    }
+
+    // Shows: CLC-54, CLC-55.
+    #[test]
+    fn a_whole_eye_catcher_begins_a_clc_message_whatever_follows() {
+        for eye in [EyeCatcher::Smcr, EyeCatcher::Smcd].map(EyeCatcher::bytes) {
+            for n in 0..4 {
+                assert_eq!(looks_like_clc(&eye[..n]), Guess::NeedMore, "{n} bytes");
+            }
+            for rest in [&b""[..], &[1], &[9], &[1, 0xff, 0xff, 0x26], b"data", &[0; 100]] {
+                assert_eq!(looks_like_clc(&[&eye, rest].concat()), Guess::Yes, "{rest:x?}");
+            }
+        }
     }
 
     #[test]
     fn plain_data_is_known_at_its_first_byte() {
         let get = WireError::BadLeadingEyeCatcher([b'G', 0, 0, 0]);
         assert_eq!(peek_header(b"G"), Peek::NotClc(get));
-        assert_eq!(looks_like_proposal(b"G"), Guess::No);
-        assert_eq!(looks_like_opening(b"GET / HTTP/1.1"), Guess::No);
-        assert_eq!(looks_like_proposal(&[0xe2, 0xd4, 0xc3, 0xd8]), Guess::No);
+        assert_eq!(looks_like_clc(b"G"), Guess::No);
+        assert_eq!(looks_like_clc(b"GET / HTTP/1.1"), Guess::No);
+        assert_eq!(looks_like_clc(&[0xe2, 0xd4, 0xc3, 0xd8]), Guess::No);
     }
 
     #[test]
@@ -333,16 +332,6 @@ mod tests {
         let mut bytes = PROPOSAL.to_vec();
         bytes.extend([0xaa; 100]);
         assert_eq!(peek_header(&bytes), Peek::Message { kind: Kind::Proposal, length: 52 });
-    }
-
-    #[test]
-    fn an_opening_decline_is_no_proposal() {
-        let decline = [0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10];
-        assert_eq!(looks_like_proposal(&decline[..5]), Guess::No);
-        assert_eq!(looks_like_opening(&decline[..5]), Guess::NeedMore);
-        assert_eq!(looks_like_opening(&decline), Guess::Yes);
-        let accept = [0xe2, 0xd4, 0xc3, 0xd9, 2, 0, 68, 0x10];
-        assert_eq!(looks_like_opening(&accept), Guess::No);
     }
 
     // Shows: CLC-2.

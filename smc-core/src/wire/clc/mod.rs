@@ -14,8 +14,8 @@ pub use accept_confirm::Fce;
 pub use decline::{Decline, Diagnosis, TypeReasons};
 pub use gid_chid::{GidChid, IsmOffer, IsmOffers};
 pub use header::{
-    EyeCatcher, Guess, HEADER_LEN, Kind, MAX_LEN, Peek, TRAILER_LEN, Version, looks_like_opening,
-    looks_like_proposal, peek_header,
+    EyeCatcher, Guess, HEADER_LEN, Kind, MAX_LEN, Peek, TRAILER_LEN, Version, looks_like_clc,
+    peek_header,
 };
 pub use limits::{Limits, MAX_ENTRIES};
 pub use message::Message;
