@@ -60,9 +60,10 @@ carries out what it decides. Tests of that half use a software RNIC or virtual m
 tests `version_1`, `version_2_0`, `version_2_1_with_one_link` and `version_2_1_with_two_links`
 are the matrix with AF_SMC.
 
-The driver treats each peer as a little-endian Linux (`PeerProfile::LINUX`). Where that departs
-from the specifications, the note of the rule says so. `PeerProfile::SPEC`, which is tested too,
-has none of these departures.
+A version 2 peer of SMC-R names its operating system in its first contact extension; that of
+version 1 peers is an option (`SmcrOptions::v1_peer_os`, Linux by default). Towards Linux, which
+is taken for a little-endian one (`PeerProfile::LINUX`), the driver departs from the
+specifications where the note of a rule says so, and towards others (`PeerProfile::SPEC`) not.
 ";
 
 /// Why there is no map.

@@ -54,7 +54,7 @@ pub(crate) struct StackArgs {
     pub(crate) rendezvous: RendezvousArg,
 
     /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_size)]
     pub(crate) buffer: usize,
 
     /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps

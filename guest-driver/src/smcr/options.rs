@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use smc_core::connection::Ring;
 use smc_core::wire::Cursor;
+use smc_core::wire::ids::OsType;
 use thiserror::Error;
 
 /// Which RNICs a process uses.
@@ -31,6 +32,9 @@ pub struct SmcrOptions {
     pub max_connections: u8,
     /// Write and expect eye catchers at the start of elements (RMB-6); Linux has none.
     pub eye_catcher: bool,
+    /// The operating system of version 1 peers, whose messages do not name it. AF_SMC departs from
+    /// the specification, and so this end does towards Linux. Version 2 peers name theirs.
+    pub v1_peer_os: OsType,
     /// How long a link may be silent before it is tested (TEST LINK); zero: never.
     pub test_link: Duration,
     /// How long a link group outlives its last connection.
@@ -84,6 +88,7 @@ impl Default for SmcrOptions {
             max_links: 2,
             max_connections: 255,
             eye_catcher: false,
+            v1_peer_os: OsType::LINUX,
             test_link: Duration::from_secs(30),
             idle_group: Duration::from_secs(600),
             pnet: Vec::new(),

@@ -3,8 +3,8 @@
 use crate::wire::clc::Fce;
 use crate::wire::ids::{Hostname, OsType};
 
-/// The peer's description of its host at first contact; for people, not for decisions
-/// (CLCV2-51 to -53).
+/// The peer's description of its host at first contact (CLCV2-51 to -53). The operating system
+/// decides how LLC talks to it; the rest is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHost {
     /// Operating system.

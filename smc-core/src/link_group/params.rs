@@ -5,7 +5,7 @@
 use core::time::Duration;
 
 use crate::wire::clc::Version;
-use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu, Psn, Qpn, Rkey};
+use crate::wire::ids::{Gid, LinkLimits, Mac, Mtu, OsType, Psn, Qpn, Rkey};
 use crate::wire::llc::Dialect;
 
 use super::{RmbId, RnicId};
@@ -56,7 +56,8 @@ pub enum EyeCatcher {
 /// What a link group does differently for different kinds of peers.
 ///
 /// A peer that keeps to the specifications and a Linux peer need different answers in four places.
-/// [`PeerProfile::SPEC`] is for the former and [`PeerProfile::LINUX`] for the latter.
+/// [`PeerProfile::SPEC`] is for the former and [`PeerProfile::LINUX`] for the latter;
+/// [`PeerProfile::of`] tells which it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerProfile {
     /// How LLC messages are written, and which forms are accepted from the peer.
@@ -91,6 +92,12 @@ impl PeerProfile {
         one_link_will_do: true,
         reject_reason: false,
     };
+
+    /// For a peer with this operating system, as its first contact extension says. A Linux is taken
+    /// for a little-endian one, because nothing tells.
+    pub fn of(os: OsType) -> PeerProfile {
+        if os == OsType::LINUX { PeerProfile::LINUX } else { PeerProfile::SPEC }
+    }
 }
 
 /// How a server with no second RNIC makes the attempt at a second link that v1 and v2.0 ask for

@@ -3,8 +3,9 @@
 //! Rules kept here: CLCV2-72, CLCV2-73, CLCV2-84, LG-28, RMB-4, RMB-10, RMB-12, RMB-25, ERR-1.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use smc_core::handshake::{DeclineReason, EstablishedR, LinkEnd, TermsR};
+use smc_core::handshake::{DeclineReason, EstablishedR, LinkEnd, PeerHost, TermsR};
 use smc_core::link_group::{
     EyeCatcher, FirstLink, Generation, LinkKey, Params, PeerProfile, Reason, Region, RemoteEnd,
     Rnic, Role, Timers,
@@ -13,6 +14,7 @@ use smc_core::wire::clc::{SmcrLink, Version};
 use smc_core::wire::ids::{Mac, Mtu, SizeCode};
 
 use super::super::{Broken, EstablishedConn, Outcome};
+use crate::smcr::SmcrOptions;
 use crate::smcr::alternates::alternates;
 use crate::smcr::buffers::Rmb;
 use crate::smcr::conn::SmcrConn;
@@ -23,10 +25,12 @@ use crate::smcr::link::Link;
 use crate::smcr::shared::link_end;
 use crate::verbs::VerbsError;
 
-/// Elements are so many times as long as the receive buffer that was asked for. There is no send
-/// buffer beside them: what other stacks have on the way in both has to lie in the one. Half of it
-/// is filled while the other half is read.
-const ELEMENT: u32 = 2;
+/// Length of an element for a receive buffer of `buffer` bytes that was asked for: twice as much, as
+/// far as there is a size code for it (CLC-30). There is no send buffer beside it: what other stacks
+/// have on the way in both has to lie in the one. Half of it is filled while the other half is read.
+fn element_len(buffer: u32) -> u32 {
+    buffer.max(buffer.saturating_mul(2).min(SizeCode::RFC_MAX.bytes()))
+}
 
 /// A connection that is being made: taken back when dropped, unless it becomes an [`SmcrConn`].
 pub(super) struct PendingConn {
@@ -47,7 +51,7 @@ impl PendingConn {
         link: &Arc<Link>,
         buffer: u32,
     ) -> Result<PendingConn, JoinError> {
-        let rmb = group.take_rmb(buffer.saturating_mul(ELEMENT), link.key())?;
+        let rmb = group.take_rmb(element_len(buffer), link.key())?;
         let (number, start) = (group.number(), group.shared().options.ring_start());
         let made = group.shared().tokens.insert(|token| Endpoint::new(token, number, start));
         let endpoint = made.map_err(|source| VerbsError::Call { call: "getrandom", source })?;
@@ -157,11 +161,17 @@ fn generation(terms: &TermsR, max_links: u8) -> Generation {
     }
 }
 
+/// How LLC talks to a peer. Only the first contact of version 2 says what its host is.
+fn profile(host: Option<&PeerHost>, options: &SmcrOptions) -> PeerProfile {
+    PeerProfile::of(host.map_or(options.v1_peer_os, |host| host.os))
+}
+
 fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) -> Params {
     let shared = group.shared();
     let options = &shared.options;
     let generation = generation(&established.terms, options.max_links);
-    let mut params = Params::new(role, generation, PeerProfile::LINUX);
+    let profile = profile(established.peer_host.as_ref(), options);
+    let mut params = Params::new(role, generation, profile);
     if options.eye_catcher {
         params.eye_catcher = EyeCatcher::On;
     }
@@ -169,7 +179,13 @@ fn params(group: &Group, role: Role, link: &Link, established: &EstablishedR) ->
     params.timers = Timers {
         test_link: (!test.is_zero()).then_some(test),
         idle: options.idle_group,
-        ..Timers::of(role)
+        // Only AF_SMC takes long.
+        deletion: if profile == PeerProfile::LINUX {
+            params.timers.deletion
+        } else {
+            Duration::ZERO
+        },
+        ..params.timers
     };
     params.number = group.number();
     params.rnics = alternates(shared, link, group.version(), established.direct);
@@ -208,5 +224,40 @@ pub(super) fn finish_established(
     match pending.finish(established) {
         Some(element) => Ok(Outcome::Smc(EstablishedConn::R(Box::new(element)))),
         None => Err(Broken::Late(DeclineReason::Internal)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_core::wire::ids::{Hostname, OsType};
+
+    use super::*;
+
+    // Shows: CLC-30.
+    #[test]
+    fn an_element_is_twice_the_buffer_as_far_as_there_is_a_code() {
+        for (buffer, len) in [(16, 32), (64, 128), (256, 512), (512, 512), (1024, 1024)] {
+            assert_eq!(element_len(buffer << 10), len << 10, "{buffer} KiB");
+        }
+        assert_eq!(element_len(u32::MAX), u32::MAX);
+    }
+
+    // Shows: CLCV2-53, LLCV2-3.
+    #[test]
+    fn only_a_linux_is_talked_to_as_one() {
+        let mut options = SmcrOptions::default();
+        for (os, wanted) in [
+            (OsType::ZOS, PeerProfile::SPEC),
+            (OsType::LINUX, PeerProfile::LINUX),
+            (OsType::AIX, PeerProfile::SPEC),
+            (OsType::UNKNOWN, PeerProfile::SPEC),
+        ] {
+            let host = PeerHost { os, hostname: Hostname::BLANK, vendor: [0; 4] };
+            assert_eq!(profile(Some(&host), &options), wanted, "{os}");
+        }
+        // A version 1 peer does not say what it is.
+        assert_eq!(profile(None, &options), PeerProfile::LINUX);
+        options.v1_peer_os = OsType::ZOS;
+        assert_eq!(profile(None, &options), PeerProfile::SPEC);
     }
 }
