@@ -15,8 +15,7 @@ use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::ism::DeliverError;
 use crate::reactor::Registration;
 use crate::smcd::{self, OwnBuffer, Peer, PeerBuffer, SmcdConn};
-use crate::smcr::{SmcrConn, SmcrSendError};
-use crate::sys::OutOfBounds;
+use crate::smcr::{CopyError, SmcrConn, SmcrSendError};
 
 /// Bytes of an element that the sender holds back: one for each link that may fail in a row before
 /// the peer says what it has read.
@@ -137,10 +136,18 @@ impl Carrier {
 
     /// Copies bytes out of the own buffer.
     #[inline]
-    pub(super) fn copy_out(&self, offset: u32, into: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub(super) fn copy_out(&self, offset: u32, into: &mut [u8]) -> io::Result<()> {
         match self {
-            Carrier::D(pair) => pair.own.dmb().memory().copy_out(offset as usize, into),
-            Carrier::R(element) => element.copy_out(offset as usize, into),
+            Carrier::D(pair) => {
+                pair.own.dmb().memory().copy_out(offset as usize, into).map_err(io::Error::other)
+            }
+            Carrier::R(element) => element.copy_out(offset as usize, into).map_err(|error| {
+                match error {
+                    CopyError::Range(range) => io::Error::other(range),
+                    // The connection is being reset.
+                    CopyError::Overlaid => io::ErrorKind::ConnectionReset.into(),
+                }
+            }),
         }
     }
 

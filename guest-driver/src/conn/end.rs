@@ -102,12 +102,18 @@ impl Conn {
     }
 
     /// TCP was reset. A peer that has closed before, of which this end has not heard yet, resets
-    /// TCP when its process ends, and nothing was lost.
+    /// TCP when its process ends, and nothing was lost. What has arrived can still be read, and the
+    /// end of data behind it if the peer has ended its direction, as on TCP.
     fn on_tcp_reset(&self) {
         let mut tx = self.tx();
         self.refresh_tx(&mut tx);
         if !tx.close.peer_flags().contains(StateFlags::CLOSED) {
+            if tx.close.peer_done() {
+                self.fail(ENDED);
+            }
+            let purged = self.purged.load(Ordering::Acquire);
             self.step(&mut tx, Event::TcpReset);
+            self.purged.store(purged, Ordering::Release);
         }
         drop(tx);
         self.sync_readiness();

@@ -53,7 +53,8 @@ const NO_FAILURE: u8 = 0;
 const RESET: u8 = 1;
 /// Calls fail with `ConnectionAborted`.
 const ABORTED: u8 = 2;
-/// The peer's process has ended without a word, which is an end of data.
+/// The peer's process has ended without a word, or TCP was reset after the peer's last byte. Either
+/// is an end of data.
 const ENDED: u8 = 3;
 
 /// The send side.
@@ -405,9 +406,9 @@ impl ConnectionHandler for Conn {
 
     fn on_recheck(&self) {
         // The peer could suppress every other wake-up.
-        if self.wake_sleepers() > 0 {
-            self.check_tcp();
-        }
+        self.wake_sleepers();
+        // A reset concerns a connection that no call waits on as well (CLOSE-28).
+        self.check_tcp();
         self.carrier.probe_peer();
     }
 

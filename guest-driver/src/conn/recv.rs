@@ -162,11 +162,11 @@ impl Conn {
             }
             let [first, second] = rx.receiver.peek(done, room);
             let (a, b) = buf.split_at_mut(first.len as usize);
-            self.carrier.copy_out(first.offset, a).map_err(io::Error::other)?;
+            self.carrier.copy_out(first.offset, a)?;
             if second.len != 0
                 && let Some(b) = b.get_mut(..second.len as usize)
             {
-                self.carrier.copy_out(second.offset, b).map_err(io::Error::other)?;
+                self.carrier.copy_out(second.offset, b)?;
             }
             done += room;
         }

@@ -257,11 +257,11 @@ impl Conn {
         }
     }
 
-    /// Wakes the threads that sleep for this connection. Returns how many.
-    pub(super) fn wake_sleepers(&self) -> usize {
+    /// Wakes the threads that sleep for this connection.
+    pub(super) fn wake_sleepers(&self) {
         let (first, others) = {
             let sleepers = lock(&self.sleepers);
-            let Some((first, others)) = sleepers.split_first() else { return 0 };
+            let Some((first, others)) = sleepers.split_first() else { return };
             // Mostly there is one, for which this allocates nothing.
             (first.clone(), others.to_vec())
         };
@@ -269,6 +269,5 @@ impl Conn {
         for waiter in &others {
             self.reactor.wake(waiter);
         }
-        1 + others.len()
     }
 }

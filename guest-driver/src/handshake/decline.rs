@@ -13,11 +13,13 @@ use crate::ism::IsmError;
 /// A peer that has ended its direction awaits no answer: it has closed the connection. Its machine
 /// would answer the Decline with a reset, where a program on TCP reads an end of data.
 pub(super) fn send_decline(tcp: &TcpStream, decline: SendDecline) -> Result<Outcome, Broken> {
-    if !has_ended(tcp) {
+    let is_awaited = !has_ended(tcp);
+    if is_awaited {
         send(tcp, &decline.message)?;
     }
     match decline.then {
         AfterDecline::FallBack => Ok(Outcome::Tcp(decline.fallback().into())),
+        AfterDecline::Break if is_awaited => Err(Broken::Declined(decline.reason)),
         AfterDecline::Break => Err(Broken::Late(decline.reason)),
     }
 }

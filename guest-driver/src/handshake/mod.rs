@@ -62,6 +62,9 @@ pub(crate) enum Broken {
     /// This end failed after the last message at which it could fall back to TCP.
     #[error("{0}")]
     Late(smc_core::handshake::DeclineReason),
+    /// The same, and a Decline says so to the peer.
+    #[error("{0}")]
+    Declined(smc_core::handshake::DeclineReason),
     /// This end has too many handshakes under way.
     #[error("evicted: too many handshakes are under way")]
     Evicted,
@@ -77,7 +80,7 @@ impl From<Broken> for std::io::Error {
             }
             // The kind for EPROTO is not stable, so the text has to say it.
             Broken::Handshake(error) => std::io::Error::new(ErrorKind::InvalidData, error),
-            Broken::Late(_) | Broken::Evicted => {
+            Broken::Late(_) | Broken::Declined(_) | Broken::Evicted => {
                 std::io::Error::new(ErrorKind::ConnectionReset, broken.to_string())
             }
         }

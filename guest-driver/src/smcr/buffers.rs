@@ -9,15 +9,16 @@
 //! it has there. It may be overwritten exactly when the peer's consumer cursor has passed it, so
 //! whatever the peer has not confirmed can be written once more.
 //!
-//! Rules kept here: LG-49, LG-59, RMB-1, RMB-3, RMB-14, RMB-17, RMB-18, RMB-30, SEC-6.
+//! Rules kept here: LG-49, LG-59, RMB-1, RMB-3, RMB-8, RMB-14, RMB-17, RMB-18, RMB-30, SEC-6.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use smc_core::connection::EYE_CATCHER;
 use smc_core::link_group::{LinkKey, Region, RmbId};
+use thiserror::Error;
 
-use crate::sys::lock;
+use crate::sys::{OutOfBounds, lock};
 use crate::verbs::{Access, Memory, Mr, Pd, VerbsError};
 
 /// Buffers that a group keeps for later connections at most.
@@ -87,6 +88,17 @@ impl Registered {
     }
 }
 
+/// Why received bytes cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum CopyError {
+    /// They do not lie in the element.
+    #[error(transparent)]
+    Range(#[from] OutOfBounds),
+    /// The peer has written over the eye catcher.
+    #[error("the eye catcher of the element is gone")]
+    Overlaid,
+}
+
 /// An RMB.
 #[derive(Debug)]
 pub(crate) struct Rmb {
@@ -117,9 +129,20 @@ impl Rmb {
             && (!self.eye_catcher || memory.copy_in(0, &EYE_CATCHER).is_ok())
     }
 
-    /// Whether the eye catcher is unchanged (RMB-7).
+    /// Copies received bytes out, if the eye catcher is unchanged (RMB-7). Behind a damaged one no
+    /// byte is the peer's for sure (RMB-8).
+    ///
+    /// # Errors
+    /// See [`CopyError`].
     #[inline]
-    pub(crate) fn is_intact(&self) -> bool {
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), CopyError> {
+        // Looked at last: what is written meanwhile shows.
+        self.buffer.memory().copy_out(offset, into)?;
+        if self.is_intact() { Ok(()) } else { Err(CopyError::Overlaid) }
+    }
+
+    #[inline]
+    fn is_intact(&self) -> bool {
         if !self.eye_catcher {
             return true;
         }
@@ -262,6 +285,18 @@ mod tests {
         let mut left = [1; 8];
         rmb.buffer().memory().copy_out(4, &mut left).unwrap();
         assert_eq!(left, [0; 8]);
+    }
+
+    // Shows: RMB-8.
+    #[test]
+    fn behind_a_damaged_eye_catcher_no_byte_is_read() {
+        let rmb = Rmb::new(RmbId(1), 16 << 10, true).unwrap();
+        rmb.buffer().memory().copy_in(4, b"data").unwrap();
+        let mut room = [0; 4];
+        assert_eq!(rmb.copy_out(4, &mut room), Ok(()));
+        assert_eq!(&room, b"data");
+        rmb.buffer().memory().copy_in(0, &[0]).unwrap();
+        assert_eq!(rmb.copy_out(4, &mut room), Err(CopyError::Overlaid));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Both ends' elements of one connection.
 //!
-//! Rules kept here: RMB-7, RMB-11.
+//! Rules kept here: RMB-7, RMB-8, RMB-11.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +8,13 @@ use std::time::Duration;
 use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
 
-use super::buffers::Rmb;
+use super::buffers::{CopyError, Rmb};
 use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
 use super::groups::LinkGroups;
 use super::info;
 use super::options::ring;
 use crate::info::SmcrInfo;
-use crate::sys::OutOfBounds;
 
 /// Both ends' elements of one SMC-R connection: what a pair of DMBs is to SMC-D.
 ///
@@ -66,13 +65,14 @@ impl SmcrConn {
     /// Copies out of the own element; offsets are those of [`SmcrConn::local_ring`]'s spans.
     ///
     /// # Errors
-    /// The piece does not lie in the element.
+    /// The piece does not lie in the element, or the peer has written over the eye catcher.
     #[inline]
-    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        if !self.rmb.is_intact() {
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), CopyError> {
+        let result = self.rmb.copy_out(offset, into);
+        if result == Err(CopyError::Overlaid) {
             self.overlaid();
         }
-        self.rmb.buffer().memory().copy_out(offset, into)
+        result
     }
 
     /// The peer has written over the eye catcher: the connection is reset (RMB-8).

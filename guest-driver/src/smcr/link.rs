@@ -12,7 +12,7 @@ use smc_core::time::Tick;
 use smc_core::wire::cdc::{CDC_LEN, CDC_TYPE, Cdc};
 use smc_core::wire::clc::Version;
 use smc_core::wire::ids::{Gid, Psn, Qpn, Rkey};
-use smc_core::wire::llc::{LLC_LEN, LLC_MAX_LEN};
+use smc_core::wire::llc::LLC_MAX_LEN;
 
 use super::inbox::{Inbox, Input};
 use super::llc::LlcQueue;
@@ -397,7 +397,11 @@ impl Link {
 
     /// Sends an LLC message as soon as there is room.
     pub(crate) fn post_llc(&self, bytes: Vec<u8>, receipt: Option<smc_core::link_group::Receipt>) {
-        lock(&self.llc).push(bytes, receipt);
+        let has_room = lock(&self.llc).push(bytes, receipt);
+        if !has_room {
+            tracing::debug!(link = self.key.get(), "too many LLC messages wait");
+            return self.fail();
+        }
         self.send_llc();
     }
 
@@ -548,9 +552,10 @@ impl Link {
     #[cold]
     fn on_llc(&self, at: usize, len: usize) {
         let mut bytes = vec![0u8; len.min(self.stride)];
-        if len < LLC_LEN || self.inbox.memory().copy_out(at, &mut bytes).is_err() {
+        if self.inbox.memory().copy_out(at, &mut bytes).is_err() {
             return self.count_malformed();
         }
+        // The group judges its length, too (ERR-43).
         self.inputs.put(Input::Message(self.key, bytes));
     }
 }

@@ -10,7 +10,7 @@ use smc_core::wire::llc::LLC_LEN;
 use super::slots::{CDC_SLOTS, LLC_SLOTS};
 
 /// Messages that wait for room at most. A link group has that many only if its peer makes it answer
-/// without end, and the peer asks again for an answer that was dropped.
+/// without end, and the link fails.
 const MAX_WAITING: usize = 64;
 
 #[derive(Debug, Default)]
@@ -30,13 +30,14 @@ pub(crate) struct LlcQueue {
 }
 
 impl LlcQueue {
-    /// One more message.
-    pub(crate) fn push(&mut self, bytes: Vec<u8>, receipt: Option<Receipt>) {
-        if self.waiting.len() < MAX_WAITING {
+    /// One more message. `false`: there is no room.
+    #[must_use = "a message that is not sent must not be forgotten"]
+    pub(crate) fn push(&mut self, bytes: Vec<u8>, receipt: Option<Receipt>) -> bool {
+        let has_room = self.waiting.len() < MAX_WAITING;
+        if has_room {
             self.waiting.push_back(Sent { bytes, receipt });
-        } else {
-            tracing::debug!("an LLC message found no room");
         }
+        has_room
     }
 
     fn place(slot: u32) -> Option<usize> {
@@ -109,7 +110,7 @@ mod tests {
     fn messages_leave_in_order_and_wait_for_room() {
         let mut queue = LlcQueue::default();
         for n in 0..6 {
-            queue.push(message(n, LLC_LEN), None);
+            assert!(queue.push(message(n, LLC_LEN), None));
         }
         let mut slots = (CDC_SLOTS..).take(4).collect::<Vec<_>>().into_iter();
         let first: Vec<_> = std::iter::from_fn(|| queue.next(|| slots.next())).collect();
@@ -125,9 +126,9 @@ mod tests {
     #[test]
     fn two_long_messages_are_never_on_their_way_together() {
         let mut queue = LlcQueue::default();
-        queue.push(message(1, 88), None);
-        queue.push(message(2, 88), None);
-        queue.push(message(3, LLC_LEN), None);
+        for (n, len) in [(1, 88), (2, 88), (3, LLC_LEN)] {
+            assert!(queue.push(message(n, len), None));
+        }
         assert_eq!(queue.next(|| Some(CDC_SLOTS)), Some(CDC_SLOTS));
         // Order counts, so the short one behind it waits, too.
         assert_eq!(queue.next(|| Some(CDC_SLOTS + 1)), None);
@@ -137,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_bounded() {
+    fn a_flood_is_bounded_and_noticed() {
         let mut queue = LlcQueue::default();
-        for _ in 0..1000 {
-            queue.push(message(0, LLC_LEN), None);
+        for n in 0..1000 {
+            assert_eq!(queue.push(message(0, LLC_LEN), None), n < MAX_WAITING);
         }
         assert_eq!(queue.waiting.len(), MAX_WAITING);
     }

@@ -64,6 +64,8 @@ impl SmcStream {
                 match &broken {
                     // The peer sent nothing: an orderly close. All else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),
+                    // A reset could overtake the peer's read of the Decline.
+                    Broken::Declined(_) => drop(tcp),
                     _ => sys::reset_tcp(tcp),
                 }
                 Err(broken.into())
