@@ -110,7 +110,8 @@ pub(crate) enum RendezvousArg {
     Off,
     /// By TCP option 254 if this process may use it, else as "off".
     Auto,
-    /// By TCP option 254; if this process may not use it, all connections are TCP.
+    /// By TCP option 254; if this process may not use it, all connections are TCP. A server ends a
+    /// connection whose client has sent the option and then does not speak SMC.
     Required,
 }
 

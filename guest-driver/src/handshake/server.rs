@@ -44,12 +44,14 @@ const REST_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct ServerHandshake {
     stage: Stage,
     deadline: Instant,
+    /// The client has announced a Proposal: what it has not sent yet is not for the program.
+    announced: bool,
 }
 
 enum Stage {
     /// The server has taken nothing from the stream: the client may be one without SMC.
     FirstBytes(FirstBytes),
-    /// Both ends have announced SMC: what comes is a CLC message.
+    /// What comes has to be a CLC message: the client has announced it.
     Announced,
     Proposal(AwaitProposal, ClcReader),
     Confirm(Box<Accepted>),
@@ -70,13 +72,20 @@ impl ServerHandshake {
     /// waits for them for `timeout`.
     pub(crate) fn new(first_bytes: FirstBytes, timeout: Duration) -> ServerHandshake {
         let stage = Stage::FirstBytes(first_bytes);
-        ServerHandshake { stage, deadline: Instant::now() + timeout }
+        ServerHandshake { stage, deadline: Instant::now() + timeout, announced: false }
+    }
+
+    /// Begins with a client that has announced a Proposal, and may not know that its server has
+    /// answered: if other bytes come, or none within `timeout`, it is one without SMC.
+    pub(crate) fn announced(timeout: Duration) -> ServerHandshake {
+        let first_bytes = FirstBytes::Incomplete;
+        ServerHandshake { announced: true, ..ServerHandshake::new(first_bytes, timeout) }
     }
 
     /// Begins with a client that has announced a Proposal, which has to come within `timeout`. Other
     /// bytes break the connection.
-    pub(crate) fn announced(timeout: Duration) -> ServerHandshake {
-        ServerHandshake { stage: Stage::Announced, deadline: Instant::now() + timeout }
+    pub(crate) fn required(timeout: Duration) -> ServerHandshake {
+        ServerHandshake { stage: Stage::Announced, ..ServerHandshake::announced(timeout) }
     }
 
     /// When [`ServerHandshake::expire`] is due.
@@ -194,7 +203,7 @@ impl ServerHandshake {
     /// announced nor begun a Proposal is one without SMC.
     pub(crate) fn evict(&mut self) -> Result<Outcome, Broken> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::FirstBytes(_) => Ok(peer_not_smc()),
+            Stage::FirstBytes(_) if !self.announced => Ok(peer_not_smc()),
             _ => Err(Broken::Evicted),
         }
     }

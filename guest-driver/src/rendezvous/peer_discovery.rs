@@ -29,7 +29,8 @@ pub enum Mode {
     /// By TCP option 254 where the machine allows it, else as [`Mode::Off`]. A server peeks at the
     /// first bytes of clients without the option, too, so that it understands both kinds of client.
     Auto,
-    /// By TCP option 254 only: a connection without it is plain TCP (OPT-9).
+    /// By TCP option 254 only: a connection without it is plain TCP (OPT-9). One with it is not, and
+    /// a server ends it if the client sends no CLC message.
     Required,
 }
 
@@ -60,13 +61,13 @@ pub enum ClientAction {
 /// What a server does on a connection that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerAction {
-    /// Both ends have announced SMC, so a Proposal will come. Other bytes, or none for
-    /// [`PROPOSAL_TIMEOUT`], break the connection (OPT-8, ERR-8, ERR-9).
+    /// Both ends have announced SMC, so a Proposal will come. With [`Mode::Required`] other bytes, or
+    /// none within the time for a CLC message, break the connection (OPT-8, ERR-8, ERR-9).
     ///
     /// A middlebox that removes the option from the SYN-ACK only makes a client that does not know
-    /// that it is to propose. A server that must serve it, such as a program under `smc run`, peeks
-    /// at the first bytes instead, and takes a client that does not begin a CLC message for a plain
-    /// one.
+    /// that it is to propose. With [`Mode::Auto`], and in programs under `smc run`, the server peeks
+    /// at the first bytes instead, for [`PROPOSAL_TIMEOUT`], and takes a client that does not begin a
+    /// CLC message for a plain one (OPT-16).
     AwaitProposal,
     /// A Proposal may come: the server peeks at the first bytes, for a short time.
     Peek,

@@ -11,7 +11,7 @@ use super::stack::Current;
 use super::stream::SmcStream;
 use crate::handshake::server::{ServerHandshake, ServerParams};
 use crate::handshake::{Broken, FirstBytes, Outcome};
-use crate::rendezvous::ServerAction;
+use crate::rendezvous::{Mode, PROPOSAL_TIMEOUT, ServerAction};
 use crate::smcd::Fabrics;
 use crate::sys;
 
@@ -71,7 +71,12 @@ impl Incoming {
     pub(super) fn accepted(stack: &Arc<Stack>, tcp: TcpStream) -> Incoming {
         let config = stack.config();
         let handshake = match stack.peer_discovery().accepted(&tcp) {
-            ServerAction::AwaitProposal => ServerHandshake::announced(config.clc_timeout),
+            ServerAction::AwaitProposal if stack.peer_discovery().mode() == Mode::Required => {
+                ServerHandshake::required(config.clc_timeout)
+            }
+            ServerAction::AwaitProposal => {
+                ServerHandshake::announced(PROPOSAL_TIMEOUT.min(config.clc_timeout))
+            }
             ServerAction::Peek | ServerAction::NotAnnounced => {
                 ServerHandshake::new(FirstBytes::Incomplete, config.detect_timeout)
             }
@@ -84,12 +89,12 @@ impl Incoming {
         Incoming { stack: stack.clone(), tcp: Some(tcp), handshake }
     }
 
-    /// Ends the handshake before its deadline. A client that has sent nothing, and did not announce
-    /// that it will, goes on as a TCP client.
+    /// Ends the handshake before its deadline, because others need its place. A client that has sent
+    /// nothing, and did not announce that it will, goes on as a TCP client.
     ///
     /// # Errors
     /// The handshake has begun. The connection is reset.
-    pub(super) fn evict(&mut self) -> io::Result<SmcStream> {
+    pub fn evict(&mut self) -> io::Result<SmcStream> {
         let result = self.handshake.evict();
         self.finish(result)
     }

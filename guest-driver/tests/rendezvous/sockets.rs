@@ -138,7 +138,7 @@ fn a_plain_client_is_served_at_once() {
 }
 
 /// Runs a test with the option removed from the SYN, or from the SYN-ACK.
-fn stripped(from_synack: bool, test: impl FnOnce(&Arc<Stack>, SmcListener) + Send) {
+fn stripped(mode: Mode, from_synack: bool, test: impl FnOnce(&Arc<Stack>, SmcListener) + Send) {
     bed::run(move || {
         let _wire = Wire::new(move |packet| {
             if packet.is_syn() && packet.is_ack() == from_synack {
@@ -147,35 +147,57 @@ fn stripped(from_synack: bool, test: impl FnOnce(&Arc<Stack>, SmcListener) + Sen
             Fate::Pass
         });
         let fabric = Fabric::new();
-        let server = fabric.stack("server", Mode::Required, "");
-        let client = fabric.stack("client", Mode::Required, "");
+        let server = fabric.stack("server", mode, "");
+        let client = fabric.stack("client", mode, "");
         test(&client, SmcListener::bind(&server, any(0)).unwrap());
     });
 }
 
 // Shows: OPT-16.
 #[test]
-fn an_option_that_is_stripped_from_the_syn_leaves_tcp() {
-    stripped(false, |client, listener| {
-        let to = here(&listener);
-        let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+fn stripped_options_leave_tcp() {
+    let both = [Mode::Auto, Mode::Required].map(|mode| (mode, false));
+    for (mode, from_synack) in both.into_iter().chain([(Mode::Auto, true)]) {
+        stripped(mode, from_synack, |client, listener| {
+            let to = here(&listener);
+            let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
+            let start = Instant::now();
+            let mut stream = SmcStream::connect(client, to).unwrap();
+            assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
+            stream.write_all(b"GET /").unwrap();
+            let mut request = [0; 5];
+            let mut server = accepted.join().unwrap();
+            server.read_exact(&mut request).unwrap();
+            assert_eq!(&request, b"GET /");
+            assert!(start.elapsed() < Duration::from_secs(1));
+        });
+    }
+}
+
+/// The server speaks first, to a client that does not know that its Proposal is awaited.
+// Shows: OPT-16.
+#[test]
+fn a_server_that_speaks_first_does_so_if_no_proposal_has_come() {
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let fabric = Fabric::new();
+        let mut config = fabric.config("server", Mode::Auto, "");
+        config.clc_timeout = Duration::from_secs(1);
+        let listener = SmcListener::bind(&Stack::open(config).unwrap(), any(0)).unwrap();
+        let client = ask_at(&[&attach()], here(&listener));
         let start = Instant::now();
-        let mut stream = SmcStream::connect(client, to).unwrap();
-        assert!(matches!(reason(&stream), Fallback::Handshake(_)), "{}", stream.info());
-        stream.write_all(b"GET /").unwrap();
-        let mut request = [0; 5];
-        let mut server = accepted.join().unwrap();
-        server.read_exact(&mut request).unwrap();
-        assert_eq!(&request, b"GET /");
-        assert!(start.elapsed() < Duration::from_secs(1));
+        let (server, _) = listener.accept().unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(900), "it waits for a Proposal");
+        greet(&server, &client);
+        assert!(!server.is_smc());
     });
 }
 
 /// The server has answered a client that it knows to speak SMC.
 // Shows: ERR-9.
 #[test]
-fn an_option_that_is_stripped_from_the_synack_only_ends_the_connection() {
-    stripped(true, |client, listener| {
+fn where_the_option_is_required_one_that_is_stripped_from_the_synack_only_is_the_end() {
+    stripped(Mode::Required, true, |client, listener| {
         let to = here(&listener);
         let accepted = std::thread::spawn(move || listener.accept().unwrap().0);
         let mut stream = SmcStream::connect(client, to).unwrap();
