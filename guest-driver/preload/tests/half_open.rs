@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Fabric, await_listener, free_port, my_role, role};
 use smc_core::handshake::{Config, IsmDevice, start};
@@ -120,6 +120,36 @@ fn half_open_clients_cost_no_thread_and_no_processor() {
     drop(half_open);
     ask_to_stop(port);
     server.finish();
+}
+
+/// No library can tell such a client from one that proposes SMC, until it has sent more.
+#[test]
+fn a_client_whose_only_byte_begins_an_eye_catcher_is_answered_soon() {
+    const TEST: &str = "a_client_whose_only_byte_begins_an_eye_catcher_is_answered_soon";
+    if let Some((role, port)) = my_role() {
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        return if role == "blocks" { echo(&listener) } else { serve(&listener) };
+    }
+    let fabric = Fabric::new(1);
+    for kind in ["blocks", "waits for events"] {
+        let port = free_port();
+        let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, kind, port);
+        await_listener(port);
+        let begun = Instant::now();
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&BEGINNING).unwrap();
+        let mut answer = [0];
+        stream.read_exact(&mut answer).unwrap();
+        let took = begun.elapsed();
+        println!("{kind}: answered after {took:?}");
+        assert_eq!(answer, BEGINNING);
+        // 200 ms, and not the 5 s for which a server waits that only reads.
+        assert!(took < Duration::from_secs(3), "{kind}: {took:?}");
+        drop(stream);
+        ask_to_stop(port);
+        server.finish();
+    }
 }
 
 fn ask_to_stop(port: u16) {

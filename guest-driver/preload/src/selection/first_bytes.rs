@@ -68,7 +68,7 @@ impl FirstBytesWait {
     /// Notes that a part of a message is there. A client that has announced nothing has most likely
     /// sent data that begins like a Proposal, and its server is not to wait long for more.
     pub(super) fn note_part(&mut self, socket: &StreamSocket) {
-        if socket.detect_timeout().is_zero() {
+        if !socket.is_announced() {
             let most = config::get().map(|config| config.detect).unwrap_or_default();
             self.limit = self.limit.min(self.begun.elapsed() + most);
         }
