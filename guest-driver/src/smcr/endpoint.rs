@@ -267,9 +267,8 @@ impl Endpoint {
         let guard = self.out();
         let Some(out) = guard.as_ref().filter(|_| !self.has_failed()) else { return true };
         let Some(path) = &out.path else { return false };
-        let last = out.outbound.last_sequence();
         out.outbound.next_post().is_none()
-            && path.link.unacknowledged(out.target.token, last).is_none()
+            && path.link.unacknowledged(out.target.token).next().is_none()
     }
 
     /// Returns when no thread is posting a message that began before the link was [held](Link::hold).
@@ -284,9 +283,10 @@ impl Endpoint {
         let mut guard = self.out();
         let Some(out) = guard.as_mut() else { return false };
         let Some(path) = out.path.take_if(|path| path.link.key() == from) else { return false };
-        let oldest = path.link.unacknowledged(out.target.token, out.outbound.last_sequence());
+        let unacknowledged = path.link.unacknowledged(out.target.token);
         let peer = ConsumerWord::from_u64(self.words.load()[1]);
-        let goes_on = out.outbound.fail_over(oldest, peer, self.released.load(Ordering::Acquire));
+        let over = self.released.load(Ordering::Acquire);
+        let goes_on = out.outbound.fail_over(unacknowledged, peer, over);
         if !goes_on {
             // The peer has the last words or answers nothing any more, and its element may be
             // another connection's by now.

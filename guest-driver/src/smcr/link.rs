@@ -80,8 +80,6 @@ pub(crate) struct Link {
     /// Bytes that can be sent inline.
     inline: usize,
     slots: Slots,
-    /// The message in each slot of connections: the peer's alert token and the sequence number.
-    sent: [AtomicU64; SLOTS as usize],
     llc: Mutex<LlcQueue>,
     /// Tokens of connections that have something to send and found no room.
     waiting: Mutex<Vec<u32>>,
@@ -141,7 +139,6 @@ impl Link {
             outbox,
             deferred_regions: Mutex::default(),
             slots: Slots::default(),
-            sent: [const { AtomicU64::new(0) }; SLOTS as usize],
             llc: Mutex::default(),
             waiting: Mutex::default(),
             waits: AtomicBool::new(false),
@@ -330,10 +327,7 @@ impl Link {
         if self.held.load(Ordering::Acquire) {
             return Err(NotPosted::NoRoom);
         }
-        let slot = self.slots.take_cdc().ok_or(NotPosted::NoRoom)?;
-        if let Some(sent) = self.sent.get(slot as usize) {
-            sent.store(u64::from(token) << 16 | u64::from(post.sequence), Ordering::Relaxed);
-        }
+        let slot = self.slots.take_cdc(token, post.sequence).ok_or(NotPosted::NoRoom)?;
         let write = |Span { offset, len }: Span, short| {
             let payload = self.span_payload(path, offset as usize, len as usize, short)?;
             let address = path.address.wrapping_add(u64::from(offset));
@@ -453,15 +447,9 @@ impl Link {
         self.slots.is_short()
     }
 
-    /// Number of the oldest message of a connection that is not acknowledged.
-    pub(crate) fn unacknowledged(&self, token: u32, last: u16) -> Option<u16> {
-        let free = self.slots.free();
-        let in_use = (0..CDC_SLOTS).filter(|slot| free & 1 << slot == 0);
-        let sent = in_use.filter_map(|slot| self.sent.get(slot as usize));
-        sent.map(|sent| sent.load(Ordering::Relaxed))
-            .filter(|sent| sent >> 16 == u64::from(token))
-            .map(|sent| sent as u16)
-            .max_by_key(|sequence| last.wrapping_sub(*sequence))
+    /// Numbers of the messages of a connection that are not acknowledged, in any order.
+    pub(crate) fn unacknowledged(&self, token: u32) -> impl Iterator<Item = u16> + '_ {
+        self.slots.unacknowledged(token)
     }
 
     /// The connection with this token waits for room. [`Link::take_waiting`] returns it once

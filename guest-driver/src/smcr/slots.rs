@@ -6,7 +6,7 @@
 //! (Linux does) must never see more than 48 messages at a time; what the two directions then still
 //! lack is left to the adapters' own retries.
 //!
-//! Rules kept here: CDC-3.
+//! Rules kept here: LG-33, CDC-3.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,19 +31,38 @@ const LLC_MASK: u64 = ((1 << LLC_SLOTS) - 1) << CDC_SLOTS;
 pub(crate) struct Slots {
     /// A bit per free slot.
     free: AtomicU64,
+    /// The message in each slot of connections: the peer's alert token and the sequence number.
+    messages: [AtomicU64; CDC_SLOTS as usize],
 }
 
 impl Default for Slots {
     fn default() -> Self {
-        Slots { free: AtomicU64::new(CDC_MASK | LLC_MASK) }
+        let messages = [const { AtomicU64::new(0) }; CDC_SLOTS as usize];
+        Slots { free: AtomicU64::new(CDC_MASK | LLC_MASK), messages }
     }
 }
 
 impl Slots {
-    /// A slot for a CDC message.
+    /// A slot for a CDC message with this number, to the connection with this alert token.
     #[inline]
-    pub(crate) fn take_cdc(&self) -> Option<u32> {
-        self.take(CDC_MASK)
+    pub(crate) fn take_cdc(&self, token: u32, sequence: u16) -> Option<u32> {
+        let slot = self.take(CDC_MASK)?;
+        if let Some(message) = self.messages.get(slot as usize) {
+            message.store(u64::from(token) << 16 | u64::from(sequence), Ordering::Relaxed);
+        }
+        Some(slot)
+    }
+
+    /// Numbers of the messages to the connection with this alert token that are not acknowledged, in
+    /// any order. No other thread may be posting for the connection.
+    pub(crate) fn unacknowledged(&self, token: u32) -> impl Iterator<Item = u16> + '_ {
+        let free = self.free();
+        let in_use = (0..CDC_SLOTS).filter(move |slot| free & 1 << slot == 0);
+        in_use
+            .filter_map(|slot| self.messages.get(slot as usize))
+            .map(|message| message.load(Ordering::Relaxed))
+            .filter(move |message| message >> 16 == u64::from(token))
+            .map(|message| message as u16)
     }
 
     /// A slot for an LLC message.
@@ -111,20 +130,44 @@ mod tests {
     fn every_slot_is_given_once_until_it_is_freed() {
         let slots = Slots::default();
         let taken: std::collections::BTreeSet<_> =
-            std::iter::from_fn(|| slots.take_cdc()).collect();
+            std::iter::from_fn(|| slots.take_cdc(1, 1)).collect();
         assert_eq!(taken.len() as u32, CDC_SLOTS);
         assert_eq!(slots.used(), CDC_SLOTS);
         slots.release(7);
-        assert_eq!((slots.take_cdc(), slots.take_cdc()), (Some(7), None));
+        assert_eq!((slots.take_cdc(1, 1), slots.take_cdc(1, 1)), (Some(7), None));
     }
 
     // Shows: CDC-3.
     #[test]
     fn connections_cannot_use_up_what_the_link_layer_needs() {
         let slots = Slots::default();
-        while slots.take_cdc().is_some() {}
+        while slots.take_cdc(1, 1).is_some() {}
         let llc = slots.take_llc();
         assert!(llc.is_some_and(|slot| (CDC_SLOTS..SLOTS).contains(&slot)));
+    }
+
+    /// What a failover begins with ([`smc_core::connection::Outbound::fail_over`]).
+    // Shows: LG-33.
+    #[test]
+    fn the_messages_of_a_connection_that_are_not_acknowledged_are_known() {
+        let slots = Slots::default();
+        let of = |token| slots.unacknowledged(token).collect::<std::collections::BTreeSet<_>>();
+        let mut taken = Vec::new();
+        for number in 0xfffe_u32..=0x1_0002 {
+            taken.push(slots.take_cdc(7, number as u16).unwrap());
+            slots.take_cdc(0x8000_0007, number as u16).unwrap();
+        }
+        assert!(slots.take_llc().is_some());
+        slots.release(taken[0]);
+        slots.release(taken[3]);
+        assert_eq!(of(7), [0xffff, 0, 2].into());
+        assert_eq!(of(0x8000_0007), [0xfffe, 0xffff, 0, 1, 2].into());
+        assert!(of(8).is_empty());
+        // A slot that is used again has forgotten its last message.
+        slots.take_cdc(8, 9).unwrap();
+        assert_eq!((of(7), of(8)), ([0xffff, 0, 2].into(), [9].into()));
+        taken.iter().for_each(|slot| slots.release(*slot));
+        assert!(of(7).is_empty());
     }
 
     #[test]
@@ -143,7 +186,7 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
-                        let Some(slot) = slots.take_cdc() else { continue };
+                        let Some(slot) = slots.take_cdc(1, 1) else { continue };
                         let owner = &owners[slot as usize];
                         assert_eq!(owner.fetch_add(1, Ordering::Relaxed), 0);
                         owner.fetch_sub(1, Ordering::Relaxed);
