@@ -1,6 +1,6 @@
 //! Who speaks SMC with whom, and what becomes of a connection that does not.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,13 +10,14 @@ use smc_core::handshake::DeclineCode;
 use smc_tests::end::{End, Host, How, Role, Site};
 use smc_tests::watch::LIMIT;
 use smc_tests::{
-    Bench, Fabric, eid, eventually, note, pattern, read_exactly, send_all, slurp, watched,
+    Bench, Fabric, TIMEOUT, eid, eventually, note, pattern, read_exactly, send_all, slurp, watched,
 };
 use vhost_device_ism::config::{FabricSpec, GuestSpec};
 use virtio_ism_abi::Chid;
 
 on_the_window! {
     a_plain_client_of_an_smc_server_talks_tcp
+    a_client_that_begins_with_an_eye_catcher_speaks_smc_or_is_reset
     a_silent_client_is_taken_for_a_plain_one_after_a_while
     a_plain_server_is_reached_by_connect_tcp
     a_server_without_a_device_declines
@@ -87,7 +88,7 @@ fn a_plain_client_of_an_smc_server_talks_tcp(site: &Site) {
     config.detect_timeout = Duration::from_millis(150);
     let listener = site.open(Role::Server, config).unwrap().listen();
     // Some begin like a CLC message.
-    for hello in [&b"GET / HTTP/1.1"[..], b"x", b"\xe2", b"\xe2\xd4\xc3\xd9\x01\x00\x03\x11abc"] {
+    for hello in [&b"GET / HTTP/1.1"[..], b"x", b"\xe2", b"\xe2\xd4\xc3", b"\xe2\xd4\xc3\xd8abcd"] {
         let mut client = TcpStream::connect(listener.addr()).unwrap();
         client.write_all(hello).unwrap();
         let start = Instant::now();
@@ -102,6 +103,23 @@ fn a_plain_client_of_an_smc_server_talks_tcp(site: &Site) {
         assert_eq!(&answer, b"answer");
         drop(client);
         assert!(slurp(&server).is_empty());
+    }
+}
+
+// Shows: CLC-54, CLC-55.
+fn a_client_that_begins_with_an_eye_catcher_speaks_smc_or_is_reset(site: &Site) {
+    let listener = site.server(0).listen();
+    for damaged in [&b"\xe2\xd4\xc3\xd9\x01\x00\x03\x11abc"[..], b"\xe2\xd4\xc3\xd9data"] {
+        let mut client = TcpStream::connect(listener.addr()).unwrap();
+        client.write_all(damaged).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut plain = TcpStream::connect(listener.addr()).unwrap();
+        plain.write_all(b"x").unwrap();
+        let (server, from) = listener.accept().unwrap();
+        assert_eq!(from, plain.local_addr().unwrap(), "the program never sees the other one");
+        assert_eq!(read_exactly(&server, 1), b"x");
+        let end = client.read(&mut [0; 100]).map_err(|error| error.kind());
+        assert_eq!(end, Err(ErrorKind::ConnectionReset));
     }
 }
 
