@@ -15,7 +15,7 @@ use crate::info::{ConnectionInfo, SmcdInfo};
 use crate::ism::DeliverError;
 use crate::reactor::Registration;
 use crate::smcd::{self, OwnBuffer, Peer, PeerBuffer, SmcdConn};
-use crate::smcr::{CopyError, SmcrConn, SmcrSendError};
+use crate::smcr::{BufferError, SmcrConn, SmcrSendError};
 
 /// Bytes of an element that the sender holds back: one for each link that may fail in a row before
 /// the peer says what it has read.
@@ -143,9 +143,9 @@ impl Carrier {
             }
             Carrier::R(element) => element.copy_out(offset as usize, into).map_err(|error| {
                 match error {
-                    CopyError::Range(range) => io::Error::other(range),
+                    BufferError::Range(range) => io::Error::other(range),
                     // The connection is being reset.
-                    CopyError::Overlaid => io::ErrorKind::ConnectionReset.into(),
+                    BufferError::Overlaid => io::ErrorKind::ConnectionReset.into(),
                 }
             }),
         }

@@ -90,7 +90,7 @@ impl Registered {
 
 /// Why received bytes cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum CopyError {
+pub(crate) enum BufferError {
     /// They do not lie in the element.
     #[error(transparent)]
     Range(#[from] OutOfBounds),
@@ -133,12 +133,12 @@ impl Rmb {
     /// byte is the peer's for sure (RMB-8).
     ///
     /// # Errors
-    /// See [`CopyError`].
+    /// See [`BufferError`].
     #[inline]
-    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), CopyError> {
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), BufferError> {
         // Looked at last: what is written meanwhile shows.
         self.buffer.memory().copy_out(offset, into)?;
-        if self.is_intact() { Ok(()) } else { Err(CopyError::Overlaid) }
+        if self.is_intact() { Ok(()) } else { Err(BufferError::Overlaid) }
     }
 
     #[inline]
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(rmb.copy_out(4, &mut room), Ok(()));
         assert_eq!(&room, b"data");
         rmb.buffer().memory().copy_in(0, &[0]).unwrap();
-        assert_eq!(rmb.copy_out(4, &mut room), Err(CopyError::Overlaid));
+        assert_eq!(rmb.copy_out(4, &mut room), Err(BufferError::Overlaid));
     }
 
     #[test]

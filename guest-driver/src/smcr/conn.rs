@@ -8,7 +8,7 @@ use std::time::Duration;
 use smc_core::connection::Ring;
 use smc_core::handshake::EstablishedR;
 
-use super::buffers::{CopyError, Rmb};
+use super::buffers::{BufferError, Rmb};
 use super::endpoint::{Endpoint, SmcrSendError};
 use super::group::Group;
 use super::groups::LinkGroups;
@@ -67,9 +67,9 @@ impl SmcrConn {
     /// # Errors
     /// The piece does not lie in the element, or the peer has written over the eye catcher.
     #[inline]
-    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), CopyError> {
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), BufferError> {
         let result = self.rmb.copy_out(offset, into);
-        if result == Err(CopyError::Overlaid) {
+        if result == Err(BufferError::Overlaid) {
             self.overlaid();
         }
         result

@@ -81,7 +81,7 @@ mod subnets;
 mod tokens;
 mod words;
 
-pub(crate) use buffers::CopyError;
+pub(crate) use buffers::BufferError;
 pub(crate) use conn::SmcrConn;
 pub(crate) use endpoint::SmcrSendError;
 pub(crate) use host::RdmaHost;
