@@ -9,12 +9,13 @@
 //! again. While a caller sleeps as the leader, the thread sleeps, too, until that caller stops
 //! leading.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::leader::Leadership;
 use super::source::PeerObserver;
 use super::wait::RECHECK_INTERVAL;
+use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, DelayedUpdate, FREE, Reactor};
 use crate::sys::lock;
 
@@ -36,6 +37,9 @@ pub(super) const LINGER: Duration = Duration::from_millis(300);
 /// [`ConnectionHandler::on_tick`] is called no more often than this, whatever else wakes the
 /// thread.
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What the thread is woken for from any sleep.
+const ALWAYS: Work = Work::STOP.union(Work::MAINTENANCE).union(Work::WATCH);
 
 /// What the background thread knows of the callers of a source that must be polled.
 pub(super) struct Activity {
@@ -84,7 +88,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     ) -> Duration {
         let schedule = &mut upkeep.0;
         let now = Instant::now();
-        if self.maintenance_due.swap(false, Ordering::AcqRel) || now >= schedule.maintenance {
+        if self.work.take(Work::MAINTENANCE) || now >= schedule.maintenance {
             schedule.maintenance = now + maintenance().unwrap_or(NO_MAINTENANCE);
         }
         if let Some(_leadership) = self.try_lead(CALLER) {
@@ -96,9 +100,7 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Ends [`Reactor::run`].
     pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.background.wake();
-        self.interrupt.signal();
+        self.post(Work::STOP);
     }
 
     /// The background thread; returns after [`Reactor::stop`], or once the source is gone.
@@ -110,66 +112,58 @@ impl<C: ConnectionHandler> Reactor<C> {
         let mut callers = Activity::unknown();
         while !self.is_over() {
             let count = self.background.wake_count();
+            // Taken before this thread looks at what there is to watch for.
+            self.work.take(Work::WATCH);
             let now = Instant::now();
-            if self.maintenance_due.swap(false, Ordering::AcqRel) || now >= schedule.maintenance {
+            if self.work.take(Work::MAINTENANCE) || now >= schedule.maintenance {
                 schedule.maintenance = now + maintenance().unwrap_or(NO_MAINTENANCE);
             }
             self.run_due(&mut schedule);
-            let pause = schedule.pause();
             if self.pollables.load(Ordering::SeqCst) > 0 {
                 if let Some(leadership) = self.try_lead(BACKGROUND) {
-                    self.lead_in_background(leadership, pause, false);
+                    self.lead_in_background(leadership, &schedule, Work::empty());
                 } else {
                     // A caller leads still. It was interrupted and stops at once.
-                    self.background.sleep(count, Some(Duration::from_millis(1)));
+                    self.sleep_in_background(count, Duration::from_millis(1), ALWAYS);
                 }
             } else if self.must_watch() {
-                self.stand_by(&mut callers, count, pause);
+                self.stand_by(&mut callers, count, &schedule);
             } else {
                 // Peers and the source may have gone although no caller waits for them.
                 if let Some(_leadership) = self.try_lead(CALLER) {
                     self.dispatch();
                 }
                 callers.activity = self.activity.load(Ordering::Relaxed);
-                // SeqCst, as in `on_peer_added`: either that call sees the flag, or this thread
-                // sees the peers.
-                self.parked_without_peers.store(true, Ordering::SeqCst);
-                if !self.must_watch() {
-                    self.park(count, pause);
-                }
-                self.parked_without_peers.store(false, Ordering::SeqCst);
+                let (pause, wanted) = schedule.next_sleep();
+                self.sleep_in_background(count, pause, wanted);
             }
         }
     }
 
     /// Has the background thread do its maintenance soon.
     pub(crate) fn wake_background(&self) {
-        self.maintenance_due.store(true, Ordering::Release);
-        self.background.wake();
-        if self.lead.load(Ordering::SeqCst) == BACKGROUND {
-            self.interrupt.signal();
-        }
+        self.post(Work::MAINTENANCE);
     }
 
     /// Has the background thread call [`ConnectionHandler::on_delayed_update`] of the connection
     /// with this key, after [`UPDATE_DELAY`] or later.
     pub(crate) fn schedule_update(&self, key: u32) {
         lock(&self.delayed_updates).push(key);
-        // SeqCst, as in `flush_updates`: either this call sees that the thread does not linger any
-        // more, or the thread sees the key before it sleeps.
-        if !self.lingering.load(Ordering::SeqCst) {
-            self.unpark();
+        self.post(Work::UPDATES);
+    }
+
+    /// Gives work to the background thread, and wakes it if it waits for that.
+    pub(super) fn post(&self, work: Work) {
+        if self.work.post(work) {
+            self.wake_background_thread();
         }
     }
 
-    /// Wakes the background thread if it sleeps for long.
-    pub(super) fn unpark(&self) {
-        // SeqCst, as in `park`: either the thread sees the work, or this call sees it parked.
-        if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
-            self.background.wake();
-            if self.lead.load(Ordering::SeqCst) == BACKGROUND {
-                self.interrupt.signal();
-            }
+    /// Ends a sleep of the background thread, as a leader or not.
+    pub(super) fn wake_background_thread(&self) {
+        self.background.wake();
+        if self.lead.load(Ordering::SeqCst) == BACKGROUND {
+            self.interrupt.signal();
         }
     }
 
@@ -187,9 +181,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             // something else now (CDC-20).
             self.each(|connection| connection.on_tick());
         }
-        if self.timers_due.swap(false, Ordering::SeqCst)
-            || schedule.timer.is_some_and(|timer| now >= timer)
-        {
+        if self.work.take(Work::TIMERS) || schedule.timer.is_some_and(|timer| now >= timer) {
             schedule.timer = self.source.on_timer(now);
         }
         self.flush_updates(schedule, now);
@@ -197,16 +189,15 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Has connections send the updates that were delayed long enough.
     pub(super) fn flush_updates(&self, schedule: &mut Schedule, now: Instant) {
+        self.work.take(Work::UPDATES);
         let new = std::mem::take(&mut *lock(&self.delayed_updates));
         if new.is_empty() && schedule.updates.is_empty() {
             if schedule.linger.take_if(|end| now >= *end).is_some() {
                 schedule.update_delay = UPDATE_DELAY;
-                self.lingering.store(false, Ordering::SeqCst);
             }
             return;
         }
         schedule.linger = Some(now + LINGER);
-        self.lingering.store(true, Ordering::SeqCst);
         schedule.updates.extend(new.into_iter().map(|key| (key, None)));
         let mut sent_by_callers = true;
         schedule.updates.retain_mut(|(key, read)| {
@@ -229,34 +220,16 @@ impl<C: ConnectionHandler> Reactor<C> {
         };
     }
 
-    /// Sleeps until something is due or the thread is woken.
-    fn park(&self, count: u32, pause: Duration) {
-        let _parked = self.set_parked(pause);
-        if !self.has_posted_work() {
+    /// Sleeps for `pause`, or until there is some of this work.
+    fn sleep_in_background(&self, count: u32, pause: Duration, wanted: Work) {
+        let _asleep = self.work.prepare_sleep(wanted);
+        if !self.work.is_pending(wanted) {
             self.background.sleep(count, Some(pause));
         }
     }
 
-    /// Has [`Reactor::unpark`] wake this thread until the result is dropped, if the thread is going
-    /// to sleep for long.
-    fn set_parked(&self, pause: Duration) -> impl Drop + '_ {
-        struct Parked<'a>(&'a AtomicBool);
-        impl Drop for Parked<'_> {
-            fn drop(&mut self) {
-                self.0.store(false, Ordering::SeqCst);
-            }
-        }
-        self.parked.store(pause > UPDATE_DELAY, Ordering::SeqCst);
-        Parked(&self.parked)
-    }
-
-    /// Whether there is work with which [`Reactor::unpark`] was called.
-    fn has_posted_work(&self) -> bool {
-        self.timers_due.load(Ordering::SeqCst) || !lock(&self.delayed_updates).is_empty()
-    }
-
     fn is_over(&self) -> bool {
-        self.stop.load(Ordering::SeqCst) || self.is_lost()
+        self.work.is_pending(Work::STOP) || self.is_lost()
     }
 
     /// Whether the background thread leads while no caller does.
@@ -265,7 +238,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     }
 
     /// Leads if callers have not led for some time, and otherwise sleeps a little.
-    pub(super) fn stand_by(&self, callers: &mut Activity, count: u32, pause: Duration) {
+    pub(super) fn stand_by(&self, callers: &mut Activity, count: u32, schedule: &Schedule) {
         let activity = self.activity.load(Ordering::Relaxed);
         let active = std::mem::replace(&mut callers.activity, activity) != activity;
         let lead = self.lead.load(Ordering::SeqCst);
@@ -276,9 +249,9 @@ impl<C: ConnectionHandler> Reactor<C> {
         if lead == FREE && !active {
             // Cleared before the lead is taken, because a caller that sees who leads asks after
             // that.
-            self.lead_wanted.store(false, Ordering::SeqCst);
+            self.work.take(Work::LEAD_WANTED);
             if let Some(leadership) = self.try_lead(BACKGROUND) {
-                let wanted = self.lead_in_background(leadership, pause, true);
+                let wanted = self.lead_in_background(leadership, schedule, Work::LEAD_WANTED);
                 callers.activity = self.activity.load(Ordering::Relaxed);
                 if !wanted {
                     callers.takeover = TAKEOVER;
@@ -288,32 +261,36 @@ impl<C: ConnectionHandler> Reactor<C> {
             }
         }
         if callers.same_leader < SAME_LEADER {
-            self.background.sleep(count, Some(pause.min(callers.takeover)));
+            self.sleep_in_background(count, schedule.pause().min(callers.takeover), ALWAYS);
             return;
         }
         callers.same_leader = 0;
-        // SeqCst, as in the drop of `Leadership`: either the leader sees the flag, or this thread
+        let (pause, wanted) = schedule.next_sleep();
+        let wanted = wanted | Work::LEAD_FREE;
+        let _asleep = self.work.prepare_sleep(wanted);
+        // SeqCst, as in the drop of `Leadership`: either the leader sees the mask, or this thread
         // sees that nobody leads.
-        self.notify_when_free.store(true, Ordering::SeqCst);
-        if self.lead.load(Ordering::SeqCst) == CALLER {
-            self.park(count, pause);
+        let led = self.lead.load(Ordering::SeqCst) == CALLER;
+        if led && !self.work.is_pending(wanted) {
+            self.background.sleep(count, Some(pause));
         }
-        self.notify_when_free.store(false, Ordering::SeqCst);
     }
 
-    /// Leads for `pause`, or until this thread has something else to do. With `yielding`, a
-    /// caller's request for the lead ends it, too, and then the result is `true`.
+    /// Leads until something is due, or until there is other work for this thread. `yields_for`
+    /// ends it, too; `true`: it has come.
     fn lead_in_background(
         &self,
         leadership: Leadership<'_, C>,
-        pause: Duration,
-        yielding: bool,
+        schedule: &Schedule,
+        yields_for: Work,
     ) -> bool {
-        let wanted = || yielding && self.lead_wanted.load(Ordering::SeqCst);
+        let (pause, wanted) = schedule.next_sleep();
+        // This thread watches already.
+        let wanted = (wanted - Work::WATCH) | yields_for;
         self.dispatch();
         {
-            let _parked = self.set_parked(pause);
-            let stay = !(wanted() || self.has_posted_work() || self.is_over());
+            let _asleep = self.work.prepare_sleep(wanted);
+            let stay = !(self.work.is_pending(wanted) || self.is_lost());
             if stay && self.source.arm_interrupts() {
                 self.wait_for_source(Some(pause), None);
                 self.dispatch();
@@ -321,16 +298,13 @@ impl<C: ConnectionHandler> Reactor<C> {
         }
         self.source.suppress_interrupts();
         drop(leadership);
-        wanted()
+        self.work.is_pending(yields_for)
     }
 }
 
 impl<C: ConnectionHandler> PeerObserver for Reactor<C> {
     fn on_peer_added(&self) {
-        // A thread that leads, or checks every few milliseconds whether to lead, need not be woken.
-        if self.parked_without_peers.swap(false, Ordering::SeqCst) {
-            self.background.wake();
-        }
+        self.post(Work::WATCH);
     }
 }
 
@@ -356,6 +330,20 @@ impl Schedule {
             update_delay: UPDATE_DELAY,
             linger: None,
         }
+    }
+
+    /// How long the thread may sleep, and what it wants to be woken for.
+    fn next_sleep(&self) -> (Duration, Work) {
+        let pause = self.pause();
+        let mut wanted = ALWAYS;
+        // After a short sleep the thread looks by itself.
+        if pause > UPDATE_DELAY {
+            wanted |= Work::TIMERS;
+            if self.linger.is_none() {
+                wanted |= Work::UPDATES;
+            }
+        }
+        (pause, wanted)
     }
 
     /// The time until something is due.

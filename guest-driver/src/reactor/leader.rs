@@ -8,6 +8,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 
 use super::source::OTHER;
 use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
+use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
 use crate::sys::{lock, wait_in_set};
 
@@ -19,12 +20,10 @@ impl<C: ConnectionHandler> Drop for Leadership<'_, C> {
         let reactor = self.0;
         reactor.note_activity();
         // SeqCst, as in `sleep` and `stand_by`: either that thread sees that nobody leads, or this
-        // one sees the follower, or the flag.
+        // one sees the follower, or that the background thread wants to know.
         reactor.lead.store(FREE, Ordering::SeqCst);
-        if reactor.notify_when_free.load(Ordering::SeqCst)
-            && reactor.notify_when_free.swap(false, Ordering::SeqCst)
-        {
-            reactor.background.wake();
+        if reactor.work.wakes(Work::LEAD_FREE) {
+            reactor.wake_background_thread();
         }
         let next = lock(&reactor.followers).pop();
         if let Some(next) = next {
@@ -48,8 +47,8 @@ impl<C: ConnectionHandler> Reactor<C> {
 
     /// Asks the background thread for the lead.
     pub(super) fn request_lead(&self) {
-        if !self.lead_wanted.swap(true, Ordering::SeqCst) {
-            self.interrupt.signal();
+        if !self.work.is_pending(Work::LEAD_WANTED) {
+            self.post(Work::LEAD_WANTED);
         }
     }
 

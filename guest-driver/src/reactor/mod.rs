@@ -26,6 +26,7 @@ pub(crate) mod source;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wait;
+mod work;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -41,6 +42,7 @@ pub(crate) use self::background::Upkeep;
 pub(crate) use self::source::PeerObserver;
 use self::source::{OTHER, ReactorEvent, Source, Tags};
 use self::wait::Waiter;
+use self::work::{PendingWork, Work};
 use crate::sys::{EventFd, is_free, lock, out_of_the_way};
 
 /// A connection, as the reactor calls it. The reactor holds none of its locks during these calls.
@@ -127,16 +129,8 @@ pub(crate) struct Reactor<C> {
     lead: AtomicU32,
     /// Changes whenever a caller leads or polls.
     activity: AtomicU32,
-    /// A caller asks the background thread for the lead.
-    lead_wanted: AtomicBool,
-    /// The background thread asks the leading caller to wake it when it stops leading.
-    notify_when_free: AtomicBool,
-    /// The background thread sleeps for long, so work must wake it.
-    parked: AtomicBool,
-    /// The background thread checks often for delayed updates, so a new one need not wake it.
-    lingering: AtomicBool,
-    /// The background thread is parked because the source has no peers.
-    parked_without_peers: AtomicBool,
+    /// What the background thread has to do.
+    work: PendingWork,
     /// Keys of connections with a delayed update that the background thread has not seen yet.
     delayed_updates: Mutex<Vec<u32>>,
     followers: Mutex<Vec<Arc<Waiter>>>,
@@ -152,9 +146,6 @@ pub(crate) struct Reactor<C> {
     /// Connections with threads that sleep where the source does not wake them.
     unwatched: AtomicUsize,
     lost: AtomicBool,
-    stop: AtomicBool,
-    maintenance_due: AtomicBool,
-    timers_due: AtomicBool,
     background: Arc<Waiter>,
     epoch: Instant,
     /// When [`Reactor::try_poll`] polled last, microseconds since `epoch`.
@@ -181,11 +172,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             source,
             lead: AtomicU32::new(FREE),
             activity: AtomicU32::new(0),
-            lead_wanted: AtomicBool::new(false),
-            notify_when_free: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            lingering: AtomicBool::new(false),
-            parked_without_peers: AtomicBool::new(false),
+            work: PendingWork::new(Work::MAINTENANCE),
             delayed_updates: Mutex::default(),
             followers: Mutex::default(),
             table: Mutex::new(table),
@@ -194,9 +181,6 @@ impl<C: ConnectionHandler> Reactor<C> {
             pollables: AtomicUsize::new(0),
             unwatched: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            maintenance_due: AtomicBool::new(true),
-            timers_due: AtomicBool::new(false),
             background: Arc::default(),
             epoch: Instant::now(),
             last_try_us: AtomicU32::new(0),
@@ -258,7 +242,7 @@ impl<C: ConnectionHandler> Reactor<C> {
         if self.pollables.fetch_add(1, Ordering::SeqCst) == 0 {
             // A caller that leads stops, and the background thread takes the lead.
             self.interrupt.signal();
-            self.background.wake();
+            self.post(Work::WATCH);
         }
     }
 
@@ -275,7 +259,7 @@ impl<C: ConnectionHandler> Reactor<C> {
     /// thread leads while no caller does.
     pub(crate) fn add_unwatched(&self) {
         if self.unwatched.fetch_add(1, Ordering::SeqCst) == 0 {
-            self.background.wake();
+            self.post(Work::WATCH);
         }
     }
 
@@ -295,15 +279,10 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn forget_threads(&self) {
         lock(&self.followers).clear();
         self.lead.store(FREE, Ordering::SeqCst);
-        for flag in [&self.lead_wanted, &self.notify_when_free, &self.parked, &self.lingering] {
-            flag.store(false, Ordering::SeqCst);
-        }
-        self.parked_without_peers.store(false, Ordering::SeqCst);
+        self.work.reset(Work::MAINTENANCE | Work::TIMERS | Work::UPDATES);
         // No event loop of the kernel is left that would have to learn of readiness.
         self.pollables.store(0, Ordering::SeqCst);
         self.unwatched.store(0, Ordering::SeqCst);
-        self.maintenance_due.store(true, Ordering::SeqCst);
-        self.timers_due.store(true, Ordering::SeqCst);
     }
 
     /// The reactor's own descriptors.
@@ -401,10 +380,7 @@ impl<C: ConnectionHandler> Reactor<C> {
             }
             ReactorEvent::PeerLost(peer) => self.fail_tagged(|tags| tags.peer == peer),
             ReactorEvent::BufferLost(buffer) => self.fail_tagged(|tags| tags.buffer == buffer),
-            ReactorEvent::Timers => {
-                self.timers_due.store(true, Ordering::SeqCst);
-                self.unpark();
-            }
+            ReactorEvent::Timers => self.post(Work::TIMERS),
         }
     }
 

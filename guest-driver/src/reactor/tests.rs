@@ -415,7 +415,8 @@ fn callers_that_poll_are_left_alone() {
             reactor.poll();
         }
         lock(&source.polls).clear();
-        reactor.stand_by(&mut callers, reactor.background.wake_count(), Duration::ZERO);
+        let due = background::Schedule::starting(Instant::now());
+        reactor.stand_by(&mut callers, reactor.background.wake_count(), &due);
         (lock(&source.polls).is_empty(), callers.takeover.as_millis())
     };
     assert_eq!(stand_by(false), (false, 5), "it leads while nobody polls");
@@ -452,7 +453,7 @@ fn timers_and_updates_wake_the_background_thread_while_it_leads() {
         bed.reactor.schedule_update(7);
         bed.eventually(|bed| bed.heard() > heard);
         let woken = rechecks() == seen;
-        bed.eventually(|bed| !bed.reactor.lingering.load(Ordering::SeqCst));
+        bed.eventually(|bed| bed.reactor.work.would_wake(Work::UPDATES));
         woken
     });
     assert!(woken);

@@ -1,0 +1,7 @@
+//! Lock-free words of `guest-driver` under loom. Their files hold the tests; this package builds
+//! them without the packages that do not build with `--cfg loom`.
+
+#[cfg(loom)]
+#[allow(dead_code, reason = "the tests use a part")]
+#[path = "../../../guest-driver/src/reactor/work.rs"]
+mod work;
