@@ -25,6 +25,8 @@ const SLOT: usize = 128 << 10;
 const HEAD: usize = size_of::<MoveHeader>() + MAX_PIECES * size_of::<Segment>();
 /// Bytes of the status that the device writes.
 const STATUS: usize = 4;
+/// Where the chain begins in a slot. The status is before it: this process has touched its page.
+const CHAIN: usize = 8;
 /// Distance of kick chains: header, status, padding.
 const KICK: usize = 32;
 /// Bytes of memory that the queue allocates at a time for kick chains.
@@ -88,7 +90,7 @@ impl MoveQueue {
             state: Mutex::new(state),
             slots,
             pool: Arc::clone(pool),
-            max_payload: max_move.min(SLOT - HEAD - STATUS),
+            max_payload: max_move.min(SLOT - HEAD - CHAIN),
             wiring,
         })
     }
@@ -149,9 +151,9 @@ impl MoveQueue {
         }
         let (mut state, slot) = self.take_slot()?;
         let at = slot as usize * SLOT;
-        let len = self.fill(at, path.token(), pieces, total, signal)?;
-        let chain = self.slots.span(at, len)?;
-        let status = self.slots.span(at + SLOT - STATUS, STATUS)?;
+        let len = self.fill(at + CHAIN, path.token(), pieces, total, signal)?;
+        let chain = self.slots.span(at + CHAIN, len)?;
+        let status = self.slots.span(at, STATUS)?;
         state.ring.add(Some(chain), Some(status), slot)?;
         if let Some(user) = state.users.get_mut(slot as usize) {
             *user = path.slot();
@@ -321,7 +323,7 @@ impl MoveQueue {
                 .and_then(|chains| read_status(chains, at % KICKS + size_of::<MoveHeader>()));
             (status, number)
         } else {
-            let at = done.cookie as usize * SLOT + SLOT - STATUS;
+            let at = done.cookie as usize * SLOT;
             let number = state.users.get(done.cookie as usize).copied().unwrap_or(u32::MAX);
             state.free.push(done.cookie);
             (read_status(&self.slots, at), number)
