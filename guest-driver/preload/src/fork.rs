@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use crate::sys::{fork_lock, leaked, raw};
 
@@ -93,11 +93,29 @@ pub(crate) fn is_retired() -> bool {
 /// In the place of a process id.
 const RETIRED: c_int = -1;
 
+/// Whether the program may have a child that shares its memory.
+static MAY_SHARE_MEMORY: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to make a child that shares its memory.
+pub(crate) fn note_sharing_child() {
+    MAY_SHARE_MEMORY.store(true, Ordering::SeqCst);
+}
+
+/// Whether the kernel has given this process no other memory since it stored its identity there.
+fn has_own_page() -> bool {
+    leaked(IN_PAGE.load(Ordering::Relaxed)).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+}
+
 /// Whether this process is a child of vfork, which shares the memory of its parent. It must not
 /// change the table, whose entries are about the parent's descriptors.
 pub(crate) fn shares_memory() -> bool {
     let known: c_int = PID.load(Ordering::Relaxed);
-    if known == 0 || known == raw::getpid() {
+    if known == 0 {
+        return false;
+    }
+    // Nearly always this spares the system call.
+    let is_first = !MAY_SHARE_MEMORY.load(Ordering::Relaxed) && has_own_page();
+    if known != RETIRED && is_first || known == raw::getpid() {
         return false;
     }
     if known != RETIRED

@@ -134,6 +134,19 @@ impl Incoming {
         result
     }
 
+    /// As [`Incoming::advance`], but does not look for the client's answer right after Accept is sent:
+    /// no client answers so soon. For callers that ask the kernel afterwards what is there.
+    ///
+    /// # Errors
+    /// As [`Incoming::advance`].
+    pub fn advance_to_accept(&mut self) -> io::Result<Option<SmcStream>> {
+        let current = self.stack.current();
+        match self.step(&current, false) {
+            None => Ok(None),
+            Some(result) => self.finish(result).map(Some),
+        }
+    }
+
     /// Goes on as far as the client's bytes allow, without waiting. `None`: more bytes have to come.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::init;
 use crate::config;
+use crate::fork;
 use crate::hooks::libc_symbols::call_libc;
 use crate::sys::raw;
 use crate::sys::user_memory::{errno, set_errno};
@@ -20,6 +21,13 @@ struct Start {
 /// Whether a child has a copy of this process's memory and descriptors.
 pub(super) fn is_fork(flags: u64) -> bool {
     flags & (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_FILES) as u64 == 0
+}
+
+/// Takes note of a child that is no thread and shares this process's memory.
+pub(super) fn note(flags: u64) {
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == libc::CLONE_VM as u64 {
+        fork::note_sharing_child();
+    }
 }
 
 /// The child's first function.
@@ -50,6 +58,7 @@ unsafe extern "C" fn clone(
             -> c_int)
     };
     if body.is_null() || config::get().is_none() || !is_fork(flags as u64) {
+        note(flags as u64);
         return native(body, argument);
     }
     // SAFETY: the program's function of this type.

@@ -203,6 +203,7 @@ extern "C" fn before_vdprintf_chk(fd: c_int) -> *mut c_void {
 extern "C" fn before_vfork() -> *mut c_void {
     fork::note_child();
     let in_use = config::get().is_some() && relay::hand_over::has_connections();
+    fork::note_sharing_child();
     found(if in_use { &symbols::fork } else { &symbols::vfork })
 }
 
@@ -231,6 +232,7 @@ unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c
 }
 
 fn before_spawn(actions: usize) {
+    fork::note_sharing_child();
     fork::note_child();
     if config::get().is_some() && relay::hand_over::has_connections() {
         let named = NAMED.lock().clone();

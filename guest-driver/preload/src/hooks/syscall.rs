@@ -105,6 +105,11 @@ fn by_hook(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             fork_by(number, [a, b, c, d, e, f])
         }
         libc::SYS_clone3 if is_fork_of(a, b) => fork_by(number, [a, b, c, d, e, f]),
+        libc::SYS_clone | libc::SYS_clone3 => {
+            // Of clone3 the flags are in memory; most of such calls make threads, by libc.
+            clone::note(if number == libc::SYS_clone { a as u64 } else { libc::CLONE_VM as u64 });
+            return None;
+        }
         _ => return by_old_number(number, [a, b, c, d, e, f]),
     })
 }
@@ -119,6 +124,10 @@ fn by_old_number(number: i64, [a, b, c, d, e, f]: [usize; 6]) -> Option<i64> {
             call!(readiness::epoll_wait(a => c_int, b => *mut _, c => c_int, d => c_int))
         }
         libc::SYS_fork => fork_by(number, [a, b, c, d, e, f]),
+        libc::SYS_vfork => {
+            clone::note(libc::CLONE_VM as u64);
+            return None;
+        }
         _ => return None,
     })
 }

@@ -45,7 +45,7 @@ pub(crate) fn is_over(descriptor: &DescriptorRef) -> bool {
     tcp_state(descriptor) == Some(CLOSE)
 }
 
-/// Stores whether the socket is non-blocking, after `fcntl(F_SETFL)` or `ioctl(FIONBIO)`.
+/// Stores whether the socket is non-blocking, after `ioctl(FIONBIO)`.
 pub(crate) fn update_nonblocking(fd: c_int, socket: &StreamSocket) {
     if let Ok(flags) = raw::fcntl(fd, libc::F_GETFL, 0) {
         socket.set_nonblocking(flags as c_int & libc::O_NONBLOCK != 0);

@@ -18,7 +18,7 @@ use crate::socket::sleeper::Sleeper;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::StreamSocket;
 use crate::socket::table::DESCRIPTORS;
-use crate::sys::raw::{self, Errno, SysResult};
+use crate::sys::raw::{self, Errno, SignalGuard, SysResult};
 use crate::sys::{epoll_wait, left_of, timespec};
 
 /// How often a thread looks whether it may poll the connections itself, while another thread does.
@@ -38,13 +38,14 @@ pub(crate) fn wait(
     }
     let end = timeout.map(|timeout| Instant::now() + timeout);
     if !registrations::may_poll(fd, set) {
-        return set.is_inherited().then(|| wait_in_child(set, fd, out, end, mask));
+        return set.is_inherited().then(|| wait_in_child(set, fd, out, (end, mask)));
     }
     let begun = Instant::now();
+    let signals = &mut Signals { wanted: mask, blocked: SignalGuard::none() };
     let result = loop {
         let result = match set.has_members() {
-            false => wait_in_kernel(set, fd, out, end, mask),
-            true => wait_here(set, fd, out, end, mask),
+            false => wait_in_kernel(set, fd, out, end, signals),
+            true => wait_here(set, fd, out, end, signals),
         };
         if let Some(result) = result.transpose() {
             break result;
@@ -54,7 +55,7 @@ pub(crate) fn wait(
         // Another thread has closed the set. In the kernel it lives on until this call returns, and
         // shows nothing.
         Err(Errno(libc::EBADF)) if begun.elapsed() >= MILLISECOND => {
-            raw::ppoll(&mut [], left_of(end).map(timespec).as_ref(), mask)
+            raw::ppoll(&mut [], left_of(end).map(timespec).as_ref(), signals.mask())
         }
         result => result,
     })
@@ -62,6 +63,21 @@ pub(crate) fn wait(
 
 /// A call on a descriptor that was closed before it returns sooner than this.
 const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// The signals of a call.
+struct Signals {
+    /// The mask with which the program wants to sleep.
+    wanted: Option<SignalMask>,
+    /// The call has gone on with a handshake.
+    blocked: SignalGuard,
+}
+
+impl Signals {
+    /// The mask for a sleep; `None`: the present one.
+    fn mask(&self) -> Option<SignalMask> {
+        self.blocked.mask(self.wanted)
+    }
+}
 
 /// What the kernel has reported of a set.
 struct Reported {
@@ -78,12 +94,13 @@ fn sort_events(
     fd: c_int,
     out: &mut [libc::epoll_event],
     n: usize,
-) -> Result<Reported, Errno> {
+    signals: &mut Signals,
+) -> Reported {
     let n = set.remove_mark(fd, out, n);
     let is_handshake = |event: &libc::epoll_event| DESCRIPTORS.at_address(event.u64).is_some();
     let handshakes = out.iter().take(n).any(is_handshake);
     if !handshakes {
-        return Ok(Reported { events: n, handshakes });
+        return Reported { events: n, handshakes };
     }
     let (mut events, mut due) = (0, Vec::new());
     for at in 0..n {
@@ -109,10 +126,12 @@ fn sort_events(
             events += 1;
         }
     }
-    if !due.is_empty() && waiting::go_on_with(&due) && events == 0 {
-        return Err(Errno(libc::EINTR));
+    if !due.is_empty() {
+        // A signal that comes meanwhile ends the next sleep.
+        signals.blocked.block();
+        due.iter().for_each(waiting::go_on);
     }
-    Ok(Reported { events, handshakes })
+    Reported { events, handshakes }
 }
 
 /// Waits for a set of this process's parent, in which there may be handshakes of the parent.
@@ -120,8 +139,7 @@ fn wait_in_child(
     set: &EpollSet,
     fd: c_int,
     out: &mut [libc::epoll_event],
-    end: Option<Instant>,
-    mask: Option<SignalMask>,
+    (end, mask): (Option<Instant>, Option<SignalMask>),
 ) -> SysResult {
     loop {
         let n = epoll_wait(fd, out, left_of(end), mask)?;
@@ -149,7 +167,7 @@ fn wait_in_kernel(
     fd: c_int,
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
-    mask: Option<SignalMask>,
+    signals: &mut Signals,
 ) -> Result<Option<usize>, Errno> {
     loop {
         let n = if set.has_undecided() { set.lock().poll_undecided(out) } else { 0 };
@@ -157,10 +175,10 @@ fn wait_in_kernel(
             return Ok(Some(n));
         };
         let found = match n {
-            0 => set.without_members(|| epoll_wait(fd, rest, left_of(end), mask))?,
+            0 => set.without_members(|| epoll_wait(fd, rest, left_of(end), signals.mask()))?,
             _ => epoll_wait(fd, rest, Some(Duration::ZERO), None)?,
         };
-        let found = sort_events(set, fd, rest, found)?;
+        let found = sort_events(set, fd, rest, found, signals);
         let n = n + found.events;
         if n > 0 {
             return Ok(Some(n));
@@ -181,18 +199,18 @@ fn wait_here(
     fd: c_int,
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
-    mask: Option<SignalMask>,
+    signals: &mut Signals,
 ) -> Result<Option<usize>, Errno> {
     while !set.start_polling() {
         let turn = left_of(end).map_or(TURN, |left| left.min(TURN));
-        let n = epoll_wait(fd, out, Some(turn), mask)?;
-        let found = sort_events(set, fd, out, n)?;
+        let n = epoll_wait(fd, out, Some(turn), signals.mask())?;
+        let found = sort_events(set, fd, out, n, signals);
         let is_over = end.is_some_and(|end| Instant::now() >= end);
         if found.events > 0 || is_over && !found.handshakes {
             return Ok(Some(found.events));
         }
     }
-    let result = wait_alone(set, fd, out, end, mask);
+    let result = wait_alone(set, fd, out, end, signals);
     set.stop_polling();
     result
 }
@@ -202,7 +220,7 @@ fn wait_alone(
     fd: c_int,
     out: &mut [libc::epoll_event],
     end: Option<Instant>,
-    mask: Option<SignalMask>,
+    signals: &mut Signals,
 ) -> Result<Option<usize>, Errno> {
     let sleeper = set.sleeper(fd)?;
     loop {
@@ -218,7 +236,7 @@ fn wait_alone(
             drop(members);
             if let Some(rest) = out.get_mut(n..).filter(|rest| !rest.is_empty()) {
                 let found = epoll_wait(fd, rest, Some(Duration::ZERO), None)?;
-                let found = sort_events(set, fd, rest, found)?;
+                let found = sort_events(set, fd, rest, found, signals);
                 n += found.events;
                 if n == 0 && found.handshakes {
                     continue;
@@ -237,8 +255,8 @@ fn wait_alone(
         if set.is_native() {
             // All have moved: only the kernel's part is left.
             let left = left_of(end).map_or(TURN, |left| left.min(TURN));
-            let found = epoll_wait(fd, out, Some(left), mask)?;
-            let found = sort_events(set, fd, out, found)?;
+            let found = epoll_wait(fd, out, Some(left), signals.mask())?;
+            let found = sort_events(set, fd, out, found, signals);
             if found.events > 0 {
                 return Ok(Some(found.events));
             }
@@ -248,7 +266,7 @@ fn wait_alone(
         if sleeper.watch.spin_until(|| set.lock().have_changed()) {
             continue;
         }
-        if sleep(set, sleeper, count, left_of(end), mask) == Woken::Interrupted {
+        if sleep(set, sleeper, count, left_of(end), signals.mask()) == Woken::Interrupted {
             return Err(Errno(libc::EINTR));
         }
         sleeper.watch.slept(begun.elapsed());

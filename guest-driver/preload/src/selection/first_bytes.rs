@@ -22,23 +22,39 @@ pub(crate) fn peek(tcp: impl AsFd) -> FirstBytes {
 
 /// As [`peek`]. `None`: the client has sent nothing.
 pub(super) fn peek_if_any(tcp: impl AsFd) -> Option<FirstBytes> {
-    match poll(&tcp, PollFlags::IN) {
-        Some(found) if found.is_empty() => return None,
+    look(tcp).0
+}
+
+/// The first bytes, and whether the client has reset TCP.
+fn look(tcp: impl AsFd) -> (Option<FirstBytes>, bool) {
+    let found = poll(&tcp, PollFlags::IN);
+    let is_reset = found.is_some_and(|found| found.contains(PollFlags::ERR));
+    let first = match found {
+        Some(found) if found.is_empty() => None,
         // With nothing to read, to peek would take the error from the program.
         Some(found)
             if found.intersects(PollFlags::ERR | PollFlags::NVAL)
                 && rustix::io::ioctl_fionread(&tcp).unwrap_or(0) == 0 =>
         {
-            return Some(FirstBytes::Other);
+            Some(FirstBytes::Other)
         }
-        _ => {}
-    }
-    Some(FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other))
+        _ => Some(FirstBytes::peek(tcp).unwrap_or(FirstBytes::Other)),
+    };
+    (first, is_reset)
 }
 
-/// Whether the client has reset TCP.
-pub(super) fn is_reset(tcp: impl AsFd) -> bool {
-    poll(tcp, PollFlags::empty()).is_some_and(|found| found.contains(PollFlags::ERR))
+/// As [`peek`], for a handshake that begins if the bytes are a Proposal. The program then gets the
+/// error of the handshake only if TCP had one before.
+pub(super) fn peek_to_begin(socket: Option<&StreamSocket>, tcp: impl AsFd) -> FirstBytes {
+    let (found, is_reset) = look(tcp);
+    let found = found.unwrap_or(FirstBytes::Incomplete);
+    if is_reset
+        && found.is_smc()
+        && let Some(socket) = socket
+    {
+        socket.set_error(libc::ECONNRESET);
+    }
+    found
 }
 
 /// `None`: the process may have no descriptors at all (RLIMIT_NOFILE), so it may not poll any.

@@ -85,6 +85,8 @@ pub(crate) fn before_close(descriptor: &DescriptorRef, fd: c_int) {
     }
     if socket.state() == SocketState::Deciding {
         note_linger(descriptor, socket, fd);
+        // The socket leaves the program's sets.
+        waiting::watch(descriptor);
         waiting::check();
     }
 }

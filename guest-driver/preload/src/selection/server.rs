@@ -1,13 +1,14 @@
 //! The server's half of the handshake of one connection.
 
 use std::ffi::c_int;
+use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use guest_driver::{FirstBytes, Incoming, SignalMask};
+use guest_driver::{FirstBytes, Incoming, SignalMask, SmcStream};
 
-use crate::selection::first_bytes::{self, FirstBytesWait, peek};
+use crate::selection::first_bytes::{self, FirstBytesWait, peek, peek_to_begin};
 use crate::selection::outcome::{complete, complete_with_tcp, duplicate, send_early};
 use crate::selection::waiting::{self, PendingHandshake, Watcher};
 use crate::selection::{Wait, session, worthwhile};
@@ -21,19 +22,25 @@ use crate::sys::{borrowed, lent_stream, timespec, wait_readable};
 /// The server's half, for a call that must not wait. Often the client's message is there already.
 pub(super) fn start(descriptor: &DescriptorRef, socket: &StreamSocket, fd: c_int, call: Wait) {
     let wait = FirstBytesWait::new(None);
-    let pending: Result<Box<dyn PendingHandshake>, Errno> = match peek(borrowed(fd)) {
-        FirstBytes::Incomplete if !wait.left(socket).is_zero() => {
-            duplicate(fd).map(|tcp| Box::new(AwaitFirstBytes { tcp: tcp.into(), wait }) as Box<_>)
-        }
-        found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
-        found => match duplicate(fd) {
-            Ok(tcp) => match serve(descriptor, fd, tcp.into(), found, call) {
-                Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
-                None => return,
-            },
-            Err(_) => return decline_here(descriptor, fd, found),
-        },
+    let step = match call {
+        // Other connections of the same event loop wait meanwhile, and the kernel's set reports what
+        // is there when it gets the socket.
+        Wait::Now => Incoming::advance_to_accept,
+        Wait::Block | Wait::Until(_) | Wait::Short => Incoming::advance_soon,
     };
+    let pending: Result<Box<dyn PendingHandshake>, Errno> =
+        match peek_to_begin(Some(socket), borrowed(fd)) {
+            FirstBytes::Incomplete if !wait.left(socket).is_zero() => duplicate(fd)
+                .map(|tcp| Box::new(AwaitFirstBytes { tcp: tcp.into(), wait }) as Box<_>),
+            found if !found.is_smc() => return stay_on_tcp(descriptor, fd),
+            found => match duplicate(fd) {
+                Ok(tcp) => match serve(descriptor, fd, tcp.into(), found, step) {
+                    Some(incoming) => Ok(Box::new(AwaitMessage(incoming))),
+                    None => return,
+                },
+                Err(_) => return decline_here(descriptor, fd, found),
+            },
+        };
     // A call that uses the connection goes on to wait for the client's next message.
     let watcher = |pending: &dyn PendingHandshake| match socket.stage() {
         _ if call == Wait::Now => Watcher::NextCall,
@@ -94,8 +101,8 @@ impl PendingHandshake for AwaitFirstBytes {
         descriptor: &DescriptorRef,
         fd: c_int,
     ) -> Option<Box<dyn PendingHandshake>> {
-        let found = peek(&self.tcp);
-        let incoming = serve(descriptor, fd, self.tcp, found, Wait::Now)?;
+        let found = peek_to_begin(descriptor.stream(), &self.tcp);
+        let incoming = serve(descriptor, fd, self.tcp, found, Incoming::advance)?;
         Some(Box::new(AwaitMessage(incoming)))
     }
 }
@@ -159,7 +166,7 @@ pub(super) fn wait_here(
     let copy = duplicate(fd).map(TcpStream::from);
     let tcp = copy.as_ref().map_or(borrowed(fd), AsFd::as_fd);
     let found = loop {
-        let found = peek(tcp);
+        let found = peek_to_begin(Some(socket), tcp);
         if found != FirstBytes::Incomplete || wait.is_over(descriptor) {
             break found;
         }
@@ -191,7 +198,7 @@ pub(super) fn wait_here(
             stay_on_tcp(descriptor, fd);
             None
         }
-        Ok(copy) => serve(descriptor, fd, copy, found, call),
+        Ok(copy) => serve(descriptor, fd, copy, found, Incoming::advance_soon),
         Err(_) => {
             decline_here(descriptor, fd, found);
             None
@@ -265,14 +272,14 @@ fn decline_here(descriptor: &DescriptorRef, fd: c_int, first_bytes: FirstBytes) 
     }
 }
 
-/// Does the server's half, after the client's first bytes. Returns the handshake if it has to wait
+/// Does the server's half, after the client's first bytes, and begins by `step`. Returns the handshake if it has to wait
 /// for the client's next message.
 fn serve(
     descriptor: &DescriptorRef,
     fd: c_int,
     tcp: TcpStream,
     first_bytes: FirstBytes,
-    call: Wait,
+    step: impl FnOnce(&mut Incoming) -> io::Result<Option<SmcStream>>,
 ) -> Option<Incoming> {
     let may_be_smc =
         first_bytes.is_smc() && descriptor.stream().is_some_and(StreamSocket::begin_proposal);
@@ -286,19 +293,8 @@ fn serve(
         complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
         return None;
     };
-    if first_bytes::is_reset(&tcp)
-        && let Some(socket) = descriptor.stream()
-    {
-        // The program gets the error of the handshake only if TCP had one before.
-        socket.set_error(libc::ECONNRESET);
-    }
     let mut incoming = session.incoming(tcp, first_bytes);
-    let result = match call {
-        // Other connections of the same event loop wait meanwhile.
-        Wait::Now => incoming.advance(),
-        Wait::Block | Wait::Until(_) | Wait::Short => incoming.advance_soon(),
-    };
-    match result.transpose() {
+    match step(&mut incoming).transpose() {
         Some(result) => {
             complete(descriptor, fd, result);
             None

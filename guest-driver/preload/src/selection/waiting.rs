@@ -294,15 +294,6 @@ pub(crate) fn watch(descriptor: &DescriptorRef) {
     }
 }
 
-/// [`go_on`] with several handshakes, for which an epoll set has reported bytes. `true`: a signal has
-/// come meanwhile that interrupts the wait for the set.
-pub(crate) fn go_on_with(descriptors: &[DescriptorRef]) -> bool {
-    raw::blocking_signals(|mask| {
-        descriptors.iter().for_each(go_on);
-        raw::is_interrupted(mask)
-    })
-}
-
 fn sets() -> Option<Sets> {
     use rustix::event::{EventfdFlags, eventfd};
     let epoll = high(owned(raw::epoll_create1(libc::EPOLL_CLOEXEC).ok()? as c_int));

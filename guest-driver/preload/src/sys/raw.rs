@@ -389,6 +389,43 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 
 /// As [`without_signals`]; `f` learns which signals the program has blocked itself.
 pub(crate) fn blocking_signals<T>(f: impl FnOnce(SignalMask) -> T) -> T {
+    let mut blocked = SignalGuard::none();
+    blocked.block();
+    f(blocked.0.unwrap_or(SignalMask(0)))
+}
+
+/// The program's signals, blocked until this is dropped.
+#[derive(Debug)]
+pub(crate) struct SignalGuard(Option<SignalMask>);
+
+impl SignalGuard {
+    /// Not blocked yet.
+    pub(crate) const fn none() -> SignalGuard {
+        SignalGuard(None)
+    }
+
+    /// Blocks them.
+    pub(crate) fn block(&mut self) {
+        self.0 = self.0.or_else(block_signals);
+    }
+
+    /// The mask with which the thread sleeps, if it is not the present one. `wanted`: that of the
+    /// program's call.
+    pub(crate) fn mask(&self, wanted: Option<SignalMask>) -> Option<SignalMask> {
+        wanted.or(self.0)
+    }
+}
+
+impl Drop for SignalGuard {
+    fn drop(&mut self) {
+        if let Some(mask) = self.0 {
+            restore_signals(mask);
+        }
+    }
+}
+
+/// Blocks the program's signals. Returns which ones it has blocked itself.
+fn block_signals() -> Option<SignalMask> {
     // The two signals of libc stay unblocked: setuid must reach all threads.
     let all: u64 = !(0b11 << 31);
     let mut old = 0u64;
@@ -397,14 +434,15 @@ pub(crate) fn blocking_signals<T>(f: impl FnOnce(SignalMask) -> T) -> T {
     let blocked = unsafe {
         call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, before, 8, 0, 0])
     };
-    let result = f(SignalMask(old));
-    if blocked.is_ok() {
-        // SAFETY: as above.
-        let _ = unsafe {
-            call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, before, 0, 8, 0, 0])
-        };
-    }
-    result
+    blocked.is_ok().then_some(SignalMask(old))
+}
+
+/// Undoes [`block_signals`].
+fn restore_signals(SignalMask(mask): SignalMask) {
+    let before = std::ptr::addr_of!(mask) as usize;
+    // SAFETY: the word is valid until the call returns.
+    let _ =
+        unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, before, 0, 8, 0, 0]) };
 }
 
 /// Whether the program has a signal handler without SA_RESTART.
