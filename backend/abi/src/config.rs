@@ -66,6 +66,8 @@ bitflags! {
         const STATS = 1 << 3;
         /// Drivers on one kernel wake each other's threads through the armed words of signal lines.
         const PEER_FUTEX = 1 << 4;
+        /// Drivers on one kernel wake each other by doorbells instead of kicks.
+        const DOORBELL = 1 << 5;
     }
 }
 

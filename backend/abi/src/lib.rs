@@ -39,3 +39,5 @@ pub const FIRST_MOVE_QUEUE: u16 = 2;
 
 /// Identifier of the shared-memory region that is the window.
 pub const WINDOW_SHMID: u8 = 1;
+/// Identifier with which doorbells are handed to front ends: no region, and nothing to be mapped.
+pub const DOORBELL_SHMID: u8 = 2;

@@ -10,7 +10,7 @@
 //! U2 cursor words (Release)             O2 armed |= how; fence(SeqCst)
 //! U3 pend |= bit; fence(SeqCst)         O3 pend != 0: work, O1
 //! U4 armed != 0, w = armed.swap(0):     O4 sleep, at most 1 s; O1
-//!    w & KICK: kick the device             KICK: until the device has a record
+//!    w & KICK: ring, or kick the device    KICK: until rung, or the device has a record
 //!    w & FUTEX: FUTEX_WAKE(armed)          FUTEX: FUTEX_WAIT(armed, what O2 wrote)
 //! ```
 //!
@@ -35,7 +35,7 @@ bitflags! {
     /// kicks.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Sleepers: u32 {
-        /// By a kick of the device.
+        /// By the doorbell of the slab, if the user has it; else by a kick of the device.
         const KICK = 1;
         /// By FUTEX_WAKE on the armed word; by a kick as well, if the user cannot do that.
         const FUTEX = 2;

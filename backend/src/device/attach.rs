@@ -126,6 +126,13 @@ impl Device {
         self.fabric.shared_gid.is_none() && self.handle.knows_futex() && other.handle.knows_futex()
     }
 
+    /// Whether this driver and the driver of another session wake each other by doorbells. On a fabric
+    /// whose devices share a GID, a slab has users that the owner does not name.
+    pub(super) fn can_ring(&self, other: &DeviceSession) -> bool {
+        let both = self.handle.knows_doorbell() && other.handle.knows_doorbell();
+        self.fabric.shared_gid.is_none() && both
+    }
+
     pub(super) fn detach(&self, tag: u32, token: u64) -> Result<Outcome, Status> {
         let mut _deferred: DeferredDrop = None;
         let mut state = lock(&self.state);

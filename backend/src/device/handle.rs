@@ -1,6 +1,6 @@
 //! What other devices hold of a device: it can be asked without the device's lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use virtio_ism_abi::config::Features;
@@ -43,6 +43,8 @@ pub(super) struct DeviceHandle {
     pub(super) wake_rate: Rate,
     /// Copies into its memory.
     pub(super) copies: CopyWatch,
+    /// Doorbells of own slabs whose descriptors the daemon holds.
+    pub(super) doorbells: AtomicU32,
     memory: RwLock<Option<GuestMemoryAtomic<GuestMemoryMmap>>>,
     window: AtomicU64,
     features: AtomicU64,
@@ -68,6 +70,7 @@ impl DeviceHandle {
             counters: Counters::default(),
             wake_rate,
             copies: CopyWatch::default(),
+            doorbells: AtomicU32::new(0),
             memory: RwLock::new(None),
             window: AtomicU64::new(0),
             features: AtomicU64::new(Features::all().bits()),
@@ -102,6 +105,11 @@ impl DeviceHandle {
     /// Whether the driver reaches armed words, and says that it wakes threads that sleep on them.
     pub(super) fn knows_futex(&self) -> bool {
         self.has_window() && self.features().contains(Features::PEER_FUTEX)
+    }
+
+    /// Whether the driver is its own front end, and says that it takes doorbells and rings them.
+    pub(super) fn knows_doorbell(&self) -> bool {
+        self.has_window() && self.features().contains(Features::DOORBELL)
     }
 
     /// Whether the front end can map and the driver said that it will use it.

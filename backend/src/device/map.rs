@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 use super::device::Device;
+use super::doorbell::{DoorbellFd, End};
 use super::reply::Reply;
 use super::session::DeviceSession;
 use super::slab::Slab;
@@ -74,10 +75,54 @@ impl MapJob {
         })
     }
 
+    /// The doorbell of the slab, to be handed to the front end after it has mapped. Call
+    /// [`MapJob::doorbell_answered`] with its answer.
+    pub fn doorbell(&self) -> Option<DoorbellRequest> {
+        let JobTarget { slab, offset, slab_id, session, .. } = &self.target;
+        if !self.asks || !session.handle.knows_doorbell() {
+            return None;
+        }
+        let (end, doorbell) = (self.end(), slab.doorbell.as_ref()?);
+        Some(DoorbellRequest {
+            fd: doorbell.offer(end)?,
+            slab_id: *slab_id,
+            window_offset: *offset,
+            len: slab.len(),
+            rings: end == End::User,
+        })
+    }
+
+    /// The front end has taken the doorbell, or refused it.
+    pub fn doorbell_answered(&self, taken: bool) {
+        if let Some(doorbell) = &self.target.slab.doorbell {
+            doorbell.answered(self.end(), taken);
+        }
+    }
+
+    fn end(&self) -> End {
+        let JobTarget { slab, session, .. } = &self.target;
+        if Arc::ptr_eq(&slab.owner, session) { End::Owner } else { End::User }
+    }
+
     /// The request's tag.
     pub fn tag(&self) -> u32 {
         self.target.tag
     }
+}
+
+/// A doorbell for a front end.
+#[derive(Debug)]
+pub struct DoorbellRequest {
+    /// The eventfd.
+    pub fd: DoorbellFd,
+    /// The slab, by its number on this device.
+    pub slab_id: u32,
+    /// Where the slab lies in the window, bytes.
+    pub window_offset: u64,
+    /// Length of the slab, bytes.
+    pub len: u64,
+    /// The driver rings it; `false`: it waits for it.
+    pub rings: bool,
 }
 
 /// A RELEASE_SLAB that waits for the front end. As [`MapJob`].

@@ -64,6 +64,7 @@ mod counters;
 #[expect(clippy::module_inception, reason = "the file of the type `Device`")]
 mod device;
 mod dmb;
+mod doorbell;
 mod fabric;
 mod gid;
 mod handle;
@@ -84,12 +85,13 @@ mod wake_slot;
 mod window;
 
 pub use device::{CloseReason, Device};
+pub use doorbell::DoorbellFd;
 pub use fabric::{DeviceConfig, Fabric, FabricConfig, FabricError, JoinError};
 pub use gid::GidPool;
 pub use handle::{Delivery, EventNotifier};
 pub use info::{DeviceInfo, FabricInfo};
 pub use limits::{Clock, FabricCaps, Limits, MonotonicClock};
-pub use map::{MapJob, MapRequest, Outcome, StaleMap, UnmapJob};
+pub use map::{DoorbellRequest, MapJob, MapRequest, Outcome, StaleMap, UnmapJob};
 pub use reply::Reply;
 pub use transfer::{Moved, SliceReader, Wake};
 

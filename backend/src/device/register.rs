@@ -48,7 +48,7 @@ impl Device {
                 (Backing::Guest { ranges, signal }, None, None, keep)
             }
             CheckedBacking::Window => {
-                let found = self.find_backing(account, window, &request)?;
+                let found = self.find_backing(account, window, &request, peer)?;
                 (Backing::Window(found.place), Some(found.slab_id), found.new_slab_at, true)
             }
         };
@@ -197,6 +197,7 @@ impl Device {
         account: &mut QuotaAccount,
         window: &mut Window,
         request: &CheckedRegister,
+        user: &DeviceSession,
     ) -> Result<WindowBacking, Status> {
         if !self.handle.has_window() {
             return Err(Status::Enotsup);
@@ -221,7 +222,8 @@ impl Device {
             // Slots that past sessions hold come back as soon as the front end has answered.
             return Err(if window.stale() > 0 { Status::Eagain } else { Status::Enospc });
         }
-        self.new_slab(account, window, request, shared)
+        let has_doorbell = self.can_ring(user);
+        self.new_slab(account, window, request, shared, has_doorbell)
     }
 
     fn new_slab(
@@ -230,6 +232,7 @@ impl Device {
         window: &mut Window,
         request: &CheckedRegister,
         shared: usize,
+        has_doorbell: bool,
     ) -> Result<WindowBacking, Status> {
         let nonce = secret().map_err(|_| Status::Eio)?;
         let left = self.limits.slab_bytes.saturating_sub(account.slab_bytes);
@@ -249,6 +252,7 @@ impl Device {
                 nonce,
                 data_len,
                 dedicated: dmb_len > data_len / 2,
+                has_doorbell,
                 gauges: self.fabric.gauges.clone(),
             });
             let place = slab.ok().and_then(|slab| slab.place(request.len, request.wait_group));

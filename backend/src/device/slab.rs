@@ -9,6 +9,7 @@ use virtio_ism_abi::signal::Line;
 use virtio_ism_abi::slab::{FIRST_SLAB_DATA, MAX_SLAB_DATA};
 use vm_memory::VolatileSlice;
 
+use super::doorbell::Doorbell;
 use super::lines::Lines;
 use super::session::DeviceSession;
 use super::sync::lock;
@@ -44,6 +45,8 @@ pub(super) struct Slab {
     pub(super) wake: Arc<SlabWakeSlot>,
     /// Made for a single large DMB.
     pub(super) dedicated: bool,
+    /// By which the user wakes the owner without the device, if both can.
+    pub(super) doorbell: Option<Doorbell>,
     memory: SlabMemory,
     room: Mutex<Room>,
     gauges: Arc<Gauges>,
@@ -67,12 +70,15 @@ pub(super) struct SlabPlan {
     /// A power of two.
     pub(super) data_len: u64,
     pub(super) dedicated: bool,
+    /// Owner and user know doorbells.
+    pub(super) has_doorbell: bool,
     pub(super) gauges: Arc<Gauges>,
 }
 
 impl Slab {
     pub(super) fn new(plan: SlabPlan) -> Result<Arc<Slab>, ShmError> {
-        let SlabPlan { serial, owner, user, owner_id, nonce, data_len, dedicated, gauges } = plan;
+        let SlabPlan { serial, owner, user, owner_id, nonce, data_len, .. } = plan;
+        let SlabPlan { dedicated, has_doorbell, gauges, .. } = plan;
         let memory = SlabMemory::new(data_len, nonce)?;
         gauges.slabs.fetch_add(1, Ordering::Relaxed);
         gauges.slab_bytes.fetch_add(memory.len(), Ordering::Relaxed);
@@ -80,6 +86,7 @@ impl Slab {
         let room = Mutex::new(Room { ranges, lines: Lines::default(), closed: false });
         Ok(Arc::new(Slab {
             serial,
+            doorbell: has_doorbell.then(|| Doorbell::new(&owner.handle)),
             owner,
             user,
             nonce,

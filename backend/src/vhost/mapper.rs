@@ -6,12 +6,13 @@
 //! thread goes on waiting, counted, and holds nothing but the job.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
 use vhost::vhost_user::{Backend, Error as VhostUserError, VhostUserFrontendReqHandler};
-use virtio_ism_abi::WINDOW_SHMID;
+use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 
 use super::chain::PendingReply;
 use super::counted_threads::CountedThreads;
@@ -170,21 +171,17 @@ impl Mapper {
     }
 
     fn ask(&self, job: &Job, channel: &Backend, observer: &Weak<dyn MapObserver>) -> Answer {
-        let map = |fd_offset, shm_offset, len, flags: VhostUserMMapFlags| VhostUserMMap {
-            shmid: WINDOW_SHMID,
-            padding: [0; 7],
-            fd_offset,
-            shm_offset,
-            len,
-            flags: flags.bits(),
-        };
         let request = match job {
             Job::Map(job, _) => {
                 // None: an earlier job mapped the same slab.
                 let Some(r) = job.request() else { return Answer::Done };
                 let request =
                     map(r.fd_offset, r.window_offset, r.len, VhostUserMMapFlags::WRITABLE);
-                return self.send(observer, || channel.shmem_map(&request, &r.fd));
+                let answer = self.send(observer, || channel.shmem_map(&request, &r.fd));
+                return match answer {
+                    Answer::Done => self.hand_over_doorbell(job, channel, observer),
+                    answer => answer,
+                };
             }
             Job::Unmap(job, _) => {
                 map(0, job.window_offset(), job.len(), VhostUserMMapFlags::empty())
@@ -194,6 +191,29 @@ impl Mapper {
             }
         };
         self.send(observer, || channel.shmem_unmap(&request))
+    }
+
+    /// Hands the doorbell of a slab that is mapped to the front end, if there is one. It may refuse.
+    fn hand_over_doorbell(
+        &self,
+        job: &MapJob,
+        channel: &Backend,
+        observer: &Weak<dyn MapObserver>,
+    ) -> Answer {
+        let Some(doorbell) = job.doorbell() else { return Answer::Done };
+        let flags = match doorbell.rings {
+            true => VhostUserMMapFlags::WRITABLE,
+            false => VhostUserMMapFlags::empty(),
+        };
+        let number = u64::from(doorbell.slab_id);
+        let request = map(number, doorbell.window_offset, doorbell.len, flags);
+        let request = VhostUserMMap { shmid: DOORBELL_SHMID, ..request };
+        let fd = doorbell.fd.as_fd().as_raw_fd();
+        match self.send(observer, || channel.shmem_map(&request, &fd)) {
+            Answer::Unknown(error) => return Answer::Unknown(error),
+            answer => job.doorbell_answered(answer == Answer::Done),
+        }
+        Answer::Done
     }
 
     fn send(
@@ -214,6 +234,12 @@ impl Mapper {
             _ => Answer::Unknown(error.to_string()),
         }
     }
+}
+
+/// A request about a part of the window.
+fn map(fd_offset: u64, shm_offset: u64, len: u64, flags: VhostUserMMapFlags) -> VhostUserMMap {
+    let (shmid, flags) = (WINDOW_SHMID, flags.bits());
+    VhostUserMMap { shmid, padding: [0; 7], fd_offset, shm_offset, len, flags }
 }
 
 /// See [`Mapper::overdue`].

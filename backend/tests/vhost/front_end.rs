@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use super::doorbells::HandedDoorbell;
 pub(crate) use super::place::{Place, TIMEOUT, eventually};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::message::{
@@ -70,6 +71,10 @@ pub(crate) enum Maps {
     Refuse,
     /// Does not answer.
     Silent,
+    /// Maps, and refuses doorbells.
+    RefuseDoorbells,
+    /// Maps, and does not answer when it gets a doorbell.
+    SilentForDoorbells,
     /// Maps, and acknowledges when [`FrontEnd::acknowledge`] says so.
     Late,
 }
@@ -84,6 +89,7 @@ pub(crate) struct ShmRequest {
 
 #[derive(Default)]
 struct Window {
+    doorbells: Mutex<Vec<HandedDoorbell>>,
     /// Acknowledgements that may be sent.
     allowed: Mutex<usize>,
     may_answer: Condvar,
@@ -134,7 +140,9 @@ pub(crate) struct Wish {
 impl Default for Wish {
     fn default() -> Self {
         let features = VERSION_1 | EVENT_IDX | INDIRECT | PROTOCOL_FEATURES;
-        Wish { maps: Maps::Yes, features: features | Features::all().bits(), sealed: true }
+        // As a VMM, which takes no doorbells.
+        let ism = Features::all() - Features::DOORBELL;
+        Wish { maps: Maps::Yes, features: features | ism.bits(), sealed: true }
     }
 }
 
@@ -563,6 +571,11 @@ impl FrontEnd {
         self.window.requests.lock().unwrap().iter().map(|(request, _)| *request).collect()
     }
 
+    /// Doorbells so far.
+    pub(crate) fn doorbells(&self) -> Vec<HandedDoorbell> {
+        self.window.doorbells.lock().unwrap().clone()
+    }
+
     pub(crate) fn wait_shm_requests(&self, count: usize) {
         let requests = self.window.requests.lock().unwrap();
         let few = |r: &mut Vec<_>| r.len() < count;
@@ -653,13 +666,20 @@ fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
         let u64_at = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().unwrap());
         let (request, flags) = (u32_at(0), u32_at(4));
         assert!(request == SHMEM_MAP || request == SHMEM_UNMAP, "{request}");
-        assert_eq!(message[12], virtio_ism_abi::WINDOW_SHMID);
         let map = request == SHMEM_MAP;
-        assert_eq!((map, u64_at(20)), (file.is_some(), 0), "a map has a file, from its start");
-        let shm = ShmRequest { map, window_offset: u64_at(28), len: u64_at(36) };
-        window.requests.lock().unwrap().push((shm, file.map(Arc::new)));
+        let is_doorbell = message[12] == virtio_ism_abi::DOORBELL_SHMID;
+        if is_doorbell {
+            let fd = Arc::new(file.unwrap());
+            let doorbell = HandedDoorbell { slab: u64_at(20), rings: u64_at(44) & 1 != 0, fd };
+            window.doorbells.lock().unwrap().push(doorbell);
+        } else {
+            assert_eq!(message[12], virtio_ism_abi::WINDOW_SHMID);
+            assert_eq!((map, u64_at(20)), (file.is_some(), 0), "a map has a file, from its start");
+            let shm = ShmRequest { map, window_offset: u64_at(28), len: u64_at(36) };
+            window.requests.lock().unwrap().push((shm, file.map(Arc::new)));
+        }
         window.changed.notify_all();
-        if maps == Maps::Silent {
+        if maps == Maps::Silent || is_doorbell && maps == Maps::SilentForDoorbells {
             continue;
         }
         if maps == Maps::Late {
@@ -671,7 +691,8 @@ fn serve_channel(stream: UnixStream, window: &Window, maps: Maps) {
         answer[..4].copy_from_slice(&message[..4]);
         answer[4] = 1 | 4; // version, reply
         answer[8] = 8;
-        answer[12] = u8::from(maps == Maps::Refuse);
+        let refuses = maps == Maps::Refuse || is_doorbell && maps == Maps::RefuseDoorbells;
+        answer[12] = u8::from(refuses);
         if (&stream).write_all(&answer).is_err() {
             return;
         }

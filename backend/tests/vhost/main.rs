@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod connection;
+mod doorbells;
 mod floods;
 mod front_end;
 mod hostile;

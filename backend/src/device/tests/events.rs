@@ -313,6 +313,7 @@ fn unread_events_keep_no_memory_of_a_session_that_was_never_closed() {
         nonce: 1,
         data_len: 4 << 20,
         dedicated: false,
+        has_doorbell: false,
         gauges: gauges.clone(),
     });
     let slab = slab.unwrap();

@@ -139,6 +139,9 @@ pub struct FrontEnd {
     pub maps: BTreeMap<u64, MmapRegion>,
     /// Answer no to everything.
     pub refuses: bool,
+    pub refuses_doorbells: bool,
+    /// Doorbells that it was given: whether to ring them.
+    pub doorbells: Vec<bool>,
     pub asked: usize,
 }
 
@@ -244,6 +247,10 @@ impl Driver {
             Outcome::Reply(reply) => reply.to_vec(),
             Outcome::Map(job) => {
                 let ok = self.front.map(&job);
+                if let Some(doorbell) = job.doorbell().filter(|_| ok) {
+                    self.front.doorbells.push(doorbell.rings);
+                    job.doorbell_answered(!self.front.refuses_doorbells);
+                }
                 self.device.mapped(job, ok).to_vec()
             }
             Outcome::Unmap(job) => {

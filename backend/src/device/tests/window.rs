@@ -5,7 +5,7 @@ use virtio_ism_abi::config::Features;
 use virtio_ism_abi::{Chid, Status};
 use zerocopy::IntoBytes;
 
-use super::harness::{World, parse};
+use super::harness::{Driver, World, parse};
 use super::ism::{DeviceConfig, Limits, Outcome};
 
 const K64: u32 = 64 << 10;
@@ -313,6 +313,68 @@ fn loopback_members_share_a_gid_and_slabs() {
     assert_eq!(b.hello().gid, c.gid);
     a.end();
     assert!(matches!(c.events()[..], [virtio_ism_abi::event::Event::DmbGone { .. }]));
+}
+
+#[test]
+fn a_doorbell_is_for_the_owner_first_and_for_a_user_whose_owner_has_taken_it() {
+    for (owner_takes, user_takes) in [(true, true), (true, false), (false, true)] {
+        let world = World::new();
+        let (mut owner, mut user) = (world.driver("owner"), world.driver("user"));
+        owner.front.refuses_doorbells = !owner_takes;
+        user.front.refuses_doorbells = !user_takes;
+        for idx in 0..2 {
+            let dmb = owner.register(user.gid, idx, K64).unwrap();
+            assert_eq!(owner.front.doorbells, [false], "to wait for");
+            user.attach(dmb.token.get()).unwrap();
+            assert_eq!(user.front.doorbells, vec![true; usize::from(owner_takes)], "to ring");
+            assert_eq!(held(&owner), 0, "the daemon keeps no descriptor");
+        }
+    }
+}
+
+#[test]
+fn a_slab_has_no_doorbell_unless_owner_and_user_have_accepted_that() {
+    let without = Features::all() - Features::DOORBELL;
+    for loopback in [false, true] {
+        let world = if loopback { World::loopback() } else { World::new() };
+        for (of_owner, of_user) in [(true, true), (true, false), (false, true)] {
+            let (mut owner, mut user) = (world.driver("owner"), world.driver("user"));
+            for (driver, accepts) in [(&owner, of_owner), (&user, of_user)] {
+                driver.device.set_features(if accepts { Features::all() } else { without });
+            }
+            let dmb = owner.register(user.gid, 0, K64).unwrap();
+            user.attach(dmb.token.get()).unwrap();
+            let both = usize::from(of_owner && of_user && !loopback);
+            assert_eq!((owner.front.doorbells.len(), user.front.doorbells.len()), (both, both));
+            owner.end();
+            user.end();
+        }
+    }
+}
+
+#[test]
+fn an_owner_has_a_bounded_number_of_doorbells_that_no_user_takes() {
+    let world = World::new();
+    let mut owner = world.driver("owner");
+    let mut users: Vec<_> = (0..100).map(|n| world.driver(&format!("user {n}"))).collect();
+    let mut tokens = Vec::new();
+    for (user, idx) in users.iter().zip(0..) {
+        tokens.push(owner.register(user.gid, idx, K64).unwrap().token.get());
+    }
+    assert_eq!((held(&owner), owner.front.doorbells.len()), (64, 64));
+    for (user, token) in users.iter_mut().zip(tokens) {
+        user.attach(token).unwrap();
+    }
+    assert_eq!(held(&owner), 0);
+    owner.register(owner.gid, 100, K64).unwrap();
+    assert_eq!(held(&owner), 1, "of a slab of its own");
+    owner.end();
+    drop(owner);
+}
+
+/// Doorbells of a device that the daemon holds.
+fn held(driver: &Driver) -> u32 {
+    driver.device.handle.doorbells.load(std::sync::atomic::Ordering::Relaxed)
 }
 
 #[test]

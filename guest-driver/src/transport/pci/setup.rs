@@ -166,7 +166,8 @@ fn negotiate<I: Io>(
         return Err(PciError::Features { features: VERSION_1 });
     }
     // The device and its other users run on another kernel, which wakes no thread of this one.
-    let mut features = Features::from_bits_truncate(offered) - Features::PEER_FUTEX;
+    let mut features = Features::from_bits_truncate(offered);
+    features.remove(Features::PEER_FUTEX | Features::DOORBELL);
     if !has_window {
         features.remove(Features::WINDOW);
     }

@@ -155,6 +155,7 @@ fn negotiate(
 
     let event_idx = offered & EVENT_IDX != 0;
     let mut features = Features::from_bits_truncate(offered);
+    features.remove(Features::DOORBELL);
     let window = if features.contains(Features::WINDOW) { reserve(region) } else { None };
     if window.is_none() {
         // Without stores into the window nobody reads the armed words in it.
