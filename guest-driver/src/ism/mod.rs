@@ -19,12 +19,12 @@ use virtio_ism_abi::command::{
     peer_flags,
 };
 use virtio_ism_abi::config::{Config, Features};
-use virtio_ism_abi::event::Event;
+use virtio_ism_abi::event::{Event, SlabWake};
 use virtio_ism_abi::{Chid, Gid, REVISION, Status, Token};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::sys::{LockGuardList, PollInterest, is_free, try_hold, wait};
-use crate::transport::{RunningDevice, TransportError};
+use crate::sys::{LockGuardList, PollInterest, is_free, try_hold, wait, wait_in_set};
+use crate::transport::{Doorbells, RunningDevice, TransportError};
 use crate::virtqueue::QueueError;
 
 mod attached;
@@ -299,7 +299,8 @@ impl IsmDevice {
         self.slabs.release_done(self);
     }
 
-    /// Passes the records that have arrived to `handle`, oldest first, and returns how many.
+    /// Passes the records that have arrived to `handle`, oldest first, and returns how many. A ring
+    /// of a doorbell that [`on_reported`](Self::on_reported) has noted counts as a record.
     /// Returns 0 at once if another thread is polling.
     ///
     /// If a record says that peer DMBs are gone, they have failed before `handle` gets the record.
@@ -313,6 +314,14 @@ impl IsmDevice {
             Err(TryLockError::WouldBlock) => return Ok(0),
         };
         let mut n = 0;
+        if let Some(doorbells) = self.running.doorbells() {
+            doorbells.take_rung(&mut |slab| {
+                n += 1;
+                let mut wake = SlabWake::new_zeroed();
+                (wake.n, wake.slabs[0]) = (1.into(), slab.into());
+                handle(Event::SlabWake(wake));
+            });
+        }
         while n < EVENTS_PER_POLL {
             let Some(record) = self.running.try_event()? else { break };
             n += 1;
@@ -336,6 +345,20 @@ impl IsmDevice {
         self.running.event_fd()
     }
 
+    /// An epoll set with the edges of [`event_fd`](Self::event_fd) and of the doorbells that peers
+    /// ring. A thread that waits for the device waits for the set, and calls
+    /// [`on_reported`](Self::on_reported) with what it reports. `None`: there are no doorbells.
+    pub fn event_set(&self) -> Option<BorrowedFd<'_>> {
+        self.running.doorbells().map(Doorbells::set)
+    }
+
+    /// The set has reported this name.
+    pub fn on_reported(&self, name: u64) {
+        if let Some(doorbells) = self.running.doorbells() {
+            doorbells.note_reported(name);
+        }
+    }
+
     /// Makes [`event_fd`](Self::event_fd) unreadable again (unless the device is gone).
     pub fn clear_event_fd(&self) {
         self.running.clear_event_fd();
@@ -345,7 +368,7 @@ impl IsmDevice {
     /// instead of waiting.
     #[must_use = "false means: poll, do not wait"]
     pub fn arm_interrupts(&self) -> bool {
-        self.running.arm_events()
+        self.running.arm_events() && !self.running.doorbells().is_some_and(Doorbells::has_rung)
     }
 
     /// Asks for no interrupts: the caller polls.
@@ -362,11 +385,16 @@ impl IsmDevice {
         if !self.arm_interrupts() {
             return Ok(true);
         }
-        let [state] = wait([(self.event_fd(), PollInterest::Read)], Some(timeout))
-            .map_err(|source| QueueError::System { what: "poll", source })?;
+        let system = |source| QueueError::System { what: "poll", source };
+        let fd = self.event_set().unwrap_or_else(|| self.event_fd());
+        let [state] = wait([(fd, PollInterest::Read)], Some(timeout)).map_err(system)?;
         let woken = state.readable || state.hang_up;
         if woken {
             self.clear_event_fd();
+        }
+        if let Some(set) = self.event_set() {
+            let names = wait_in_set(set, Some(Duration::ZERO), None).map_err(system)?;
+            names.for_each(|name| self.on_reported(name));
         }
         self.suppress_interrupts();
         Ok(woken)

@@ -14,7 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::measure::WindowSpeed;
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, IsmDevice, IsmError, PRODUCER_WORD, measure};
-use crate::sys::{OutOfBounds, SharedSlice, can_sleep_on_words, lock};
+use crate::sys::{Doorbell, OutOfBounds, SharedSlice, can_sleep_on_words, lock};
 use crate::virtqueue::GuestMem;
 
 /// Most contiguous pieces of guest memory that a REGISTER of this driver names; 32 MiB of huge
@@ -99,6 +99,11 @@ impl OwnDmb {
     #[inline]
     pub fn futex_line(&self) -> Option<Line<'_>> {
         self.placed().filter(|placed| placed.futex && can_sleep_on_words())?.line()
+    }
+
+    /// What its user rings instead of a kick, if the device has handed it over.
+    pub fn doorbell(&self) -> Option<&Doorbell> {
+        self.placed()?.doorbell.as_deref()
     }
 
     /// The producer word and the consumer-and-flags word as the user last stored them, in the byte

@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::slabs::{Placed, Placement};
 use super::{CONSUMER_WORD, DeliverError, IsmDevice, IsmError, PRODUCER_WORD, Prefer};
-use crate::sys::wake_sleepers;
+use crate::sys::{Doorbell, wake_sleepers};
 use crate::virtqueue::{MAX_PIECES, MovePath, QueueError};
 
 /// The right to write a DMB of a peer. Dropping it detaches the DMB, which is a control command.
@@ -66,6 +66,11 @@ impl PeerDmb {
     /// Fails the DMB: all later deliveries fail.
     pub fn fail(&self) {
         self.path.fail();
+    }
+
+    /// What wakes the owner instead of a kick, if the device has handed it over.
+    pub fn doorbell(&self) -> Option<&Doorbell> {
+        self.placed.as_ref()?.doorbell.as_deref()
     }
 
     /// Copies the pieces (offset in the DMB, bytes) into the DMB, then stores the producer word and
@@ -155,7 +160,10 @@ impl PeerDmb {
             wake_sleepers(line.armed, MAX_FUTEX_SLEEPERS);
             kicked.remove(Sleepers::FUTEX);
         }
-        if kicked.is_empty() { Ok(()) } else { self.kick() }
+        if kicked.is_empty() || self.doorbell().is_some_and(Doorbell::ring) {
+            return Ok(());
+        }
+        self.kick()
     }
 
     #[cold]

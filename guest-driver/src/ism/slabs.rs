@@ -1,8 +1,8 @@
 //! Slabs: the parts of the window that the device has mapped, and the DMBs that use them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use virtio_ism_abi::{Gid, Status};
 use zerocopy::IntoBytes;
 
 use super::{IsmDevice, IsmError};
-use crate::sys::{SharedSlice, is_free, lock};
+use crate::sys::{Doorbell, SharedSlice, is_free, lock};
 
 /// How long the nonce may take to appear: some front ends acknowledge a mapping before it is there.
 const NONCE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1000 });
@@ -41,6 +41,8 @@ pub(super) struct Placed {
     pub(super) memory: SharedSlice,
     /// Owner and user run on one kernel, and know that threads may sleep on the armed word.
     pub(super) futex: bool,
+    /// By which the user wakes the owner instead of a kick.
+    pub(super) doorbell: Option<Arc<Doorbell>>,
     // The signal line's bytes.
     line: SharedSlice,
 }
@@ -78,6 +80,7 @@ impl Placement {
             bit: self.bit,
             memory: slab.slice(at, self.dmb_len as usize)?,
             futex: self.futex,
+            doorbell: device.running().doorbells().and_then(|all| all.get(self.slab_off)),
             line: tail.slice(line_at, virtio_ism_abi::slab::LINE_LEN)?,
         })
     }

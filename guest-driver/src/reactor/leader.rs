@@ -10,7 +10,7 @@ use super::source::OTHER;
 use super::wait::{Waiter, clear_interrupted, note_error, poll_for, was_interrupted};
 use super::work::Work;
 use super::{BACKGROUND, CALLER, ConnectionHandler, FREE, Limit, Reactor, wait};
-use crate::sys::{lock, wait_in_set};
+use crate::sys::{SignalMask, lock, wait_in_set};
 
 /// The right to lead. Its drop wakes a follower, which may lead next.
 pub(super) struct Leadership<'a, C: ConnectionHandler>(&'a Reactor<C>);
@@ -150,17 +150,19 @@ impl<C: ConnectionHandler> Reactor<C> {
     ) -> bool {
         let interrupt = self.interrupt.as_fd();
         let edges = self.edges.as_ref().map(AsFd::as_fd);
-        if let (Some(set), None) = (edges.or_else(|| self.source.event_set()), extra) {
-            note_error(wait_in_set(set, timeout, wait::mask()).map(|events| {
-                // Edges need not be cleared.
-                events.filter(|_| edges.is_none()).for_each(|event| match event {
-                    OTHER => {
-                        self.interrupt.clear();
-                    }
-                    name => self.source.on_reported(name),
-                });
-            }));
-            return false;
+        match (edges.or_else(|| self.source.event_set()), extra) {
+            (Some(set), None) => {
+                self.wait_in_set(set, timeout, wait::mask());
+                return false;
+            }
+            (Some(set), Some(extra)) if edges.is_none() && !self.polled => {
+                let [by_set, by_extra, _] = poll_for(&[set, extra], timeout);
+                if by_set {
+                    self.wait_in_set(set, Some(Duration::ZERO), None);
+                }
+                return by_extra;
+            }
+            _ => {}
         }
         let source = self.source.event_fd();
         let fds = [source, interrupt, extra.unwrap_or(interrupt)];
@@ -173,5 +175,24 @@ impl<C: ConnectionHandler> Reactor<C> {
             self.interrupt.clear();
         }
         extra.is_some() && by_extra
+    }
+
+    fn wait_in_set(
+        &self,
+        set: BorrowedFd<'_>,
+        timeout: Option<Duration>,
+        mask: Option<SignalMask>,
+    ) {
+        note_error(wait_in_set(set, timeout, mask).map(|events| {
+            // The reactor's own set says only that there is something.
+            events.filter(|_| self.edges.is_none()).for_each(|event| match event {
+                // Edges need not be cleared.
+                OTHER if !self.polled => {}
+                OTHER => {
+                    self.interrupt.clear();
+                }
+                name => self.source.on_reported(name),
+            });
+        }));
     }
 }

@@ -139,7 +139,7 @@ pub(crate) struct Reactor<C> {
     interrupt: EventFd,
     /// An epoll set that reports edges of `interrupt` and of the source. A leader that sleeps on
     /// nothing else need not clear them, which saves a system call for each wake-up. `None`: the
-    /// source must be polled, and is cleared.
+    /// source has a set of its own, or must be polled.
     edges: Option<OwnedFd>,
     /// Connections whose readiness the kernel must learn of at once.
     pollables: AtomicUsize,
@@ -160,12 +160,16 @@ impl<C: ConnectionHandler> Reactor<C> {
     pub(crate) fn new(source: Arc<dyn Source>) -> io::Result<Arc<Reactor<C>>> {
         let interrupt = EventFd::new()?;
         let polled = source.must_be_polled();
-        let edges =
-            if polled { None } else { Some(edges([source.event_fd(), interrupt.as_fd()])?) };
-        if let Some(set) = source.event_set() {
-            let data = epoll::EventData::new_u64(OTHER);
-            epoll::add(set, &interrupt, data, epoll::EventFlags::IN)?;
-        }
+        let edges = match source.event_set() {
+            None if polled => None,
+            None => Some(edges([source.event_fd(), interrupt.as_fd()])?),
+            Some(set) => {
+                let mut flags = epoll::EventFlags::IN;
+                flags.set(epoll::EventFlags::ET, !polled);
+                epoll::add(set, &interrupt, epoll::EventData::new_u64(OTHER), flags)?;
+                None
+            }
+        };
         let table = Table { by_key: FxHashMap::default(), by_group: FxHashMap::default() };
         Ok(Arc::new(Reactor {
             polled,

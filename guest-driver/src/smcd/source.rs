@@ -93,6 +93,14 @@ impl Source for SmcdSource {
         self.device.event_fd()
     }
 
+    fn event_set(&self) -> Option<BorrowedFd<'_>> {
+        self.device.event_set()
+    }
+
+    fn on_reported(&self, name: u64) {
+        self.device.on_reported(name);
+    }
+
     fn arm_interrupts(&self) -> bool {
         self.device.arm_interrupts()
     }

@@ -143,8 +143,11 @@ pub fn poll_readable(
     Ok(list.map(|entry| entry.revents != 0))
 }
 
+/// Events that [`wait_in_set`] returns, at most.
+const REPORTED: usize = 16;
+
 /// Waits for events of `epoll`, for at most `timeout` (`None`: without end; else rounded up to
-/// whole milliseconds). Returns the data of at most [`POLLED`] events, of none after the timeout.
+/// whole milliseconds). Returns the data of at most 16 events, of none after the timeout.
 /// While the thread sleeps, `mask` replaces its signal mask.
 ///
 /// # Errors
@@ -154,7 +157,7 @@ pub fn wait_in_set(
     timeout: Option<Duration>,
     mask: Option<SignalMask>,
 ) -> io::Result<impl Iterator<Item = u64>> {
-    let mut events = [libc::epoll_event { events: 0, u64: 0 }; POLLED];
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; REPORTED];
     let timeout = timeout.map_or(-1, |timeout| {
         i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
     });
@@ -166,7 +169,7 @@ pub fn wait_in_set(
             libc::SYS_epoll_pwait,
             epoll.as_raw_fd(),
             events.as_mut_ptr(),
-            POLLED,
+            REPORTED,
             timeout,
             mask,
             size_of::<u64>(),

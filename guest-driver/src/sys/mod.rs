@@ -2,12 +2,14 @@
 //!
 //! [`SharedSlice`] is memory shared with an untrusted peer, and [`Reservation`] a window into which
 //! a device maps slabs. [`EventFd`] and [`wait`] wait for descriptors, and
-//! [`sleep_on_words`] waits for a word that another process changes. [`VfioDevice`],
+//! [`sleep_on_words`] waits for a word that another process changes. A [`Doorbell`] wakes a thread of
+//! another process that waits for a descriptor. [`VfioDevice`],
 //! [`Registers`] and [`DmaMemory`] drive a PCI function. [`tcp_counts`] and [`peer_process`] query
 //! a socket, and [`connect_unix`] connects one.
 
 mod descriptor;
 mod dma;
+mod doorbell;
 mod event;
 mod futex;
 mod held;
@@ -25,6 +27,7 @@ mod vfio;
 pub(crate) use descriptor::out_of_the_way;
 pub use descriptor::set_lowest_descriptor;
 pub use dma::{DmaError, DmaMemory};
+pub use doorbell::Doorbell;
 pub use event::{
     EventFd, POLLED, PollInterest, PollResult, SignalMask, duplicate, poll_readable, shut_down,
     wait, wait_in_set,

@@ -7,6 +7,7 @@
 //! implements `Window`, the part in which they differ.
 
 mod address;
+mod doorbells;
 mod error;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -15,6 +16,7 @@ mod running;
 pub mod vhost_user;
 
 pub use address::DeviceAddress;
+pub(crate) use doorbells::Doorbells;
 pub use error::TransportError;
 pub use pci::{NoPciAddress, PciAddress};
 pub use running::RunningDevice;

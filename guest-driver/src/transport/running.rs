@@ -9,6 +9,7 @@ use virtio_ism_abi::command::Op;
 use virtio_ism_abi::config::{Config, Features};
 use virtio_ism_abi::event::EVENT_LEN;
 
+use super::doorbells::Doorbells;
 use crate::sys::{LockGuardList, SharedSlice};
 use crate::virtqueue::{GuestMem, GuestPool, Health, MovePath, QueueError, Queues};
 
@@ -28,6 +29,11 @@ pub(crate) trait Window: Send + Sync {
 
     /// Whether window and guest memory keep their bytes when the device is gone.
     fn outlives_device(&self) -> bool;
+
+    /// The doorbells of the slabs; `None`: users kick.
+    fn doorbells(&self) -> Option<&Doorbells> {
+        None
+    }
 
     /// What lets the child of a fork take the device over; `None`: no child can.
     fn inheritance(&self) -> Option<&dyn ForkTransport> {
@@ -204,6 +210,11 @@ impl RunningDevice {
     /// measure it.
     pub fn window_is_cached(&self) -> bool {
         self.window.is_cached()
+    }
+
+    /// The doorbells of the slabs; `None`: users kick.
+    pub(crate) fn doorbells(&self) -> Option<&Doorbells> {
+        self.window.doorbells()
     }
 
     /// What lets the child of a fork take the device over; `None`: no child can.

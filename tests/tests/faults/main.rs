@@ -4,6 +4,7 @@
 
 mod asleep;
 mod damage;
+mod doorbell;
 mod handshake;
 mod hostile;
 mod killed;

@@ -10,11 +10,12 @@ use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags};
 use vhost::vhost_user::{
     Error as VhostUserError, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandler,
 };
-use virtio_ism_abi::WINDOW_SHMID;
+use virtio_ism_abi::{DOORBELL_SHMID, WINDOW_SHMID};
 
 use crate::sys::{
     LockGuardList, MapError, PollInterest, Reservation, duplicate, lock, try_hold, wait,
 };
+use crate::transport::doorbells::{Doorbells, Slab};
 use crate::virtqueue::Health;
 
 /// When the next step of the set-up has to be done; `None`: the device is set up. Requests of the
@@ -47,12 +48,31 @@ impl StepDeadline {
 #[derive(Debug, Default)]
 pub(super) struct WindowServer {
     window: OnceLock<Arc<Reservation>>,
+    doorbells: OnceLock<Arc<Doorbells>>,
 }
 
 impl WindowServer {
     /// Sets the window. Until then, requests are refused.
     pub(super) fn open(&self, window: &Arc<Reservation>) {
         let _ = self.window.set(Arc::clone(window));
+    }
+
+    /// Takes doorbells from now on.
+    pub(super) fn take_doorbells(&self, doorbells: &Arc<Doorbells>) {
+        let _ = self.doorbells.set(Arc::clone(doorbells));
+    }
+
+    /// A SHMEM_MAP that maps nothing, and brings the doorbell of a slab.
+    fn add_doorbell(&self, request: &VhostUserMMap, fd: &dyn AsRawFd) -> HandlerResult<u64> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let doorbells = self.doorbells.get().ok_or_else(invalid)?;
+        let slab = Slab {
+            offset: request.shm_offset,
+            number: u32::try_from(request.fd_offset).map_err(|_| invalid())?,
+            is_own: request.flags & VhostUserMMapFlags::WRITABLE.bits() == 0,
+        };
+        doorbells.add(slab, duplicate(fd)?)?;
+        Ok(0)
     }
 
     fn window(&self, shmid: u8) -> io::Result<&Reservation> {
@@ -65,6 +85,9 @@ impl WindowServer {
 
 impl VhostUserFrontendReqHandler for WindowServer {
     fn shmem_map(&self, request: &VhostUserMMap, fd: &dyn AsRawFd) -> HandlerResult<u64> {
+        if request.shmid == DOORBELL_SHMID {
+            return self.add_doorbell(request, fd);
+        }
         let (offset, len, fd_offset) = (request.shm_offset, request.len, request.fd_offset);
         let result = self.window(request.shmid).and_then(|window| {
             let fd = duplicate(fd)?;
@@ -83,8 +106,10 @@ impl VhostUserFrontendReqHandler for WindowServer {
         let (offset, len) = (request.shm_offset, request.len);
         let result =
             self.window(request.shmid).and_then(|window| window.unmap(offset, len).map_err(to_io));
-        if let Err(error) = &result {
-            tracing::warn!(offset, len, %error, "refused to unmap");
+        match (&result, self.doorbells.get()) {
+            (Err(error), _) => tracing::warn!(offset, len, %error, "refused to unmap"),
+            (Ok(()), Some(doorbells)) => doorbells.remove(offset),
+            (Ok(()), None) => {}
         }
         result.map(|()| 0)
     }

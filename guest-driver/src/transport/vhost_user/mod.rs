@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use vhost::vhost_user::message::VhostUserHeaderFlag;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
+use super::doorbells::Doorbells;
 use super::{ForkTransport, TransportError, Window};
 use crate::sys::{EventFd, LockGuardList, Reservation, SharedSlice};
 use crate::virtqueue::Health;
@@ -27,6 +28,7 @@ pub use setup::connect;
 struct VhostUser {
     health: Arc<Health>,
     window: Option<Arc<Reservation>>,
+    doorbells: Option<Arc<Doorbells>>,
     // Keeps the connection open.
     frontend: Frontend,
     channel: Arc<BackendChannel>,
@@ -54,6 +56,10 @@ impl Window for VhostUser {
         true
     }
 
+    fn doorbells(&self) -> Option<&Doorbells> {
+        self.doorbells.as_deref()
+    }
+
     fn inheritance(&self) -> Option<&dyn ForkTransport> {
         // Memory files and descriptors are all there is.
         Some(self)
@@ -67,11 +73,13 @@ impl ForkTransport for VhostUser {
 
     fn is_unlocked(&self) -> bool {
         self.window.as_ref().is_none_or(|window| window.is_unlocked())
+            && self.doorbells.as_ref().is_none_or(|doorbells| doorbells.is_unlocked())
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
         let mut all: Vec<_> = self.events.iter().map(|e| e.as_fd().as_raw_fd()).collect();
         all.extend(self.channel.descriptors());
+        all.extend(self.doorbells.iter().flat_map(|doorbells| doorbells.descriptors()));
         all.push(self.frontend.as_raw_fd());
         all
     }

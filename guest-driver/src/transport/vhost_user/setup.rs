@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +14,13 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error as VhostUserError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_ism_abi::config::{CONFIG_LEN, Config, Features};
-use virtio_ism_abi::{FIRST_MOVE_QUEUE, WINDOW_SHMID};
+use virtio_ism_abi::{EVENT_QUEUE, FIRST_MOVE_QUEUE, WINDOW_SHMID};
 use zerocopy::FromBytes;
 
 use super::channel::{BackendChannel, StepDeadline, WindowServer};
 use super::{VhostUser, connect_error};
 use crate::sys::{EventFd, Reservation, connect_unix, out_of_the_way};
+use crate::transport::doorbells::Doorbells;
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
 
@@ -93,11 +94,12 @@ pub(super) fn set_up(
         &deadline,
     );
     match result {
-        Ok(Negotiated { config, features, queues, pool, window, frontend, events }) => {
+        Ok(Negotiated { config, features, queues, pool, window, doorbells, frontend, events }) => {
             deadline.remove();
             let connection = Box::new(VhostUser {
                 health: Arc::clone(&health),
                 window,
+                doorbells,
                 frontend,
                 channel,
                 thread: Some(thread),
@@ -120,6 +122,7 @@ struct Negotiated {
     queues: Queues,
     pool: Arc<GuestPool>,
     window: Option<Arc<Reservation>>,
+    doorbells: Option<Arc<Doorbells>>,
     frontend: Frontend,
     events: Events,
 }
@@ -155,11 +158,10 @@ fn negotiate(
 
     let event_idx = offered & EVENT_IDX != 0;
     let mut features = Features::from_bits_truncate(offered);
-    features.remove(Features::DOORBELL);
     let window = if features.contains(Features::WINDOW) { reserve(region) } else { None };
     if window.is_none() {
         // Without stores into the window nobody reads the armed words in it.
-        features.remove(Features::WINDOW | Features::PEER_FUTEX);
+        features.remove(Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL);
     }
     let accepted = features.bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
@@ -181,6 +183,14 @@ fn negotiate(
     let pool = GuestPool::new(guest_memory).map_err(system("guest memory"))?;
     let (wirings, kicks, calls) =
         wire(usize::from(FIRST_MOVE_QUEUE) + move_queues as usize, event_idx, health)?;
+    let events_call = calls.get(usize::from(EVENT_QUEUE));
+    let doorbells = match events_call.filter(|_| features.contains(Features::DOORBELL)) {
+        Some(call) => Some(Arc::new(Doorbells::new(call.as_fd()).map_err(system("epoll"))?)),
+        None => None,
+    };
+    if let Some(doorbells) = &doorbells {
+        server.take_doorbells(doorbells);
+    }
     let mut wirings = wirings.into_iter();
     let (Some(control), Some(events)) = (wirings.next(), wirings.next()) else {
         return Err(TransportError::Missing("a queue"));
@@ -197,7 +207,7 @@ fn negotiate(
     }
     queues.events.start();
     let events = kicks.into_iter().chain(calls).collect();
-    Ok(Negotiated { config, features, queues, pool, window, frontend, events })
+    Ok(Negotiated { config, features, queues, pool, window, doorbells, frontend, events })
 }
 
 fn negotiate_protocol(

@@ -1,0 +1,262 @@
+//! Doorbells: eventfds of other processes, signalled without ever blocking.
+//!
+//! Whoever holds an eventfd can fill its counter and clear O_NONBLOCK, which is a flag of the shared
+//! file description. A `write` of this process would then hang. The kernel's asynchronous IO signals
+//! an eventfd when a request completes, and never waits for room in the counter. So a
+//! doorbell submits a read of no bytes, which completes within the call.
+//!
+//! A process that has a context of asynchronous IO takes about 30 ms longer to end, because the
+//! kernel waits for RCU grace periods. So a process makes its context only after some wake-ups.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+use super::out_of_the_way;
+
+/// A process makes its context at the ring after so many.
+const UNTIL_CONTEXT: u32 = 256;
+/// Requests of a context, of which a host has 65,536 (`fs.aio-max-nr`).
+const ROOM: u32 = 16;
+/// After so many requests a thread takes the completed ones out.
+const COLLECT_AFTER: u32 = 8;
+
+/// An eventfd that makes a thread of another process look.
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// A doorbell on this eventfd.
+    pub fn new(eventfd: OwnedFd) -> Doorbell {
+        Doorbell(out_of_the_way(eventfd))
+    }
+
+    /// Makes what this process rings with now, and not after some rings in vain. `false`: it cannot.
+    pub fn prepare() -> bool {
+        let before = RINGS.fetch_max(UNTIL_CONTEXT + 1, Ordering::Relaxed);
+        if before <= UNTIL_CONTEXT {
+            Context::make().is_ok()
+        } else {
+            Context::existing().is_some()
+        }
+    }
+
+    /// Signals the eventfd. `false`: this process cannot, or not yet.
+    #[must_use = "false means: nobody was woken"]
+    pub fn ring(&self) -> bool {
+        let Some(context) = Context::of_process() else { return false };
+        if COMPLETED.fetch_add(1, Ordering::Relaxed) + 1 >= COLLECT_AFTER {
+            context.collect();
+        }
+        context.signal(self.0.as_fd()) || {
+            context.collect();
+            context.signal(self.0.as_fd())
+        }
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Rings so far, while there is no context.
+static RINGS: AtomicU32 = AtomicU32::new(0);
+/// The context of this process, in a page that reads as zero in the child of a fork: a context
+/// belongs to one address space, and its number may mean another one elsewhere.
+static CONTEXT: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+/// The file from which requests read.
+static FILE: AtomicI32 = AtomicI32::new(-1);
+/// Requests that were not taken out.
+static COMPLETED: AtomicU32 = AtomicU32::new(0);
+
+/// `aio_context_t`, as long as the process lives.
+#[derive(Clone, Copy)]
+struct Context(libc::c_ulong);
+
+/// `struct iocb` of `linux/aio_abi.h`, little-endian.
+#[repr(C)]
+#[derive(Default)]
+struct Request {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    file: u32,
+    buffer: u64,
+    length: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    eventfd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Completion {
+    data: u64,
+    request: u64,
+    result: i64,
+    result2: i64,
+}
+
+const PREAD: u16 = 0;
+const FLAG_EVENTFD: u32 = 1;
+
+const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
+
+impl Context {
+    fn of_process() -> Option<Context> {
+        if CONTEXT.load(Ordering::Relaxed).is_null() {
+            // One thread makes it. If that is never done, for want of resources or because of a fork,
+            // the process goes on without.
+            return match RINGS.fetch_add(1, Ordering::Relaxed) {
+                UNTIL_CONTEXT => Context::make().ok(),
+                _ => None,
+            };
+        }
+        Context::existing()
+    }
+
+    fn existing() -> Option<Context> {
+        let page = CONTEXT.load(Ordering::Acquire);
+        if page.is_null() {
+            return None;
+        }
+        // SAFETY: the page was mapped before its address was stored, and nothing unmaps it.
+        let number = unsafe { &*page }.load(Ordering::Relaxed);
+        (number != 0).then_some(Context(number as libc::c_ulong))
+    }
+
+    /// Makes the context of this process.
+    fn make() -> std::io::Result<Context> {
+        let file = out_of_the_way(memfd_create("doorbell", MemfdFlags::CLOEXEC)?);
+        let len = rustix::param::page_size();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses. It stays as long as the
+        // process.
+        let page = unsafe { mmap_anonymous(ptr::null_mut(), len, access, MapFlags::PRIVATE)? };
+        // SAFETY: the whole of the mapping above, which nobody uses yet.
+        unsafe { madvise(page, len, Advice::LinuxWipeOnFork)? };
+        let mut number: libc::c_ulong = 0;
+        // SAFETY: the kernel writes the one word that the second argument points at.
+        check(unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &raw mut number) })?;
+        FILE.store(file.into_raw_fd(), Ordering::Relaxed);
+        let page = page.cast::<AtomicU64>();
+        // SAFETY: a page is zeroed memory, aligned for and longer than the word, and nobody else
+        // knows it yet.
+        unsafe { &*page }.store(number, Ordering::Relaxed);
+        CONTEXT.store(page, Ordering::Release);
+        Ok(Context(number))
+    }
+
+    /// `false`: there is no room for another request, or the kernel refuses.
+    fn signal(self, eventfd: BorrowedFd<'_>) -> bool {
+        let number = |fd: i32| u32::try_from(fd).unwrap_or(u32::MAX);
+        let request = Request {
+            opcode: PREAD,
+            file: number(FILE.load(Ordering::Relaxed)),
+            flags: FLAG_EVENTFD,
+            eventfd: number(eventfd.as_raw_fd()),
+            ..Request::default()
+        };
+        let requests = [&raw const request];
+        // SAFETY: the kernel copies the request before the call returns, and reads no bytes into
+        // its (null) buffer because its length is 0. `requests` has the one entry that is announced.
+        let result =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1usize, requests.as_ptr()) };
+        check(result).is_ok()
+    }
+
+    /// Takes completed requests out.
+    fn collect(self) {
+        let mut done = [Completion::default(); ROOM as usize];
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes at most as many completions as `done` has room for.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.0,
+                0usize,
+                done.len(),
+                done.as_mut_ptr(),
+                &raw const at_once,
+            )
+        };
+        let collected = u32::try_from(check(result).unwrap_or(0)).unwrap_or(0);
+        let minus = |count: u32| Some(count.saturating_sub(collected));
+        let _ = COMPLETED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, minus);
+    }
+}
+
+fn check(result: libc::c_long) -> std::io::Result<libc::c_long> {
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn doorbell() -> (Doorbell, OwnedFd) {
+        // Blocking on purpose: a write to a full counter would hang.
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        (Doorbell::new(fd.try_clone().unwrap()), fd)
+    }
+
+    /// Has this process make its context.
+    fn until_it_rings(doorbell: &Doorbell) {
+        // Another test of this process may be about to do it.
+        Doorbell::prepare();
+        while !doorbell.ring() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn count(fd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn every_ring_counts_whichever_threads_ring() {
+        let (doorbell, fd) = doorbell();
+        until_it_rings(&doorbell);
+        count(&fd);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1000).for_each(|_| assert!(doorbell.ring())));
+            }
+        });
+        assert_eq!(count(&fd), 4000);
+    }
+
+    #[test]
+    fn a_full_counter_does_not_block() {
+        let (doorbell, fd) = doorbell();
+        until_it_rings(&doorbell);
+        rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
+        count(&fd);
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!((0..3).all(|_| doorbell.ring()));
+        assert_eq!(count(&fd), u64::MAX);
+    }
+
+    #[test]
+    fn what_is_no_eventfd_rings_nobody_and_harms_nothing() {
+        let (good, fd) = doorbell();
+        until_it_rings(&good);
+        let other = Doorbell::new(memfd_create("other", MemfdFlags::CLOEXEC).unwrap());
+        assert!(!other.ring());
+        count(&fd);
+        assert!(good.ring());
+        assert_eq!(count(&fd), 1);
+    }
+}
