@@ -33,7 +33,7 @@ fn bytes_cross_both_ways_and_both_ends_tell_what_they_negotiated() {
     log.read_to_string(&mut output).unwrap();
     for output in [output, text(&client.stderr)] {
         assert!(output.contains("SMC-D v2.1 over fabric ff00"), "{output}");
-        assert!(output.contains("first contact, buffers of 1048576 bytes"), "{output}");
+        assert!(output.contains("first contact, buffers of 524288 bytes"), "{output}");
     }
 }
 

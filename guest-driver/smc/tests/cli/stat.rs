@@ -49,7 +49,7 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
     assert_eq!((&out["sent"], &arrived["received"]), (&5.into(), &5.into()), "{all}");
     assert_eq!((&out["local"], &out["peer"]), (&arrived["peer"], &arrived["local"]));
     assert_eq!(out["smc_d"]["peer_gid"], arrived["smc_d"]["local_gid"]);
-    assert_eq!(out["smc_d"]["local_buffer"], 1048576);
+    assert_eq!(out["smc_d"]["local_buffer"], 524288);
     assert_eq!(out["cursors"][0], arrived["cursors"][2]);
 
     let overview = output(&fabric, &[]);
