@@ -144,8 +144,11 @@ fn take_profiles(root: &Path) -> Result<Vec<PathBuf>, ToolError> {
     Ok(profiles)
 }
 
+/// A directory, its lines, and those of each of its files.
+type Counted = (&'static str, Lines, Vec<(String, Lines)>);
+
 /// Lines of each directory of [`SOURCES`] and of its files, from what llvm-cov exports.
-fn count(json: &str, root: &Path) -> Vec<(&'static str, Lines, Vec<(String, Lines)>)> {
+fn count(json: &str, root: &Path) -> Vec<Counted> {
     let export: Value = serde_json::from_str(json).unwrap_or_default();
     let files = export["data"][0]["files"].as_array().cloned().unwrap_or_default();
     let count = |source: &'static str| {
