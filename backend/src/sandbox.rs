@@ -18,7 +18,7 @@
 //!   not end every guest's connections.
 //!
 //! What needs a path later (a socket for another guest, the end) is done by a process that stays
-//! outside and has a sandbox of its own, the [broker](crate::broker).
+//! outside and has a sandbox of its own, the broker (`broker.rs`).
 //!
 //! All that is for a process of its own; a daemon inside another program leaves it alone.
 
