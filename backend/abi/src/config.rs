@@ -12,8 +12,8 @@ use crate::Gid;
 pub struct Config {
     /// Device revision, 1.
     pub revision: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// The device's [`Features`], whatever the front end lets the driver see of them.
+    pub features: U32,
     /// GID at start; the one in HELLO's reply is authoritative.
     pub gid: Gid,
     /// CHID of the fabric.
@@ -71,6 +71,37 @@ bitflags! {
     }
 }
 
+/// Feature bits of a device's type (virtio 1.3, 2.2): bits 0 to 23.
+const TYPE_BITS: u64 = 0xff_ffff;
+
+impl Features {
+    /// What a driver may use without negotiation, if its front end hides the bits of the device's
+    /// type. The others are for drivers that are their own front ends, which hide nothing.
+    pub const UNNEGOTIATED: Features =
+        Features::all().difference(Features::PEER_FUTEX.union(Features::DOORBELL));
+
+    /// The features that a driver can use: those among the `offered` bits or, if these have none of
+    /// the device's type, those in the configuration that need no negotiation.
+    pub fn usable(offered: u64, config: &Config) -> Features {
+        if offered & TYPE_BITS != 0 {
+            Features::from_bits_truncate(offered)
+        } else {
+            Features::from_bits_truncate(config.features.get().into()) & Features::UNNEGOTIATED
+        }
+    }
+
+    /// The features that a driver uses that has accepted the `accepted` bits. A driver accepts MOVE
+    /// or WINDOW if it sees them. So one that has accepted no bit of the device's type sees none,
+    /// and uses what needs no negotiation.
+    pub fn in_use(accepted: u64) -> Features {
+        if accepted & TYPE_BITS != 0 {
+            Features::from_bits_truncate(accepted)
+        } else {
+            Features::UNNEGOTIATED
+        }
+    }
+}
+
 /// Smallest DMB, bytes.
 pub const DMB_MIN: u32 = 16 << 10;
 /// Largest DMB this revision allows, bytes.
@@ -79,3 +110,32 @@ pub const DMB_MAX: u32 = 32 << 20;
 pub const MAX_MOVE: u32 = 1 << 20;
 /// Alignment of slabs in the window, bytes.
 pub const SLAB_ALIGN: u32 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    /// VIRTIO_F_VERSION_1, VIRTIO_F_EVENT_IDX.
+    const GENERIC: u64 = 1 << 32 | 1 << 29;
+
+    #[test]
+    fn a_driver_that_sees_no_type_bits_reads_them_in_the_configuration() {
+        let features = u32::MAX.into();
+        let config = Config { features, ..Config::new_zeroed() };
+        assert_eq!(Features::usable(GENERIC, &config), Features::UNNEGOTIATED);
+        assert_eq!(Features::usable(GENERIC | 3, &config), Features::MOVE | Features::WINDOW);
+        assert!(Features::usable(GENERIC, &Config::new_zeroed()).is_empty());
+    }
+
+    #[test]
+    fn a_driver_that_accepts_no_type_bit_uses_what_needs_no_negotiation() {
+        assert_eq!(Features::in_use(GENERIC), Features::UNNEGOTIATED);
+        assert_eq!(Features::in_use(GENERIC | 1), Features::MOVE);
+        let all = Features::all();
+        assert_eq!(Features::in_use(GENERIC | all.bits()), all);
+        let kernel_bound = Features::PEER_FUTEX | Features::DOORBELL;
+        assert!(!Features::UNNEGOTIATED.intersects(kernel_bound));
+    }
+}

@@ -112,7 +112,7 @@ impl Device {
         let limits = &self.limits;
         Config {
             revision: REVISION.into(),
-            reserved: 0.into(),
+            features: (Features::all().bits() as u32).into(),
             gid: lock(&self.state).config_gid,
             chid: self.fabric.chid.0.into(),
             num_move_queues: self.num_move_queues.into(),
@@ -130,8 +130,8 @@ impl Device {
         }
     }
 
-    /// Sets the features that the driver accepted; all, until then. An op of another feature gets
-    /// EINVAL.
+    /// Sets the features that the driver uses, see [`Features::in_use`]; all, until then. An op of
+    /// another feature gets EINVAL.
     pub fn set_features(&self, features: Features) {
         self.handle.set_features(features);
     }

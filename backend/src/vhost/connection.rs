@@ -447,7 +447,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn acked_features(&self, features: u64) {
-        self.device.set_features(Features::from_bits_truncate(features));
+        self.device.set_features(Features::in_use(features));
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {

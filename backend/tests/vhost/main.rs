@@ -7,6 +7,7 @@ mod connection;
 mod doorbells;
 mod floods;
 mod front_end;
+mod hidden_features;
 mod hostile;
 mod management;
 mod memory;

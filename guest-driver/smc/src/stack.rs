@@ -1,5 +1,6 @@
 //! Options that make an SMC stack, shared by the commands that have one.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -79,7 +80,9 @@ pub(crate) enum Versions {
 }
 
 /// After how long a message says that the device is in use.
-const NOTICE: Duration = Duration::from_secs(2);
+const IN_USE_NOTICE: Duration = Duration::from_secs(2);
+/// How long a device may take to answer before the user is told.
+const NO_ANSWER_NOTICE: Duration = Duration::from_secs(4);
 
 /// How bytes travel, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -200,26 +203,42 @@ pub(crate) fn statistics_socket() -> Option<PathBuf> {
     Some(statistics::path_in(&paths::make_directory().ok()?))
 }
 
-/// Opens a stack on one device, and makes it visible to "smc stat". If another process uses the
-/// device, this waits and prints a message.
+/// Opens a stack on one device, and makes it visible to "smc stat". A device that another process
+/// uses is waited for, as long as the configuration says, and a message says so. Another message says
+/// that a device does not answer.
 ///
 /// # Errors
 /// [`CliError::Device`].
 pub(crate) fn open(mut config: Config, device: &Path) -> Result<Arc<Stack>, CliError> {
     config.statistics = statistics_socket();
+    let name = device.display();
+    let timeout = config.device_timeout;
+    config.device_timeout = timeout.min(IN_USE_NOTICE);
+    let mut opened = open_aloud(config.clone(), device);
+    let in_use = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
+    if timeout > IN_USE_NOTICE && opened.as_ref().is_err_and(in_use) {
+        eprintln!(
+            "smc: waiting for the device {name}: another process uses it (see \"smc stat\"; --device \
+             names another one)"
+        );
+        config.device_timeout = timeout - IN_USE_NOTICE;
+        opened = Stack::open(config);
+    }
+    opened.map_err(|source| CliError::Device { device: device.into(), source })
+}
+
+/// Opens a stack, with a message if the device has not answered for a while.
+fn open_aloud(config: Config, device: &Path) -> io::Result<Arc<Stack>> {
     let (done, waiting) = channel::<()>();
     let name = device.display().to_string();
     std::thread::spawn(move || {
-        if waiting.recv_timeout(NOTICE) == Err(RecvTimeoutError::Timeout) {
-            eprintln!(
-                "smc: waiting for the device {name}: another process seems to use it (see \"smc \
-                 stat\"; --device names another one)"
-            );
+        if waiting.recv_timeout(NO_ANSWER_NOTICE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("smc: the device {name} does not answer; still waiting");
         }
     });
     let opened = Stack::open(config);
     drop(done);
-    opened.map_err(|source| CliError::Device { device: device.into(), source })
+    opened
 }
 
 /// Reads a name and the id of its physical network.

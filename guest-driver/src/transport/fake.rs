@@ -275,7 +275,7 @@ impl ConnectionHandler {
         let rings = rings.try_into().unwrap_or_else(|_| panic!("a ring for each queue"));
         let rings = Rings { rings, calls: calls.clone(), records: VecDeque::new() };
         assert!(self.inner.rings.set(Mutex::new(rings)).is_ok(), "set once");
-        queues.events.start();
+        queues.events.start().unwrap();
         queues
     }
 

@@ -17,19 +17,12 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes the queue and adds all buffers. [`start`](Self::start) tells the device of them.
+    /// Makes the queue, without buffers for the device until [`start`](Self::start).
     pub(crate) fn new(pool: &Arc<GuestPool>, wiring: Wiring) -> Result<EventQueue, QueueError> {
         let (rings, gpa) = pool.permanent(SplitQueue::<ENTRIES>::MEMORY)?;
         let ring = SplitQueue::new(pool.whole().clone(), rings, gpa, wiring.event_idx)?;
         let buffers = pool.alloc(ENTRIES * EVENT_LEN)?;
-        let queue = EventQueue { ring: Mutex::new(ring), buffers, wiring };
-        {
-            let mut ring = lock(&queue.ring);
-            for i in 0..ENTRIES as u32 {
-                ring.add(None, Some(queue.buffer(i)?), i)?;
-            }
-        }
-        Ok(queue)
+        Ok(EventQueue { ring: Mutex::new(ring), buffers, wiring })
     }
 
     fn buffer(&self, i: u32) -> Result<DmaSpan, QueueError> {
@@ -40,11 +33,22 @@ impl EventQueue {
         lock(&self.ring).addresses()
     }
 
-    /// Tells the device of the buffers, once the queue is enabled.
-    pub(crate) fn start(&self) {
-        if lock(&self.ring).must_kick() {
+    /// Gives the device all buffers, once it is running.
+    ///
+    /// Not before: cloud-hypervisor has the device begin at the index that a queue has at DRIVER_OK,
+    /// so the device never sees what was added earlier.
+    ///
+    /// # Errors
+    /// The memory has no place for a buffer.
+    pub(crate) fn start(&self) -> Result<(), QueueError> {
+        let mut ring = lock(&self.ring);
+        for i in 0..ENTRIES as u32 {
+            ring.add(None, Some(self.buffer(i)?), i)?;
+        }
+        if ring.must_kick() {
             self.wiring.kick.notify();
         }
+        Ok(())
     }
 
     /// See `RunningDevice::try_event`.
@@ -112,9 +116,10 @@ mod tests {
             event_idx: true,
         };
         let queue = EventQueue::new(&pool, wiring).unwrap();
-        queue.start();
-        assert!(kick.clear(), "the device is told of the buffers");
         let mut device = DeviceSide::new(pool.whole().clone(), queue.addresses());
+        assert!(device.next().is_none(), "no buffer before the device runs");
+        queue.start().unwrap();
+        assert!(kick.clear(), "the device is told of the buffers");
         assert!(queue.take().unwrap().is_none());
         for i in 0..2000u32 {
             let head = device.next().unwrap();

@@ -101,14 +101,18 @@ fn offer(
     Ok(stack)
 }
 
-/// Opens a stack. Opening a device that another process has would wait without a limit.
-fn open(config: Config, timeout: Duration) -> Result<Arc<Stack>, String> {
+/// Opens a stack. A device that another process uses is waited for half of the time.
+fn open(mut config: Config, timeout: Duration) -> Result<Arc<Stack>, String> {
+    config.device_timeout = timeout / 2;
     let (done, opened) = channel();
     std::thread::spawn(move || done.send(Stack::open(config)));
     match opened.recv_timeout(timeout) {
         Ok(Ok(stack)) => Ok(stack),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ResourceBusy => {
+            Err("another process uses it: name a free one with --device".into())
+        }
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("another process seems to use it: name a free one with --device".into()),
+        Err(_) => Err(format!("it does not answer within {timeout:?}")),
     }
 }
 

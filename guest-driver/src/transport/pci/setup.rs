@@ -96,7 +96,7 @@ pub fn open(
     let monitor = start(&device, interrupts, &queues, &calls, &health)?;
     let window = device.window.clone();
     let monitor = monitor.start(device).map_err(|source| system("thread", source))?;
-    queues.events.start();
+    queues.events.start()?;
     tracing::info!(
         %address,
         %interrupts,
@@ -166,13 +166,14 @@ fn negotiate<I: Io>(
         return Err(PciError::Features { features: VERSION_1 });
     }
     // The device and its other users run on another kernel, which wakes no thread of this one.
-    let mut features = Features::from_bits_truncate(offered);
-    features.remove(Features::PEER_FUTEX | Features::DOORBELL);
+    let mut refused = Features::PEER_FUTEX | Features::DOORBELL;
     if !has_window {
-        features.remove(Features::WINDOW);
+        refused |= Features::WINDOW;
     }
-    common.accept(features.bits() | VERSION_1 | (offered & EVENT_IDX))?;
+    let known = Features::from_bits_truncate(offered);
+    common.accept((known - refused).bits() | VERSION_1 | (offered & EVENT_IDX))?;
     let config = common.read_config(config)?;
+    let features = Features::usable(offered, &config) - refused;
     Ok(Negotiated { config, features, event_idx: offered & EVENT_IDX != 0 })
 }
 

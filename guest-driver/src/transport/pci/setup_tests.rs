@@ -32,6 +32,19 @@ fn a_device_without_a_region_is_not_asked_for_a_window() {
 }
 
 #[test]
+fn a_front_end_that_hides_the_bits_of_the_type_hides_no_feature() {
+    let device = || Mock::new(|inner| inner.features = 1 << 32 | 1 << 29);
+    let mut bytes = [0; CONFIG_LEN];
+    bytes[4..8].copy_from_slice(&0x3f_u32.to_le_bytes());
+    let agreed = negotiate(&device(), &Space::new(bytes), true).unwrap();
+    assert_eq!(agreed.features, Features::UNNEGOTIATED);
+    let agreed = negotiate(&device(), &Space::new(bytes), false).unwrap();
+    assert_eq!(agreed.features, Features::UNNEGOTIATED - Features::WINDOW);
+    let silent = negotiate(&device(), &space(), false).unwrap();
+    assert!(silent.features.is_empty(), "a device that does not say");
+}
+
+#[test]
 fn legacy_absent_and_broken_devices_are_refused() {
     let refusal = |change: fn(&mut super::super::common::tests::Inner)| {
         negotiate(&Mock::new(change), &space(), true).map(drop).unwrap_err()

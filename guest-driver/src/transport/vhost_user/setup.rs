@@ -157,15 +157,17 @@ fn negotiate(
     drop(daemon_end);
 
     let event_idx = offered & EVENT_IDX != 0;
-    let mut features = Features::from_bits_truncate(offered);
-    let window = if features.contains(Features::WINDOW) { reserve(region) } else { None };
-    if window.is_none() {
+    let known = Features::from_bits_truncate(offered);
+    let window = if known.contains(Features::WINDOW) { reserve(region) } else { None };
+    let refused = match window {
+        Some(_) => Features::empty(),
         // Without stores into the window nobody reads the armed words in it.
-        features.remove(Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL);
-    }
-    let accepted = features.bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
+        None => Features::WINDOW | Features::PEER_FUTEX | Features::DOORBELL,
+    };
+    let accepted = (known - refused).bits() | VERSION_1 | PROTOCOL_FEATURES | (offered & EVENT_IDX);
     frontend.set_features(accepted).map_err(step("SET_FEATURES"))?;
     let config = read_config(&mut frontend)?;
+    let mut features = Features::usable(offered, &config) - refused;
 
     // The window is used only if the configuration and the region have the same size.
     let window = window.filter(|window| window.size() == config.window_size.get());
@@ -205,7 +207,7 @@ fn negotiate(
             start_queue(&mut frontend, i, ring, kick, call, i + 1 == rings.len())?;
         }
     }
-    queues.events.start();
+    queues.events.start()?;
     let events = kicks.into_iter().chain(calls).collect();
     Ok(Negotiated { config, features, queues, pool, window, doorbells, frontend, events })
 }
