@@ -558,11 +558,12 @@ impl VhostUserBackend for Connection {
 }
 
 impl RingObserver for Connection {
-    fn not_an_eventfd(&self, queue: usize, what: &'static str) {
+    fn bad_descriptor(&self, queue: usize, what: &'static str) {
         self.fault(
             Fault::NotEventfd,
             format_args!(
-                "the {what} descriptor of queue {queue} is no eventfd that counts up; closing"
+                "the {what} descriptor of queue {queue} is neither an eventfd that counts up \
+                 nor, for calls, a socket of a pair; closing"
             ),
         );
         self.close();

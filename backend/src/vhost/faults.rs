@@ -14,7 +14,8 @@ pub enum Fault {
     BrokenRing,
     /// A chain without room for its answer.
     NoRoom,
-    /// A kick or call descriptor that is no eventfd, or a kick that counts like a semaphore.
+    /// A kick or call descriptor that may not serve as one: neither an eventfd nor, for calls, a socket of
+    /// a pair; or a kick that counts like a semaphore.
     NotEventfd,
     /// A memory table that the daemon does not map.
     RefusedMemory,

@@ -31,6 +31,7 @@
 //! - A call that a front end can make hang runs in a thread of its own, which the daemon counts and
 //!   never waits for without a limit.
 
+mod call;
 mod chain;
 mod connection;
 pub(crate) mod counted_threads;

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
@@ -11,6 +11,7 @@ use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutG
 use virtio_queue::{Error as QueueError, Queue, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
+use super::call::Call;
 use super::eventfd::{drain_eventfd, is_eventfd, is_semaphore};
 use crate::device::sync::lock;
 use crate::shm::Kicker;
@@ -20,8 +21,8 @@ pub(super) type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 
 /// Called when the front end changes a ring.
 pub(super) trait RingObserver: Send + Sync {
-    /// It passed something other than an eventfd, or one that counts like a semaphore as a kick.
-    fn not_an_eventfd(&self, queue: usize, what: &'static str);
+    /// It passed a descriptor that may not serve as kick or call.
+    fn bad_descriptor(&self, queue: usize, what: &'static str);
     /// A kick descriptor is about to be replaced or dropped.
     fn kick_closing(&self, fd: RawFd);
     /// The ring runs now, or does not run any more.
@@ -42,7 +43,7 @@ struct Side {
     observer: OnceLock<(usize, Weak<dyn RingObserver>)>,
     /// A second handle on the kick: the framework's can only be read in a way that may block.
     kick: Mutex<Option<File>>,
-    call: Mutex<Option<Arc<File>>>,
+    call: Mutex<Option<Arc<Call>>>,
     broken: AtomicBool,
     generation: AtomicU32,
     /// Avail and used positions when the ring was stopped.
@@ -126,12 +127,12 @@ impl Ring {
         self.side.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Signals the driver that there are used elements. Only the device's own threads call this: the
-    /// front end decides about the eventfd's counter and flags, so the write may block.
+    /// Signals the driver that there are used elements. Only the device's own threads call this, since
+    /// it may block.
     pub(super) fn signal(&self) {
         let call = lock(&self.side.call).clone();
         if let Some(call) = call {
-            let _ = rustix::io::write(&*call, &1u64.to_ne_bytes());
+            call.signal();
         }
     }
 
@@ -139,7 +140,7 @@ impl Ring {
     pub(super) fn signal_nonblocking(&self, kicker: &mut Kicker) -> bool {
         let call = lock(&self.side.call).clone();
         // Without a call descriptor the driver polls.
-        call.is_none_or(|call| kicker.kick(call.as_fd()).is_ok())
+        call.is_none_or(|call| call.signal_nonblocking(kicker))
     }
 
     fn changed(&self) {
@@ -153,15 +154,19 @@ impl Ring {
         is_eventfd(file) && !is_semaphore(file) || self.refuse("kick")
     }
 
-    /// Whether `file` may serve as call.
-    fn accepts_call(&self, file: &File) -> bool {
-        is_eventfd(file) || self.refuse("call")
+    /// The call descriptor, if `file` may serve as one.
+    fn check_call(&self, file: File) -> Option<Arc<Call>> {
+        let call = Call::new(file);
+        if call.is_none() {
+            self.refuse("call");
+        }
+        call.map(Arc::new)
     }
 
     fn refuse(&self, what: &'static str) -> bool {
         self.set_broken();
         if let Some((queue, observer)) = self.observer() {
-            observer.not_an_eventfd(queue, what);
+            observer.bad_descriptor(queue, what);
         }
         false
     }
@@ -301,8 +306,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_call(&self, file: Option<File>) {
-        let file = file.filter(|file| self.accepts_call(file));
-        *lock(&self.side.call) = file.map(Arc::new);
+        *lock(&self.side.call) = file.and_then(|file| self.check_call(file));
     }
 
     fn set_err(&self, _file: Option<File>) {
@@ -325,7 +329,7 @@ mod tests {
     }
 
     impl RingObserver for Log {
-        fn not_an_eventfd(&self, _: usize, _: &'static str) {
+        fn bad_descriptor(&self, _: usize, _: &'static str) {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
         fn kick_closing(&self, _: RawFd) {

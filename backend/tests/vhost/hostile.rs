@@ -1,8 +1,9 @@
 //! Front ends and drivers that break the rules. Each test ends with a look at two devices that do
 //! not.
 
+use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use vhost::vhost_user::{VhostUserFrontend, message::VhostUserHeaderFlag};
@@ -397,6 +398,52 @@ fn a_full_call_counter_hangs_its_own_device_only() {
     call.read().unwrap();
     eventually("no hanging thread", || stage.daemon.list().iter().all(|port| port.hanging == 0));
     stage.check_reconnect();
+}
+
+#[test]
+fn a_full_call_socket_hangs_nobody() {
+    const SET_VRING_CALL: u32 = 13;
+    let mut stage = Stage::new();
+    let (mut a, _) = stage.attacker();
+    let (mut b, gid_b) = FrontEnd::greet(&stage.place.path("b"));
+    let sockets = [CONTROL, EVENTS].map(|queue| {
+        let (call, driver) = UnixStream::pair().unwrap();
+        send_vring_fd(&a.socket, SET_VRING_CALL, queue as u8, &call);
+        driver
+    });
+    // More than a socket holds, and nobody reads. Each answer takes its worker, and each event the peer's.
+    for _ in 0..600 {
+        a.want_call(CONTROL);
+        a.send_command(Op::Stats, &[]);
+        eventually("an answer", || a.try_used(CONTROL).is_some());
+    }
+    let token = a.register(gid_b, 1, DMB, BACKING_WINDOW).token.get();
+    for _ in 0..600 {
+        a.want_call(EVENTS);
+        assert_eq!(b.transfer(token, &[], true), Status::Ok);
+    }
+    let mut word = [0; 8];
+    (&sockets[CONTROL]).read_exact(&mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 1, "it is signalled");
+    stage.check_others();
+}
+
+#[test]
+fn a_socket_with_a_name_ends_the_connection() {
+    const SET_VRING_CALL: u32 = 13;
+    let mut stage = Stage::new();
+    let mut a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
+    a.set_memory();
+    let path = stage.place.path("service");
+    let service = UnixListener::bind(&path).unwrap();
+    let call = UnixStream::connect(&path).unwrap();
+    send_vring_fd(&a.socket, SET_VRING_CALL, 0, &call);
+    a.wait_cut();
+    assert_eq!(stage.count("a", Fault::NotEventfd), 1);
+    let (mut heard, _) = service.accept().unwrap();
+    drop(call);
+    assert_eq!(heard.read(&mut [0; 8]).unwrap(), 0, "the service heard nothing");
+    stage.check_others();
 }
 
 #[test]
