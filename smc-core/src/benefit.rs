@@ -89,7 +89,7 @@ pub struct Estimate {
 impl CostModel {
     /// Two processes of one host, under `smc run`. The sources of the numbers are in
     /// docs/performance.md.
-    pub const HOST: CostModel = CostModel { setup: 600_000, round_trip: 8_000, kibibyte: 410 };
+    pub const HOST: CostModel = CostModel { setup: 180_000, round_trip: 8_000, kibibyte: 410 };
     /// Two virtual machines, whose round trips take longer.
     pub const GUEST: CostModel = CostModel { setup: 600_000, round_trip: 285_000, kibibyte: 6_000 };
 
@@ -227,15 +227,16 @@ mod tests {
     fn programs_and_whether_smc_pays_for_them() {
         let table = [
             ("nothing", seen(0, 0, 1), 0, 0),
-            ("a web page, a connection each", seen(1 << 10, 1, 1), 14, 485),
-            ("a file of 64 KiB", seen(64 << 10, 1, 1), 57, 1_115),
-            ("a query", seen(600, 3, 5), 40, 1_430),
-            ("74 requests", seen(74 << 10, 74, 9), 1_037, 16_000),
-            ("73 requests without content", seen(0, 73, 9), 973, 16_000),
-            ("a file of 1 MiB", seen(1 << 20, 1, 2), 713, 10_715),
-            ("a file of 2 MiB", seen(2 << 20, 1, 4), 1_412, 16_000),
+            ("a web page, a connection each", seen(1 << 10, 1, 1), 46, 485),
+            ("a file of 64 KiB", seen(64 << 10, 1, 1), 190, 1_115),
+            ("a query", seen(600, 3, 5), 134, 1_430),
+            ("22 requests without content", seen(0, 22, 3), 977, 10_450),
+            ("23 requests without content", seen(0, 23, 3), 1_022, 10_925),
+            ("74 requests", seen(74 << 10, 74, 9), 3_457, 16_000),
+            ("a file of 256 KiB", seen(256 << 10, 1, 1), 627, 3_035),
+            ("a file of 512 KiB", seen(512 << 10, 1, 1), 1_210, 5_595),
             ("a file of 40 MB", seen(40 << 20, 3, 50), 16_000, 16_000),
-            ("a pool's connection that idles", seen(200, 2, 9_999), 26, 951),
+            ("a pool's connection that idles", seen(200, 2, 9_999), 89, 951),
             ("the same for longer", seen(200, 2, 10_000), 2_000, 2_000),
         ];
         for (what, seen, host, guest) in table {
