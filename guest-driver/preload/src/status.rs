@@ -183,6 +183,13 @@ pub(crate) fn connection_failed(role: &str, why: &std::io::Error) {
     ));
 }
 
+/// Reports that the client of a server has ended the connection in the middle of its handshake. The
+/// program sees what it would see on TCP.
+pub(crate) fn client_has_left(why: &std::io::Error) {
+    let why = quoted(&why.to_string());
+    write_line(&format!("{{\"event\":\"left\",\"role\":\"server\",\"why\":{why}}}"));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

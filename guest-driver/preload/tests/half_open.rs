@@ -178,6 +178,41 @@ fn proposal() -> Vec<u8> {
     start(Arc::new(config), Tick(0)).unwrap().1
 }
 
+/// Such a client has read all that the server has sent, so its end is a FIN. The server's program sees
+/// the end of data.
+#[test]
+fn a_client_that_leaves_before_it_answers_breaks_nothing() {
+    const TEST: &str = "a_client_that_leaves_before_it_answers_breaks_nothing";
+    if let Some((_, port)) = my_role() {
+        return echo(&TcpListener::bind(("127.0.0.1", port)).unwrap());
+    }
+    let fabric = Fabric::new(2);
+    let device = fabric.file("devices/01.sock");
+    let stack = guest_driver::Stack::open(guest_driver::Config::new(device)).unwrap();
+    let (chid, gid) = stack.devices()[0];
+    let mut config = Config::new(PeerId([7; 8]));
+    config.ueids = vec![Eid::new("VIRTIO-ISM").unwrap()];
+    config.devices = vec![IsmDevice { chid: Chid(chid.0), gid: Gid(gid.0) }];
+    let (_, proposal) = start(Arc::new(config), Tick(0)).unwrap();
+    let port = free_port();
+    let server = role(&mut fabric.smc(std::env::current_exe().unwrap()), TEST, "server", port);
+    await_listener(port);
+    for n in 0..3 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&proposal).unwrap();
+        let mut header = [0; 8];
+        stream.read_exact(&mut header).unwrap();
+        assert_eq!(header[4], 2, "connection {n}: Accept");
+        let length = usize::from(u16::from_be_bytes([header[5], header[6]]));
+        stream.read_exact(&mut vec![0; length - header.len()]).unwrap();
+    }
+    ask_to_stop(port);
+    server.finish();
+    assert_eq!(fabric.broken(), Vec::<String>::new());
+    assert_eq!(fabric.said("\"left\""), 3);
+}
+
 /// The server still does its own part after the Decline has reached the client. An end that comes
 /// meanwhile is that of a client which awaits its answer, not of one that was killed.
 #[test]

@@ -70,6 +70,16 @@ pub(crate) enum Broken {
     Evicted,
 }
 
+impl Broken {
+    /// Whether a client has ended TCP instead of answering Accept, as one does that ends meanwhile.
+    /// Nothing is broken then.
+    pub(crate) fn is_departure(&self) -> bool {
+        use smc_core::handshake::{Awaited, HandshakeError};
+        let Broken::Handshake(error) = self else { return false };
+        matches!(error, HandshakeError::Closed { awaited: Awaited::Confirm, received: 0 })
+    }
+}
+
 impl From<Broken> for std::io::Error {
     fn from(broken: Broken) -> std::io::Error {
         use std::io::ErrorKind;

@@ -60,7 +60,9 @@ impl SmcStream {
             Ok(Outcome::Smc(established)) => Self::of_established(stack, tcp, established),
             Ok(Outcome::Tcp(why)) => Self::of_tcp(stack, tcp, why),
             Err(broken) => {
-                stack.count_broken();
+                if !broken.is_departure() {
+                    stack.count_broken();
+                }
                 match &broken {
                     // The peer sent nothing: an orderly close. All else resets the connection.
                     Broken::Handshake(error) if error.is_timeout() => drop(tcp),

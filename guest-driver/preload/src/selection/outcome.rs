@@ -165,11 +165,11 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
         }
         // The peer has ended TCP without an answer, and TCP tells the program that.
         Err(error) if is_end(&error) => {
-            status::connection_failed(role, &error);
+            report_end(socket, &error);
             complete_with_tcp(descriptor, fd, |_| {});
         }
         Err(error) if is_reset(&error) => {
-            status::connection_failed(role, &error);
+            report_end(socket, &error);
             // A client that was killed has ended its data in order, as far as TCP would say.
             let error = match socket.role() {
                 SocketRole::Client => libc::ECONNRESET,
@@ -183,6 +183,15 @@ pub(super) fn complete(descriptor: &DescriptorRef, fd: c_int, result: io::Result
             let error = ActionInput::Error(Errno::from(error));
             carry_out(descriptor, fd, SocketEvent::Break, error);
         }
+    }
+}
+
+/// Reports a handshake whose peer has ended or reset TCP. Clients come and go: one that leaves before
+/// its server has answered breaks nothing. A server that does so does not speak SMC.
+fn report_end(socket: &StreamSocket, error: &io::Error) {
+    match socket.role() {
+        SocketRole::Server => status::client_has_left(error),
+        SocketRole::Client => status::connection_failed("client", error),
     }
 }
 
