@@ -1,6 +1,7 @@
 //! A test bed: two network namespaces that a wire joins, a fabric with devices, `smc run` and `smc
 //! stat`.
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ pub struct Net {
     name: Option<String>,
     /// `smc` and the library.
     tools: PathBuf,
+    /// Cases that were slower than they may be. The end of the test reports them.
+    slow: RefCell<Vec<String>>,
 }
 
 impl Net {
@@ -33,7 +36,7 @@ impl Net {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("smc-{}-{n}", std::process::id());
-        let mut net = Net { name: Some(name), tools: tools() };
+        let mut net = Net { name: Some(name), tools: tools(), slow: RefCell::default() };
         let [server, client] =
             [Side::Server, Side::Client].map(|side| net.namespace(side).unwrap());
         let commands = [
@@ -68,6 +71,11 @@ impl Net {
 }
 
 impl Net {
+    /// Notes that a case was slower than it may be. The test fails after its other cases.
+    pub fn note_slow(&self, case: String) {
+        self.slow.borrow_mut().push(case);
+    }
+
     fn remove(&self) {
         for side in [Side::Server, Side::Client] {
             if let Some(name) = self.namespace(side) {
@@ -81,6 +89,8 @@ impl Drop for Net {
     fn drop(&mut self) {
         self.remove();
         let _ = std::fs::remove_dir_all(&self.tools);
+        let slow = self.slow.take();
+        assert!(std::thread::panicking() || slow.is_empty(), "too slow next to TCP: {slow:#?}");
     }
 }
 
@@ -193,8 +203,7 @@ impl Bed<'_> {
         let smc = self.net.tools.join("smc");
         let (smc, here) = (smc.display(), self.dir.display());
         // Short connections are here to be tested, not to be avoided.
-        let learns = std::env::var_os("SMC_PROGRAMS_LEARN").is_some();
-        let always = if learns { "" } else { " --always 0.0.0.0/0" };
+        let always = if learns() { "" } else { " --always 0.0.0.0/0" };
         format!("{smc} run --device {here}/devices --status {here}/status{always}")
     }
 
@@ -264,6 +273,11 @@ impl Bed<'_> {
         broken.retain(|report| !closed.iter().any(|why| report.contains(why)));
         broken
     }
+}
+
+/// Whether short connections are left to TCP, as `smc run` does by itself.
+pub fn learns() -> bool {
+    std::env::var_os("SMC_PROGRAMS_LEARN").is_some()
 }
 
 /// Whether the test may use other users and namespaces.

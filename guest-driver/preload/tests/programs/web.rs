@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::bed::{Net, Place, Program};
 use crate::case::{Carried, times};
+use crate::nginx;
 use crate::script::{Script, code};
 
 /// Runs a web server whose clients ask for large and small files, send a large one, and ask for
@@ -41,6 +42,33 @@ if [ ! -e $D/apache.conf ]; then
 fi
 begun=$(date +%s%N)
 ab -q -n $N -c 8 OPTIONS http://$A:$P/small >$D/ab
+grep -qE "^Complete requests: +$N$" $D/ab || fail "$(cat $D/ab)"
+grep -qE '^Failed requests: +0$' $D/ab || fail "$(cat $D/ab)"
+! grep -E '^(Non-2xx|Write errors)' $D/ab || fail "$(cat $D/ab)"
+rate $N
+"#;
+
+/// One connection after the other, and ten at a time.
+#[test]
+#[ignore = "tests/programs.sh installs the programs and runs it"]
+fn nginx_and_ab() {
+    let net = Net::new();
+    for clients in [1, 10] {
+        Script {
+            name: &format!("nginx, ab -c {clients}, a connection each"),
+            needs: &["nginx", "ab"],
+            server: &nginx,
+            client: &format!("CLIENTS={clients}\n{EACH}"),
+            count: times(300, 5000),
+            carried: Carried::Both,
+        }
+        .run(&net);
+    }
+}
+
+const EACH: &str = r#"
+begun=$(date +%s%N)
+ab -q -n $N -c $CLIENTS http://$A:$P/small >$D/ab
 grep -qE "^Complete requests: +$N$" $D/ab || fail "$(cat $D/ab)"
 grep -qE '^Failed requests: +0$' $D/ab || fail "$(cat $D/ab)"
 ! grep -E '^(Non-2xx|Write errors)' $D/ab || fail "$(cat $D/ab)"
