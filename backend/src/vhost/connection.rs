@@ -29,6 +29,7 @@ use super::faults::{Fault, Faults};
 use super::guest_memory;
 use super::mapper::{Answer, Job, MapObserver, Mapper, Overdue};
 use super::notifier::Notifier;
+use super::processor_account::{IDLE_KICK, ProcessorAccount};
 use super::ring::{self, Memory, Ring, RingObserver};
 use super::timers::Timers;
 use super::wake_cost::WakeCost;
@@ -48,6 +49,19 @@ pub(super) struct Options {
     pub(super) allow_any_file: bool,
     pub(super) stopped_grace: Option<Duration>,
     pub(super) ack_timeout: Duration,
+}
+
+/// What all connections of a guest have in common.
+#[derive(Clone)]
+pub(super) struct GuestState {
+    pub(super) faults: Arc<Faults>,
+    /// Threads that a front end can keep from ending.
+    pub(super) threads: CountedThreads,
+    pub(super) timers: Timers,
+    /// What the daemon may allocate in the guest's memory.
+    pub(super) touches: Arc<TouchQuota>,
+    /// What the daemon's threads use of the processors for it.
+    pub(super) account: Arc<ProcessorAccount>,
 }
 
 /// The framework's object for one connection.
@@ -74,6 +88,8 @@ pub(super) struct Connection {
     pub(super) has_replies: AtomicBool,
     /// Records were published and the driver was not signalled yet.
     pub(super) call_pending: AtomicBool,
+    /// What the daemon's threads use for it.
+    pub(super) account: Arc<ProcessorAccount>,
     /// What its wakes cost others.
     pub(super) wake_cost: WakeCost,
     /// Commands that wait for the front end, or whose answers are replies.
@@ -112,12 +128,10 @@ impl Connection {
         options: Options,
         device: Arc<Device>,
         notifier: Arc<Notifier>,
-        faults: Arc<Faults>,
-        threads: CountedThreads,
-        timers: Timers,
-        touches: Arc<TouchQuota>,
+        guest: GuestState,
     ) -> io::Result<(Arc<Connection>, Framework)> {
         let moves_notifier = Arc::new(Notifier::new()?);
+        let GuestState { faults, threads, timers, touches, account } = guest;
         let config = device.config();
         let connection = Arc::new_cyclic(|this| Connection {
             options,
@@ -133,6 +147,7 @@ impl Connection {
             replies: Mutex::default(),
             has_replies: AtomicBool::new(false),
             call_pending: AtomicBool::new(false),
+            account,
             wake_cost: WakeCost::default(),
             backlog: AtomicUsize::new(0),
             threads,
@@ -397,6 +412,23 @@ impl Connection {
         }
     }
 
+    /// Serves a queue after a kick. One for which there was nothing to do is charged.
+    fn on_kick(&self, worker: usize, queue: u16) {
+        let used = || self.ring(queue).map_or(0, Ring::used_chains);
+        let before = used();
+        self.on_queue(worker, queue);
+        if used() == before {
+            self.account.charge(Instant::now(), IDLE_KICK);
+        }
+    }
+
+    /// Waits while the front end has used more than one processor. Only threads that work for it
+    /// call this, and without a lock that another device's thread may want.
+    fn settle(&self) {
+        let ended = || self.closing.load(Ordering::SeqCst) || self.exiting.load(Ordering::SeqCst);
+        self.account.settle(ended);
+    }
+
     fn on_notified(&self, worker: usize) -> io::Result<()> {
         let (Some(notifier), Some(rescheduled)) =
             (self.notifiers.get(worker), self.rescheduled.get(worker))
@@ -412,7 +444,7 @@ impl Connection {
             if self.call_pending.swap(false, Ordering::AcqRel)
                 && let Some(ring) = self.ring(EVENT_QUEUE)
             {
-                ring.signal();
+                self.account.signal(|| ring.signal());
             }
             self.on_queue(0, EVENT_QUEUE);
         }
@@ -439,6 +471,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn features(&self) -> u64 {
+        self.settle();
         1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_EVENT_IDX
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
@@ -451,6 +484,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        self.settle();
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -471,6 +505,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        self.settle();
         let config = self.device.config();
         let tail = config.as_bytes().get(offset as usize..).unwrap_or_default();
         let mut bytes: Vec<u8> = tail.iter().copied().take(size as usize).collect();
@@ -483,6 +518,7 @@ impl VhostUserBackend for Connection {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
+        self.settle();
         // The framework's table: as long as it holds it, its threads may use it.
         let table = memory.memory().into_inner();
         let max = self.device.max_guest_memory();
@@ -541,6 +577,7 @@ impl VhostUserBackend for Connection {
         _vrings: &[Ring],
         worker: usize,
     ) -> io::Result<()> {
+        self.settle();
         let event = u64::from(event);
         if event == self.notifier_event() {
             return self.on_notified(worker);
@@ -548,10 +585,10 @@ impl VhostUserBackend for Connection {
         if event == self.timer_event() {
             self.on_queue(worker, EVENT_QUEUE);
         } else if worker == 0 {
-            self.on_queue(worker, event as u16);
+            self.on_kick(worker, event as u16);
         } else {
             // Queues are numbered within their worker here.
-            self.on_queue(worker, event as u16 + FIRST_MOVE_QUEUE);
+            self.on_kick(worker, event as u16 + FIRST_MOVE_QUEUE);
         }
         Ok(())
     }
@@ -574,6 +611,10 @@ impl RingObserver for Connection {
             // The data does not matter for removal. Not being there is fine.
             let _ = worker.unregister_listener(fd, EventSet::IN, self.notifier_event());
         }
+    }
+
+    fn message(&self) {
+        self.settle();
     }
 
     fn ring_changed(&self, queue: usize, running: bool) {
@@ -607,6 +648,7 @@ impl MapObserver for Connection {
     }
 
     fn job_done(&self, job: Job, answer: Answer) {
+        self.account.charge_thread(Instant::now());
         let ok = match &answer {
             Answer::Done => true,
             // The rule after a reset: the front end has emptied the window itself.

@@ -18,9 +18,9 @@ use rustix::net::listen;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::Error as FrameworkError;
 
-use super::connection::{Connection, Framework, Options};
+use super::connection::{Connection, Framework, GuestState, Options};
 use super::counted_threads::CountedThreads;
-use super::faults::{FAULTS, Fault, Faults};
+use super::faults::{FAULTS, Fault};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::timers::Timers;
@@ -52,12 +52,7 @@ struct Inner {
     spec: GuestSpec,
     fabric: Arc<Fabric>,
     options: Options,
-    timers: Timers,
-    faults: Arc<Faults>,
-    /// What the daemon may allocate in the guest's memory, over all connections.
-    touches: Arc<TouchQuota>,
-    /// Threads that a front end can keep from ending.
-    threads: CountedThreads,
+    guest: GuestState,
     stopping: AtomicBool,
     stop: OwnedFd,
     names: Arc<dyn SocketNames>,
@@ -117,15 +112,19 @@ impl DeviceSocket {
             stopped_grace: config.stopped_grace,
             ack_timeout: config.ack_timeout,
         };
+        let guest = GuestState {
+            faults: Arc::default(),
+            threads: CountedThreads::default(),
+            timers,
+            touches: Arc::new(TouchQuota::new(fabric.limits().touched_memory)),
+            account: Arc::default(),
+        };
         let inner = Arc::new(Inner {
             stop: stop.map_err(|error| system(&spec)(error.into()))?,
             spec,
-            touches: Arc::new(TouchQuota::new(fabric.limits().touched_memory)),
+            guest,
             fabric,
             options,
-            timers,
-            faults: Arc::default(),
-            threads: CountedThreads::default(),
             stopping: AtomicBool::new(false),
             names,
             name,
@@ -149,14 +148,14 @@ impl DeviceSocket {
     pub(crate) fn status(&self) -> GuestStatus {
         let inner = &self.inner;
         let connection = lock(&inner.connection).clone();
-        let alive = inner.threads.alive();
+        let alive = inner.guest.threads.alive();
         GuestStatus {
             spec: inner.spec.clone(),
             hanging: if connection.is_some() { 0 } else { alive },
             device: connection.map(|connection| connection.device.info()),
             connections: inner.connections.load(Ordering::Relaxed),
-            touched_bytes: inner.touches.used(),
-            faults: inner.faults.snapshot(),
+            touched_bytes: inner.guest.touches.used(),
+            faults: inner.guest.faults.snapshot(),
         }
     }
 
@@ -175,7 +174,7 @@ impl DeviceSocket {
     /// `deadline`; `false` if a front end keeps a thread from ending.
     pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.thread.wait_for(0, left()) && self.inner.threads.wait_for(0, left())
+        self.thread.wait_for(0, left()) && self.inner.guest.threads.wait_for(0, left())
     }
 }
 
@@ -198,7 +197,8 @@ impl Inner {
         };
         let mut listener = Listener::from(listener);
         while self.wait_for_front_end(&socket) {
-            let hanging = self.threads.alive();
+            self.guest.account.settle(|| self.stopping.load(Ordering::SeqCst));
+            let hanging = self.guest.threads.alive();
             if hanging >= MAX_HANGING {
                 self.refuse(
                     &socket,
@@ -241,7 +241,7 @@ impl Inner {
     }
 
     fn refuse(&self, socket: &UnixListener, fault: Fault, detail: std::fmt::Arguments<'_>) {
-        self.faults.record(&self.spec.name, fault, detail);
+        self.guest.faults.record(&self.spec.name, fault, detail);
         self.drop_next(socket);
     }
 
@@ -279,15 +279,8 @@ impl Inner {
         };
         let delivery = Arc::new(InlineDelivery::new(notifier.clone()));
         let device = self.fabric.join(port, delivery.clone())?;
-        let (connection, mut framework) = Connection::new(
-            self.options.clone(),
-            device,
-            notifier,
-            self.faults.clone(),
-            self.threads.clone(),
-            self.timers.clone(),
-            self.touches.clone(),
-        )?;
+        let (connection, mut framework) =
+            Connection::new(self.options.clone(), device, notifier, self.guest.clone())?;
         let weak = Arc::downgrade(&connection);
         let owner = weak.clone();
         delivery.set_on_slow_memory(move || {
@@ -331,9 +324,14 @@ impl Inner {
     /// workers can hang by the front end's will.
     fn finish(&self, connection: &Arc<Connection>, framework: Framework) {
         connection.end();
-        if let Err(error) = self.threads.spawn("reaper", move || drop(framework)) {
+        let account = self.guest.account.clone();
+        let reap = move || {
+            drop(framework);
+            account.charge_thread(Instant::now());
+        };
+        if let Err(error) = self.guest.threads.spawn("reaper", reap) {
             tracing::error!(guest = self.spec.name, %error, "cannot start a thread");
         }
-        self.threads.wait_for(0, REAP);
+        self.guest.threads.wait_for(0, REAP);
     }
 }

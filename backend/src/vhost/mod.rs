@@ -42,6 +42,7 @@ mod guest_memory;
 mod inline_delivery;
 mod mapper;
 pub(crate) mod notifier;
+mod processor_account;
 mod queues;
 mod ring;
 pub(crate) mod timers;

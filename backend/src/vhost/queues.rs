@@ -75,11 +75,12 @@ fn take_turn(
     let turn = ring.with_queue(|queue| {
         let mut used = 0;
         let turn = steps(queue, &memory, budget, &mut used, &mut step);
+        ring.count_used(used);
         signal = used != 0 && queue.needs_notification(&*memory).unwrap_or(true);
         turn
     })?;
     if signal {
-        ring.signal();
+        connection.account.signal(|| ring.signal());
     }
     finish_turn(connection, ring, turn)
 }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
@@ -25,6 +25,8 @@ pub(super) trait RingObserver: Send + Sync {
     fn bad_descriptor(&self, queue: usize, what: &'static str);
     /// A kick descriptor is about to be replaced or dropped.
     fn kick_closing(&self, fd: RawFd);
+    /// A message about a ring has come, or a part of it.
+    fn message(&self);
     /// The ring runs now, or does not run any more.
     fn ring_changed(&self, queue: usize, running: bool);
 }
@@ -46,6 +48,8 @@ struct Side {
     call: Mutex<Option<Arc<Call>>>,
     broken: AtomicBool,
     generation: AtomicU32,
+    /// Chains that this device's own worker has used.
+    used_chains: AtomicU64,
     /// Avail and used positions when the ring was stopped.
     stopped_at: Mutex<Option<(u16, u16)>>,
 }
@@ -105,6 +109,16 @@ impl Ring {
         Some(Some(work(state.get_queue_mut())))
     }
 
+    /// Chains that the device's own worker has used so far.
+    pub(super) fn used_chains(&self) -> u64 {
+        self.side.used_chains.load(Ordering::Relaxed)
+    }
+
+    /// Counts chains that the device's own worker has used.
+    pub(super) fn count_used(&self, chains: usize) {
+        self.side.used_chains.fetch_add(chains as u64, Ordering::Relaxed);
+    }
+
     /// Whether the ring is set up, enabled and not broken.
     pub(super) fn running(&self) -> bool {
         self.with_queue(|_| ()).is_some()
@@ -141,6 +155,12 @@ impl Ring {
         let call = lock(&self.side.call).clone();
         // Without a call descriptor the driver polls.
         call.is_none_or(|call| call.signal_nonblocking(kicker))
+    }
+
+    fn message(&self) {
+        if let Some((_, observer)) = self.observer() {
+            observer.message();
+        }
     }
 
     fn changed(&self) {
@@ -218,6 +238,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_enabled(&self, enabled: bool) {
+        self.message();
         self.inner.set_enabled(enabled);
         self.changed();
     }
@@ -236,6 +257,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_queue_next_avail(&self, base: u16) {
+        self.message();
         self.inner.set_queue_next_avail(base);
     }
 
@@ -248,6 +270,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_queue_size(&self, num: u16) {
+        self.message();
         self.inner.set_queue_size(num);
     }
 
@@ -256,6 +279,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_queue_ready(&self, ready: bool) {
+        self.message();
         let mut state = self.inner.get_mut();
         let queue = state.get_queue_mut();
         let position = (queue.next_avail(), queue.next_used());
@@ -277,6 +301,7 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_kick(&self, file: Option<File>) {
+        self.message();
         let old = self.inner.get_ref().get_kick().as_ref().map(AsRawFd::as_raw_fd);
         if let Some(old) = old {
             // The front end keeps the eventfd open, so closing ours would leave it in the epoll
@@ -306,10 +331,12 @@ impl VringT<Memory> for Ring {
     }
 
     fn set_call(&self, file: Option<File>) {
+        self.message();
         *lock(&self.side.call) = file.and_then(|file| self.check_call(file));
     }
 
     fn set_err(&self, _file: Option<File>) {
+        self.message();
         // Never written: the log and the counters report a ring that breaks.
     }
 }
@@ -332,6 +359,7 @@ mod tests {
         fn bad_descriptor(&self, _: usize, _: &'static str) {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
+        fn message(&self) {}
         fn kick_closing(&self, _: RawFd) {
             self.gone.fetch_add(1, Ordering::Relaxed);
         }
