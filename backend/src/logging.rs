@@ -19,5 +19,7 @@ pub(crate) fn init(level: Option<tracing::Level>) {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // Of a line that cannot be written: it would be reported to the same place, by a panic.
+        .log_internal_errors(false)
         .try_init();
 }

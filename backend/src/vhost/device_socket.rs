@@ -304,7 +304,7 @@ impl Inner {
         if self.stopping.load(Ordering::SeqCst) {
             connection.close();
         }
-        tracing::info!(guest = self.spec.name, "front end connected");
+        self.log_connection("front end connected");
         match framework.wait() {
             Ok(())
             | Err(FrameworkError::HandleRequest(
@@ -317,7 +317,18 @@ impl Inner {
             self.drop_next(socket);
         }
         self.finish(connection, framework);
-        tracing::info!(guest = self.spec.name, "front end gone");
+        self.log_connection("front end gone");
+    }
+
+    /// Logs within the guest's budget: a front end can come and go thousands of times a second.
+    fn log_connection(&self, what: &str) {
+        self.guest.faults.log_connection(|withheld| {
+            let guest = &self.spec.name;
+            match withheld {
+                0 => tracing::info!(guest, "{what}"),
+                _ => tracing::info!(guest, withheld, "{what}"),
+            }
+        });
     }
 
     /// Ends a connection. The framework's object is taken apart in a thread of its own, since its

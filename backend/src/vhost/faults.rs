@@ -85,6 +85,8 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 pub(crate) struct Faults {
     counts: [AtomicU64; FAULTS.len()],
     log: Mutex<LogBudget>,
+    /// For lines about connections that come and go.
+    connections: Mutex<LogBudget>,
     waits: Mutex<WaitBudget>,
 }
 
@@ -152,6 +154,15 @@ impl Faults {
             tracing::warn!(guest, fault = fault.name(), "{detail}");
         } else {
             tracing::warn!(guest, fault = fault.name(), withheld, "{detail}");
+        }
+    }
+
+    /// Logs by `log` that a connection came or went, if its guest's connections do not do so all the
+    /// time. `log` gets the number of lines withheld before.
+    pub(super) fn log_connection(&self, log: impl FnOnce(u64)) {
+        let withheld = self.connections.lock().ok().and_then(|mut log| log.take(Instant::now()));
+        if let Some(withheld) = withheld {
+            log(withheld);
         }
     }
 

@@ -8,6 +8,7 @@ mod doorbells;
 mod floods;
 mod front_end;
 mod hidden_features;
+mod host;
 mod hostile;
 mod management;
 mod memory;

@@ -14,10 +14,10 @@ use virtio_ism_abi::{Gid, Status};
 
 use super::front_end::*;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vhost-device-ism");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_vhost-device-ism");
 /// The strictest sandbox. With `cargo xtask coverage` the program writes a profile at its end, for
 /// which strict would kill it.
-fn strict() -> &'static str {
+pub(crate) fn strict() -> &'static str {
     let profiled = std::env::var_os("LLVM_PROFILE_FILE").is_some();
     if profiled { "--sandbox=on" } else { "--sandbox=strict" }
 }
@@ -30,10 +30,16 @@ impl Program {
     /// Starts it and waits for its sockets.
     pub(crate) fn start(place: &Place, sockets: &[&str], options: &[&str]) -> Program {
         let mut command = Command::new(PROGRAM);
+        command.args(options).stderr(Stdio::piped());
+        Program::start_by(command, place, sockets)
+    }
+
+    /// The same by a command of the caller's.
+    pub(crate) fn start_by(mut command: Command, place: &Place, sockets: &[&str]) -> Program {
         for socket in sockets {
             command.arg("--socket-path").arg(place.path(socket));
         }
-        command.args(options).env_remove("RUST_LOG").stderr(Stdio::piped());
+        command.env_remove("RUST_LOG");
         let program = Program(command.spawn().unwrap());
         for socket in sockets {
             eventually("a socket", || place.path(socket).exists());
@@ -41,7 +47,7 @@ impl Program {
         program
     }
 
-    fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 
@@ -64,7 +70,7 @@ impl Program {
     }
 
     /// Ends it by a signal; what it said.
-    fn end(&mut self, signal: Signal) -> String {
+    pub(crate) fn end(&mut self, signal: Signal) -> String {
         kill_process(self.pid(), signal).unwrap();
         let deadline = Instant::now() + TIMEOUT;
         let status = loop {
@@ -75,7 +81,9 @@ impl Program {
             std::thread::sleep(Duration::from_millis(5));
         };
         let mut said = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        if let Some(mut stderr) = self.0.stderr.take() {
+            stderr.read_to_string(&mut said).unwrap();
+        }
         assert!(status.success(), "{status}: {said}");
         said
     }
@@ -93,7 +101,7 @@ fn run(args: &[&str]) -> Output {
 }
 
 /// Two front ends, a window DMB, a move, a store, a kick.
-fn work(a: &Path, b: &Path) {
+pub(crate) fn work(a: &Path, b: &Path) {
     let (mut a, gid_a) = FrontEnd::greet(a);
     let (mut b, _) = FrontEnd::greet(b);
     let dmb = b.register(gid_a, 1, DMB, BACKING_WINDOW);

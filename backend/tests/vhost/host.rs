@@ -1,0 +1,307 @@
+//! What happens to the host: signals, full disks and memory, few processors and descriptors.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, getrlimit, kill_process, prlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use vhost_device_ism::management::{AddGuest, Client};
+use virtio_ism_abi::command::{BACKING_WINDOW, Op, RegisterReply};
+use virtio_ism_abi::{Gid, Status};
+
+use super::front_end::*;
+use super::program::{PROGRAM, Program, strict, work};
+
+/// Past what the test harness keeps to itself.
+fn not_tested(why: &str) {
+    let _ = writeln!(std::io::stderr(), "NOT TESTED: {why}");
+}
+
+/// A front end that breaks a queue, of which the daemon writes a line.
+fn break_a_queue(path: &Path) {
+    let mut a = FrontEnd::connect(path);
+    a.descriptor(CONTROL, 0, 0, 8, 1, 0);
+    a.offer(CONTROL, 0);
+    a.kick(CONTROL);
+}
+
+#[test]
+fn a_log_on_a_full_disk_stops_nobody() {
+    let place = Place::new();
+    let management = place.path("m");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg(strict()).arg("--management").arg(&management).stderr(full);
+    let mut program = Program::start_by(command, &place, &["a", "b"]);
+    eventually("the management socket", || management.exists());
+    let mut client = Client::connect(&management).unwrap();
+    for round in 1..=3 {
+        break_a_queue(&place.path("a"));
+        eventually("a fault", || {
+            let guests = client.list().unwrap();
+            guests.iter().any(|guest| guest.faults.get("bad_chain") == Some(&round))
+        });
+        work(&place.path("a"), &place.path("b"));
+    }
+    assert_eq!(program.end(Signal::TERM), "");
+}
+
+#[test]
+fn a_log_that_nobody_reads_any_more_stops_nobody() {
+    let place = Place::new();
+    let mut program = {
+        let (read, write) = std::io::pipe().unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg(strict()).stderr(write);
+        let program = Program::start_by(command, &place, &["a", "b"]);
+        drop(read);
+        program
+    };
+    break_a_queue(&place.path("a"));
+    work(&place.path("a"), &place.path("b"));
+    program.end(Signal::TERM);
+}
+
+#[test]
+fn a_front_end_that_comes_and_goes_fills_no_log() {
+    let place = Place::new();
+    let mut program = Program::start(&place, &["a", "b"], &[strict()]);
+    let start = std::time::Instant::now();
+    for _ in 0..100 {
+        drop(FrontEnd::negotiate(&place.path("a"), &Wish::default()));
+    }
+    work(&place.path("a"), &place.path("b"));
+    let said = program.end(Signal::TERM);
+    let lines = said.lines().filter(|line| line.contains("front end")).count();
+    // Of two guests.
+    let most = 2 * 10 * (start.elapsed().as_secs() as usize / 10 + 1);
+    assert!(lines <= most, "{lines} lines");
+}
+
+#[test]
+fn slabs_need_no_room_in_dev_shm() {
+    if !geteuid().is_root() {
+        return not_tested("only root can mount a file system");
+    }
+    let place = Place::new();
+    let mut command = Command::new("unshare");
+    let mount = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero >/dev/shm/full \
+                 && ! echo x >/dev/shm/more && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", mount, "sh", PROGRAM, strict()]).stderr(Stdio::piped());
+    let mut program = Program::start_by(command, &place, &["a", "b"]);
+    work(&place.path("a"), &place.path("b"));
+    program.end(Signal::TERM);
+}
+
+/// The daemon measures time by a clock that nobody can set, so that nothing comes early, late or
+/// never when somebody sets another one. Only the lines of its log have the time of day.
+#[test]
+fn the_daemon_reads_no_clock_that_can_be_set() {
+    fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).unwrap().flatten() {
+            let path = entry.path();
+            match path.is_dir() {
+                true => sources(&path, found),
+                false => found.push(path),
+            }
+        }
+    }
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    assert!(files.len() > 50);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for clock in ["SystemTime::now", "UNIX_EPOCH", "ClockId::Realtime", "CLOCK_REALTIME"] {
+            assert!(!text.contains(clock), "{} uses {clock}", file.display());
+        }
+    }
+}
+
+#[test]
+fn one_processor_is_enough() {
+    let place = Place::new();
+    let all = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+    let mut one = CpuSet::new();
+    one.set(first);
+    // The daemon inherits it.
+    sched_setaffinity(None, &one).unwrap();
+    let mut program = Program::start(&place, &["a", "b", "m"], &[strict()]);
+    sched_setaffinity(None, &all).unwrap();
+    std::thread::scope(|scope| {
+        let (m, _) = FrontEnd::greet(&place.path("m"));
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            while ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                (0..QUEUES).for_each(|queue| m.kick(queue));
+            }
+        });
+        (0..3).for_each(|_| work(&place.path("a"), &place.path("b")));
+        drop(end);
+    });
+    program.end(Signal::TERM);
+}
+
+/// The process that makes sockets for a daemon.
+fn broker_of(program: &Program) -> Pid {
+    let children = format!("/proc/{0}/task/{0}/children", program.pid());
+    let children = std::fs::read_to_string(children).unwrap();
+    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+}
+
+#[test]
+fn a_daemon_whose_broker_is_killed_serves_the_guests_that_it_has() {
+    let place = Place::new();
+    let management = place.path("m");
+    let options = [strict(), "--management", management.to_str().unwrap()];
+    let mut program = Program::start(&place, &["a", "b"], &options);
+    eventually("the management socket", || management.exists());
+    work(&place.path("a"), &place.path("b"));
+    let broker = broker_of(&program);
+    kill_process(broker, Signal::KILL).unwrap();
+    for _ in 0..2 {
+        work(&place.path("a"), &place.path("b"));
+    }
+    let mut client = Client::connect(&management).unwrap();
+    let add = AddGuest { socket: place.path("c"), ..AddGuest::default() };
+    let refused = client.add(&add).unwrap_err().to_string();
+    assert!(refused.contains("broker") || refused.contains("pipe"), "{refused}");
+    assert_eq!(client.list().unwrap().len(), 2);
+    program.end(Signal::TERM);
+}
+
+#[test]
+fn without_descriptors_a_front_end_is_refused_and_others_go_on() {
+    if !geteuid().is_root() {
+        return not_tested("only root can count the descriptors of a daemon in its sandbox");
+    }
+    let place = Place::new();
+    let mut program = Program::start(&place, &["a", "b", "c"], &[strict()]);
+    let (mut a, gid) = FrontEnd::greet(&place.path("a"));
+    let (mut b, _) = FrontEnd::greet(&place.path("b"));
+    let highest = std::fs::read_dir(format!("/proc/{}/fd", program.pid())).unwrap();
+    let highest = highest.flatten().filter_map(|fd| fd.file_name().to_str()?.parse::<u64>().ok());
+    let most = highest.max().unwrap() + 3;
+    let before = getrlimit(Resource::Nofile);
+    let limit = Rlimit { current: Some(most), ..before };
+    prlimit(Some(program.pid()), Resource::Nofile, limit).unwrap();
+    let refused = std::os::unix::net::UnixStream::connect(place.path("c")).and_then(|stream| {
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        std::io::Read::read(&mut &stream, &mut [0])
+    });
+    assert!(matches!(refused, Ok(0)) || refused.is_err(), "{refused:?}");
+    // What has its descriptors goes on. A slab needs one.
+    assert_eq!(a.command(Op::Stats, &[]).0, Status::Ok);
+    assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
+    let limit = Rlimit { current: before.maximum, ..before };
+    prlimit(Some(program.pid()), Resource::Nofile, limit).unwrap();
+    let token = b.register(gid, 1, 64 << 10, BACKING_WINDOW).token.get();
+    assert_eq!(a.transfer(token, &[(0, b"hello")], false), Status::Ok);
+    drop((a, b));
+    work(&place.path("a"), &place.path("c"));
+    program.end(Signal::TERM);
+}
+
+/// A memory cgroup, removed at the end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// With a limit in bytes. `None`: this machine has none, or this user may not make one.
+    fn new(limit: u64) -> Option<MemoryGroup> {
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let of_type = |wanted: &str, option: Option<&str>| {
+            mounts.lines().find_map(|line| {
+                let fields: Vec<&str> = line.split(' ').collect();
+                let (path, kind, options) = (fields.get(1)?, fields.get(2)?, fields.get(3)?);
+                let has = option.is_none_or(|option| options.split(',').any(|o| o == option));
+                (*kind == wanted && has).then(|| PathBuf::from(path))
+            })
+        };
+        let name = format!("ism-test-{}", std::process::id());
+        let (path, file) = match of_type("cgroup", Some("memory")) {
+            Some(root) => (root.join(name), "memory.limit_in_bytes"),
+            None => (of_type("cgroup2", None)?.join(name), "memory.max"),
+        };
+        std::fs::create_dir(&path).ok()?;
+        let group = MemoryGroup(path);
+        std::fs::write(group.0.join(file), limit.to_string()).ok()?;
+        Some(group)
+    }
+
+    /// How often the kernel has killed a process in it.
+    fn kills(&self) -> u64 {
+        let read = |file| std::fs::read_to_string(self.0.join(file)).ok();
+        let text = read("memory.oom_control").or_else(|| read("memory.events")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        line.unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its last process may take a moment.
+        eventually("the end of the group", || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+/// The slabs that a device may own, and what the daemon may touch first of its memory.
+const QUOTAS: (u64, u64) = (8 << 20, 4 << 20);
+
+/// Fills all slabs that `to` may own for `from`, by moves: the daemon touches each page first.
+fn fill_slabs(from: &mut FrontEnd, from_gid: Gid, to: &mut FrontEnd) -> usize {
+    use zerocopy::{FromBytes, IntoBytes};
+    let len = 1 << 20;
+    let page = [7; 1];
+    let mut filled = 0;
+    for idx in 1.. {
+        let request = register_request(from_gid, idx, len, BACKING_WINDOW);
+        let (status, reply) = to.command(Op::Register, request.as_bytes());
+        if status != Status::Ok {
+            break;
+        }
+        let token = RegisterReply::ref_from_prefix(&reply).unwrap().0.token.get();
+        let pages: Vec<(u32, &[u8])> =
+            (0..len / 4096 - 64).map(|n| (n * 4096, &page[..])).collect();
+        for some in pages.chunks(8) {
+            assert_eq!(from.transfer(token, some, false), Status::Ok);
+        }
+        filled += 1;
+    }
+    filled
+}
+
+#[test]
+fn in_a_memory_cgroup_of_the_size_of_the_quotas_the_daemon_is_not_killed() {
+    let guests = 2;
+    // What the daemon needs itself, a few MiB, and what the kernel counts beside.
+    let limit = guests * (QUOTAS.0 + QUOTAS.1) + (24 << 20);
+    let Some(group) = MemoryGroup::new(limit) else {
+        return not_tested("this machine has no memory cgroups, or they are not ours to make");
+    };
+    let place = Place::new();
+    let config = place.path("config.toml");
+    let text = format!(
+        "[[fabric]]\nchid = \"ff00\"\n[fabric.quotas]\nmax-slab-bytes = {}\nmax-touched-bytes = {}\n",
+        QUOTAS.0, QUOTAS.1
+    );
+    let sockets =
+        ["a", "b"].map(|name| format!("[[guest]]\nsocket = \"{}\"\n", place.path(name).display()));
+    std::fs::write(&config, text + &sockets.concat()).unwrap();
+    let mut command = Command::new("sh");
+    let procs = group.0.join("cgroup.procs");
+    command.args(["-c", "echo $$ >\"$1\" && shift && exec \"$@\"", "sh"]).arg(&procs);
+    command.args([PROGRAM, strict(), "--config"]).arg(&config).stderr(Stdio::piped());
+    let mut program = Program::start_by(command, &place, &[]);
+    eventually("a socket", || place.path("b").exists());
+    for _ in 0..2 {
+        let (mut a, gid_a) = FrontEnd::greet(&place.path("a"));
+        let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+        let filled = fill_slabs(&mut a, gid_a, &mut b) + fill_slabs(&mut b, gid_b, &mut a);
+        assert!(filled >= 4, "{filled} MiB");
+    }
+    work(&place.path("a"), &place.path("b"));
+    assert_eq!(group.kills(), 0);
+    program.end(Signal::TERM);
+}
