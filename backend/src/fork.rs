@@ -1,7 +1,9 @@
-//! A second process of the daemon.
+//! A second process of the daemon, and namespaces of its own.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::thread::UnshareFlags;
 
 /// Runs `child` in a new process, which ends with it. To be called while this process has one
 /// thread.
@@ -23,4 +25,13 @@ pub(crate) fn in_child(child: impl FnOnce()) -> io::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Leaves the host's network and its System V objects for empty namespaces, which threads that this
+/// thread starts have, too. Sockets that are open, or have a path, work on. `false`: this process
+/// may not, or the kernel has no namespaces.
+pub(crate) fn enter_empty_namespaces() -> bool {
+    let flags = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    // SAFETY: CLONE_FILES is not among the flags, so all threads keep their descriptors in common.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.is_ok()
 }

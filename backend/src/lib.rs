@@ -122,6 +122,7 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     let manager = ServiceManager::from_environment();
     vhost::prepare();
     if mode != SandboxMode::Off {
+        fork::enter_empty_namespaces();
         privileges::enter_empty_root();
         privileges::give_up(user, CapabilitySet::empty())?;
         sandbox::forbid_dumps()?;
@@ -151,6 +152,7 @@ fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
         Socket::Listening(fd) => path_of(fd),
     });
     let confine = || -> Result<(), Box<dyn std::error::Error>> {
+        fork::enter_empty_namespaces();
         // Directories may be another user's, as those of a VMM are.
         privileges::give_up(None, CapabilitySet::DAC_OVERRIDE)?;
         sandbox::forbid_dumps()?;

@@ -17,6 +17,12 @@
 //!   the list depends on the C library: a call that a later version makes for its comfort should
 //!   not end every guest's connections.
 //!
+//! - **Namespaces**: a daemon that is started as root has a network without interfaces, and no
+//!   System V objects of the host.
+//!
+//! All threads have the same filter: they share their memory, so who has taken over one of them has
+//! the calls of all.
+//!
 //! What needs a path later (a socket for another guest, the end) is done by a process that stays
 //! outside and has a sandbox of its own, the broker (`broker.rs`).
 //!

@@ -265,6 +265,10 @@ fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
         }
         let root = std::fs::read_dir(format!("/proc/{}/root", program.pid())).unwrap();
         assert_eq!(root.count(), 0, "its root is empty");
+        for namespace in ["net", "ipc", "uts"] {
+            let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+            assert_ne!(of(&program.pid().to_string()), of("self"), "{namespace}");
+        }
         // The process outside makes and removes sockets for it.
         let mut client = Client::connect(&management).unwrap();
         client.add(&AddGuest { socket: place.path("c"), ..AddGuest::default() }).unwrap();
