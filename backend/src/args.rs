@@ -214,6 +214,9 @@ fn inherited(fd: i32) -> std::io::Result<std::os::fd::OwnedFd> {
     if !rustix::net::sockopt::socket_acceptconn(&socket)? {
         return Err(std::io::Error::other("is not a listening socket"));
     }
+    // Room for one connection. Whoever calls this is who listens, to those who connect: so it is
+    // done before this process becomes another user.
+    rustix::net::listen(&socket, 0)?;
     Ok(socket)
 }
 

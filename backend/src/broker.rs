@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::sync::lock;
 use crate::fork;
-use crate::vhost::unix_socket::{LocalNames, NameId, SocketError, SocketNames};
+use crate::vhost::unix_socket::{Backlog, LocalNames, NameId, SocketError, SocketNames};
 
 /// Longest message, bytes: a path of a socket has 108 bytes at most.
 const MAX_MESSAGE: usize = 4096;
@@ -37,7 +37,7 @@ const MAX_MESSAGE: usize = 4096;
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Make a listening socket.
-    Bind { path: Vec<u8>, mode: u32 },
+    Bind { path: Vec<u8>, mode: u32, backlog: Backlog },
     /// Take note of a listening socket that was inherited.
     Adopt { path: Vec<u8> },
     /// Begin a connection that stays in the queue of a socket.
@@ -111,8 +111,14 @@ impl Broker {
 }
 
 impl SocketNames for Broker {
-    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError> {
-        let request = Request::Bind { path: path.as_os_str().as_bytes().to_vec(), mode };
+    fn bind(
+        &self,
+        path: &Path,
+        mode: u32,
+        backlog: Backlog,
+    ) -> Result<(UnixListener, NameId), SocketError> {
+        let path_bytes = path.as_os_str().as_bytes().to_vec();
+        let request = Request::Bind { path: path_bytes, mode, backlog };
         match self.ask_about(path, &request)? {
             (name, Some(socket)) => Ok((UnixListener::from(socket), name)),
             (_, None) => Err(SocketError::Io {
@@ -169,8 +175,8 @@ fn carry_out(
 ) -> Result<(Answer, Option<OwnedFd>), SocketError> {
     let path = |bytes: Vec<u8>| PathBuf::from(std::ffi::OsString::from_vec(bytes));
     let (name, fd) = match request {
-        Request::Bind { path: bytes, mode } => {
-            let (listener, name) = names.bind(&path(bytes), mode & 0o777)?;
+        Request::Bind { path: bytes, mode, backlog } => {
+            let (listener, name) = names.bind(&path(bytes), mode & 0o777, backlog)?;
             (name, Some(OwnedFd::from(listener)))
         }
         Request::Adopt { path: bytes } => {

@@ -193,7 +193,8 @@ pub struct Quotas {
 pub enum Socket {
     /// A Unix socket the daemon creates.
     Path(PathBuf),
-    /// A listening Unix socket that was passed to the daemon.
+    /// A listening Unix socket that was passed to the daemon, with room for one connection in its
+    /// queue (a backlog of 0).
     Listening(Arc<OwnedFd>),
 }
 

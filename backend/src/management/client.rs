@@ -40,7 +40,14 @@ impl Client {
     /// # Errors
     /// No daemon listens there, or permission is missing.
     pub fn connect(path: impl AsRef<Path>) -> Result<Client, ClientError> {
-        let stream = UnixStream::connect(path)?;
+        Client::over(UnixStream::connect(path)?)
+    }
+
+    /// Uses a connection to the socket.
+    ///
+    /// # Errors
+    /// It is none of a socket.
+    pub fn over(stream: UnixStream) -> Result<Client, ClientError> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Client { stream: BufReader::new(stream) })

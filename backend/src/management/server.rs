@@ -18,7 +18,7 @@ use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::metrics;
 use crate::vhost::counted_threads::CountedThreads;
-use crate::vhost::unix_socket::{BoundSocket, SocketError};
+use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
 
 /// Longest line, bytes.
 const MAX_LINE: usize = 64 << 10;
@@ -56,7 +56,7 @@ impl Server {
         mode: u32,
         guests: Arc<Guests>,
     ) -> Result<Server, DaemonError> {
-        let (listener, socket) = BoundSocket::bind(guests.names(), path, mode)?;
+        let (listener, socket) = BoundSocket::bind(guests.names(), path, mode, Backlog::Several)?;
         let failed = |source| SocketError::Io { action: "listen on", path: path.into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::listen;
 use vhost::vhost_user::{Error as VhostUserError, Listener};
 use vhost_user_backend::Error as FrameworkError;
 
@@ -24,7 +23,7 @@ use super::faults::{FAULTS, Fault};
 use super::inline_delivery::InlineDelivery;
 use super::notifier::Notifier;
 use super::timers::Timers;
-use super::unix_socket::{BoundSocket, NameId, SocketError, SocketNames, path_of};
+use super::unix_socket::{Backlog, BoundSocket, NameId, SocketError, SocketNames, path_of};
 use crate::config::{Config, GuestSpec, Socket};
 use crate::device::sync::lock;
 use crate::device::{DeviceConfig, DeviceInfo, Fabric};
@@ -90,7 +89,8 @@ impl DeviceSocket {
     ) -> Result<DeviceSocket, SocketError> {
         let (listener, socket, name) = match &spec.socket {
             Socket::Path(path) => {
-                let (listener, socket) = BoundSocket::bind(&names, path, config.socket_mode)?;
+                let mode = config.socket_mode;
+                let (listener, socket) = BoundSocket::bind(&names, path, mode, Backlog::One)?;
                 let name = socket.name();
                 (listener, Some(socket), Some(name))
             }
@@ -102,7 +102,6 @@ impl DeviceSocket {
         };
         // The framework's accept must block: it spins on a listener that does not.
         listener.set_nonblocking(false).map_err(system(&spec))?;
-        listen(&listener, 0).map_err(|error| system(&spec)(error.into()))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let options = Options {
             name: spec.name.clone(),

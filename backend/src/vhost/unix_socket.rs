@@ -18,12 +18,29 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
     socket_with,
 };
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::device::sync::lock;
 
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 8;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Backlog {
+    /// One: the queue of a device socket has room for the next front end.
+    One,
+    /// Some.
+    Several,
+}
+
+impl Backlog {
+    /// The argument of listen(2). The kernel has room for one more.
+    fn length(self) -> i32 {
+        match self {
+            Backlog::One => 0,
+            Backlog::Several => 8,
+        }
+    }
+}
 
 /// Why a socket cannot be made.
 #[derive(Debug, Error)]
@@ -53,7 +70,15 @@ pub(crate) type NameId = u64;
 pub(crate) trait SocketNames: Send + Sync {
     /// Makes a listening socket with permission bits `mode`. A socket that is there already is
     /// replaced if no program listens on it.
-    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError>;
+    ///
+    /// The process that calls listen(2) is the one that SO_PEERCRED shows to those who connect, so
+    /// nobody else calls it again.
+    fn bind(
+        &self,
+        path: &Path,
+        mode: u32,
+        backlog: Backlog,
+    ) -> Result<(UnixListener, NameId), SocketError>;
     /// Takes note of a listening socket that this process has inherited, and that is not its to
     /// remove.
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError>;
@@ -78,8 +103,9 @@ impl BoundSocket {
         names: &Arc<dyn SocketNames>,
         path: &Path,
         mode: u32,
+        backlog: Backlog,
     ) -> Result<(UnixListener, BoundSocket), SocketError> {
-        let (listener, name) = names.bind(path, mode)?;
+        let (listener, name) = names.bind(path, mode, backlog)?;
         Ok((listener, BoundSocket { names: names.clone(), name }))
     }
 
@@ -134,8 +160,13 @@ impl LocalNames {
 }
 
 impl SocketNames for LocalNames {
-    fn bind(&self, path: &Path, mode: u32) -> Result<(UnixListener, NameId), SocketError> {
-        let (listener, identity) = bind_listener(path, mode)?;
+    fn bind(
+        &self,
+        path: &Path,
+        mode: u32,
+        backlog: Backlog,
+    ) -> Result<(UnixListener, NameId), SocketError> {
+        let (listener, identity) = bind_listener(path, mode, backlog)?;
         Ok((listener, self.note(path, Some(identity))))
     }
 
@@ -166,7 +197,11 @@ pub(crate) fn path_of(listener: impl AsFd) -> Option<PathBuf> {
 }
 
 /// See [`SocketNames::bind`].
-fn bind_listener(path: &Path, mode: u32) -> Result<(UnixListener, Identity), SocketError> {
+fn bind_listener(
+    path: &Path,
+    mode: u32,
+    backlog: Backlog,
+) -> Result<(UnixListener, Identity), SocketError> {
     let failed = |action| {
         move |error: Errno| SocketError::Io { action, path: path.into(), source: error.into() }
     };
@@ -182,7 +217,7 @@ fn bind_listener(path: &Path, mode: u32) -> Result<(UnixListener, Identity), Soc
         other => other.map_err(failed("bind"))?,
     }
     // At once: a name on which no program listens looks stale.
-    listen(&socket, BACKLOG).map_err(failed("listen on"))?;
+    listen(&socket, backlog.length()).map_err(failed("listen on"))?;
     let io_failed =
         |action| move |source: io::Error| SocketError::Io { action, path: path.into(), source };
     let identity = identity(path).map_err(io_failed("look at"))?;
@@ -222,7 +257,7 @@ mod tests {
 
     fn bind(path: &Path, mode: u32) -> Result<(UnixListener, BoundSocket), SocketError> {
         let names: Arc<dyn SocketNames> = Arc::new(LocalNames::default());
-        BoundSocket::bind(&names, path, mode)
+        BoundSocket::bind(&names, path, mode, Backlog::Several)
     }
 
     fn directory(name: &str) -> PathBuf {

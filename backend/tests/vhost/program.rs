@@ -280,6 +280,35 @@ fn a_daemon_that_is_started_as_root_gives_up_its_rights() {
     }
 }
 
+/// What a program checks that connects to a socket in a directory of its own.
+#[test]
+fn those_who_connect_see_the_user_who_started_the_daemon() {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    let place = Place::new();
+    let (management, inherited) = (place.path("m"), place.path("inherited"));
+    let listener = UnixListener::bind(&inherited).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--user", "65534:65533", strict(), "--management"]).arg(&management);
+    let mut by_path = Program::start_by(command, &place, &["a"]);
+    let mut command = Command::new(PROGRAM);
+    command.args(["--user", "65534:65533", strict(), "--fd", "0"]);
+    command.stdin(std::os::fd::OwnedFd::from(listener));
+    let mut by_descriptor = Program::start_by(command, &place, &[]);
+    eventually("the management socket", || management.exists());
+    drop(FrontEnd::greet(&inherited));
+    for path in [place.path("a"), management, inherited] {
+        let stream = UnixStream::connect(&path).unwrap();
+        let listener = rustix::net::sockopt::socket_peercred(&stream).unwrap();
+        assert!(listener.uid.is_root(), "{}: {:?}", path.display(), listener.uid);
+    }
+    by_path.end(Signal::TERM);
+    by_descriptor.end(Signal::TERM);
+}
+
 #[test]
 fn sockets_go_when_the_daemon_is_killed() {
     let place = Place::new();

@@ -39,7 +39,7 @@ pub use memfd::{check_sealed, sealed_memfd};
 pub use registers::Registers;
 pub use seccomp::withhold_io_uring;
 pub use shared::{OutOfBounds, SharedSlice};
-pub use sockopt::{TcpCounts, peer_process, tcp_counts};
+pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
 pub(crate) use tcp::reset_tcp;
 pub use time::{processor_time, timespec};
 pub use unix::connect_unix;

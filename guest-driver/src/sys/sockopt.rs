@@ -50,12 +50,20 @@ pub fn tcp_counts(socket: impl AsFd) -> io::Result<TcpCounts> {
     Ok(TcpCounts { state, acknowledged: words[ACKED], received: words[RECEIVED] })
 }
 
-/// The number in this PID namespace of the process at the other end of a Unix socket: the process
-/// that connected, or that began to listen. `None`: it is not in this PID namespace.
+/// The process at the other end of a Unix socket, as it was when it connected, or began to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerProcess {
+    /// Its number in this PID namespace. `None`: it is not in it.
+    pub pid: Option<i32>,
+    /// Its effective user in this user namespace.
+    pub uid: u32,
+}
+
+/// Asks the kernel for the process at the other end of a Unix socket (SO_PEERCRED).
 ///
 /// # Errors
 /// It is no Unix socket.
-pub fn peer_process(socket: impl AsFd) -> io::Result<Option<i32>> {
+pub fn peer_process(socket: impl AsFd) -> io::Result<PeerProcess> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of_val(&who) as libc::socklen_t;
     // SAFETY: both addresses are those of live variables, and the second holds the length of the
@@ -72,7 +80,7 @@ pub fn peer_process(socket: impl AsFd) -> io::Result<Option<i32>> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((who.pid > 0).then_some(who.pid))
+    Ok(PeerProcess { pid: (who.pid > 0).then_some(who.pid), uid: who.uid })
 }
 
 #[cfg(test)]
@@ -98,7 +106,8 @@ mod tests {
     fn the_other_end_of_a_pair_is_this_process() {
         let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
         let this = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(peer_process(&one).unwrap(), Some(this));
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(peer_process(&one).unwrap(), PeerProcess { pid: Some(this), uid });
         assert!(peer_process(std::fs::File::open("/proc/self/stat").unwrap()).is_err());
     }
 }

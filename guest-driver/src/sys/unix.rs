@@ -2,18 +2,23 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
+
+use super::peer_process;
 
 /// Connects to a Unix socket. If the queue of the socket is full, the call waits for `timeout`.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`]: the queue is full. Others: no program listens there, or this user
-/// may not connect.
+/// [`io::ErrorKind::WouldBlock`]: the queue is full. [`io::ErrorKind::PermissionDenied`]: this user
+/// may not connect, or the socket is in a directory of this user's and another one than root has
+/// made it. Others: no program listens there.
 pub fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + timeout;
     let address = SocketAddrUnix::new(path)?;
@@ -33,7 +38,23 @@ pub fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     }
     rustix::io::ioctl_fionbio(&socket, false)?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
-    Ok(socket)
+    let listener = peer_process(&socket)?.uid;
+    if may_listen(listener, owner_of_directory(path)?, geteuid().as_raw()) {
+        return Ok(socket);
+    }
+    let message = format!("user {listener} listens there, in a directory of your own");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+fn owner_of_directory(path: &Path) -> io::Result<u32> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(std::fs::metadata(directory.unwrap_or(Path::new(".")))?.uid())
+}
+
+/// Whether a process of the user `listener` may have made a socket in a directory of `owner`, for
+/// `user` to connect to. In another user's directory that user decides.
+fn may_listen(listener: u32, owner: u32, user: u32) -> bool {
+    owner != user || listener == user || listener == 0
 }
 
 #[cfg(test)]
@@ -41,6 +62,17 @@ pub fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn in_an_own_directory_only_the_user_and_root_may_listen() {
+        let (user, other) = (1000, 1001);
+        assert!(may_listen(user, user, user));
+        assert!(may_listen(0, user, user));
+        assert!(!may_listen(other, user, user));
+        assert!(!may_listen(other, 0, 0), "nor in one of root's, for root");
+        assert!(may_listen(other, 0, user), "root has let it");
+        assert!(may_listen(other, other, user), "the user has named that directory");
+    }
 
     #[test]
     fn waits_for_room_in_the_queue_as_long_as_it_may() {

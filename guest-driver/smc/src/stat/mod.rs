@@ -10,8 +10,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use guest_driver::sys::connect_unix;
 use serde::Serialize;
-use vhost_device_ism::management::{Client, Guest};
+use vhost_device_ism::management::{Client, ClientError, Guest};
 
 use crate::error::CliError;
 use crate::{output, paths};
@@ -149,6 +150,9 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), CliError> {
     }
 }
 
+/// How long the daemon may take to accept a connection to its management socket.
+const MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Asks the daemon, over the connection of the last call if there is one.
 fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, CliError> {
     let socket = args.management.clone();
@@ -156,7 +160,11 @@ fn guests(args: &StatArgs, client: &mut Option<Client>) -> Result<Vec<Guest>, Cl
     let failed = |source| CliError::Management { socket: socket.clone(), source };
     let mut connected = match client.take() {
         Some(client) => client,
-        None => Client::connect(&socket).map_err(failed)?,
+        // Checks who listens in the default directory.
+        None => connect_unix(&socket, MANAGEMENT_TIMEOUT)
+            .map_err(ClientError::from)
+            .and_then(|stream| Client::over(stream.into()))
+            .map_err(failed)?,
     };
     let guests = connected.list().map_err(failed)?;
     *client = Some(connected);

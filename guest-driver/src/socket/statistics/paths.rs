@@ -61,7 +61,7 @@ fn is_stale(path: &Path, pid: i32) -> bool {
     let gone =
         Pid::from_raw(pid).is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
     gone && match UnixStream::connect(path) {
-        Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener == Some(pid)),
+        Ok(stream) => peer_process(&stream).is_ok_and(|listener| listener.pid == Some(pid)),
         Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
     }
 }
