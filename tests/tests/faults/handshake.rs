@@ -137,7 +137,7 @@ fn a_flood_of_half_open_clients_delays_nobody() {
 }
 
 /// Raises the limit of open descriptors.
-fn allow_descriptors(count: u64) {
+pub(crate) fn allow_descriptors(count: u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < count) {
@@ -146,7 +146,7 @@ fn allow_descriptors(count: u64) {
 }
 
 /// A TCP connection from an address of this machine.
-fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
+pub(crate) fn connect_from(ip: Ipv4Addr, to: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let tcp = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&tcp, &SocketAddr::from((ip, 0))).unwrap();

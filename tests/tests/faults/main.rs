@@ -5,6 +5,7 @@
 mod asleep;
 mod damage;
 mod doorbell;
+mod half_open;
 mod handshake;
 mod hostile;
 mod killed;
