@@ -356,6 +356,25 @@ fn a_service_manager_hears_of_start_life_and_end() {
 }
 
 #[test]
+fn the_unit_of_systemd_is_well_formed() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/vhost-device-ism.service");
+    let text = std::fs::read_to_string(unit).unwrap();
+    // A program that is not installed would be a mistake.
+    let installed = "/usr/bin/vhost-device-ism";
+    assert!(text.contains(&format!("ExecStart={installed} ")));
+    let place = Place::new();
+    let copy = place.path("vhost-device-ism.service");
+    std::fs::write(&copy, text.replace(installed, PROGRAM)).unwrap();
+    let mut analyze = Command::new("systemd-analyze");
+    let Ok(output) = analyze.args(["verify", "--man=no"]).arg(&copy).output() else {
+        eprintln!("SKIPPED: there is no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("vhost-device-ism.service:"), "{said}");
+}
+
+#[test]
 fn the_unit_of_systemd_leaves_little_open() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/vhost-device-ism.service");
     let mut analyze = Command::new("systemd-analyze");
