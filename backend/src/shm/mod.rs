@@ -12,7 +12,8 @@
 //!
 //! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
 //! pages that a guest takes away from ending the daemon, and a [`TouchQuota`] bounds what the
-//! daemon allocates by touching memory that is not there. Only these have `unsafe`; mapping is done
+//! daemon allocates by touching memory that is not there. A munmap(2) of its own
+//! leaves no huge pages mapped. Only these have `unsafe`; mapping is done
 //! by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
@@ -28,6 +29,8 @@ mod kick;
 mod page_waits;
 mod sealed;
 mod slab;
+#[allow(unsafe_code, reason = "vm-memory leaves mappings of huge pages behind")]
+mod unmap;
 
 pub use buddy::Buddy;
 pub use bus_error::{BusErrorGuard, FaultCause, GuardError};

@@ -1,5 +1,8 @@
 //! Guest memory that lies, shrinks or is not there.
 
+use std::os::fd::AsRawFd;
+
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vhost_device_ism::vhost::{FAULTS, Fault};
 use virtio_ism_abi::Status;
 use virtio_ism_abi::command::Op;
@@ -198,4 +201,37 @@ fn memory_with_holes_is_on_its_guests_account() {
     assert!(touched() <= 1 << 20);
     assert_eq!(b.command(Op::Stats, &[]).0, Status::Ok);
     assert_eq!(faults("b"), 0);
+}
+
+#[test]
+fn memory_tables_that_are_refused_leave_no_mapping() {
+    let mut stage = Stage::new();
+    let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::memfd_create("refused-table", flags).map(std::fs::File::from) else {
+        eprintln!("SKIPPED: this kernel has no huge pages");
+        return;
+    };
+    file.set_len(4 << 20).unwrap();
+    let region = |guest_phys_addr, memory_size| VhostUserMemoryRegionInfo {
+        guest_phys_addr,
+        memory_size,
+        userspace_addr: guest_phys_addr,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    let odd = region(0x10_0000, 0x1000);
+    let over = region(0x10_0800, 0x1000);
+    let beyond = region(u64::MAX - 0x7ff, 0x1000);
+    // Refused by the daemon; by the framework, once all is mapped; and when the second is mapped.
+    for table in [vec![odd], vec![odd, over], vec![odd, beyond]] {
+        for _ in 0..5 {
+            let a = FrontEnd::negotiate(&stage.place.path("a"), &Wish::default());
+            assert!(a.vhost.set_mem_table(&table).is_err(), "{}", table.len());
+        }
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let left: Vec<&str> = maps.lines().filter(|line| line.contains("refused-table")).collect();
+    assert!(left.is_empty(), "{left:#?}");
+    stage.check_others();
+    stage.check_reconnect();
 }
