@@ -1,8 +1,9 @@
 //! Logs: `tracing` for this crate, with what the framework says through `log`.
 //!
 //! What a guest or front end causes is logged at a limited rate per port (see
-//! [`Fault`](crate::vhost::Fault)) and never shows bytes of a guest. The framework's queue code
-//! logs each broken descriptor without a limit, so it is off unless RUST_LOG asks for it.
+//! [`Fault`](crate::vhost::Fault)) and never shows bytes of a guest. The framework
+//! logs broken descriptors and wrong messages without a limit, so it is off unless RUST_LOG asks for
+//! it.
 
 use std::io::IsTerminal;
 
@@ -12,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 pub(crate) fn init(level: Option<tracing::Level>) {
     let level = level.unwrap_or(tracing::Level::INFO);
     // Not "vhost": a name here is a prefix, and would be this crate's too.
-    let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=error");
+    let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     // Fails if there is a subscriber already, which is then the one to use.
     let _ = tracing_subscriber::fmt()
