@@ -241,3 +241,85 @@ impl<'a> CheckedMove<'a> {
             .all(|(offset, len)| u64::from(offset) + u64::from(len) <= u64::from(dmb_len))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    /// Length of the DMB, bytes.
+    const DMB: u32 = 16 << 10;
+    /// Most bytes of a move here.
+    const MAX: u32 = 64 << 10;
+
+    /// Offsets and lengths at which something ends or wraps round.
+    const EDGES: [u32; 12] =
+        [0, 1, 8, 64, 65, DMB - 1, DMB, DMB + 1, MAX, MAX + 1, 1 << 31, u32::MAX];
+
+    /// What is judged of a move with these segments, for each total and length of the payload.
+    fn judge(segments: &[(u32, u32)], features: Features, flags: u16) -> u32 {
+        let limits = Limits { max_segs: 2, max_move: MAX, ..Limits::default() };
+        let sum: u64 = segments.iter().map(|(_, len)| u64::from(*len)).sum();
+        let fits = segments.iter().all(|(at, len)| u64::from(*at) + u64::from(*len) <= DMB.into());
+        let mut accepted = 0;
+        for total in [sum as u32, (sum as u32).wrapping_add(1), 0, u32::MAX] {
+            for payload in [sum, sum + 1, total.into(), 0, u64::MAX] {
+                let header = MoveHeader {
+                    nseg: (segments.len() as u16).into(),
+                    flags: flags.into(),
+                    total: total.into(),
+                    ..MoveHeader::default()
+                };
+                let mut head = header.as_bytes().to_vec();
+                for (offset, len) in segments {
+                    let segment = Segment { offset: (*offset).into(), len: (*len).into() };
+                    head.extend_from_slice(segment.as_bytes());
+                }
+                let legal = u64::from(total) == sum
+                    && payload == sum
+                    && total <= MAX
+                    && segments.len() <= 2
+                    && flags <= move_flags::SIGNAL
+                    && (segments.is_empty() || features.contains(Features::MOVE));
+                match CheckedMove::parse(&head, payload, features, &limits) {
+                    Ok(checked) => {
+                        assert!(legal, "{segments:x?} {total:#x} {payload:#x}");
+                        assert_eq!(checked.segments().collect::<Vec<_>>(), segments);
+                        assert_eq!(checked.fits(DMB), fits, "{segments:x?}");
+                        accepted += 1;
+                    }
+                    Err(status) => {
+                        assert!(!legal, "{status:?} of {segments:x?} {total:#x} {payload:#x}");
+                    }
+                }
+                // A head that is cut or longer than its segments.
+                for wrong in [head.get(..head.len() - 1).unwrap(), &[&head[..], &[0]].concat()] {
+                    assert!(CheckedMove::parse(wrong, payload, features, &limits).is_err());
+                }
+            }
+        }
+        accepted
+    }
+
+    #[test]
+    fn every_move_of_up_to_two_segments_at_a_border_is_judged_right() {
+        let segments: Vec<(u32, u32)> =
+            EDGES.iter().flat_map(|offset| EDGES.map(|len| (*offset, len))).collect();
+        let mut accepted = 0;
+        for features in [Features::all(), Features::all() - Features::MOVE] {
+            for flags in [0, move_flags::SIGNAL, 2, u16::MAX] {
+                accepted += judge(&[], features, flags);
+                for first in &segments {
+                    accepted += judge(&[*first], features, flags);
+                }
+            }
+        }
+        for first in &segments {
+            for second in &segments {
+                accepted += judge(&[*first, *second], Features::all(), move_flags::SIGNAL);
+            }
+        }
+        accepted += judge(&[(0, 0); 3], Features::all(), 0);
+        assert!(accepted > 1_000, "{accepted}");
+    }
+}

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// length is a power of two is aligned to its length. The units between `n` and that power of two
 /// are not lost: they stay available. The lowest fitting place wins, which keeps the top free.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, PartialOrd, Ord))]
 pub struct Buddy {
     unit: u64,
     /// Free blocks by order: starts in units, each a multiple of `1 << order`.
@@ -159,6 +160,77 @@ mod tests {
         assert_eq!(buddy.alloc(u64::MAX), None);
         assert_eq!(buddy.alloc(MIB + 1), None);
         assert_eq!(Buddy::new(0, 0).alloc(1), None);
+    }
+
+    /// The state after one operation, if the operation is possible, with what must hold then. The
+    /// whole state is here: ranges given out and free blocks.
+    fn checked(buddy: Buddy, len: u64) -> Buddy {
+        let mut owner = vec![0; len as usize];
+        let mut own = |start: u64, units: u64| {
+            for unit in start..start + units {
+                owner[unit as usize] += 1;
+            }
+        };
+        for (start, units) in &buddy.live {
+            own(*start, *units);
+            assert!(start.is_multiple_of(units.next_power_of_two()), "{buddy:?}");
+        }
+        for (order, blocks) in buddy.free.iter().enumerate() {
+            for start in blocks {
+                own(*start, 1 << order);
+                assert!(start.is_multiple_of(1 << order), "{buddy:?}");
+                // Otherwise a range that fits would not be found.
+                let other = start ^ (1 << order);
+                assert!(!blocks.contains(&other), "not merged: {buddy:?}");
+            }
+        }
+        assert!(owner.iter().all(|n| *n == 1), "each unit is free or in one range: {buddy:?}");
+        assert_eq!(buddy.used(), buddy.live.values().sum::<u64>());
+        buddy
+    }
+
+    #[test]
+    fn every_sequence_of_operations_keeps_ranges_apart_and_loses_nothing() {
+        for len in 1..=9 {
+            let first = checked(Buddy::new(len, 1), len);
+            let mut seen = BTreeSet::from([first.clone()]);
+            let mut next = vec![first.clone()];
+            while let Some(buddy) = next.pop() {
+                let mut after = Vec::new();
+                for n in 0..=len + 1 {
+                    let mut buddy = buddy.clone();
+                    let units = n.max(1);
+                    let order = units.next_power_of_two().trailing_zeros() as usize;
+                    let fits = buddy.free.iter().skip(order).any(|blocks| !blocks.is_empty());
+                    let before = buddy.clone();
+                    match buddy.alloc(n) {
+                        Some(start) => {
+                            assert!(fits && buddy.live.get(&start) == Some(&units));
+                            after.push(buddy);
+                        }
+                        None => assert!(!fits && buddy == before, "{buddy:?} has no {n}"),
+                    }
+                }
+                for offset in 0..=len + 1 {
+                    let mut freed = buddy.clone();
+                    assert_eq!(freed.free(offset), buddy.live.contains_key(&offset));
+                    after.push(freed);
+                }
+                for buddy in after {
+                    if !seen.contains(&buddy) {
+                        seen.insert(checked(buddy.clone(), len));
+                        next.push(buddy);
+                    }
+                }
+            }
+            // What is free follows from what is given out, so nothing can be lost over time.
+            let mut lives: Vec<_> = seen.iter().map(|buddy| buddy.live.clone()).collect();
+            let count = lives.len();
+            lives.sort();
+            lives.dedup();
+            assert_eq!(lives.len(), count, "{len}");
+            println!("{len} units: {count} states");
+        }
     }
 
     proptest! {

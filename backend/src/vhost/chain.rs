@@ -273,6 +273,9 @@ impl Scratch {
 }
 
 #[cfg(test)]
+mod exhaustive;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -281,24 +284,28 @@ mod tests {
     };
     use virtio_queue::QueueT;
 
-    const NEXT: u16 = VRING_DESC_F_NEXT as u16;
-    const WRITE: u16 = VRING_DESC_F_WRITE as u16;
-    const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
-    const TABLE: u64 = 0x1000;
-    const AVAIL: u64 = 0x2000;
+    pub(super) const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+    pub(super) const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+    pub(super) const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+    pub(super) const TABLE: u64 = 0x1000;
+    pub(super) const AVAIL: u64 = 0x2000;
     const SIZE: u16 = 8;
 
-    struct Ring {
-        memory: GuestMemoryMmap,
-        queue: Queue,
+    pub(super) struct Ring {
+        pub(super) memory: GuestMemoryMmap,
+        pub(super) queue: Queue,
     }
 
     impl Ring {
         fn new() -> Ring {
+            Ring::with_size(SIZE)
+        }
+
+        pub(super) fn with_size(size: u16) -> Ring {
             // Two regions that touch, so that a piece can span them.
             let ranges = [(GuestAddress(0), 0x8000), (GuestAddress(0x8000), 0x8000)];
             let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
-            let mut queue = Queue::new(SIZE).unwrap();
+            let mut queue = Queue::new(size).unwrap();
             queue.try_set_desc_table_address(GuestAddress(TABLE)).unwrap();
             queue.try_set_avail_ring_address(GuestAddress(AVAIL)).unwrap();
             queue.try_set_used_ring_address(GuestAddress(0x3000)).unwrap();
@@ -306,17 +313,17 @@ mod tests {
             Ring { memory, queue }
         }
 
-        fn descriptor(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) {
+        pub(super) fn descriptor(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) {
             let at = GuestAddress(at);
             self.memory.write_obj(Descriptor::new(addr, len, flags, next), at).unwrap();
         }
 
-        fn offer(&self, head: u16) {
+        pub(super) fn offer(&self, head: u16) {
             self.memory.write_obj(head, GuestAddress(AVAIL + 4)).unwrap();
             self.memory.write_obj(1u16, GuestAddress(AVAIL + 2)).unwrap();
         }
 
-        fn pop(&mut self) -> Result<Chain, ChainError> {
+        pub(super) fn pop(&mut self) -> Result<Chain, ChainError> {
             let mut chain = Chain::default();
             assert!(chain.pop(&mut self.queue, &self.memory)?);
             Ok(chain)

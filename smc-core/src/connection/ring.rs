@@ -316,6 +316,77 @@ mod tests {
         assert_eq!(ring.cursor(ring.advance(at_1004, 8996)), Cursor { wrap: 1, count: 4 });
     }
 
+    /// All three kinds of rings of 1 to 6 bytes.
+    fn small_rings() -> impl Iterator<Item = Ring> {
+        let kinds = [(SMCD_CONTROL_LEN, 0), (EYE_CATCHER_LEN, EYE_CATCHER_LEN), (0, 0)];
+        let lengths = (1..=6).flat_map(move |len| kinds.map(|(offset, base)| (offset, base, len)));
+        lengths.map(|(offset, base, len)| Ring::behind(offset, base, offset + len).unwrap())
+    }
+
+    const WRAPS: [u16; 6] = [0, 1, 0x7fff, 0x8000, 0xfffe, 0xffff];
+
+    /// Every wrap but in the middle, and every count around a ring of up to 6 bytes, from `wrap` on.
+    fn cursors(wrap: u16) -> impl Iterator<Item = Cursor> {
+        let steps = [0, 1, 2, 3, 0x7fff, 0x8000, 0x8001, 0xfffd, 0xfffe, 0xffff];
+        let counts = (0..16).chain([u32::MAX - 1, u32::MAX, 1 << 31]);
+        let all = counts.flat_map(move |count| steps.map(|step| (step, count)));
+        all.map(move |(step, count)| Cursor { wrap: wrap.wrapping_add(step), count })
+    }
+
+    // Shows: SEC-11.
+    #[test]
+    fn every_pair_of_cursors_of_a_small_ring_is_judged_as_by_absolute_positions() {
+        for ring in small_rings() {
+            for (wrap, at) in WRAPS.iter().flat_map(|wrap| (0..ring.len).map(|at| (*wrap, at))) {
+                let from = Position { at, wrap };
+                for to in cursors(wrap) {
+                    let inside = to.count >= ring.base && to.count - ring.base < ring.len;
+                    let rounds = i64::from(to.wrap.wrapping_sub(wrap).cast_signed());
+                    // Bytes that the peer claims, counted without end.
+                    let there = i64::from(to.count) - i64::from(ring.base);
+                    let moved = rounds * i64::from(ring.len) + there - i64::from(at);
+                    match ring.moved(from, to) {
+                        Ok((bytes, position)) => {
+                            assert!(inside && rounds <= 1, "{ring:?} {from:?} {to:?}");
+                            assert_eq!(i64::from(bytes), moved, "{ring:?} {from:?} {to:?}");
+                            assert_eq!(ring.cursor(position), to);
+                        }
+                        Err(CursorError::BeyondRing { .. }) => assert!(!inside),
+                        Err(CursorError::Backwards { .. }) => assert!(inside && moved < 0),
+                        Err(CursorError::WrapSkipped { .. }) => assert!(inside && rounds > 1),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+        }
+    }
+
+    // Shows: RMB-27.
+    #[test]
+    fn every_piece_of_a_small_ring_lies_in_it() {
+        let inside = |ring: &Ring, spans: [Span; 2]| {
+            let ends = spans.map(|span| span.offset.checked_add(span.len).unwrap());
+            ends.iter().all(|end| *end <= ring.element_len())
+                && spans.iter().all(|span| span.offset >= ring.offset)
+        };
+        for ring in small_rings() {
+            for from in WRAPS.iter().flat_map(|wrap| cursors(*wrap)) {
+                for to in cursors(from.wrap) {
+                    let spans = ring.between(from, to);
+                    assert!(inside(&ring, spans), "{ring:?} {from:?} {to:?} {spans:?}");
+                    assert!(spans[0].len + spans[1].len <= ring.len);
+                }
+                let Some(position) = ring.position(from) else { continue };
+                for n in 0..=ring.len {
+                    let spans = ring.spans(position, n);
+                    assert!(inside(&ring, spans) && spans[0].len + spans[1].len == n);
+                    let moved = ring.moved(position, ring.cursor(ring.advance(position, n)));
+                    assert_eq!(moved.map(|(bytes, _)| bytes), Ok(n));
+                }
+            }
+        }
+    }
+
     // Shows: SEC-11.
     #[test]
     fn judges_every_kind_of_wrong_cursor() {
