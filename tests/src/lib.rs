@@ -16,6 +16,7 @@ pub mod leaks;
 pub mod linux;
 pub mod raw;
 pub mod rogue;
+pub mod siege;
 pub mod talk;
 pub mod vm;
 pub mod watch;

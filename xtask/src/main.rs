@@ -6,6 +6,7 @@
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and says why they fail.
 //! - [`coverage`]: `cargo xtask coverage`, how many lines tests reach.
+//! - [`siege`]: `cargo xtask siege`, a long hostile run.
 //! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod image;
 mod packages;
 mod programs;
 mod protocol_map;
+mod siege;
 mod tool;
 mod vm;
 
@@ -40,6 +42,9 @@ enum Task {
     /// Print how many lines of the device and the protocol their own tests run.
     #[command(long_about = coverage::LONG_ABOUT)]
     Coverage(coverage::Args),
+    /// Attack a daemon for a long time, and simulate link groups.
+    #[command(long_about = siege::LONG_ABOUT)]
+    Siege(siege::Args),
     /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
     ProtocolMap,
 }
@@ -49,6 +54,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
         Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| error.to_string()),

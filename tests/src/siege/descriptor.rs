@@ -1,0 +1,109 @@
+//! Descriptors that a front end may pass: what they ought to be, and everything else.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::event::epoll;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+use rustix::io::{read, write};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+use crate::bytes::Rng;
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Descriptor {
+    /// A counter, as it should be.
+    Counter,
+    /// A counter that blocks.
+    Blocking,
+    /// A counter that is full, and blocks who adds to it.
+    Full,
+    /// A counter that stays readable.
+    Semaphore,
+    /// The end of a pipe that can be read.
+    Reader,
+    /// The end of a pipe that can be written, and is full.
+    Writer,
+    /// A socket whose other end is closed.
+    Socket,
+    /// A set of other descriptors.
+    Set,
+    /// A timer.
+    Timer,
+    /// Memory.
+    Memory,
+    /// A device of the system that is always ready.
+    Zero,
+    /// A name in the file system, and nothing else.
+    Path,
+}
+
+const KINDS: [Descriptor; 12] = [
+    Descriptor::Counter,
+    Descriptor::Blocking,
+    Descriptor::Full,
+    Descriptor::Semaphore,
+    Descriptor::Reader,
+    Descriptor::Writer,
+    Descriptor::Socket,
+    Descriptor::Set,
+    Descriptor::Timer,
+    Descriptor::Memory,
+    Descriptor::Zero,
+    Descriptor::Path,
+];
+
+/// The largest count of a counter.
+const MOST: u64 = u64::MAX - 1;
+
+impl Descriptor {
+    /// One of them.
+    pub(super) fn any(rng: &mut Rng) -> Descriptor {
+        KINDS[rng.below(KINDS.len() as u32) as usize]
+    }
+
+    /// Makes it. `None`: this process has no descriptors left.
+    pub(super) fn make(self) -> Option<OwnedFd> {
+        let counter = |flags: EventfdFlags| eventfd(0, flags | EventfdFlags::CLOEXEC).ok();
+        match self {
+            Descriptor::Counter => counter(EventfdFlags::NONBLOCK),
+            Descriptor::Blocking => counter(EventfdFlags::empty()),
+            Descriptor::Full => {
+                let full = counter(EventfdFlags::empty())?;
+                write(&full, &MOST.to_ne_bytes()).ok()?;
+                Some(full)
+            }
+            Descriptor::Semaphore => {
+                let semaphore = counter(EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK)?;
+                write(&semaphore, &MOST.to_ne_bytes()).ok()?;
+                Some(semaphore)
+            }
+            Descriptor::Reader => Some(std::io::pipe().ok()?.0.into()),
+            Descriptor::Writer => {
+                let (_reader, writer) = std::io::pipe().ok()?;
+                rustix::io::ioctl_fionbio(&writer, true).ok()?;
+                while write(&writer, &[0; 4096]).is_ok() {}
+                Some(writer.into())
+            }
+            Descriptor::Socket => Some(UnixStream::pair().ok()?.0.into()),
+            Descriptor::Set => epoll::create(epoll::CreateFlags::CLOEXEC).ok(),
+            Descriptor::Timer => {
+                timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).ok()
+            }
+            Descriptor::Memory => memfd_create("siege", MemfdFlags::CLOEXEC).ok(),
+            Descriptor::Zero => {
+                open("/dev/zero", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()
+            }
+            Descriptor::Path => open("/proc", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok(),
+        }
+    }
+}
+
+/// Takes what a counter has, so that nobody who adds to it waits any longer.
+pub(super) fn empty(fd: &OwnedFd) {
+    if rustix::io::ioctl_fionbio(fd, true).is_ok() {
+        let _ = read(fd, &mut [0; 8]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Guest memory of a hostile front end: files of every kind, which change while they are used. This
+//! process never maps them, so what happens to them cannot hurt it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+
+use super::descriptor::Descriptor;
+use crate::bytes::Rng;
+
+/// Guest memory begins here, so that 0 is nowhere.
+pub(super) const BASE: u64 = 0x10_0000;
+/// Bytes of guest memory.
+pub(super) const LEN: u64 = 4 << 20;
+/// Bytes of a page.
+pub(super) const PAGE: u64 = 4096;
+
+/// What the memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// All there, and cannot shrink.
+    Sealed,
+    /// All there, and can shrink.
+    Unsealed,
+    /// No page is there.
+    Sparse,
+    /// Huge pages that nobody has.
+    Huge,
+    /// In a file system on a disk, or whatever /tmp is.
+    Disk,
+    /// Not memory.
+    Wrong(Descriptor),
+}
+
+impl Kind {
+    /// One of them; mostly one that works.
+    pub(super) fn any(rng: &mut Rng) -> Kind {
+        match rng.below(32) {
+            0..12 => Kind::Sealed,
+            12..24 => Kind::Unsealed,
+            24..28 => Kind::Sparse,
+            28..30 => Kind::Huge,
+            30 => Kind::Disk,
+            _ => Kind::Wrong(Descriptor::any(rng)),
+        }
+    }
+
+    fn make(self) -> Option<OwnedFd> {
+        let memory = |flags: MemfdFlags| memfd_create("siege", flags | MemfdFlags::CLOEXEC).ok();
+        match self {
+            Kind::Sealed | Kind::Unsealed | Kind::Sparse => {
+                let fd = memory(MemfdFlags::ALLOW_SEALING)?;
+                ftruncate(&fd, LEN).ok()?;
+                if self != Kind::Sparse {
+                    fallocate(&fd, FallocateFlags::empty(), 0, LEN).ok()?;
+                }
+                if self == Kind::Sealed {
+                    fcntl_add_seals(&fd, SealFlags::SHRINK).ok()?;
+                }
+                Some(fd)
+            }
+            Kind::Huge => {
+                let fd = memory(MemfdFlags::HUGETLB)?;
+                ftruncate(&fd, LEN).ok()?;
+                Some(fd)
+            }
+            Kind::Disk => {
+                let file = tempfile()?;
+                file.set_len(LEN).ok()?;
+                Some(file.into())
+            }
+            Kind::Wrong(descriptor) => descriptor.make(),
+        }
+    }
+}
+
+/// A file without a name.
+fn tempfile() -> Option<File> {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("siege-{}-{n}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).ok()?;
+    std::fs::remove_file(path).ok()?;
+    Some(file)
+}
+
+/// The memory of one front end.
+#[derive(Debug)]
+pub(super) struct Memory {
+    file: File,
+}
+
+impl Memory {
+    /// Of this kind; if there is none of it, memory that works.
+    pub(super) fn new(kind: Kind) -> Option<Memory> {
+        let fd = kind.make().or_else(|| Kind::Sealed.make())?;
+        Some(Memory { file: fd.into() })
+    }
+
+    /// The descriptor to pass.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Writes at a guest address. Where that cannot be, nothing happens. A file that was cut grows by
+    /// it.
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+        if let Some(offset) = at.checked_sub(BASE) {
+            let _ = self.file.write_all_at(bytes, offset);
+        }
+    }
+
+    /// Reads from a guest address; zeroes where that cannot be.
+    pub(super) fn read<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        if let Some(offset) = at.checked_sub(BASE) {
+            let _ = self.file.read_exact_at(&mut bytes, offset);
+        }
+        bytes
+    }
+
+    /// Lets some pages vanish.
+    pub(super) fn punch(&self, rng: &mut Rng) {
+        let pages = (LEN / PAGE) as u32;
+        let first = rng.below(pages);
+        let most = if rng.one_in(8) { pages } else { 4 };
+        let count = 1 + rng.below(most);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(&self.file, flags, u64::from(first) * PAGE, u64::from(count) * PAGE);
+    }
+
+    /// Cuts it short.
+    pub(super) fn cut(&self, rng: &mut Rng) {
+        let len = if rng.one_in(2) { 0 } else { u64::from(rng.below((LEN / PAGE) as u32)) * PAGE };
+        let _ = ftruncate(&self.file, len);
+    }
+
+    /// Gives it back its length, with holes.
+    pub(super) fn restore(&self) {
+        let _ = ftruncate(&self.file, LEN);
+    }
+
+    /// Forbids what can be forbidden, at a bad moment.
+    pub(super) fn seal(&self, rng: &mut Rng) {
+        let seals = [SealFlags::WRITE, SealFlags::GROW, SealFlags::SHRINK, SealFlags::FUTURE_WRITE];
+        let _ = fcntl_add_seals(&self.file, seals[rng.below(4) as usize]);
+    }
+}
