@@ -178,6 +178,12 @@ impl RunConfig {
             && self.policy.accept(client, port) != AllowedProtocol::Tcp
     }
 
+    /// Whether connections of all clients to all ports may be SMC, so that no address has to be
+    /// looked at.
+    pub(crate) fn accepts_all(&self) -> bool {
+        self.accept.contains(&PeerRule::ALL) && self.policy.accepts_all()
+    }
+
     /// Whether the settings name the clients that may be on SMC.
     pub(crate) fn names_clients(&self) -> bool {
         !self.accept.iter().all(PeerRule::is_everyone)

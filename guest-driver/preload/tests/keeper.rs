@@ -13,7 +13,8 @@ use std::ffi::{CString, c_char};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -419,6 +420,56 @@ fn bytes_that_wait_for_a_handshake_survive_an_exec() {
         execute(&["true"]);
     }
     in_all_combinations("bytes_that_wait_for_a_handshake_survive_an_exec", server, client);
+}
+
+/// The servers accept only after the processes have ended, so a process that waited for its server
+/// would wait for ever.
+#[test]
+fn a_process_that_has_written_ends_before_its_server_accepts() {
+    const ENDS: usize = 6;
+    fn name(port: u16) -> SocketAddr {
+        SocketAddr::from_abstract_name(format!("smc-keeper-test-{port}")).unwrap()
+    }
+    fn server(listener: TcpListener) {
+        let ended = UnixListener::bind_addr(&name(listener.local_addr().unwrap().port())).unwrap();
+        ended.accept().unwrap();
+        // Each is one, in any order.
+        let mut all: Vec<String> = (0..ENDS)
+            .map(|_| {
+                let mut all = String::new();
+                listener.accept().unwrap().0.read_to_string(&mut all).unwrap();
+                all
+            })
+            .collect();
+        all.sort_unstable();
+        let expected: Vec<_> = (0..ENDS).map(|n| format!("from process {n}")).collect();
+        assert_eq!(all, expected);
+    }
+    fn client(port: u16) {
+        for n in 0..ENDS {
+            c::wait(c::fork(move || {
+                let mut stream = connect(port);
+                stream.write_all(format!("from process {n}").as_bytes()).unwrap();
+                match n {
+                    0 => unsafe { libc::exit(0) },
+                    1 => unsafe { libc::_exit(0) },
+                    2 => unsafe { quick_exit(0) },
+                    3 => execute(&["true"]),
+                    4 => {
+                        drop(stream);
+                        unsafe { libc::exit(0) }
+                    }
+                    _ => {
+                        drop(stream);
+                        execute(&["true"]);
+                    }
+                }
+            }));
+        }
+        UnixStream::connect_addr(&name(port)).unwrap();
+    }
+    let test = "a_process_that_has_written_ends_before_its_server_accepts";
+    in_all_combinations(test, server, client);
 }
 
 /// What a child has written comes before what its parent writes after it.

@@ -91,6 +91,9 @@ fn is_program() -> bool {
             (3..2000).for_each(c::close);
         }
         let listener = TcpListener::bind((HERE[0], port)).unwrap();
+        if std::env::var_os("ASKS_NOTHING").is_some() {
+            c::forbid(&[libc::SYS_bpf, libc::SYS_getsockname, libc::SYS_getpeername]);
+        }
         let (mut stream, _) = listener.accept().unwrap();
         if server_first {
             greet(&stream);
@@ -219,6 +222,26 @@ fn a_plain_peer_sees_no_byte_of_smc_and_nobody_waits() {
 
 /// The client's last acknowledgement of the three-way handshake must not wait for a Proposal that
 /// does not come.
+/// Whether a client has sent the option, and what its addresses are, takes no system call if it has
+/// not. With one the server's process would end.
+#[test]
+fn a_server_asks_the_kernel_nothing_about_a_plain_client() {
+    if is_program() {
+        return;
+    }
+    bed::run(|| {
+        let _wire = Wire::honest();
+        let test = "a_server_asks_the_kernel_nothing_about_a_plain_client";
+        for first in ["server", "client"] {
+            let (fabric, passed) = (Fabric::new(1), Passed::new());
+            let mut server = passed.program(&fabric, "auto");
+            // Its report of each connection has the addresses.
+            server.env("ASKS_NOTHING", "1").env_remove("SMC_RUN_STATUS");
+            meet(test, server, plain(), first);
+        }
+    });
+}
+
 #[test]
 fn a_plain_server_that_speaks_first_is_heard_at_once() {
     if is_program() {

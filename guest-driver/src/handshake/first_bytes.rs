@@ -44,19 +44,27 @@ impl FirstBytes {
     /// # Errors
     /// The connection is broken, or `tcp` is no stream socket.
     pub fn peek(tcp: impl AsFd) -> io::Result<FirstBytes> {
+        Ok(Self::peek_if_any(tcp)?.unwrap_or(FirstBytes::Incomplete))
+    }
+
+    /// As [`FirstBytes::peek`]. `None`: the client has sent nothing.
+    ///
+    /// # Errors
+    /// As [`FirstBytes::peek`].
+    pub fn peek_if_any(tcp: impl AsFd) -> io::Result<Option<FirstBytes>> {
         let mut bytes = [0; OPENING_LEN];
         let len = match peek(tcp, &mut bytes)? {
-            None => return Ok(FirstBytes::Incomplete),
+            None => return Ok(None),
             // The client closed without sending anything: an ordinary connection.
-            Some(0) => return Ok(FirstBytes::Other),
+            Some(0) => return Ok(Some(FirstBytes::Other)),
             Some(len) => len,
         };
         let opening = ClcPrefix { bytes, len };
-        Ok(match looks_like_clc(opening.bytes()) {
+        Ok(Some(match looks_like_clc(opening.bytes()) {
             Guess::Yes => FirstBytes::Smc(opening),
             Guess::NeedMore => FirstBytes::Incomplete,
             Guess::No => FirstBytes::Other,
-        })
+        }))
     }
 
     /// Whether they begin a CLC message.

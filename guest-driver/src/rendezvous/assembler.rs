@@ -168,6 +168,26 @@ impl Assembler {
         self.put(0x57, dst, 0, 0, value);
     }
 
+    /// `dst ^= src`
+    pub(super) fn xor(&mut self, dst: Reg, src: Reg) {
+        self.put(0xaf, dst, src.number(), 0, 0);
+    }
+
+    /// `dst *= value`
+    pub(super) fn multiply(&mut self, dst: Reg, value: i32) {
+        self.put(0x27, dst, 0, 0, value);
+    }
+
+    /// `dst >>= bits`, without sign.
+    pub(super) fn shift_right(&mut self, dst: Reg, bits: i32) {
+        self.put(0x77, dst, 0, 0, bits);
+    }
+
+    /// `base[offset] += src`, 64 bits, atomically.
+    pub(super) fn atomic_add(&mut self, base: Reg, offset: i16, src: Reg) {
+        self.put(0xdb, base, src.number(), offset, 0);
+    }
+
     /// `dst = base[offset]`
     pub(super) fn load(&mut self, width: Width, dst: Reg, base: Reg, offset: i16) {
         self.put(0x61 | width.bits(), dst, base.number(), offset, 0);

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::assembler::Instruction;
 
@@ -35,6 +37,8 @@ impl Hook {
 /// Types of maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapKind {
+    /// An array of eight-byte values. Processes may map it to read; only programs write it.
+    ReadOnlyArray,
     /// A hash table that drops the least recently used entry when it is full.
     LruHash,
     /// Longest prefix match.
@@ -47,6 +51,7 @@ impl MapKind {
     /// `enum bpf_map_type`.
     fn number(self) -> u32 {
         match self {
+            MapKind::ReadOnlyArray => 2,
             MapKind::LruHash => 9,
             MapKind::PrefixTrie => 11,
             MapKind::SocketStorage => 24,
@@ -60,10 +65,12 @@ const MAP_LOOKUP_ELEM: u32 = 1;
 const MAP_UPDATE_ELEM: u32 = 2;
 const PROG_LOAD: u32 = 5;
 const BTF_LOAD: u32 = 18;
+const MAP_FREEZE: u32 = 22;
 const LINK_CREATE: u32 = 28;
 
 const F_NO_PREALLOC: u32 = 1;
 const F_CLONE: u32 = 1 << 9;
+const F_MMAPABLE: u32 = 1 << 10;
 
 /// `union bpf_attr` up to the last field that is used here, as words.
 #[derive(Default)]
@@ -152,6 +159,7 @@ impl<K: MapData, V: MapData> Map<K, V> {
     pub(super) fn new(kind: MapKind, entries: u32, name: &str) -> io::Result<Map<K, V>> {
         let mut attributes = Attributes::default();
         let flags = match kind {
+            MapKind::ReadOnlyArray => F_MMAPABLE,
             MapKind::LruHash => 0,
             MapKind::PrefixTrie => F_NO_PREALLOC,
             MapKind::SocketStorage => F_NO_PREALLOC | F_CLONE,
@@ -171,6 +179,13 @@ impl<K: MapData, V: MapData> Map<K, V> {
         }
         // SAFETY: this command dereferences no addresses.
         let fd = unsafe { bpf_fd(MAP_CREATE, &mut attributes)? };
+        if kind == MapKind::ReadOnlyArray {
+            // A descriptor that is open for reading only could not be mapped.
+            let mut attributes = Attributes::default();
+            attributes.set_fd(0, fd.as_fd());
+            // SAFETY: this command dereferences no addresses.
+            unsafe { bpf(MAP_FREEZE, &mut attributes)? };
+        }
         Ok(Self::of_fd(fd))
     }
 
@@ -227,6 +242,57 @@ impl<K: MapData, V: MapData> Map<K, V> {
 impl<K, V> AsFd for Map<K, V> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// The values of an array of the kernel, which its programs change at any time.
+#[derive(Debug)]
+pub(super) struct MappedArray {
+    first: NonNull<AtomicU64>,
+    /// Number of values.
+    len: usize,
+}
+
+// SAFETY: the mapping lives as long as the value, for all threads, and is only read by atomic loads.
+unsafe impl Send for MappedArray {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for MappedArray {}
+
+impl MappedArray {
+    /// Maps the first `len` values of a [`MapKind::ReadOnlyArray`].
+    ///
+    /// # Errors
+    /// The map has fewer values, or cannot be mapped.
+    pub(super) fn new(map: &Map<u32, u64>, len: usize) -> io::Result<MappedArray> {
+        let bytes = len * size_of::<u64>();
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                rustix::mm::ProtFlags::READ,
+                rustix::mm::MapFlags::SHARED,
+                map.as_fd(),
+                0,
+            )?
+        };
+        let first = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(MappedArray { first, len })
+    }
+
+    /// The value at `at`.
+    pub(super) fn load(&self, at: usize) -> Option<u64> {
+        // SAFETY: the value lies in the mapping, which has `len` of them, and is aligned, as the
+        // mapping is. The kernel has checked that the map is as long: it maps no more than there is.
+        // Acquire: partner of the program's atomic addition.
+        (at < self.len).then(|| unsafe { self.first.add(at).as_ref() }.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for MappedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and no reference to it is left.
+        let _ = unsafe { rustix::mm::munmap(self.first.as_ptr().cast(), self.len * 8) };
     }
 }
 

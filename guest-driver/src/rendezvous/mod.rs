@@ -64,8 +64,8 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use bpf::{Hook, Map, MapKind};
-use program::{Maps, mark};
+use bpf::{Hook, Map, MapKind, MappedArray};
+use program::{BUCKETS, Maps, bucket_of, mark};
 
 /// Listening ports at most. The kernel drops the least recently used one for a further port.
 const MAX_PORTS: u32 = 4096;
@@ -98,6 +98,7 @@ pub struct Rendezvous {
     marks: Map<i32, u32>,
     /// Whether a listener answers a client: 1 or 0. Present if the policy depends on clients.
     clients: Option<Map<Client, u64>>,
+    asked: Option<AskedClients>,
     policy: Policy,
     cgroup: OwnedFd,
     path: PathBuf,
@@ -105,6 +106,29 @@ pub struct Rendezvous {
     link: OwnedFd,
     /// The program for sockets that listen already; the error number if the kernel refused it.
     late: Result<OwnedFd, i32>,
+}
+
+/// How many open connections have clients that may have sent the option, per bucket of clients. Only
+/// the kernel's program writes it, so no process can hide a client from another one.
+#[derive(Debug)]
+struct AskedClients {
+    map: Map<u32, u64>,
+    mapped: MappedArray,
+}
+
+impl AskedClients {
+    fn new(map: Map<u32, u64>) -> io::Result<AskedClients> {
+        let mapped = MappedArray::new(&map, BUCKETS as usize)?;
+        Ok(AskedClients { map, mapped })
+    }
+
+    /// `None`: the kernel cannot have it mapped, or there is no memory for it. Each accepted socket
+    /// is then asked for.
+    fn make() -> Option<AskedClients> {
+        let map = Map::new(MapKind::ReadOnlyArray, BUCKETS, "smc_asked");
+        let made = map.and_then(AskedClients::new);
+        made.inspect_err(|error| tracing::debug!(%error, "no array of clients")).ok()
+    }
 }
 
 /// A port on which a socket listens.
@@ -146,12 +170,14 @@ impl Rendezvous {
         let clients = || Map::new(MapKind::PrefixTrie, MAX_CLIENTS, "smc_clients");
         let clients = by_client.then(clients).transpose();
         let clients = clients.map_err(denied("a BPF prefix trie"))?;
+        let asked = AskedClients::make();
         let (cgroup, path) = cgroup::open(options.cgroup.as_deref())?;
         let maps = Maps {
             marks: marks.as_fd(),
             ports: ports.as_fd(),
             refused: refused.as_fd(),
             clients: clients.as_ref().map(AsFd::as_fd),
+            asked: asked.as_ref().map(|asked| asked.map.as_fd()),
         };
         let code = program::options(&maps).unwrap_or_default();
         let program = bpf::load(Hook::SockOps, "smc_option", &code).map_err(rejected)?;
@@ -168,7 +194,7 @@ impl Rendezvous {
         });
         tracing::debug!(cgroup = %path.display(), "TCP option 254 is at work");
         let cgroup = cgroup.into();
-        Ok(Arc::new(Rendezvous { marks, clients, policy, cgroup, path, link, late }))
+        Ok(Arc::new(Rendezvous { marks, clients, asked, policy, cgroup, path, link, late }))
     }
 
     /// Makes the rendezvous available to programs that this process starts and that may lack the
@@ -184,6 +210,7 @@ impl Rendezvous {
             self.late.as_ref().ok().map(AsFd::as_fd),
             Some(self.cgroup.as_fd()),
             Some(self.link.as_fd()),
+            self.asked.as_ref().map(|asked| asked.map.as_fd()),
         ];
         let mut passed = PassedOn { text: String::new(), _descriptors: Vec::new() };
         for fd in own {
@@ -216,16 +243,19 @@ impl Rendezvous {
             digits => digits.parse().map(Some).map_err(|_| io::ErrorKind::InvalidInput),
         };
         let numbers = text.split(',').map(number).collect::<Result<Vec<Option<i32>>, _>>()?;
-        let [Some(marks), clients, late, Some(cgroup), Some(link)] = numbers[..] else {
+        let [Some(marks), clients, late, Some(cgroup), Some(link), asked] = numbers[..] else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let clients = clients.map(|number| Map::adopt(MapKind::PrefixTrie, number)).transpose()?;
+        let asked = asked.map(|number| Map::adopt(MapKind::ReadOnlyArray, number)).transpose()?;
         let late = late.map(bpf::duplicate).transpose()?.ok_or(libc::EOPNOTSUPP);
         let cgroup = bpf::duplicate(cgroup)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd()))?;
         Ok(Arc::new(Rendezvous {
             marks: Map::adopt(MapKind::SocketStorage, marks)?,
             clients,
+            // Without memory for the mapping it does without, as before.
+            asked: asked.and_then(|map| AskedClients::new(map).ok()),
             policy: of_this_program(policy),
             cgroup,
             path,
@@ -238,7 +268,8 @@ impl Rendezvous {
     pub fn descriptors(&self) -> Vec<i32> {
         let own = [Some(self.marks.as_fd()), self.clients.as_ref().map(AsFd::as_fd)];
         let late = self.late.as_ref().ok().map(AsFd::as_fd);
-        let rest = [late, Some(self.cgroup.as_fd()), Some(self.link.as_fd())];
+        let asked = self.asked.as_ref().map(|asked| asked.map.as_fd());
+        let rest = [late, Some(self.cgroup.as_fd()), Some(self.link.as_fd()), asked];
         own.into_iter().chain(rest).flatten().map(|fd| fd.as_raw_fd()).collect()
     }
 
@@ -300,6 +331,17 @@ impl Rendezvous {
         let found = self.marks.get(&stream.as_fd().as_raw_fd());
         let mark = found.inspect_err(|error| tracing::debug!(%error, "socket storage")).ok()??;
         (mark & mark::KNOWN != 0).then_some(mark & mark::PEER != 0)
+    }
+
+    /// Whether the client of an accepted connection may have sent the option, without a system call.
+    /// `false`: it has not, if the connection is one of a listener for which
+    /// [`Rendezvous::listen`] returned `true`, and has not been reset.
+    /// [`Rendezvous::peer_speaks_smc`] tells the rest.
+    pub fn may_have_asked(&self, client: &SocketAddr) -> bool {
+        // accept(2) takes the lock under which the kernel has established the connection, and called
+        // the program. So the program has counted it.
+        let Some(asked) = &self.asked else { return true };
+        asked.mapped.load(bucket_of(client)).is_none_or(|open| open != 0)
     }
 
     /// Writes to the map which clients a listener answers. `false`: the policy forbids all clients.

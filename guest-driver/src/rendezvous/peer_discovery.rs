@@ -194,17 +194,31 @@ impl PeerDiscovery {
     /// The errors of the system calls. If the listener cannot answer the option, that is logged and
     /// no error.
     pub fn bind(&self, addr: &SocketAddr) -> io::Result<TcpListener> {
-        super::bind(addr, |socket| self.listen(socket))
+        super::bind(addr, |socket| {
+            self.listen(socket);
+        })
     }
 
     /// Has a listener answer the option. Call this when the listener is bound, if possible before
-    /// it listens.
-    pub fn listen(&self, listener: impl AsFd) {
-        if let Ok(rendezvous) = &self.rendezvous
-            && let Err(error) = rendezvous.listen(listener)
-        {
+    /// it listens. `false`: it does not answer.
+    pub fn listen(&self, listener: impl AsFd) -> bool {
+        let Ok(rendezvous) = &self.rendezvous else { return false };
+        rendezvous.listen(listener).unwrap_or_else(|error| {
             tracing::warn!(%error, "a listener does not answer clients that ask for SMC");
-        }
+            false
+        })
+    }
+
+    /// What a server does on a connection that it has just accepted from a listener that answers
+    /// the option ([`PeerDiscovery::listen`] returned `true`), if it is certain without a system call
+    /// that the client has not sent the option.
+    ///
+    /// `None`: ask [`PeerDiscovery::accepted`]. Also with [`Mode::Required`]: a connection that was
+    /// reset is no longer counted among those that have sent the option, and its first bytes would
+    /// not be looked at.
+    pub fn accepted_from(&self, client: &SocketAddr) -> Option<ServerAction> {
+        let rendezvous = self.rendezvous().filter(|_| self.mode == Mode::Auto)?;
+        (!rendezvous.may_have_asked(client)).then(|| server_action(self.mode, true, Some(false)))
     }
 
     /// What a server does on a connection that it has just accepted.

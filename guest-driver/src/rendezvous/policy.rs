@@ -214,6 +214,12 @@ impl Policy {
         networks.iter().map(|network| (*network, allowed(network))).collect()
     }
 
+    /// Whether a server may use SMC with all clients, on all ports.
+    pub fn accepts_all(&self) -> bool {
+        self.default != AllowedProtocol::Tcp
+            && self.rules.iter().all(|rule| rule.side == Some(Side::Connect))
+    }
+
     /// Whether the answer of a listener depends on the client's address.
     pub fn depends_on_client(&self) -> bool {
         self.rules.iter().any(|rule| !rule.peers.is_empty() && rule.side != Some(Side::Connect))

@@ -8,6 +8,8 @@
 //! ports: LRU table of struct listening -> u32
 //! refused: LRU table of a connection's cookie (u64) -> u32
 //! clients: only with a policy that depends on clients: trie of { port, address } -> bool
+//! asked: array of u64: how many open connections have clients that may have sent the option, by a
+//!     hash of the client's address and port; absent if the kernel cannot have it mapped
 //!
 //! int smc_option(struct bpf_sock_ops *s)
 //! {
@@ -47,8 +49,17 @@
 //!             set_mark(s, mark, the SYN was not saved ? 0
 //!                 : found(s, BPF_LOAD_HDR_OPT_TCP_SYN) && !fast_open(s) && client_allowed(s)
 //!                     && !refused[bpf_get_socket_cookie(s)] ? KNOWN | PEER : KNOWN);
+//!             // Before that, in all cases but the last one where the SYN had no option:
+//!             //     asked[hash(s)] += 1, the mark gets ASKED, and TCP calls for states
 //!         else if (mark && *mark & WANT)              // both ends connected to each other
 //!             set_mark(s, mark, KNOWN);
+//!         return 1;
+//!     case BPF_SOCK_OPS_STATE_CB:
+//!         mark = bpf_sk_storage_get(&mark, s->sk, 0, 0);
+//!         if (s->args[1] == BPF_TCP_CLOSE && mark && *mark & ASKED) {
+//!             *mark &= ~ASKED;
+//!             asked[hash(s)] -= 1;
+//!         }
 //!         return 1;
 //!     }
 //!     return 1;
@@ -92,6 +103,7 @@
 //!
 //! Rules kept here: OPT-1, OPT-2, OPT-3, OPT-4, OPT-5, OPT-6, OPT-7, OPT-12, SEC-3.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::assembler::{Assembler, Helper, Instruction, Label, Reg, When, Width};
@@ -108,6 +120,8 @@ pub(super) mod mark {
     pub(in super::super) const PEER: u32 = 8;
     /// This program has set the socket's callback flag, and clears it.
     pub(in super::super) const OWNED: u32 = 16;
+    /// The connection is counted among those whose clients may have sent the option.
+    pub(in super::super) const ASKED: u32 = 32;
 }
 
 /// Level and name of the option for a socket that listens already: "SMCR" in EBCDIC, which no
@@ -124,10 +138,13 @@ const FAST_OPEN: [u8; 8] = [34, 0, 0, 0, 0, 0, 0, 0];
 const OP_CONNECT: i32 = 3;
 const OP_ACTIVE_ESTABLISHED: i32 = 4;
 const OP_PASSIVE_ESTABLISHED: i32 = 5;
+const OP_STATE: i32 = 10;
 const OP_LISTEN: i32 = 11;
 const OP_OPTIONS_LEN: i32 = 14;
 const OP_WRITE_OPTIONS: i32 = 15;
+const STATES: i32 = 1 << 2;
 const WRITE_OPTIONS: i32 = 1 << 6;
+const CLOSED: i32 = 7;
 const SYNACK_COOKIE: i32 = 2;
 const LOAD_SYN: i32 = 1;
 const SOL_TCP: i32 = 6;
@@ -139,9 +156,11 @@ const TCP_ACK: i32 = 16;
 mod sock_ops {
     pub(super) const OP: i16 = 0;
     pub(super) const ARG0: i16 = 4;
+    pub(super) const ARG1: i16 = 8;
     pub(super) const FAMILY: i16 = 20;
     pub(super) const REMOTE_IP4: i16 = 24;
     pub(super) const REMOTE_IP6: i16 = 32;
+    pub(super) const REMOTE_PORT: i16 = 64;
     pub(super) const LOCAL_PORT: i16 = 68;
     pub(super) const IS_FULLSOCK: i16 = 72;
     pub(super) const CALLBACKS: i16 = 84;
@@ -165,6 +184,7 @@ const AT_ONE: i16 = -32;
 const AT_COOKIE: i16 = -40;
 const AT_FLAGS: i16 = -48;
 const AT_CLIENT: i16 = -72;
+const AT_BUCKET: i16 = -80;
 
 /// The maps of the programs.
 pub(super) struct Maps<'a> {
@@ -173,6 +193,32 @@ pub(super) struct Maps<'a> {
     pub(super) refused: BorrowedFd<'a>,
     /// Which clients a listener answers, if the policy depends on clients.
     pub(super) clients: Option<BorrowedFd<'a>>,
+    /// The buckets of [`bucket_of`], if there are any.
+    pub(super) asked: Option<BorrowedFd<'a>>,
+}
+
+/// Number of buckets.
+pub(super) const BUCKETS: u32 = 1 << BUCKET_BITS;
+const BUCKET_BITS: u32 = 14;
+/// Where a mark with [`mark::ASKED`] holds the bucket.
+const BUCKET_IN_MARK: u32 = 16;
+/// 2^32 divided by the golden ratio: the upper bits of a product with it are a good hash.
+const GOLDEN: u32 = 0x9e37_79b1;
+
+/// The bucket in which the program counts a connection of this client.
+pub(super) fn bucket_of(client: &SocketAddr) -> usize {
+    // An IPv4 address and its form in IPv6 have the same end.
+    let end = match client.ip() {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(ip) => {
+            let [.., a, b, c, d] = ip.octets();
+            [a, b, c, d]
+        }
+    };
+    let [high, low] = client.port().to_be_bytes();
+    // As the program finds both in its context.
+    let key = u32::from_ne_bytes(end) ^ u32::from_ne_bytes([0, 0, high, low]);
+    (key.wrapping_mul(GOLDEN) >> (32 - BUCKET_BITS)) as usize
 }
 
 /// The program for [`Hook::SockOps`](super::bpf::Hook::SockOps).
@@ -181,7 +227,7 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     let (connect, listen) = (program.a.label(), program.a.label());
     let (length, write) = (program.a.label(), program.a.label());
     let (active, passive) = (program.a.label(), program.a.label());
-    let set_mark = program.a.label();
+    let (state, set_mark) = (program.a.label(), program.a.label());
     let out = program.a.label();
 
     let a = &mut program.a;
@@ -194,6 +240,7 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
         (OP_ACTIVE_ESTABLISHED, active),
         (OP_PASSIVE_ESTABLISHED, passive),
         (OP_LISTEN, listen),
+        (OP_STATE, state),
     ] {
         a.jump_if(Reg::R1, When::Equal, op, place);
     }
@@ -206,6 +253,7 @@ pub(super) fn options(maps: &Maps<'_>) -> Option<Vec<Instruction>> {
     program.write_options(length, write, out);
     program.active(active, set_mark, out);
     program.passive(passive, set_mark, out);
+    program.state(state, out);
     program.set_mark(set_mark, out);
     program.a.finish()
 }
@@ -400,6 +448,7 @@ impl<'a> Program<'a> {
 
     fn passive(&mut self, here: Label, set_mark: Label, out: Label) {
         let (crossed, no_option) = (self.a.label(), self.a.label());
+        let (count, refused) = (self.a.label(), self.a.label());
         self.a.here(here);
         self.find_mark(sock_ops::SK, out);
         let a = &mut self.a;
@@ -407,14 +456,19 @@ impl<'a> Program<'a> {
         a.jump_if(Reg::R1, When::NoneOf, mark::ANSWER.cast_signed(), crossed);
         a.set(VALUE, 0);
         self.load_option(OPTION, LOAD_SYN);
-        self.judge_option(no_option, set_mark);
+        self.judge_option(no_option, count);
         self.load_option(FAST_OPEN, LOAD_SYN);
-        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, no_option);
-        self.client(no_option);
+        self.a.jump_if(Reg::R0, When::NotEqual, -libc::ENOMSG, refused);
+        self.client(refused);
         self.cookie();
         self.lookup(self.maps.refused, AT_COOKIE);
-        self.a.jump_if(Reg::R0, When::NotEqual, 0, no_option);
+        self.a.jump_if(Reg::R0, When::NotEqual, 0, refused);
         self.a.set(VALUE, (mark::KNOWN | mark::PEER).cast_signed());
+        self.a.jump(count);
+        self.a.here(refused);
+        self.a.set(VALUE, mark::KNOWN.cast_signed());
+        self.a.here(count);
+        self.count(set_mark);
         self.a.jump(set_mark);
 
         let a = &mut self.a;
@@ -425,15 +479,77 @@ impl<'a> Program<'a> {
         a.jump(set_mark);
     }
 
-    /// Stores the mark. Clears the callback flag if this program has set it.
+    /// Counts a connection whose client may have sent the option in its bucket, and notes that in
+    /// VALUE.
+    fn count(&mut self, no: Label) {
+        let Some(asked) = self.maps.asked else { return };
+        let (ipv4, hash) = (self.a.label(), self.a.label());
+        let a = &mut self.a;
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::FAMILY);
+        a.jump_if(Reg::R1, When::Equal, libc::AF_INET, ipv4);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP6 + 12);
+        a.jump(hash);
+        a.here(ipv4);
+        a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::REMOTE_IP4);
+        a.here(hash);
+        a.load(Width::Word, Reg::R2, CONTEXT, sock_ops::REMOTE_PORT);
+        a.xor(Reg::R1, Reg::R2);
+        // Of the product of 64 bits the lower 32 are that of 32 bits.
+        a.multiply(Reg::R1, GOLDEN.cast_signed());
+        a.shift_right(Reg::R1, (32 - BUCKET_BITS).cast_signed());
+        a.and(Reg::R1, (BUCKETS - 1).cast_signed());
+        a.store(Width::Word, Reg::R10, AT_BUCKET, Reg::R1);
+        self.lookup(asked, AT_BUCKET);
+        let a = &mut self.a;
+        a.jump_if(Reg::R0, When::Equal, 0, no);
+        a.set(Reg::R1, 1);
+        a.atomic_add(Reg::R0, 0, Reg::R1);
+        a.load(Width::Word, Reg::R1, Reg::R10, AT_BUCKET);
+        a.multiply(Reg::R1, 1 << BUCKET_IN_MARK);
+        a.xor(VALUE, Reg::R1);
+        a.or(VALUE, mark::ASKED.cast_signed());
+    }
+
+    /// A connection that is counted has ended.
+    fn state(&mut self, here: Label, out: Label) {
+        self.a.here(here);
+        let Some(asked) = self.maps.asked else { return self.a.jump(out) };
+        self.a.load(Width::Word, Reg::R1, CONTEXT, sock_ops::ARG1);
+        self.a.jump_if(Reg::R1, When::NotEqual, CLOSED, out);
+        self.require(mark::ASKED, out);
+        let a = &mut self.a;
+        a.load(Width::Word, VALUE, MARK, 0);
+        a.copy(Reg::R1, VALUE);
+        a.shift_right(Reg::R1, BUCKET_IN_MARK.cast_signed());
+        a.store(Width::Word, Reg::R10, AT_BUCKET, Reg::R1);
+        a.and(VALUE, !mark::ASKED.cast_signed());
+        a.store(Width::Word, MARK, 0, VALUE);
+        self.lookup(asked, AT_BUCKET);
+        let a = &mut self.a;
+        a.jump_if(Reg::R0, When::Equal, 0, out);
+        a.set(Reg::R1, -1);
+        a.atomic_add(Reg::R0, 0, Reg::R1);
+        a.jump(out);
+    }
+
+    /// Stores the mark. Clears the callback flag if this program has set it, and has TCP call for
+    /// the states of a connection that is counted.
     fn set_mark(&mut self, here: Label, out: Label) {
+        let (not_ours, set) = (self.a.label(), self.a.label());
         let a = &mut self.a;
         a.here(here);
         a.load(Width::Word, Reg::R1, MARK, 0);
         a.store(Width::Word, MARK, 0, VALUE);
-        a.jump_if(Reg::R1, When::NoneOf, mark::OWNED.cast_signed(), out);
         a.load(Width::Word, Reg::R2, CONTEXT, sock_ops::CALLBACKS);
+        a.jump_if(Reg::R1, When::NoneOf, mark::OWNED.cast_signed(), not_ours);
         a.and(Reg::R2, !WRITE_OPTIONS);
+        a.jump_if(VALUE, When::NoneOf, mark::ASKED.cast_signed(), set);
+        a.or(Reg::R2, STATES);
+        a.jump(set);
+        a.here(not_ours);
+        a.jump_if(VALUE, When::NoneOf, mark::ASKED.cast_signed(), out);
+        a.or(Reg::R2, STATES);
+        a.here(set);
         a.copy(Reg::R1, CONTEXT);
         a.call(Helper::SetCallbacks);
         a.jump(out);

@@ -21,6 +21,11 @@ use crate::sys::user_memory::{self, BufferList, libc_result};
 #[inline]
 fn recv_into(fd: c_int, bufs: &mut [IoSliceMut<'_>], flags: c_int) -> Option<SysResult> {
     let descriptor = DESCRIPTORS.get(fd)?;
+    let reads =
+        flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 && !bufs.iter().all(|b| b.is_empty());
+    if reads && let Err(error) = transfer::look_at_silent(&descriptor, fd, flags) {
+        return Some(Err(error));
+    }
     match transfer::dispatch_read(&descriptor, fd, flags & libc::MSG_DONTWAIT != 0) {
         Dispatch::Kernel => None,
         Dispatch::Smc(socket, stream) => Some(transfer::recv((socket, stream), bufs, flags)),

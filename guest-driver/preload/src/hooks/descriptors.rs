@@ -7,7 +7,7 @@ use crate::config;
 use crate::hooks::escapes::{leave, leave_standard};
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::{control, kernel};
-use crate::selection::{option, worthwhile};
+use crate::selection::{answering_listeners, option, worthwhile};
 use crate::socket::descriptors;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::own_numbers;
@@ -21,6 +21,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
     if !DESCRIPTORS.has(fd) {
         worthwhile::note_close(fd);
+        answering_listeners::remove(fd);
         return call_libc!(close, libc::SYS_close, (fd: c_int) -> c_int);
     }
     let _numbers = descriptors::lock_numbers(fd, fd);
@@ -46,6 +47,7 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
 
 /// Closes a range, without the descriptors of the rendezvous.
 fn close_around(first: c_int, last: c_int, flags: c_int) -> raw::SysResult {
+    answering_listeners::remove_range(first, last);
     let parts = option::ranges_without_reserved(first, last).into_iter();
     parts.map(|(first, last)| raw::close_range(first, last, flags)).fold(Ok(0), raw::SysResult::and)
 }
@@ -75,6 +77,9 @@ pub(super) unsafe extern "C" fn dup(old: c_int) -> c_int {
 
 /// What `dup2` and `dup3` have in common; `flags` as `dup3`.
 fn replace(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new {
+        answering_listeners::remove(new);
+    }
     if old == new || (!DESCRIPTORS.has(old) && !DESCRIPTORS.has(new)) {
         return libc_result(raw::dup3(old, new, flags)) as c_int;
     }

@@ -46,6 +46,7 @@ fn around(execute: impl FnOnce() -> c_int) -> c_int {
     }
     relay::fork::settle_all();
     kernel::leave_inherited(|_| false);
+    kernel::leave_closed();
     if !keeper::has_relays() {
         return execute();
     }

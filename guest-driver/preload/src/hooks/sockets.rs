@@ -7,12 +7,12 @@ use libc::{sockaddr, socklen_t};
 use crate::config;
 use crate::hooks::libc_symbols::call_libc;
 use crate::io::control;
-use crate::selection::{establish, inherited_options, option};
+use crate::selection::{answering_listeners, establish, inherited_options, option};
 use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
-use crate::sys::user_memory::{self, libc_result};
+use crate::sys::user_memory::{self, AddressRoom, libc_result};
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -66,19 +66,49 @@ pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     result
 }
 
+/// `accept` by one of libc's functions. The address of a client that may be left to TCP without a
+/// call comes from the call itself.
+///
+/// # Safety
+/// `addr` and `len` are what the program has passed.
+unsafe fn accept_by(
+    fd: c_int,
+    (addr, len): (*mut sockaddr, *mut socklen_t),
+    nonblocking: bool,
+    native: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
+    if !answering_listeners::contains(fd) {
+        let new = native(addr, len);
+        if new >= 0 {
+            descriptors::remove_stale(new);
+            establish::add_accepted(new, nonblocking, None);
+        }
+        return new;
+    }
+    // SAFETY: as the caller promises.
+    let mut room = unsafe { AddressRoom::new(addr, len) };
+    let (addr, len) = room.pointers();
+    let new = native(addr, len);
+    if new >= 0 {
+        descriptors::remove_stale(new);
+        // SAFETY: the kernel has written the address.
+        establish::add_accepted(new, nonblocking, unsafe { room.address() });
+    }
+    new
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn accept(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    let new = call_libc!(accept, libc::SYS_accept,
-        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int);
-    if new >= 0 {
-        descriptors::remove_stale(new);
-        establish::add_accepted(new, false);
-    }
-    new
+    let native = |addr: *mut sockaddr, len: *mut socklen_t| {
+        call_libc!(accept, libc::SYS_accept,
+            (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int)
+    };
+    // SAFETY: the program's arguments.
+    unsafe { accept_by(fd, (addr, len), false, native) }
 }
 
 #[unsafe(no_mangle)]
@@ -88,13 +118,12 @@ pub(super) unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    let new = call_libc!(accept4, libc::SYS_accept4,
-        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int);
-    if new >= 0 {
-        descriptors::remove_stale(new);
-        establish::add_accepted(new, flags & libc::SOCK_NONBLOCK != 0);
-    }
-    new
+    let native = |addr: *mut sockaddr, len: *mut socklen_t| {
+        call_libc!(accept4, libc::SYS_accept4,
+            (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int)
+    };
+    // SAFETY: the program's arguments.
+    unsafe { accept_by(fd, (addr, len), flags & libc::SOCK_NONBLOCK != 0, native) }
 }
 
 /// The descriptor of the TCP socket, which provides names and options. If another process carries

@@ -105,10 +105,19 @@ pub(crate) fn close_all() {
             }
         }
     }
+    leave_closed();
     waiting::finish(false);
     let begun = Instant::now();
     while SmcStream::any_has_unsent_bytes() && begun.elapsed() < URGENT_TIMEOUT {
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Has relays wait for the servers of closed connections on which the program has written: a keeper
+/// goes on with them.
+pub(crate) fn leave_closed() {
+    for (descriptor, tcp) in waiting::written_clients() {
+        relay::hand_over::hand_over_closed(descriptor, tcp);
     }
 }
 

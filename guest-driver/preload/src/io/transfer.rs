@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use guest_driver::SmcStream;
 
 use crate::selection::resolve::resolve;
-use crate::selection::{Selected, Wait, inherited_options};
+use crate::selection::{Selected, Wait, handshake, inherited_options};
 use crate::socket::registrations;
 use crate::socket::states::SocketStage;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
@@ -39,6 +39,26 @@ pub(crate) fn dispatch_read(
         return Dispatch::Smc(socket, stream);
     }
     undecided(descriptor, socket, fd, (dont_wait, libc::SO_RCVTIMEO))
+}
+
+/// Before a read with these flags: looks at the client of a connection that has announced nothing. It
+/// costs one call, since an error of the socket can be the result of the read itself.
+///
+/// # Errors
+/// The result of the read.
+#[inline]
+pub(crate) fn look_at_silent(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    flags: c_int,
+) -> Result<(), Errno> {
+    match descriptor.stream() {
+        Some(socket) if socket.stage() == SocketStage::Undecided && socket.may_be_plain() => {
+            let dont_wait = flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking();
+            handshake::look_before_read(descriptor, fd, dont_wait)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// As [`dispatch_read`], for a call that writes.

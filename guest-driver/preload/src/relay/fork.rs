@@ -92,7 +92,9 @@ impl RelayOffer {
         match self.tcp {
             // The offer stays counted: the handshake goes on although the program has no descriptor
             // of the connection any more.
-            Some(tcp) => start_undecided(self.descriptor, pair, tcp),
+            Some(tcp) => {
+                let _ = start_undecided(self.descriptor, pair, tcp);
+            }
             None => {
                 if let Some(socket) = self.descriptor.stream() {
                     socket.remove_offer();

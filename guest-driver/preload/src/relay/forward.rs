@@ -94,16 +94,17 @@ pub(super) fn put_pair(fd: c_int, program_end: &OwnedFd, keep_tcp: impl FnOnce(c
 
 /// Starts to forward the bytes of a connection. The relay keeps the connection.
 pub(super) fn start(descriptor: DescriptorRef, pair: SocketPair) {
-    add(descriptor, pair, RelayCarrier::Smc);
+    let _ = add(descriptor, pair, RelayCarrier::Smc);
 }
 
 /// As [`start`], for a connection whose handshake is still under way: the pair keeps what the
-/// program writes until the connection is decided. `tcp` carries it if SMC does not.
-pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) {
-    add(descriptor, pair, RelayCarrier::Undecided(tcp));
+/// program writes until the connection is decided. `tcp` carries it if SMC does not. `false`: there
+/// are no threads left.
+pub(super) fn start_undecided(descriptor: DescriptorRef, pair: SocketPair, tcp: OwnedFd) -> bool {
+    add(descriptor, pair, RelayCarrier::Undecided(tcp))
 }
 
-fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) {
+fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) -> bool {
     // 0 is the sleeper's own eventfd.
     static NEXT: AtomicU64 = AtomicU64::new(1);
     drop(pair.program_end);
@@ -114,16 +115,19 @@ fn add(descriptor: DescriptorRef, pair: SocketPair, carrier: RelayCarrier) {
         if let Some((sleeper, _)) = leaked(SLEEPER.load(Ordering::Acquire)) {
             sleeper.watch.wake();
         }
-        return;
+        return true;
     }
     let thread = std::thread::Builder::new().name("smc-relay".into()).stack_size(STACK);
     if own_sleeper().is_some() && raw::without_signals(|| thread.spawn(|| run(None))).is_ok() {
         relays.runs = Some(fork::generation());
-    } else if let Some(relay) = relays.list.pop() {
+        return true;
+    }
+    if let Some(relay) = relays.list.pop() {
         // Both ends are closed now: the program reads an end of data, and its writes fail.
         drop(relays);
         relay.end();
     }
+    false
 }
 
 /// What the thread of this process sleeps on; made on first use. `None`: no descriptors are left.

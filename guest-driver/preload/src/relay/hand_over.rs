@@ -6,6 +6,7 @@
 //! the place of all its descriptors.
 
 use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::forward::{replace, start, start_undecided};
 use crate::socket::pair::{HIGH_FDS, SocketPair};
@@ -43,8 +44,24 @@ pub(crate) fn hand_over_undecided(descriptor: &DescriptorRef) -> bool {
         socket.add_offer();
     }
     replace(descriptor, &fds, &pair.program_end);
-    start_undecided(descriptor.clone(), pair, tcp);
+    let _ = start_undecided(descriptor.clone(), pair, tcp);
     true
+}
+
+/// Hands a client's connection over that the program has closed, and on which it has written, while
+/// its server has not answered the Proposal. So a keeper can send the bytes, and the process need
+/// not wait for the server. If that fails, the process has to wait. `tcp`: a duplicate of its socket.
+pub(crate) fn hand_over_closed(descriptor: DescriptorRef, tcp: OwnedFd) {
+    // Nobody has the program's end: the relay reads an end of data.
+    let Some(pair) = SocketPair::new(tcp.as_raw_fd()) else { return };
+    if let Some(socket) = descriptor.stream() {
+        socket.add_offer();
+    }
+    if !start_undecided(descriptor.clone(), pair, tcp)
+        && let Some(socket) = descriptor.stream()
+    {
+        socket.remove_offer();
+    }
 }
 
 /// Whether this process has connections that SMC carries, or whose handshake is under way.

@@ -202,34 +202,48 @@ pub(crate) fn disconnect(
     result
 }
 
-/// Makes the entry of an accepted connection, if it may be on SMC.
-pub(crate) fn add_accepted(fd: c_int, nonblocking: bool) {
+/// Makes the entry of an accepted connection, if it may be on SMC. `client`: the address of the
+/// client, if the call has told it and the listener is one of
+/// [`answering_listeners`](crate::selection::answering_listeners).
+pub(crate) fn add_accepted(fd: c_int, nonblocking: bool, client: Option<SocketAddr>) {
     let Some(config) = config::get() else { return };
     if config.accept.is_empty() || fork::shares_memory() {
         return;
     }
+    let mut local = None;
     // Only IPv4 and IPv6 sockets have such an address.
-    let Some(local) = local_address(fd) else { return };
-    let client: Option<IpAddr> = if !config.depends_on_client() {
-        Some(local.ip())
-    } else {
-        let name = rustix::net::getpeername(borrowed(fd)).ok();
-        name.flatten().and_then(|name| SocketAddr::try_from(name).ok()).map(|addr| addr.ip())
-    };
-    if !client.is_some_and(|client| config.accepts(client, local.port())) {
-        return;
+    if client.is_none() || !config.accepts_all() {
+        let Some(found) = local_address(fd) else { return };
+        let ip: Option<IpAddr> = match client {
+            _ if !config.depends_on_client() => Some(found.ip()),
+            Some(client) => Some(client.ip()),
+            None => {
+                let name = rustix::net::getpeername(borrowed(fd)).ok();
+                name.flatten().and_then(|name| SocketAddr::try_from(name).ok()).map(|to| to.ip())
+            }
+        };
+        if !ip.is_some_and(|ip| config.accepts(ip, found.port())) {
+            return;
+        }
+        local = Some(found);
     }
-    match option::after_accept(borrowed(fd)) {
+    let known = client.and_then(|client| option::after_accept_from(&client));
+    match known.unwrap_or_else(|| option::after_accept(borrowed(fd))) {
         AcceptAction::Tcp => {
-            worthwhile::count_tcp(&local);
+            if let Some(local) = local.or_else(|| local_address(fd)) {
+                worthwhile::count_tcp(&local);
+            }
             status::server_stays_on_tcp(borrowed(fd));
         }
         AcceptAction::Peek { timeout, announced } => {
             let socket = StreamSocket::new(SocketState::Undecided, SocketRole::Server, nonblocking);
-            socket.set_listener(local);
             socket.set_detect_timeout(timeout);
             if announced {
                 socket.set_announced();
+                local = local.or_else(|| local_address(fd));
+            }
+            if let Some(local) = local {
+                socket.set_listener(local);
             }
             if inherited_options::may_be_zerocopy()
                 && raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) != Ok(0)
@@ -287,7 +301,7 @@ pub(crate) fn add_inherited() {
         let untouched = || raw::has_moved_bytes(fd) == Some(false);
         if first.is_smc() || first == FirstBytes::Incomplete && untouched() {
             let flags = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) as c_int;
-            add_accepted(fd, flags & libc::O_NONBLOCK != 0);
+            add_accepted(fd, flags & libc::O_NONBLOCK != 0, None);
         }
     }
 }

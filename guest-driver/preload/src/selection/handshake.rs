@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
-use guest_driver::SignalMask;
+use guest_driver::{FirstBytes, SignalMask};
 
 use crate::selection::first_bytes::peek;
 use crate::selection::outcome::note_linger;
@@ -15,7 +15,8 @@ use crate::socket::states::SocketEvent;
 use crate::socket::stream::{SocketRole, SocketState, StreamSocket};
 use crate::socket::table::DescriptorRef;
 use crate::status;
-use crate::sys::{borrowed, raw};
+use crate::sys::borrowed;
+use crate::sys::raw::{self, Errno};
 
 /// Begins the handshake, if the state of the socket allows it after this event. `true`: a signal
 /// interrupts the call of the program. `copy`: a second descriptor of the connection, for a client
@@ -30,8 +31,7 @@ pub(super) fn begin(
     if socket.role() == SocketRole::Server && event == SocketEvent::Use {
         match server::look_at_client(socket, fd) {
             ClientLook::Plain => {
-                status::server_stays_on_tcp(borrowed(fd));
-                carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
+                stay_plain(descriptor, fd);
                 return false;
             }
             ClientLook::Silent if matches!(wait, Wait::Short | Wait::Now) => return false,
@@ -45,6 +45,35 @@ pub(super) fn begin(
     };
     carry_out(descriptor, fd, event, ActionInput::Start(&start));
     interrupted.get()
+}
+
+/// The client of a server proposes nothing, and no handshake has begun.
+fn stay_plain(descriptor: &DescriptorRef, fd: c_int) {
+    status::server_stays_on_tcp(borrowed(fd));
+    carry_out(descriptor, fd, SocketEvent::Plain, ActionInput::Nothing);
+}
+
+/// Looks at the first bytes of a client that has announced nothing, for a call that reads.
+///
+/// # Errors
+/// The result of the call: the socket has an error, or there is nothing to read and the call does not
+/// wait.
+pub(crate) fn look_before_read(
+    descriptor: &DescriptorRef,
+    fd: c_int,
+    dont_wait: bool,
+) -> Result<(), Errno> {
+    match FirstBytes::peek_if_any(borrowed(fd)) {
+        Ok(Some(FirstBytes::Other)) => stay_plain(descriptor, fd),
+        Ok(Some(FirstBytes::Smc(_) | FirstBytes::Incomplete)) => {}
+        Ok(None) if dont_wait => return Err(Errno(libc::EAGAIN)),
+        Ok(None) => {}
+        Err(error) => {
+            stay_plain(descriptor, fd);
+            return Err(error.into());
+        }
+    }
+    Ok(())
 }
 
 /// Begins the handshake. The socket is in [`SocketState::Deciding`], and the signals of the program

@@ -7,6 +7,7 @@
 //! one thread that waits for the peers of all of them. It wakes the program's calls when it is
 //! complete. For a socket in an epoll set the program's own wait for the set goes on with it.
 
+pub(crate) mod answering_listeners;
 mod circuit_breaker;
 mod client;
 mod declined_servers;

@@ -15,9 +15,11 @@ use guest_driver::rendezvous::{
     AllowedProtocol, ClientAction, Mode, PROPOSAL_TIMEOUT, PeerDiscovery, ServerAction,
 };
 
-use crate::selection::{declined_servers, listening_ports, session, worthwhile};
+use crate::selection::{
+    answering_listeners, declined_servers, listening_ports, session, worthwhile,
+};
 use crate::socket::smc_request::SmcRequest;
-use crate::sys::{borrowed, local_address};
+use crate::sys::{borrowed, local_address, raw};
 use crate::{config, status};
 
 static PEER_DISCOVERY: OnceLock<PeerDiscovery> = OnceLock::new();
@@ -169,24 +171,39 @@ pub(crate) fn before_listen(fd: c_int) {
     }
     let Some(local) = local_address(fd) else { return };
     if config.accept.iter().any(|rule| rule.has_port(local.port())) {
-        discovery.listen(borrowed(fd));
+        // One that listens already may have clients that it has not answered.
+        let is_first = raw::socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(0);
+        if discovery.listen(borrowed(fd)) && is_first {
+            answering_listeners::add(fd);
+        }
     }
+}
+
+/// What a server does with a connection from this client that a listener of
+/// [`answering_listeners`] has just accepted, if that is known without a system call.
+pub(crate) fn after_accept_from(client: &SocketAddr) -> Option<AcceptAction> {
+    Some(accept_action(PEER_DISCOVERY.get()?.accepted_from(client)?))
 }
 
 /// What a server does with a connection that it has just accepted.
 pub(crate) fn after_accept(tcp: impl AsFd) -> AcceptAction {
+    let action = PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp));
+    accept_action(action.unwrap_or(ServerAction::Peek))
+}
+
+fn accept_action(action: ServerAction) -> AcceptAction {
     let detect = config::get().map(|config| config.detect).unwrap_or_default();
     let names_clients = config::get().is_some_and(config::RunConfig::names_clients);
-    match PEER_DISCOVERY.get().map(|discovery| discovery.accepted(tcp)) {
-        Some(ServerAction::AwaitProposal) => {
+    match action {
+        ServerAction::AwaitProposal => {
             AcceptAction::Peek { timeout: PROPOSAL_TIMEOUT, announced: true }
         }
-        Some(ServerAction::UseTcp) => AcceptAction::Tcp,
+        ServerAction::UseTcp => AcceptAction::Tcp,
         // A client that may propose SMC would have said so, unless the settings name it.
-        Some(ServerAction::NotAnnounced) if !names_clients => {
+        ServerAction::NotAnnounced if !names_clients => {
             AcceptAction::Peek { timeout: Duration::ZERO, announced: false }
         }
-        Some(ServerAction::Peek | ServerAction::NotAnnounced) | None => {
+        ServerAction::Peek | ServerAction::NotAnnounced => {
             AcceptAction::Peek { timeout: detect, announced: false }
         }
     }

@@ -535,6 +535,54 @@ const WRITTEN_TIMEOUT: Duration = Duration::from_secs(35);
 /// How long it waits for other handshakes that must come to their end.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long it waits for handshakes before another process takes them over.
+const BEFORE_TAKEOVER: Duration = Duration::from_millis(20);
+
+/// Whether the client of a handshake has written, and the program has closed the connection.
+fn is_written(descriptor: &DescriptorRef) -> bool {
+    descriptor.handles() == 0
+        && descriptor.stream().is_some_and(|socket| {
+            socket.role() == SocketRole::Client
+                && socket.must_finish()
+                && socket.has_early()
+                && !socket.has_offers()
+        })
+}
+
+/// Clients' handshakes that wait for their servers, on connections on which the program has written
+/// and which it has closed: each with a duplicate of the TCP socket. Waits a moment for those that
+/// are about to end.
+pub(crate) fn written_clients() -> Vec<(DescriptorRef, OwnedFd)> {
+    let begun = Instant::now();
+    while begun.elapsed() < BEFORE_TAKEOVER && any(is_written) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    loop {
+        let mut found = Vec::new();
+        let _running = RUNNING_LOCK.lock();
+        // A thread that goes on with one of them puts it back soon, or ends it.
+        if !running::any(is_written) || begun.elapsed() > ANNOUNCED_TIMEOUT {
+            for one in lock(&WAITING).list.values().filter(|one| is_written(&one.descriptor)) {
+                // As long as it is in the list, it has its TCP socket.
+                if let [Some(tcp), _] = one.pending.fds()
+                    && let Ok(copy) = tcp.try_clone_to_owned()
+                {
+                    found.push((one.descriptor.clone(), high(copy)));
+                }
+            }
+            return found;
+        }
+        drop(_running);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a handshake is under way that fulfils a condition.
+fn any(condition: impl Fn(&DescriptorRef) -> bool) -> bool {
+    let _running = RUNNING_LOCK.lock();
+    running::any(&condition) || lock(&WAITING).list.values().any(|one| condition(&one.descriptor))
+}
+
 /// Waits for handshakes of connections that the program has closed, when the process ends.
 /// `relayed`: also for those that relays wait for.
 pub(crate) fn finish(relayed: bool) {
@@ -545,12 +593,7 @@ pub(crate) fn finish(relayed: bool) {
             socket.must_finish() && (relayed || !socket.has_offers()) && begun.elapsed() < most
         })
     };
-    let any = || {
-        let _running = RUNNING_LOCK.lock();
-        running::any(must_finish)
-            || lock(&WAITING).list.values().any(|one| must_finish(&one.descriptor))
-    };
-    while any() {
+    while any(must_finish) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

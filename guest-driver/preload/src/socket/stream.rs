@@ -540,6 +540,12 @@ impl StreamSocket {
             && (self.detect_timeout().is_zero() || self.lazy.load(Ordering::Relaxed))
     }
 
+    /// Whether the client of this server has announced nothing, and is plain unless its first bytes
+    /// are a Proposal.
+    pub(crate) fn may_be_plain(&self) -> bool {
+        self.role() == SocketRole::Server && self.detect_timeout().is_zero() && !self.is_announced()
+    }
+
     /// Stores that a call has postponed the handshake.
     pub(crate) fn set_lazy(&self) {
         self.lazy.store(true, Ordering::Relaxed);

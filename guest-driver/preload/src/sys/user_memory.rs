@@ -222,6 +222,64 @@ pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<So
     }
 }
 
+/// Where accept(2) puts the address of a client: the program's room, or the library's if the program
+/// does not want the address.
+pub(crate) struct AddressRoom {
+    own: libc::sockaddr_storage,
+    own_len: libc::socklen_t,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+    /// Bytes of the program's room; 0: not known.
+    room: libc::socklen_t,
+}
+
+/// How far above the stack pointer an address is certainly one of the stack.
+const ON_STACK: usize = 32 << 10;
+
+impl AddressRoom {
+    /// The program's room.
+    ///
+    /// # Safety
+    /// `addr` and `len` are what the program has passed.
+    pub(crate) unsafe fn new(addr: *mut libc::sockaddr, len: *mut libc::socklen_t) -> AddressRoom {
+        let here = 0u8;
+        // For a bad address the kernel has an error, so only one is read that is certainly good. It
+        // is nearly always that of a local variable.
+        let from_here = (len as usize).wrapping_sub(std::ptr::from_ref(&here) as usize);
+        let is_local = from_here < ON_STACK;
+        let room = match !addr.is_null() && is_local {
+            // SAFETY: the memory is that of the callers of this function.
+            true => unsafe { len.read_unaligned() },
+            false => 0,
+        };
+        // SAFETY: all zeros are an address of no family.
+        let own = unsafe { std::mem::zeroed() };
+        let own_len = std::mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        AddressRoom { own, own_len, addr, len, room }
+    }
+
+    /// What the kernel gets.
+    pub(crate) fn pointers(&mut self) -> (*mut libc::sockaddr, *mut libc::socklen_t) {
+        match self.addr.is_null() {
+            true => (std::ptr::from_mut(&mut self.own).cast(), &raw mut self.own_len),
+            false => (self.addr, self.len),
+        }
+    }
+
+    /// The address of IPv4 or IPv6 in it, if it is all there.
+    ///
+    /// # Safety
+    /// The kernel has written an address.
+    pub(crate) unsafe fn address(&self) -> Option<SocketAddr> {
+        if self.addr.is_null() {
+            // SAFETY: the memory is this value's, and longer than each address that is read.
+            return unsafe { address(std::ptr::from_ref(&self.own).cast(), self.own_len) };
+        }
+        // SAFETY: the kernel has written so many bytes.
+        unsafe { address(self.addr, self.room) }
+    }
+}
+
 /// Whether an address is of no family, which disconnects a socket.
 ///
 /// # Safety
