@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use guest_driver::{Outgoing, SignalMask, SmcStream};
@@ -117,7 +117,7 @@ fn wait_here(
         let left = end.saturating_duration_since(Instant::now());
         let mut list = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 2];
         for (entry, fd) in list.iter_mut().zip(outgoing.fds().into_iter().flatten()) {
-            entry.fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
+            entry.fd = fd.as_raw_fd();
         }
         let waited = raw::ppoll(&mut list, Some(&timespec(left)), Some(mask));
         interrupted |= waited == Err(Errno(libc::EINTR));
@@ -167,6 +167,13 @@ impl PendingHandshake for AwaitConnected {
         let tcp = self.0;
         if !is_connected(&tcp) {
             // The kernel reports the error to the program.
+            complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
+            return None;
+        }
+        // Since TCP was connected, the program may have written by a system call that goes around the
+        // library. A Proposal behind such bytes would be data to the server.
+        if raw::has_data_segments(tcp.as_raw_fd()) {
+            status::client_stays_on_tcp(&tcp, guest_driver::Fallback::Asked);
             complete_with_tcp(descriptor, fd, |early| send_early(&tcp, early));
             return None;
         }

@@ -362,6 +362,12 @@ pub(crate) fn has_moved_bytes(fd: c_int) -> Option<bool> {
     Some(info[15] > 1 || info[16] > 0)
 }
 
+/// Whether a TCP connection has sent or received a segment with data.
+pub(crate) fn has_data_segments(fd: c_int) -> bool {
+    // tcpi_data_segs_in and tcpi_data_segs_out.
+    tcp_info(fd, 160).is_some_and(|info| info[19] != 0)
+}
+
 /// Bytes that a TCP connection has carried, both directions together, and how often both ends have
 /// sent in turn, at most.
 pub(crate) fn tcp_traffic(fd: c_int) -> Option<(u64, u64)> {
