@@ -22,8 +22,8 @@ Start with \"smc demo\", which needs nothing else.";
 const AFTER: &str = "\
 An example in three terminals:
   smc fabric                                  a daemon with two devices
-  smc listen -v 5000 > copy                   a server
-  smc connect -v localhost 5000 < /bin/ls     a client
+  smc listen -v 5000 < /dev/null > copy       a server
+  smc connect -v localhost:5000 < /bin/ls     a client
   smc stat                                    counters of the daemon, and SMC connections
   cmp copy /bin/ls
 
@@ -55,6 +55,7 @@ enum Command {
     /// Run a program with its TCP connections on SMC.
     #[command(long_about = run::LONG_ABOUT, after_long_help = run::AFTER)]
     Run(Box<run::RunArgs>),
+    #[command(after_long_help = decode::AFTER)]
     Decode(decode::DecodeArgs),
     /// Show which connections use SMC and why others do not, link groups, RNICs, a daemon's counters.
     #[command(long_about = stat::LONG_ABOUT, after_long_help = stat::AFTER)]
@@ -77,34 +78,22 @@ enum Command {
               long_about = fabric::LONG_ABOUT, after_long_help = "")]
     Fabric(Box<fabric::FabricArgs>),
     #[command(name = "__load_check", hide = true)]
-    LoadCheck {
-        task: String,
-    },
+    LoadCheck { task: String },
     #[command(name = "__supervisor", hide = true)]
-    Supervisor {
-        task: String,
-    },
+    Supervisor { task: String },
     #[command(name = "__daemon", hide = true, disable_help_flag = true)]
     Daemon {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
     #[command(name = "__serve", hide = true)]
-    Serve {
-        task: String,
-    },
+    Serve { task: String },
     #[command(name = "__drive", hide = true)]
-    Drive {
-        task: String,
-    },
+    Drive { task: String },
     #[command(name = "__demo", hide = true)]
-    DemoPeer {
-        task: String,
-    },
+    DemoPeer { task: String },
     #[command(name = "__idle", hide = true)]
-    Idle {
-        task: String,
-    },
+    Idle { task: String },
 }
 
 /// Runs the command that the process was started with.
@@ -121,7 +110,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Listen(args) => pipe::listen(&args).map(|()| ExitCode::SUCCESS),
         Command::Connect(args) => pipe::connect(&args).map(|()| ExitCode::SUCCESS),
         Command::Decode(args) => {
-            decode::run(args).map(|()| ExitCode::SUCCESS).map_err(CliError::from)
+            decode::run(args).map(|good| ExitCode::from(u8::from(!good))).map_err(CliError::from)
         }
         Command::Run(args) => run::run(&args),
         Command::LoadCheck { task } => return run::check_loaded(&task),
@@ -147,7 +136,7 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         show(&error);
-        ExitCode::FAILURE
+        ExitCode::from(error.status())
     })
 }
 

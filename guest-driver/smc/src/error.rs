@@ -1,16 +1,19 @@
 //! Errors of the command, and a hint for the user about each.
 
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use guest_driver::DeviceAddress;
 use thiserror::Error;
+
+use crate::{paths, stack};
 
 /// Why a command failed.
 #[derive(Debug, Error)]
 pub(crate) enum CliError {
     /// A device could not be opened.
-    #[error("cannot open the device {device}: {source}")]
+    #[error("cannot open the device {device}: {}", without_path(device, source))]
     Device {
         /// Its socket.
         device: PathBuf,
@@ -31,9 +34,20 @@ pub(crate) enum CliError {
         /// The management socket.
         socket: PathBuf,
     },
-    /// Text that is not an address.
-    #[error("{0:?} is not an address: expected ADDR:PORT, :PORT or PORT")]
+    /// Text that is no address to listen on.
+    #[error("{0:?} is no address to listen on: expected HOST:PORT, [IPV6]:PORT, :PORT or PORT")]
     Address(String),
+    /// Text that names no server.
+    #[error("{0:?} names no server: expected HOST:PORT, [IPV6]:PORT, or HOST PORT")]
+    Server(String),
+    /// A name that stands for no address.
+    #[error("{host} is not known: {why}")]
+    Unknown {
+        /// The name.
+        host: String,
+        /// What the resolver says.
+        why: String,
+    },
     /// A user EID that CLC cannot carry.
     #[error("{name:?} is not an EID: {why}")]
     Eid {
@@ -65,6 +79,30 @@ pub(crate) enum CliError {
         program: String,
         /// Why.
         why: String,
+    },
+    /// There is no program to run.
+    #[error("cannot run {program}: {why}")]
+    NoProgram {
+        /// Its name.
+        program: String,
+        /// What there is in its place.
+        why: crate::run::NoProgram,
+    },
+    /// The system does not execute a program.
+    #[error("cannot run {program}: {source}")]
+    Exec {
+        /// Its name.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A measuring server does not answer.
+    #[error("cannot connect to {address}: {source}")]
+    NoPerfServer {
+        /// Where to.
+        address: String,
+        /// Why.
+        source: io::Error,
     },
     /// The connection is TCP, and that was not allowed.
     #[error("the connection is not SMC: {why}")]
@@ -123,7 +161,53 @@ pub(crate) enum CliError {
     Plot(String),
 }
 
-fn is_pci(device: &std::path::Path) -> bool {
+/// What to do about a socket that this user may not connect to; `None` if that is not what is wrong.
+pub(crate) fn permission_hint(socket: &Path) -> Option<String> {
+    let error = paths::listens(socket).err()?;
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return None;
+    }
+    let owner = match socket.metadata() {
+        Ok(data) => {
+            format!("it belongs to user {}, with mode {:o}", data.uid(), data.mode() & 0o777)
+        }
+        Err(_) => "a directory on the way to it is closed to you".into(),
+    };
+    Some(format!(
+        "You may not connect to {}: {owner}. The daemon's --socket-mode sets the mode; \"setfacl -m \
+         u:{}:rw {}\" lets you in.",
+        socket.display(),
+        rustix::process::geteuid().as_raw(),
+        socket.display()
+    ))
+}
+
+/// What to do about a server that could not be connected to.
+fn connect_hint(address: &str, source: &io::Error) -> Option<String> {
+    let port = address.rsplit(':').next().unwrap_or_default();
+    match source.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            Some(format!("Is a server there? Start one with \"smc listen {port}\"."))
+        }
+        // What arrived is no CLC message, or nothing did.
+        io::ErrorKind::InvalidData | io::ErrorKind::TimedOut if source.get_ref().is_some() => Some(
+            "Is it an ordinary TCP server? Such a server takes the handshake for data. \"smc check\" \
+             tells, and with \"--rendezvous auto\" only servers that announce SMC are sent a \
+             handshake."
+                .into(),
+        ),
+        _ => None,
+    }
+}
+
+/// What is wrong with a device, without its path.
+fn without_path(device: &Path, source: &io::Error) -> String {
+    let path = device.display();
+    let text = source.to_string().replace(&format!("connecting to {path}: "), "");
+    text.replace(&format!("{path}: "), "")
+}
+
+fn is_pci(device: &Path) -> bool {
     !matches!(DeviceAddress::from(device), DeviceAddress::Socket(_))
 }
 
@@ -134,6 +218,18 @@ impl CliError {
         move |source| CliError::Io { what, source }
     }
 
+    /// The exit status of the command. That of "smc run" is the program's otherwise, so its own
+    /// failures have the numbers that env(1) uses.
+    pub(crate) fn status(&self) -> u8 {
+        use crate::run::NoProgram;
+        match self {
+            CliError::Run { .. } => 125,
+            CliError::NoProgram { why: NoProgram::NotFound, .. } => 127,
+            CliError::NoProgram { .. } | CliError::Exec { .. } => 126,
+            _ => 1,
+        }
+    }
+
     /// Whether the reader of standard output has closed it.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
@@ -141,11 +237,24 @@ impl CliError {
 
     /// What the user can do about it, if anything.
     pub(crate) fn hint(&self) -> Option<String> {
+        let socket = match self {
+            CliError::Device { device, .. } if !is_pci(device) => Some(device),
+            CliError::Management { socket, .. } | CliError::NothingRuns { socket } => Some(socket),
+            _ => None,
+        };
+        if let Some(hint) = socket.and_then(|socket| permission_hint(socket)) {
+            return Some(hint);
+        }
         let hint = match self {
             CliError::Device { device, .. } if is_pci(device) => "\"smc devices\" lists the PCI \
                 devices of this machine and what is wrong with each. \"smc devices --bind\" makes \
                 them usable by programs."
                 .into(),
+            CliError::Device { device, .. } if stack::is_none(device) => {
+                "Without a device a connection needs an RNIC: \"smc devices\" lists them, and \"smc \
+                 doctor\" shows how to make one."
+                    .into()
+            }
             CliError::Device { device, .. } if !device.exists() => format!(
                 "No daemon listens there. Start one with \"smc fabric\" (it prints its sockets), or \
                  with \"smc fabric --socket-path {}\"; or name another socket with --device or \
@@ -178,8 +287,10 @@ impl CliError {
                 common, and the server must be one that speaks SMC (\"smc listen\"). With --tcp-ok \
                 the connection goes on as TCP."
                 .into(),
-            CliError::Connect { address, .. } => {
-                format!("Is a server there? Start one with \"smc listen {address}\".")
+            CliError::Connect { address, source } => return connect_hint(address, source),
+            CliError::NoPerfServer { address, .. } => {
+                let port = address.rsplit(':').next().unwrap_or_default();
+                format!("Is a server there? Start one with \"smc perf --serve {port}\".")
             }
             CliError::NotPrivate(_) => {
                 "Set XDG_RUNTIME_DIR to a directory of yours, or name sockets with --socket-path, \

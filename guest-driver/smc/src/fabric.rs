@@ -19,7 +19,7 @@ use these sockets by default, so this works in three terminals:
 
     smc fabric
     smc listen 5000
-    smc connect localhost 5000
+    smc connect localhost:5000
 
 With --socket-path, --fd, --config or --management it makes only the sockets that the options name.
 The options are those of vhost-device-ism.";

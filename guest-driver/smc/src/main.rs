@@ -1,6 +1,7 @@
 //! The `smc` command: demo, netcat, benchmarks, statistics and a decoder for SMC.
 #![forbid(unsafe_code)]
 
+mod address;
 mod check;
 mod cli;
 mod decode;

@@ -49,10 +49,9 @@ pub(crate) struct StackArgs {
     pub(crate) smcr: Versions,
 
     /// How to find out whether a peer speaks SMC. TCP option 254 needs CAP_BPF and CAP_NET_ADMIN
-    /// (see "smc doctor").
-    #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS",
-          default_value_t = RendezvousArg::Off)]
-    pub(crate) rendezvous: RendezvousArg,
+    /// (see "smc doctor") [default: off; auto for "smc check"].
+    #[arg(long, value_enum, value_name = "HOW", env = "SMC_RENDEZVOUS")]
+    pub(crate) rendezvous: Option<RendezvousArg>,
 
     /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
     #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_size)]
@@ -146,7 +145,7 @@ impl StackArgs {
         let device = self.device.clone().map_or_else(|| default_device(name), Ok)?;
         let mut config = of_device(&device);
         config.rnics = rnics(&self.rnics);
-        config.rendezvous = self.rendezvous.into();
+        config.rendezvous = self.rendezvous.unwrap_or(RendezvousArg::Off).into();
         config.smcr.pnet.clone_from(&self.pnet);
         config.smcr.v1 = self.smcr != Versions::V2;
         config.smcr.v2 = self.smcr != Versions::V1;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::address::ServerArgs;
 use crate::error::CliError;
 use crate::output;
 use crate::stack::StackArgs;
@@ -28,26 +29,26 @@ again.
   result      SMC or TCP
 
 Without the option only the handshake shows whether a server speaks SMC. A server that does not takes
-the handshake for some 200 bytes of data. See --propose.
+the handshake for some 200 bytes of data. So a server that did not answer the option is not tried, and
+the result is not known for clients that do not ask first: \"smc connect\", and those that --peer names
+the server to. With --propose always it is tried. With --rendezvous off this end does not ask.
 
-Exit status: 0 it would be SMC, 1 it would be TCP, 2 there was no connection.";
+Exit status: 0 it would be SMC, 1 it would be TCP, 2 there was no connection, 3 it is TCP for clients
+that ask, and not known for others.";
 
 /// End of the help of `smc check`.
 pub(crate) const AFTER: &str = "\
 Examples:
-  smc check db.example 5432
-  smc check --propose always localhost 5000      a server that is known to speak SMC
-  smc check --propose answered www.example 443   never send SMC to a TCP server
-  smc check --device none db.example 5432        SMC-R only";
+  smc check db.example:5432
+  smc check --propose always localhost:5000      a server that is known to speak SMC
+  smc check --propose answered www.example:443   never send SMC to a TCP server
+  smc check --device none db.example:5432        SMC-R only";
 
 /// Options of `smc check`.
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
-    /// The server's name or address.
-    host: String,
-
-    /// The server's port.
-    port: u16,
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// When to try the handshake.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Propose::Auto)]
@@ -100,8 +101,12 @@ impl Propose {
 /// Standard output cannot be written.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     let mut report = StepReport::new(args.json);
-    let outcome = match steps::all(args, &mut report) {
-        Ok(outcome) => outcome,
+    let checked = args
+        .server
+        .server()
+        .and_then(|server| Ok((steps::all(args, &server, &mut report)?, server)));
+    let (outcome, server) = match checked {
+        Ok(checked) => checked,
         Err(error @ CliError::Output(_)) => return Err(error),
         // An error has the exit status of "no connection".
         Err(error) => {
@@ -113,7 +118,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         }
     };
     if args.json {
-        output::print(&report.json(&args.host, args.port, outcome)?)?;
+        output::print(&report.json(&server.host, server.port, outcome)?)?;
     }
     Ok(ExitCode::from(outcome.status()))
 }

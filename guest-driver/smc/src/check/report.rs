@@ -38,6 +38,8 @@ pub(super) enum Outcome {
     Tcp,
     /// No connection.
     None,
+    /// TCP for clients that ask by the option. Whether the server speaks SMC was not tried.
+    Unknown,
 }
 
 impl Outcome {
@@ -47,6 +49,7 @@ impl Outcome {
             Outcome::Smc => 0,
             Outcome::Tcp => 1,
             Outcome::None => 2,
+            Outcome::Unknown => 3,
         }
     }
 }
@@ -142,8 +145,8 @@ mod tests {
 
     #[test]
     fn the_outcome_is_the_exit_status() {
-        let all = [Outcome::Smc, Outcome::Tcp, Outcome::None];
-        assert_eq!(all.map(Outcome::status), [0, 1, 2]);
+        let all = [Outcome::Smc, Outcome::Tcp, Outcome::None, Outcome::Unknown];
+        assert_eq!(all.map(Outcome::status), [0, 1, 2, 3]);
         let mut report = StepReport::new(true);
         report.step("tcp", StepStatus::No, "refused").unwrap();
         let json = report.json("h", 7, Outcome::None).unwrap();

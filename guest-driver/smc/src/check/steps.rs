@@ -1,7 +1,7 @@
 //! The steps of a check.
 
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -14,10 +14,12 @@ use guest_driver::{Config, ConnectionInfo, Fallback, Rnics, SmcStream, Stack};
 use smc_core::handshake::FallbackReason;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::CheckArgs;
 use super::report::{Outcome, StepReport, StepStatus};
+use super::{CheckArgs, Propose};
+use crate::address::Server;
 use crate::error::CliError;
 use crate::paths;
+use crate::stack::RendezvousArg;
 
 /// How long the server may take to close its end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,17 +30,24 @@ const MAX_TRAILING: usize = 1 << 20;
 ///
 /// # Errors
 /// An option has a wrong value, or standard output cannot be written.
-pub(super) fn all(args: &CheckArgs, report: &mut StepReport) -> Result<Outcome, CliError> {
-    let (config, device) = args.stack.config(paths::CLIENT)?;
-    let addresses = match (args.host.as_str(), args.port).to_socket_addrs() {
-        Ok(addresses) => addresses.collect::<Vec<_>>(),
+pub(super) fn all(
+    args: &CheckArgs,
+    server: &Server,
+    report: &mut StepReport,
+) -> Result<Outcome, CliError> {
+    let (mut config, device) = args.stack.config(paths::CLIENT)?;
+    if args.stack.rendezvous.is_none() {
+        config.rendezvous = Mode::Auto;
+    }
+    let addresses = match server.resolve() {
+        Ok(addresses) => addresses,
         Err(error) => {
-            report.step("name", StepStatus::No, format!("{} is not known: {error}", args.host))?;
+            report.step("name", StepStatus::No, error.to_string())?;
             return Ok(Outcome::None);
         }
     };
     let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
-    report.step("name", StepStatus::Ok, format!("{} is {}", args.host, list.join(", ")))?;
+    report.step("name", StepStatus::Ok, format!("{} is {}", server.host, list.join(", ")))?;
     let stack = offer(config, &device, args.step_timeout(), report)?;
     let outcome = match connect(&stack, &addresses, args, report)? {
         None => Outcome::None,
@@ -48,8 +57,16 @@ pub(super) fn all(args: &CheckArgs, report: &mut StepReport) -> Result<Outcome, 
         Outcome::Smc => "a connection would be SMC",
         Outcome::Tcp => "a connection would be TCP",
         Outcome::None => "there is no connection",
+        Outcome::Unknown => {
+            "clients that ask by TCP option 254 would be TCP; \"smc connect\" and clients that --peer \
+             names the server to do not ask, and for them it is not known"
+        }
     };
-    let status = if outcome == Outcome::Smc { StepStatus::Ok } else { StepStatus::No };
+    let status = match outcome {
+        Outcome::Smc => StepStatus::Ok,
+        Outcome::Tcp | Outcome::None => StepStatus::No,
+        Outcome::Unknown => StepStatus::Unknown,
+    };
     report.step("result", status, says)?;
     Ok(outcome)
 }
@@ -61,7 +78,6 @@ fn offer(
     timeout: Duration,
     report: &mut StepReport,
 ) -> Result<Arc<Stack>, CliError> {
-    config.rendezvous = Mode::Auto;
     config.clc_timeout = timeout;
     let stack = match open(config.clone(), timeout) {
         Ok(stack) => stack,
@@ -133,7 +149,7 @@ fn connect(
         };
         let from = tcp.local_addr().map_or_else(|_| "?".into(), |local| local.to_string());
         report.step("tcp", StepStatus::Ok, format!("{from} -> {address}"))?;
-        let answered = option(stack, asked, report)?;
+        let answered = option(stack, asked, args.stack.rendezvous, report)?;
         return Ok(Some((tcp, answered)));
     }
     Ok(None)
@@ -154,6 +170,7 @@ fn dial(
 fn option(
     stack: &Arc<Stack>,
     answer: ClientAction,
+    rendezvous: Option<RendezvousArg>,
     report: &mut StepReport,
 ) -> Result<Option<bool>, CliError> {
     let (status, answered, says) = match answer {
@@ -172,6 +189,9 @@ fn option(
             None,
             "the policy selects TCP, so this end did not send the option".to_owned(),
         ),
+        ClientAction::Propose { awaited: false } if rendezvous == Some(RendezvousArg::Off) => {
+            (StepStatus::Unknown, None, "this end does not ask (--rendezvous off)".to_owned())
+        }
         ClientAction::UseTcp(TcpReason::Unavailable) | ClientAction::Propose { awaited: false } => {
             let why = stack.peer_discovery().unavailable().map(ToString::to_string);
             let why = why.unwrap_or_else(|| "the kernel refused the socket".into());
@@ -190,15 +210,26 @@ fn shake_hands(
     report: &mut StepReport,
 ) -> Result<Outcome, CliError> {
     if !args.propose.tries(answered) {
-        let why = match answered {
-            Some(false) => Fallback::from(FallbackReason::PeerNotSmc),
-            _ => Fallback::NoRendezvous("whether the server speaks SMC is not known".into()),
+        let (why, outcome) = match answered {
+            Some(false) if args.propose == Propose::Auto => {
+                (Fallback::from(FallbackReason::PeerNotSmc), Outcome::Unknown)
+            }
+            Some(false) => (Fallback::from(FallbackReason::PeerNotSmc), Outcome::Tcp),
+            _ => {
+                let why = "whether the server speaks SMC is not known";
+                (Fallback::NoRendezvous(why.into()), Outcome::Tcp)
+            }
         };
-        let says = format!("not tried: {why} (--propose always tries)");
+        let says = match answered {
+            Some(false) => {
+                "not tried: the server did not answer the option (--propose always tries)"
+            }
+            _ => "not tried: whether the server speaks SMC is not known (--propose always tries)",
+        };
         report.step("handshake", StepStatus::Unknown, says)?;
         report.reason = Some(Reason::of(&why));
         let _ = tcp.shutdown(Shutdown::Both);
-        return Ok(Outcome::Tcp);
+        return Ok(outcome);
     }
     let stream = match SmcStream::upgrade(stack, tcp, Some(Instant::now() + args.step_timeout())) {
         Ok(stream) => stream,

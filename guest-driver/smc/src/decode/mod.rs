@@ -53,6 +53,11 @@ pub(crate) struct DecodeArgs {
     json: bool,
 }
 
+/// End of the help of `smc decode`.
+pub(crate) const AFTER: &str = "\
+Exit status: 0 if a receiver would take all messages, 1 if it would refuse one or the input cannot be
+read.";
+
 /// Kinds of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Kind {
@@ -116,25 +121,25 @@ pub(crate) enum DecodeError {
     Capture(#[from] CaptureError),
 }
 
-/// Decodes what `args` name onto standard output.
+/// Decodes what `args` name onto standard output. `false`: a receiver would refuse some message.
 ///
 /// # Errors
 /// [`DecodeError`]. A wrong message is no error: the report says what is wrong with it.
-pub(crate) fn run(args: DecodeArgs) -> Result<(), DecodeError> {
+pub(crate) fn run(args: DecodeArgs) -> Result<bool, DecodeError> {
     let out = BufWriter::new(io::stdout().lock());
     match run_to(args, io::stdin().lock(), out) {
         // The reader of the pipe (`head`, say) has closed it.
-        Err(DecodeError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+        Err(DecodeError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
+        other => other.map(|refused| refused == 0),
     }
 }
 
-/// As [`run`], with other input and output.
+/// As [`run`], with other input and output. Returns how many messages a receiver would refuse.
 pub(crate) fn run_to(
     args: DecodeArgs,
     stdin: impl Read,
     out: impl Write,
-) -> Result<(), DecodeError> {
+) -> Result<u64, DecodeError> {
     let DecodeArgs { input, kind, json } = args;
     let mut report = Report::new(out, json);
     let result = match &input[..] {
@@ -145,7 +150,7 @@ pub(crate) fn run_to(
             stream_of(stdin, kind, &mut report)
         }
         [only] if only == "-" => stream_of(stdin, kind, &mut report),
-        [only] if Path::new(only).is_file() => {
+        [only] if names_file(only) => {
             let open = |source| DecodeError::Open { path: only.into(), source };
             stream_of(BufReader::new(File::open(only).map_err(open)?), kind, &mut report)
         }
@@ -153,7 +158,14 @@ pub(crate) fn run_to(
     };
     // Whatever went wrong, what was found before is printed.
     let finished = report.finish().map_err(DecodeError::Write);
-    result.and(finished.map(|_| ()))
+    result.and(finished.map(|summary| summary.refused))
+}
+
+/// Whether the argument names a file rather than bytes: there is one, or it looks like a path. Only
+/// dumps have slashes, and they have spaces, too.
+fn names_file(argument: &str) -> bool {
+    let is_path = argument.contains('/') && !argument.contains(char::is_whitespace);
+    is_path || Path::new(argument).exists()
 }
 
 /// Decodes a capture, hex text, or raw bytes, by their first bytes.

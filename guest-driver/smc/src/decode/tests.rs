@@ -16,7 +16,7 @@ fn args(input: &[&str], json: bool) -> DecodeArgs {
     DecodeArgs { input, kind: Kind::Auto, json }
 }
 
-fn decode(args: DecodeArgs, stdin: &[u8]) -> (String, Result<(), DecodeError>) {
+fn decode(args: DecodeArgs, stdin: &[u8]) -> (String, Result<u64, DecodeError>) {
     let mut out = Vec::new();
     let result = run_to(args, stdin, &mut out);
     (String::from_utf8(out).unwrap(), result)

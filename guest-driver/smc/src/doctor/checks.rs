@@ -1,5 +1,6 @@
 //! The checks.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use guest_driver::rendezvous::{self, Rendezvous};
@@ -61,7 +62,14 @@ fn sockets() -> Vec<Finding> {
         Ok(()) => Finding::new(NAME, Status::Ok, path.display().to_string()).carries_bytes(),
         Err(error) => {
             let says = format!("{}: {error}", path.display());
-            Finding::new(NAME, Status::Broken, says).grant("smc fabric")
+            let grant = match error.kind() {
+                ErrorKind::PermissionDenied => {
+                    let user = rustix::process::geteuid().as_raw();
+                    format!("setfacl -m u:{user}:rw {}     # as its owner", path.display())
+                }
+                _ => "smc fabric".into(),
+            };
+            Finding::new(NAME, Status::Broken, says).grant(grant)
         }
     };
     found.iter().map(check).collect()

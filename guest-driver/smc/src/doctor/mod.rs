@@ -104,7 +104,7 @@ fn as_text(findings: &[Finding], able: bool) -> String {
         }
     }
     text += match able {
-        true => "\nSMC works here. \"smc check HOST PORT\" shows whether a server does.\n",
+        true => "\nSMC works here. \"smc check HOST:PORT\" shows whether a server does.\n",
         false => "\nNothing here can carry SMC: every connection would be TCP.\n",
     };
     text

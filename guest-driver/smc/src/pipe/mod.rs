@@ -2,12 +2,12 @@
 
 mod pump;
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::Args;
 use guest_driver::{ConnectionInfo, SmcListener, SmcStream};
 
+use crate::address::{ServerArgs, parse_listen};
 use crate::error::CliError;
 use crate::paths;
 use crate::stack::StackArgs;
@@ -40,8 +40,8 @@ Examples:
 /// End of the help of `smc connect`.
 pub(crate) const CONNECT_AFTER: &str = "\
 Examples:
-  smc connect localhost 5000 < file
-  smc connect -v --device /run/ism/vm2.sock vm1 5000 | tar x";
+  smc connect localhost:5000 < file
+  smc connect -v --device /run/ism/vm2.sock vm1:5000 | tar x";
 
 /// How long the end of a connection waits for a peer to read the rest.
 const LINGER: Duration = Duration::from_secs(60);
@@ -49,8 +49,8 @@ const LINGER: Duration = Duration::from_secs(60);
 /// Options of `smc listen`.
 #[derive(Args, Debug)]
 pub(crate) struct ListenArgs {
-    /// Where to listen: ADDR:PORT, or a port on all addresses; port 0 is any free port (-v prints it).
-    #[arg(value_name = "ADDR:PORT")]
+    /// Where to listen: HOST:PORT, or a port on all addresses; port 0 is any free port (-v prints it).
+    #[arg(value_name = "[HOST:]PORT")]
     address: String,
 
     /// Take the next connection when one has ended, for ever.
@@ -64,11 +64,8 @@ pub(crate) struct ListenArgs {
 /// Options of `smc connect`.
 #[derive(Args, Debug)]
 pub(crate) struct ConnectArgs {
-    /// The server's name or address.
-    host: String,
-
-    /// The server's port.
-    port: u16,
+    #[command(flatten)]
+    server: ServerArgs,
 
     #[command(flatten)]
     common: Common,
@@ -88,23 +85,12 @@ struct Common {
     stack: StackArgs,
 }
 
-/// `ADDR:PORT`, `:PORT` or `PORT`.
-pub(crate) fn parse_address(text: &str) -> Result<Vec<SocketAddr>, CliError> {
-    let port = text.strip_prefix(':').unwrap_or(text);
-    if let Ok(port) = port.parse::<u16>() {
-        return Ok(vec![SocketAddr::from(([0; 8], port)), SocketAddr::from(([0; 4], port))]);
-    }
-    let resolved: Vec<_> =
-        text.to_socket_addrs().map_err(|_| CliError::Address(text.into()))?.collect();
-    if resolved.is_empty() { Err(CliError::Address(text.into())) } else { Ok(resolved) }
-}
-
 /// Serves one client, or many one after the other.
 ///
 /// # Errors
 /// No device, no address, or a connection that failed (with `--keep` they are only printed).
 pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
-    let addresses = parse_address(&args.address)?;
+    let addresses = parse_listen(&args.address)?;
     let stack = args.common.stack.open(paths::SERVER)?;
     let failed = |source| CliError::Listen { address: args.address.clone(), source };
     let listener = SmcListener::bind(&stack, &addresses[..]).map_err(failed)?;
@@ -128,12 +114,11 @@ pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
 /// # Errors
 /// No device, no server, or a connection that failed.
 pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
+    let server = args.server.server()?;
+    let addresses = server.resolve()?;
     let stack = args.common.stack.open(paths::CLIENT)?;
-    let peer = match args.host.contains(':') {
-        true => format!("[{}]:{}", args.host, args.port),
-        false => format!("{}:{}", args.host, args.port),
-    };
-    let stream = SmcStream::connect(&stack, (args.host.as_str(), args.port))
+    let peer = server.to_string();
+    let stream = SmcStream::connect(&stack, &addresses[..])
         .map_err(|source| CliError::Connect { address: peer.clone(), source })?;
     serve(&stream, &peer, &args.common)
 }
@@ -165,26 +150,4 @@ fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError
         eprintln!("{peer}: {} bytes sent, {} bytes received", moved.sent, moved.received);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_have_three_forms() {
-        for text in ["5000", ":5000"] {
-            let all = parse_address(text).unwrap();
-            assert!(all.iter().all(|a| a.port() == 5000 && a.ip().is_unspecified()), "{text}");
-        }
-        assert_eq!(parse_address("127.0.0.1:0").unwrap()[0].to_string(), "127.0.0.1:0");
-        assert_eq!(parse_address("[::1]:7").unwrap()[0].to_string(), "[::1]:7");
-    }
-
-    #[test]
-    fn refuses_what_is_no_address() {
-        for text in ["", ":", "x", "70000", "127.0.0.1", "127.0.0.1:x"] {
-            assert!(matches!(parse_address(text), Err(CliError::Address(_))), "{text}");
-        }
-    }
 }

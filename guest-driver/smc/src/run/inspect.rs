@@ -31,16 +31,45 @@ pub(super) enum Obstacle {
     Privileged,
 }
 
+/// Why there is no program to run.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(crate) enum NoProgram {
+    /// Nothing has the name.
+    #[error("no such program")]
+    NotFound,
+    /// A directory has the name.
+    #[error("it is a directory")]
+    Directory,
+    /// A file has the name, and no mode bit says that it may be executed.
+    #[error("it is no executable file")]
+    NotExecutable,
+}
+
 /// The program as the shell finds it.
-pub(super) fn find(name: &OsStr) -> Option<PathBuf> {
-    let executable = |path: &Path| {
-        path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+///
+/// # Errors
+/// [`NoProgram`]; of several things with the name the first one counts.
+pub(super) fn find(name: &OsStr) -> Result<PathBuf, NoProgram> {
+    let judge = |path: PathBuf| match path.metadata() {
+        Err(_) => Err(NoProgram::NotFound),
+        Ok(data) if data.is_dir() => Err(NoProgram::Directory),
+        Ok(data) if data.permissions().mode() & 0o111 == 0 => Err(NoProgram::NotExecutable),
+        Ok(_) => Ok(path),
     };
     if name.as_encoded_bytes().contains(&b'/') {
-        return Some(PathBuf::from(name)).filter(|path| executable(path));
+        return judge(name.into());
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| executable(path))
+    let mut why = NoProgram::NotFound;
+    for directory in std::env::split_paths(&path) {
+        match judge(directory.join(name)) {
+            Ok(path) => return Ok(path),
+            // The shell, too, looks for a program behind a directory of its name.
+            Err(NoProgram::NotFound | NoProgram::Directory) => {}
+            Err(found) => why = found,
+        }
+    }
+    Err(why)
 }
 
 /// Scripts that lead to scripts, at most.
@@ -61,7 +90,7 @@ pub(super) fn obstacle(program: &Path) -> Option<Obstacle> {
             let mut words = line.split_whitespace();
             let interpreter = PathBuf::from(words.next()?);
             program = match interpreter.file_name() == Some(OsStr::new("env")) {
-                true => find(OsStr::new(words.find(|word| !word.starts_with('-'))?))?,
+                true => find(OsStr::new(words.find(|word| !word.starts_with('-'))?)).ok()?,
                 false => interpreter,
             };
             continue;
@@ -189,7 +218,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_not_found() {
-        assert_eq!(find(OsStr::new("no-such-program-anywhere")), None);
-        assert_eq!(find(OsStr::new("/etc/passwd")), None);
+        assert_eq!(find(OsStr::new("no-such-program")), Err(NoProgram::NotFound));
+        assert_eq!(find(OsStr::new("/etc/passwd")), Err(NoProgram::NotExecutable));
+        assert_eq!(find(OsStr::new("/etc")), Err(NoProgram::Directory));
     }
 }

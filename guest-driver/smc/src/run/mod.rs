@@ -22,6 +22,7 @@ use crate::paths;
 use crate::stack::RendezvousArg;
 use rule::Rule;
 
+pub(crate) use inspect::NoProgram;
 pub(crate) use load_check::check as check_loaded;
 
 /// Help of `smc run`.
@@ -58,7 +59,10 @@ Examples:
 
 Left on TCP, with a notice (an error with --strict): static programs, programs in Go (they make system
 calls themselves), programs for another libc, and those with more rights than their user (setuid).
-io_uring is not offered to the program, which then uses epoll.";
+io_uring is not offered to the program, which then uses epoll.
+
+Exit status: that of the program; 125 if \"smc run\" itself fails, 126 if the program is found and
+cannot be executed, 127 if it is not found.";
 
 /// Options of `smc run`.
 #[derive(Args, Debug)]
@@ -116,9 +120,9 @@ pub(crate) struct RunArgs {
     status: Option<PathBuf>,
 
     /// Put all connections on SMC, short ones too, and fail if the program cannot be put on SMC,
-    /// instead of running it on TCP: if the library is not found or cannot be loaded into it, if a named device does not exist, or if no daemon answers. A
-    /// device that another process uses now will do, since the program takes one with its first
-    /// connection only.
+    /// instead of running it on TCP: if the library is not found or cannot be loaded into it, if a
+    /// named device does not exist, or if no daemon answers. A device that another process uses now
+    /// will do, since the program takes one with its first connection only.
     #[arg(long)]
     strict: bool,
 
@@ -140,10 +144,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let Some((name, rest)) = args.command.split_first() else {
         return Ok(ExitCode::FAILURE);
     };
-    let program = inspect::find(name).ok_or_else(|| CliError::Run {
-        program: name.to_string_lossy().into(),
-        why: "no such program".into(),
-    })?;
+    let program = inspect::find(name)
+        .map_err(|why| CliError::NoProgram { program: name.to_string_lossy().into(), why })?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
     let prepared = match inspect::obstacle(&program) {
@@ -171,7 +173,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         }
     }
     let error = command.exec();
-    Err(CliError::Run { program: name.to_string_lossy().into(), why: error.to_string() })
+    Err(CliError::Exec { program: name.to_string_lossy().into(), source: error })
 }
 
 fn list<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> String {

@@ -48,8 +48,11 @@ fn errors_say_what_to_do_next() {
             "{error}"
         );
     }
+    let output = error(&["connect", "localhost:5000"], &dir);
+    let first = output.lines().next().unwrap();
+    assert_eq!(first.matches("b.sock").count(), 1, "the path is named once: {first}");
     let output = error(&["listen", "nonsense"], &dir);
-    assert!(output.contains("expected ADDR:PORT"), "{output}");
+    assert!(output.contains("expected HOST:PORT"), "{output}");
     let output = error(&["listen", "--eid", "lower", "5000"], &dir);
     assert!(output.contains("An EID has at most 32 characters"), "{output}");
     let output = error(&["perf", "--suite", "--size", "5"], &dir);

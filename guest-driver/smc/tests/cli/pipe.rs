@@ -1,6 +1,8 @@
 //! `smc fabric`, `smc listen`, `smc connect` and `smc stat` together.
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::Stdio;
 
 use crate::support::{Fabric, text};
 
@@ -126,4 +128,38 @@ fn statistics_show_the_guests() {
     assert_eq!(server["connected"], true);
     assert!(server["gid"].is_string(), "{server}");
     assert!(server["refusals"].is_object(), "{server}");
+}
+
+#[test]
+fn a_server_has_one_form_of_address_and_a_message_for_each_way_of_being_none() {
+    let fabric = Fabric::start("address");
+    let (mut server, port, _log) = fabric.listen(&[]);
+    drop(server.0.stdin.take());
+    let to = format!("localhost:{port}");
+    let output = fabric.smc(&["connect", &to]).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    drop(server);
+
+    let connect = |server: &str| {
+        let output = fabric.smc(&["connect", server]).stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success());
+        text(&output.stderr)
+    };
+    let said = connect("nowhere.invalid:5000");
+    assert!(said.contains("nowhere.invalid is not known"), "{said}");
+    assert!(!said.contains("smc listen"), "{said}");
+    let said = connect("localhost");
+    assert!(said.contains("\"localhost\" names no server: expected HOST:PORT"), "{said}");
+    let said = connect(&to);
+    assert!(said.contains(&format!("Start one with \"smc listen {port}\"")), "{said}");
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plain = listener.local_addr().unwrap();
+    let answer = std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
+    });
+    let said = connect(&plain.to_string());
+    assert!(said.contains("Is it an ordinary TCP server?"), "{said}");
+    answer.join().unwrap();
 }

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{Dir, smc, text};
+use crate::support::{Dir, run, smc, text};
 
 /// Runs `smc run` without the rights that TCP option 254 takes. None, aloud, where they cannot be dropped.
 fn without_rights(args: &[&str]) -> Option<Output> {
@@ -162,4 +162,24 @@ fn a_library_that_is_missing_is_said_with_the_way_to_get_it() {
     let named = run(&["--strict"], Some("/none.so"));
     assert!(text(&named.stderr).contains("SMC_PRELOAD names /none.so"), "{named:?}");
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_program_that_cannot_be_run_has_the_exit_status_of_a_shell() {
+    let directory = Dir::new("run-status");
+    let file = directory.path("data");
+    std::fs::write(&file, "no program").unwrap();
+    for (program, status, says) in [
+        ("/no/such/program", 127, "no such program"),
+        ("no-such-program", 127, "no such program"),
+        (file.as_str(), 126, "it is no executable file"),
+        ("/tmp", 126, "it is a directory"),
+    ] {
+        let output = run(&["run", program]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{program}: {said}");
+        assert!(said.contains(says), "{program}: {said}");
+    }
+    let output = run(&["run", "--strict", "--device", "/no/such.sock", "true"]);
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
 }

@@ -1,7 +1,7 @@
 //! The client, which requests the runs.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -9,6 +9,7 @@ use indicatif::ProgressBar;
 use super::control::Control;
 use super::request::Request;
 use super::{Hello, Own, ServerMessage, TIMEOUT, VERSION, limit, processors, report};
+use crate::address::parse_server;
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::perf::job::{RunMessage, TransportKind};
@@ -146,9 +147,8 @@ impl RemoteServer {
 }
 
 fn dial(server: &str) -> Result<TcpStream, CliError> {
-    let failed = |source| CliError::Connect { address: server.into(), source };
-    let addresses: Vec<SocketAddr> =
-        server.to_socket_addrs().map_err(|_| CliError::Address(server.into()))?.collect();
+    let failed = |source| CliError::NoPerfServer { address: server.into(), source };
+    let addresses = parse_server(server)?.resolve()?;
     let mut why = io::Error::from(io::ErrorKind::NotFound);
     for address in addresses {
         match TcpStream::connect_timeout(&address, CONNECT) {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::control::Control;
 use super::request::Request;
 use super::{Hello, Own, ServerMessage, TIMEOUT, VERSION, limit, processors};
+use crate::address::parse_listen;
 use crate::error::CliError;
 use crate::helper::Helper;
 use crate::perf::job::RunMessage;
 use crate::perf::memory;
-use crate::pipe::parse_address;
 use crate::transport::{ANY_CID, Transport, Vsock};
 
 /// How long a client may be silent before it asks for its next run.
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The device cannot be opened, or the address not be listened on.
 pub(in crate::perf) fn serve(address: &str, own: &Own) -> Result<(), CliError> {
     let failed = |source| CliError::Listen { address: address.into(), source };
-    let addresses = parse_address(address)?;
+    let addresses = parse_listen(address)?;
     memory::probe(&own.device, TIMEOUT)?;
     let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
