@@ -5,6 +5,7 @@ mod check;
 mod decode;
 mod demo;
 mod help;
+mod pages;
 mod perf;
 mod perf_remote;
 mod pipe;
