@@ -23,10 +23,15 @@ unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     let unmap = |len: usize| unsafe { libc::syscall(libc::SYS_munmap, start, len) };
     let mut done = unmap(len);
     for page in HUGE_PAGES {
-        // The kernel refuses a length that ends within a huge page. One that it takes here ends with
-        // the page in which `len` ended, so it covers nothing else.
-        let refused = done != 0 && len != 0 && !len.is_multiple_of(page);
-        if refused && let Some(whole) = len.checked_next_multiple_of(page) {
+        // The kernel refuses a length that ends within a huge page with EINVAL. One that it takes
+        // here ends with the page in which `len` ended, so it covers nothing else. After any other
+        // error (ENOMEM: too many mappings) a longer range would cover other mappings.
+        let refused =
+            done != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
+        if refused
+            && !len.is_multiple_of(page)
+            && let Some(whole) = len.checked_next_multiple_of(page)
+        {
             done = unmap(whole);
         }
     }

@@ -89,7 +89,7 @@ fn functions() -> Finding {
     let usable = functions.iter().filter(|function| handed_out(&function.binding)).count();
     match (count, usable) {
         (0, _) => Finding::new(NAME, Status::No, "no PCI device 1af4:106c in this machine")
-            .grant("QEMU: -device vhost-user-ism-pci,chardev=... (qemu/README.md)"),
+            .grant("QEMU: -device vhost-user-ism-pci,chardev=... (docs/virtual-machines.md)"),
         (_, 0) => {
             Finding::new(NAME, Status::Broken, format!("{count} PCI, none given to programs"))
                 .grant("smc devices --bind     # as root, once after boot")
