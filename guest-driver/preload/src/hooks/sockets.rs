@@ -12,7 +12,7 @@ use crate::socket::descriptors;
 use crate::socket::pair::AddressPair;
 use crate::socket::table::DESCRIPTORS;
 use crate::sys::raw::{Errno, SysResult};
-use crate::sys::user_memory::{self, AddressRoom, libc_result};
+use crate::sys::user_memory::{self, AddressBuffer, libc_result};
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -86,7 +86,7 @@ unsafe fn accept_by(
         return new;
     }
     // SAFETY: as the caller promises.
-    let mut room = unsafe { AddressRoom::new(addr, len) };
+    let mut room = unsafe { AddressBuffer::new(addr, len) };
     let (addr, len) = room.pointers();
     let new = native(addr, len);
     if new >= 0 {

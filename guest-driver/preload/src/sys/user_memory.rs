@@ -224,7 +224,7 @@ pub(crate) unsafe fn address(addr: *const libc::sockaddr, len: u32) -> Option<So
 
 /// Where accept(2) puts the address of a client: the program's room, or the library's if the program
 /// does not want the address.
-pub(crate) struct AddressRoom {
+pub(crate) struct AddressBuffer {
     own: libc::sockaddr_storage,
     own_len: libc::socklen_t,
     addr: *mut libc::sockaddr,
@@ -236,12 +236,15 @@ pub(crate) struct AddressRoom {
 /// How far above the stack pointer an address is certainly one of the stack.
 const ON_STACK: usize = 32 << 10;
 
-impl AddressRoom {
+impl AddressBuffer {
     /// The program's room.
     ///
     /// # Safety
     /// `addr` and `len` are what the program has passed.
-    pub(crate) unsafe fn new(addr: *mut libc::sockaddr, len: *mut libc::socklen_t) -> AddressRoom {
+    pub(crate) unsafe fn new(
+        addr: *mut libc::sockaddr,
+        len: *mut libc::socklen_t,
+    ) -> AddressBuffer {
         let here = 0u8;
         // For a bad address the kernel has an error, so only one is read that is certainly good. It
         // is nearly always that of a local variable.
@@ -255,7 +258,7 @@ impl AddressRoom {
         // SAFETY: all zeros are an address of no family.
         let own = unsafe { std::mem::zeroed() };
         let own_len = std::mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        AddressRoom { own, own_len, addr, len, room }
+        AddressBuffer { own, own_len, addr, len, room }
     }
 
     /// What the kernel gets.
