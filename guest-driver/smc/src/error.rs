@@ -3,11 +3,25 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use guest_driver::DeviceAddress;
+use guest_driver::sys::connect_unix;
 use thiserror::Error;
 
-use crate::{paths, stack};
+/// Why there is no program to run.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(crate) enum NoProgram {
+    /// Nothing has the name.
+    #[error("no such program")]
+    NotFound,
+    /// A directory has the name.
+    #[error("it is a directory")]
+    Directory,
+    /// A file has the name, and no mode bit says that it may be executed.
+    #[error("it is no executable file")]
+    NotExecutable,
+}
 
 /// Why a command failed.
 #[derive(Debug, Error)]
@@ -86,7 +100,7 @@ pub(crate) enum CliError {
         /// Its name.
         program: String,
         /// What there is in its place.
-        why: crate::run::NoProgram,
+        why: NoProgram,
     },
     /// The system does not execute a program.
     #[error("cannot run {program}: {source}")]
@@ -163,7 +177,7 @@ pub(crate) enum CliError {
 
 /// What to do about a socket that this user may not connect to; `None` if that is not what is wrong.
 pub(crate) fn permission_hint(socket: &Path) -> Option<String> {
-    let error = paths::listens(socket).err()?;
+    let error = connect_unix(socket, Duration::ZERO).err()?;
     if error.kind() != io::ErrorKind::PermissionDenied {
         return None;
     }
@@ -221,7 +235,6 @@ impl CliError {
     /// The exit status of the command. That of "smc run" is the program's otherwise, so its own
     /// failures have the numbers that env(1) uses.
     pub(crate) fn status(&self) -> u8 {
-        use crate::run::NoProgram;
         match self {
             CliError::Run { .. } => 125,
             CliError::NoProgram { why: NoProgram::NotFound, .. } => 127,
@@ -250,7 +263,7 @@ impl CliError {
                 devices of this machine and what is wrong with each. \"smc devices --bind\" makes \
                 them usable by programs."
                 .into(),
-            CliError::Device { device, .. } if stack::is_none(device) => {
+            CliError::Device { device, .. } if device.as_os_str() == "none" => {
                 "Without a device a connection needs an RNIC: \"smc devices\" lists them, and \"smc \
                  doctor\" shows how to make one."
                     .into()

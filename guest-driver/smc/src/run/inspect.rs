@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::error::NoProgram;
+
 /// Why a program stays on TCP.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum Obstacle {
@@ -29,20 +31,6 @@ pub(super) enum Obstacle {
              linker loads nothing into it"
     )]
     Privileged,
-}
-
-/// Why there is no program to run.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub(crate) enum NoProgram {
-    /// Nothing has the name.
-    #[error("no such program")]
-    NotFound,
-    /// A directory has the name.
-    #[error("it is a directory")]
-    Directory,
-    /// A file has the name, and no mode bit says that it may be executed.
-    #[error("it is no executable file")]
-    NotExecutable,
 }
 
 /// The program as the shell finds it.

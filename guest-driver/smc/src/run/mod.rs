@@ -22,7 +22,6 @@ use crate::paths;
 use crate::stack::RendezvousArg;
 use rule::Rule;
 
-pub(crate) use inspect::NoProgram;
 pub(crate) use load_check::check as check_loaded;
 
 /// Help of `smc run`.
