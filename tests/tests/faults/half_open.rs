@@ -165,7 +165,8 @@ fn flood(bytes: usize, count: usize) {
             assert!(half < PROMPT, "{name}: {half} others came before half of them were served");
         }
         println!("  memory grew by {grown} KiB, threads from {threads} to {more}");
-        assert!(more <= threads + 1, "{threads} threads, then {more}");
+        // Other tests of this process have threads, too, but not hundreds.
+        assert!(more < threads + count / 10, "{threads} threads, then {more}");
         assert!(grown < 128 << 10, "{grown} KiB");
     });
 }
