@@ -7,7 +7,7 @@
 //! else, in the directories of the sockets that were configured. The broker never sees a byte of a
 //! guest.
 //!
-//! A request is one message of a socket of packets, its answer another, with the new socket beside
+//! A request is one message of a socket of packets, its answer another, with the new sockets beside
 //! it. The broker ends when the daemon does, and removes the sockets that are left.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -28,8 +28,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::sync::lock;
 use crate::fork;
-use crate::vhost::unix_socket::{Backlog, LocalNames, NameId, SocketError, SocketNames};
+use crate::vhost::unix_socket::{
+    Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames,
+};
 
+/// Descriptors beside a message, at most.
+const MAX_FDS: usize = 2;
 /// Longest message, bytes: a path of a socket has 108 bytes at most.
 const MAX_MESSAGE: usize = 4096;
 
@@ -37,7 +41,9 @@ const MAX_MESSAGE: usize = 4096;
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Make a listening socket.
-    Bind { path: Vec<u8>, mode: u32, backlog: Backlog },
+    Bind { path: Vec<u8>, mode: u32, kind: SocketKind, backlog: Backlog },
+    /// Make a listening socket that nobody else can reach, and one that is connected to it.
+    Pair,
     /// Take note of a listening socket that was inherited.
     Adopt { path: Vec<u8> },
     /// Begin a connection that stays in the queue of a socket.
@@ -88,21 +94,21 @@ impl Broker {
         Ok(Broker { channel: Mutex::new(channel) })
     }
 
-    fn ask(&self, request: &Request) -> io::Result<(Answer, Option<OwnedFd>)> {
+    fn ask(&self, request: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
         let channel = lock(&self.channel);
-        send(&channel, request, None)?;
-        let (answer, fd) = receive(&channel)?;
-        Ok((answer.ok_or_else(|| io::Error::other("the broker has ended"))?, fd))
+        send(&channel, request, &[])?;
+        let (answer, fds) = receive(&channel)?;
+        Ok((answer.ok_or_else(|| io::Error::other("the broker has ended"))?, fds))
     }
 
     fn ask_about(
         &self,
         path: &Path,
         request: &Request,
-    ) -> Result<(NameId, Option<OwnedFd>), SocketError> {
+    ) -> Result<(NameId, Vec<OwnedFd>), SocketError> {
         let failed = |source| SocketError::Io { action: "make", path: path.into(), source };
         match self.ask(request).map_err(failed)? {
-            (Answer::Done { name }, fd) => Ok((name, fd)),
+            (Answer::Done { name }, fds) => Ok((name, fds)),
             (Answer::InUse, _) => Err(SocketError::InUse(path.into())),
             (Answer::NotASocket, _) => Err(SocketError::NotASocket(path.into())),
             (Answer::Failed { errno }, _) => Err(failed(io::Error::from_raw_os_error(errno))),
@@ -115,17 +121,24 @@ impl SocketNames for Broker {
         &self,
         path: &Path,
         mode: u32,
+        kind: SocketKind,
         backlog: Backlog,
-    ) -> Result<(UnixListener, NameId), SocketError> {
+    ) -> Result<(OwnedFd, NameId), SocketError> {
         let path_bytes = path.as_os_str().as_bytes().to_vec();
-        let request = Request::Bind { path: path_bytes, mode, backlog };
-        match self.ask_about(path, &request)? {
-            (name, Some(socket)) => Ok((UnixListener::from(socket), name)),
-            (_, None) => Err(SocketError::Io {
-                action: "make",
-                path: path.into(),
-                source: io::Error::other("the broker gave no socket"),
-            }),
+        let request = Request::Bind { path: path_bytes, mode, kind, backlog };
+        let (name, fds) = self.ask_about(path, &request)?;
+        match fds.into_iter().next() {
+            Some(socket) => Ok((socket, name)),
+            None => Err(SocketError::Io { action: "make", path: path.into(), source: no_socket() }),
+        }
+    }
+
+    fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
+        let (answer, fds) = self.ask(&Request::Pair)?;
+        match (answer, <[OwnedFd; 2]>::try_from(fds)) {
+            (Answer::Done { .. }, Ok([listener, connected])) => Ok((listener.into(), connected)),
+            (Answer::Failed { errno }, _) => Err(io::Error::from_raw_os_error(errno)),
+            _ => Err(no_socket()),
         }
     }
 
@@ -149,19 +162,23 @@ impl SocketNames for Broker {
     }
 }
 
+fn no_socket() -> io::Error {
+    io::Error::other("the broker gave no socket")
+}
+
 /// Serves the daemon until it ends.
 fn serve(channel: &OwnedFd, inherited: &[PathBuf]) {
     let names = LocalNames::default();
     while let Ok((Some(request), _)) = receive(channel) {
-        let (answer, fd) = match carry_out(&names, inherited, request) {
+        let (answer, fds) = match carry_out(&names, inherited, request) {
             Ok(done) => done,
-            Err(SocketError::InUse(_)) => (Answer::InUse, None),
-            Err(SocketError::NotASocket(_)) => (Answer::NotASocket, None),
+            Err(SocketError::InUse(_)) => (Answer::InUse, Vec::new()),
+            Err(SocketError::NotASocket(_)) => (Answer::NotASocket, Vec::new()),
             Err(SocketError::Io { source, .. }) => {
-                (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, None)
+                (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, Vec::new())
             }
         };
-        if send(channel, &answer, fd.as_ref()).is_err() {
+        if send(channel, &answer, &fds).is_err() {
             break;
         }
     }
@@ -172,12 +189,17 @@ fn carry_out(
     names: &LocalNames,
     inherited: &[PathBuf],
     request: Request,
-) -> Result<(Answer, Option<OwnedFd>), SocketError> {
+) -> Result<(Answer, Vec<OwnedFd>), SocketError> {
     let path = |bytes: Vec<u8>| PathBuf::from(std::ffi::OsString::from_vec(bytes));
-    let (name, fd) = match request {
-        Request::Bind { path: bytes, mode, backlog } => {
-            let (listener, name) = names.bind(&path(bytes), mode & 0o777, backlog)?;
-            (name, Some(OwnedFd::from(listener)))
+    let unnamed = |action| move |source| SocketError::Io { action, path: PathBuf::new(), source };
+    let (name, fds) = match request {
+        Request::Bind { path: bytes, mode, kind, backlog } => {
+            let (listener, name) = names.bind(&path(bytes), mode & 0o777, kind, backlog)?;
+            (name, vec![listener])
+        }
+        Request::Pair => {
+            let (listener, connected) = names.pair().map_err(unnamed("make"))?;
+            (0, vec![listener.into(), connected])
         }
         Request::Adopt { path: bytes } => {
             let path = path(bytes);
@@ -185,28 +207,27 @@ fn carry_out(
                 let source = Errno::PERM.into();
                 return Err(SocketError::Io { action: "use", path, source });
             }
-            (names.adopt(&path)?, None)
+            (names.adopt(&path)?, Vec::new())
         }
         Request::Fill { name } => {
-            let failed = |source| SocketError::Io { action: "fill", path: PathBuf::new(), source };
-            names.fill(name).map_err(failed)?;
-            (name, None)
+            names.fill(name).map_err(unnamed("fill"))?;
+            (name, Vec::new())
         }
         Request::Remove { name } => {
             names.remove(name);
-            (name, None)
+            (name, Vec::new())
         }
     };
-    Ok((Answer::Done { name }, fd))
+    Ok((Answer::Done { name }, fds))
 }
 
-fn send(channel: &OwnedFd, message: &impl Serialize, fd: Option<&OwnedFd>) -> io::Result<()> {
+fn send(channel: &OwnedFd, message: &impl Serialize, fds: &[OwnedFd]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > MAX_MESSAGE {
         return Err(Errno::NAMETOOLONG.into());
     }
-    let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let fds: Vec<_> = fds.iter().map(OwnedFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
@@ -219,9 +240,9 @@ fn send(channel: &OwnedFd, message: &impl Serialize, fd: Option<&OwnedFd>) -> io
 /// The next message; `None`: the other end is gone.
 fn receive<T: for<'de> Deserialize<'de>>(
     channel: &OwnedFd,
-) -> io::Result<(Option<T>, Option<OwnedFd>)> {
+) -> io::Result<(Option<T>, Vec<OwnedFd>)> {
     let mut bytes = [0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
         recvmsg(
@@ -231,12 +252,13 @@ fn receive<T: for<'de> Deserialize<'de>>(
             RecvFlags::CMSG_CLOEXEC,
         )
     })?;
-    let fd = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+    let rights = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
+    let fds = rights.flatten().collect();
     match bytes.get(..received.bytes) {
-        Some(message) if !message.is_empty() => Ok((Some(serde_json::from_slice(message)?), fd)),
-        _ => Ok((None, fd)),
+        Some(message) if !message.is_empty() => Ok((Some(serde_json::from_slice(message)?), fds)),
+        _ => Ok((None, fds)),
     }
 }

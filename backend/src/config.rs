@@ -20,6 +20,8 @@ pub const DEFAULT_WINDOW: u64 = 64 << 30;
 pub const MIN_WINDOW: u64 = 64 << 20;
 /// Largest window, bytes.
 pub const MAX_WINDOW: u64 = 1 << 44;
+/// Most devices that one socket can hand out.
+pub const MAX_POOL: u32 = 4096;
 /// Default CHID of a fabric.
 pub const DEFAULT_CHID: Chid = Chid::VIRTIO_FIRST;
 
@@ -50,9 +52,26 @@ pub enum ConfigError {
     Gid(String),
     /// A socket option that does not exist, lacks its value, or has a wrong one.
     #[error(
-        "{0:?}: expected PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-any-file]"
+        "{0:?}: expected PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-any-file]\
+         [,mode=666][,devices=N][,peer-uid=UID][,peer-gid=GID]"
     )]
     SocketOption(String),
+    /// A number of devices that a pool cannot have.
+    #[error("guest {name:?}: {devices} devices: expected 1 to {MAX_POOL}")]
+    Devices {
+        /// The guest.
+        name: String,
+        /// The number.
+        devices: u32,
+    },
+    /// A setting of a guest that contradicts another one.
+    #[error("guest {name:?}: {what}")]
+    Contradiction {
+        /// The guest.
+        name: String,
+        /// Which settings, and why.
+        what: &'static str,
+    },
     /// Two guests with one name.
     #[error("two guests are called {0:?}")]
     DuplicateName(String),
@@ -214,6 +233,15 @@ pub struct GuestSpec {
     /// Accept guest memory in any file. A file system whose pages do not come makes a thread of the
     /// daemon wait, and with it peers.
     pub allow_any_file: bool,
+    /// Permission bits of its socket; none: those of the configuration.
+    pub mode: Option<u32>,
+    /// Makes it a device pool: its socket hands out so many devices, one per connection. None: it has
+    /// one device, and its front end connects to the socket itself.
+    pub devices: Option<u32>,
+    /// Only processes of this user get a device of the pool.
+    pub peer_uid: Option<u32>,
+    /// Only processes of this group get a device of the pool.
+    pub peer_gid: Option<u32>,
 }
 
 impl GuestSpec {
@@ -228,10 +256,14 @@ impl GuestSpec {
             gid: None,
             max_maps: None,
             allow_any_file: false,
+            mode: None,
+            devices: None,
+            peer_uid: None,
+            peer_gid: None,
         }
     }
 
-    /// Reads `PATH[,gid=UUID][,chid=ff00][,name=NAME][,max-maps=N][,allow-any-file]`.
+    /// Reads `PATH[,KEY=VALUE..]`; see [`ConfigError::SocketOption`] for the keys.
     ///
     /// # Errors
     /// Names what cannot be read.
@@ -248,6 +280,10 @@ impl GuestSpec {
                 Some(("chid", chid)) => spec.chid = parse_chid(chid)?,
                 Some(("name", name)) => spec.name = name.into(),
                 Some(("max-maps", n)) => spec.max_maps = Some(n.parse().map_err(|_| unknown())?),
+                Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
+                Some(("devices", n)) => spec.devices = Some(n.parse().map_err(|_| unknown())?),
+                Some(("peer-uid", n)) => spec.peer_uid = Some(n.parse().map_err(|_| unknown())?),
+                Some(("peer-gid", n)) => spec.peer_gid = Some(n.parse().map_err(|_| unknown())?),
                 _ => return Err(unknown()),
             }
         }
@@ -265,13 +301,29 @@ impl GuestSpec {
     /// Checks what can be checked without the others.
     ///
     /// # Errors
-    /// [`ConfigError::Name`].
+    /// [`ConfigError::Name`], [`ConfigError::Devices`], [`ConfigError::Contradiction`].
     pub fn check(&self) -> Result<(), ConfigError> {
         let printable = self.name.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
         if self.name.is_empty() || self.name.len() > 64 || !printable {
             return Err(ConfigError::Name(self.name.clone()));
         }
-        Ok(())
+        let name = || self.name.clone();
+        let contradiction = |what| Err(ConfigError::Contradiction { name: name(), what });
+        match self.devices {
+            Some(devices) if !(1..=MAX_POOL).contains(&devices) => {
+                Err(ConfigError::Devices { name: name(), devices })
+            }
+            Some(_) if self.gid.is_some() => {
+                contradiction("devices of a pool cannot share a pinned GID")
+            }
+            Some(_) if self.path().is_none() => {
+                contradiction("a pool needs the path of a socket, not a descriptor")
+            }
+            None if self.peer_uid.or(self.peer_gid).is_some() => {
+                contradiction("peer-uid and peer-gid are for a pool (devices=N)")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -330,6 +382,10 @@ pub(crate) struct FileGuest {
     pub(crate) max_maps: Option<u32>,
     #[serde(default)]
     pub(crate) allow_any_file: bool,
+    pub(crate) mode: Option<String>,
+    pub(crate) devices: Option<u32>,
+    pub(crate) peer_uid: Option<u32>,
+    pub(crate) peer_gid: Option<u32>,
 }
 
 impl FileGuest {
@@ -342,6 +398,10 @@ impl FileGuest {
         spec.gid = self.gid.as_deref().map(parse_gid).transpose()?;
         spec.max_maps = self.max_maps;
         spec.allow_any_file = self.allow_any_file;
+        spec.mode = self.mode.as_deref().map(parse_mode).transpose()?;
+        spec.devices = self.devices;
+        spec.peer_uid = self.peer_uid;
+        spec.peer_gid = self.peer_gid;
         spec.check()?;
         Ok(spec)
     }
@@ -478,6 +538,26 @@ mod tests {
             (spec.name.as_str(), spec.max_maps, spec.allow_any_file),
             ("one", Some(4), true)
         );
+    }
+
+    #[test]
+    fn reads_a_pool() {
+        let text = "/run/any.sock,devices=64,mode=666,peer-uid=1000,peer-gid=100";
+        let pool = GuestSpec::parse(text, DEFAULT_CHID).unwrap();
+        pool.check().unwrap();
+        assert_eq!((pool.devices, pool.mode), (Some(64), Some(0o666)));
+        assert_eq!((pool.peer_uid, pool.peer_gid), (Some(1000), Some(100)));
+        let flawed = |text: &str| GuestSpec::parse(text, DEFAULT_CHID).unwrap().check();
+        for devices in [0, 4097] {
+            let refused = flawed(&format!("/run/any.sock,devices={devices}"));
+            assert!(
+                matches!(refused, Err(ConfigError::Devices { devices: n, .. }) if n == devices)
+            );
+        }
+        let gid = "/s,devices=2,gid=3f31e22c-f0fe-4ebf-8cb6-e7fb5fa4373b";
+        for text in [gid, "/s,peer-uid=0", "/s,peer-gid=0"] {
+            assert!(matches!(flawed(text), Err(ConfigError::Contradiction { .. })), "{text}");
+        }
     }
 
     #[test]

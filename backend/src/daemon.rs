@@ -8,7 +8,8 @@ use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::management::Server;
 use crate::metrics;
-use crate::vhost::device_socket::{GuestStatus, STOP};
+use crate::vhost::device_slot::GuestStatus;
+use crate::vhost::device_socket::STOP;
 use crate::vhost::unix_socket::{LocalNames, SocketNames};
 
 /// A running daemon. Dropping it stops it.

@@ -10,7 +10,9 @@ use crate::config::{Caps, Config, ConfigError, GuestSpec, Quotas};
 use crate::device::sync::lock;
 use crate::device::{self, Fabric, FabricCaps, GidPool, Limits};
 use crate::error::DaemonError;
-use crate::vhost::device_socket::{DeviceSocket, GuestStatus, STOP};
+use crate::vhost::device_pool::DevicePool;
+use crate::vhost::device_slot::GuestStatus;
+use crate::vhost::device_socket::{DeviceSocket, STOP};
 use crate::vhost::timers::Timers;
 use crate::vhost::unix_socket::SocketNames;
 
@@ -18,9 +20,41 @@ use crate::vhost::unix_socket::SocketNames;
 pub(crate) struct Guests {
     config: Config,
     fabrics: BTreeMap<Chid, Arc<Fabric>>,
-    sockets: Mutex<BTreeMap<String, DeviceSocket>>,
+    sockets: Mutex<BTreeMap<String, GuestSocket>>,
     timers: Timers,
     names: Arc<dyn SocketNames>,
+}
+
+/// The running socket of a guest.
+pub(crate) enum GuestSocket {
+    /// Of one device.
+    Device(DeviceSocket),
+    /// Of many.
+    Pool(DevicePool),
+}
+
+impl GuestSocket {
+    fn status(&self) -> Vec<GuestStatus> {
+        match self {
+            GuestSocket::Device(socket) => vec![socket.status()],
+            GuestSocket::Pool(pool) => pool.status(),
+        }
+    }
+
+    fn request_stop(&self) {
+        match self {
+            GuestSocket::Device(socket) => socket.request_stop(),
+            GuestSocket::Pool(pool) => pool.request_stop(),
+        }
+    }
+
+    /// Waits until it has stopped; `false` if a front end keeps a thread from ending.
+    pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
+        match self {
+            GuestSocket::Device(socket) => socket.wait_stopped(deadline),
+            GuestSocket::Pool(pool) => pool.wait_stopped(deadline),
+        }
+    }
 }
 
 impl Guests {
@@ -63,17 +97,24 @@ impl Guests {
             return Err(ConfigError::DuplicateName(name).into());
         }
         let timers = self.timers.clone();
-        let socket =
-            DeviceSocket::start(spec, fabric.clone(), &self.config, timers, self.names.clone())
-                .map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
-        tracing::info!(guest = name, chid = %socket.spec().chid, "listening");
+        let (fabric, config, names) = (fabric.clone(), &self.config, self.names.clone());
+        let chid = spec.chid;
+        let started = match spec.devices {
+            None => {
+                DeviceSocket::start(spec, fabric, config, timers, names).map(GuestSocket::Device)
+            }
+            Some(devices) => DevicePool::start(spec, devices, fabric, config, timers, names)
+                .map(GuestSocket::Pool),
+        };
+        let socket = started.map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
+        tracing::info!(guest = name, %chid, "listening");
         sockets.insert(name, socket);
         Ok(())
     }
 
     /// Removes a guest and makes its socket stop. The socket stops on its own threads; the caller
     /// may wait for it.
-    pub(crate) fn remove(&self, name: &str) -> Result<DeviceSocket, DaemonError> {
+    pub(crate) fn remove(&self, name: &str) -> Result<GuestSocket, DaemonError> {
         let socket = lock(&self.sockets).remove(name);
         let socket = socket.ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
         socket.request_stop();
@@ -82,7 +123,7 @@ impl Guests {
     }
 
     pub(crate) fn list(&self) -> Vec<GuestStatus> {
-        lock(&self.sockets).values().map(DeviceSocket::status).collect()
+        lock(&self.sockets).values().flat_map(GuestSocket::status).collect()
     }
 
     /// Removes all guests, and waits until their sockets have stopped.

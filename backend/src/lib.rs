@@ -52,7 +52,7 @@ use rustix::thread::CapabilitySet;
 pub use config::Config;
 pub use daemon::Daemon;
 pub use error::DaemonError;
-pub use vhost::device_socket::GuestStatus;
+pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};
 
 use args::{Args, SandboxMode};
 use broker::Broker;

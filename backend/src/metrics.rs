@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 
 use crate::device::DeviceInfo;
 use crate::vhost::FAULTS;
-use crate::vhost::device_socket::GuestStatus;
+use crate::vhost::device_slot::GuestStatus;
 use virtio_ism_abi::Status;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -50,14 +50,50 @@ const COUNTERS: &[(&str, &str, Value)] = &[
     ("sw_events_lost", "Software events lost", |d| d.sw_events_lost),
 ];
 
-/// All metrics of all guests. Counters of a device start anew when its front end reconnects.
-pub(crate) fn render(guests: &[GuestStatus]) -> String {
+/// A guest with the devices of its front ends.
+struct Devices<'a> {
+    guest: &'a GuestStatus,
+    now: Vec<&'a DeviceInfo>,
+}
+
+impl Devices<'_> {
+    /// What its devices have now, in sum.
+    fn sum(&self, value: Value) -> u64 {
+        self.now.iter().fold(0, |sum, device| sum.saturating_add(value(device)))
+    }
+
+    /// What its devices have counted, those of a pool that are no more included.
+    fn counted(&self) -> DeviceInfo {
+        let ended = self.guest.pool.as_ref().map(|pool| pool.ended.clone());
+        let mut sum = ended.unwrap_or_default();
+        self.now.iter().for_each(|device| sum.add_counters(device));
+        sum
+    }
+}
+
+/// The front ends of a pool under the pool's name: their own names would be without number.
+fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
+    let mut guests: Vec<Devices<'_>> = Vec::new();
+    for status in statuses {
+        // The front ends of a pool follow it.
+        match guests.last_mut().filter(|_| status.member.is_some()) {
+            Some(pool) => pool.now.extend(&status.device),
+            None => guests.push(Devices { guest: status, now: status.device.iter().collect() }),
+        }
+    }
+    guests
+}
+
+/// All metrics of all guests. Counters of a device start anew when its front end reconnects; those
+/// of a pool go on.
+pub(crate) fn render(statuses: &[GuestStatus]) -> String {
+    let guests = &by_guest(statuses);
     let mut registry = Registry::with_prefix("ism");
-    let label = |guest: &GuestStatus| GuestLabels {
-        guest: guest.spec.name.clone(),
-        chid: guest.spec.chid.to_string(),
+    let label = |devices: &Devices<'_>| GuestLabels {
+        guest: devices.guest.spec.name.clone(),
+        chid: devices.guest.spec.chid.to_string(),
     };
-    let gauge = |registry: &mut Registry, name, help, value: &dyn Fn(&GuestStatus) -> u64| {
+    let gauge = |registry: &mut Registry, name, help, value: &dyn Fn(&Devices<'_>) -> u64| {
         let family = Family::<GuestLabels, Gauge>::default();
         registry.register(name, help, family.clone());
         for guest in guests {
@@ -65,30 +101,39 @@ pub(crate) fn render(guests: &[GuestStatus]) -> String {
             family.get_or_create(&label(guest)).set(value);
         }
     };
-    gauge(&mut registry, "connected", "Whether a front end is connected", &|guest| {
-        u64::from(guest.device.is_some())
+    gauge(&mut registry, "connected", "Front ends that are connected", &|devices| {
+        devices.now.len() as u64
     });
-    gauge(&mut registry, "hanging_threads", "Threads that past front ends hold", &|guest| {
-        guest.hanging as u64
+    gauge(&mut registry, "devices", "Devices that front ends can have", &|devices| {
+        u64::from(devices.guest.spec.devices.unwrap_or(1))
+    });
+    gauge(&mut registry, "hanging_threads", "Threads that past front ends hold", &|devices| {
+        devices.guest.hanging as u64
     });
     let touched = "Bytes of guest memory that the daemon allocated by touching them first";
-    gauge(&mut registry, "touched_bytes", touched, &|guest| guest.touched_bytes);
+    gauge(&mut registry, "touched_bytes", touched, &|devices| devices.guest.touched_bytes);
     for (name, help, value) in GAUGES {
-        gauge(&mut registry, name, help, &|guest| guest.device.as_ref().map_or(0, value));
+        gauge(&mut registry, name, help, &|devices| devices.sum(*value));
     }
-    let counter = |registry: &mut Registry, name, help, value: &dyn Fn(&GuestStatus) -> u64| {
+    let counter = |registry: &mut Registry, name, help, value: &dyn Fn(&Devices<'_>) -> u64| {
         let family = Family::<GuestLabels, Counter>::default();
         registry.register(name, help, family.clone());
         for guest in guests {
             family.get_or_create(&label(guest)).inc_by(value(guest));
         }
     };
-    counter(&mut registry, "connections", "Connections of the front end", &|p| p.connections);
+    counter(&mut registry, "connections", "Connections of front ends", &|devices| {
+        devices.guest.connections
+    });
+    let refused = "Connections to a pool that got no device";
+    counter(&mut registry, "refused_connections", refused, &|devices| {
+        devices.guest.pool.as_ref().map_or(0, |pool| pool.refused)
+    });
     for (name, help, value) in COUNTERS {
-        counter(&mut registry, name, help, &|guest| guest.device.as_ref().map_or(0, value));
+        counter(&mut registry, name, help, &|devices| value(&devices.counted()));
     }
 
-    let reasons = |registry: &mut Registry, name, help, list: &dyn Fn(&GuestStatus) -> Reasons| {
+    let reasons = |registry: &mut Registry, name, help, list: &dyn Fn(&Devices<'_>) -> Reasons| {
         let family = Family::<ReasonLabels, Counter>::default();
         registry.register(name, help, family.clone());
         for guest in guests {
@@ -98,14 +143,14 @@ pub(crate) fn render(guests: &[GuestStatus]) -> String {
             }
         }
     };
-    reasons(&mut registry, "commands_refused", "Control commands refused", &|guest| {
-        by_status(guest.device.as_ref().map(|device| &device.refusals))
+    reasons(&mut registry, "commands_refused", "Control commands refused", &|devices| {
+        by_status(devices.counted().refusals)
     });
-    reasons(&mut registry, "moves_refused", "Moves refused", &|guest| {
-        by_status(guest.device.as_ref().map(|device| &device.move_refusals))
+    reasons(&mut registry, "moves_refused", "Moves refused", &|devices| {
+        by_status(devices.counted().move_refusals)
     });
-    reasons(&mut registry, "faults", "Rules broken by front end or driver", &|guest| {
-        FAULTS.iter().map(|fault| fault.name()).zip(guest.faults).collect()
+    reasons(&mut registry, "faults", "Rules broken by front end or driver", &|devices| {
+        FAULTS.iter().map(|fault| fault.name()).zip(devices.guest.faults).collect()
     });
 
     let mut text = String::new();
@@ -116,8 +161,7 @@ pub(crate) fn render(guests: &[GuestStatus]) -> String {
 
 type Reasons = Vec<(&'static str, u64)>;
 
-fn by_status(counts: Option<&[u64; 12]>) -> Reasons {
-    let counts = counts.copied().unwrap_or_default();
+fn by_status(counts: [u64; 12]) -> Reasons {
     Status::ALL.iter().map(|status| status.name()).zip(counts).collect()
 }
 
@@ -125,6 +169,7 @@ fn by_status(counts: Option<&[u64; 12]>) -> Reasons {
 mod tests {
     use super::*;
     use crate::config::GuestSpec;
+    use crate::vhost::device_slot::{MemberInfo, PoolInfo};
 
     #[test]
     fn every_counter_has_a_line_per_guest() {
@@ -137,6 +182,8 @@ mod tests {
             hanging: 0,
             touched_bytes: 0,
             faults: [1; FAULTS.len()],
+            pool: None,
+            member: None,
         };
         let text = render(&[guest]);
         for line in [
@@ -150,5 +197,41 @@ mod tests {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
         assert!(!text.contains("einval"), "zero counts of reasons are left out");
+    }
+
+    #[test]
+    fn a_pool_counts_for_the_front_ends_that_it_has_and_had() {
+        let with_moves = |moves| DeviceInfo { moves, peers: 1, ..DeviceInfo::default() };
+        let spec = GuestSpec { devices: Some(8), ..GuestSpec::new("/run/any.sock") };
+        let ended = with_moves(100);
+        let status = |name: &str, device| GuestStatus {
+            spec: GuestSpec { name: name.into(), ..spec.clone() },
+            device,
+            connections: 3,
+            hanging: 0,
+            touched_bytes: 0,
+            faults: [0; FAULTS.len()],
+            pool: None,
+            member: None,
+        };
+        let pool = Some(PoolInfo { in_use: 2, refused: 5, ended });
+        let member = MemberInfo { pool: "any".into(), pid: 1, uid: 0, network_namespace: 4 };
+        let front_end = |name| GuestStatus {
+            member: Some(member.clone()),
+            ..status(name, Some(with_moves(7)))
+        };
+        let pool = GuestStatus { pool, ..status("any", None) };
+        let text = render(&[pool, front_end("any/2"), front_end("any/3"), status("b", None)]);
+        for line in [
+            "ism_moves_total{guest=\"any\",chid=\"ff00\"} 114",
+            "ism_peers{guest=\"any\",chid=\"ff00\"} 2",
+            "ism_connected{guest=\"any\",chid=\"ff00\"} 2",
+            "ism_devices{guest=\"any\",chid=\"ff00\"} 8",
+            "ism_refused_connections_total{guest=\"any\",chid=\"ff00\"} 5",
+            "ism_connected{guest=\"b\",chid=\"ff00\"} 0",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+        assert!(!text.contains("any/2"), "{text}");
     }
 }

@@ -17,11 +17,13 @@ pub mod config;
 pub mod event;
 pub mod ids;
 pub mod mv;
+pub mod pool;
 pub mod signal;
 pub mod slab;
 pub mod status;
 
 pub use ids::{Chid, Gid, Token};
+pub use pool::{PoolAnswer, PoolStatus};
 pub use status::Status;
 
 /// The revision of the device that this crate describes (configuration field `revision`).

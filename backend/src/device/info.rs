@@ -55,6 +55,27 @@ pub struct DeviceInfo {
     pub sw_events_lost: u64,
 }
 
+impl DeviceInfo {
+    /// Adds what another device has counted, and nothing of what it has now.
+    pub(crate) fn add_counters(&mut self, other: &DeviceInfo) {
+        let add = |sum: &mut u64, n: u64| *sum = sum.saturating_add(n);
+        add(&mut self.commands, other.commands);
+        add(&mut self.moves, other.moves);
+        add(&mut self.move_bytes, other.move_bytes);
+        add(&mut self.signals, other.signals);
+        add(&mut self.kicks_saved, other.kicks_saved);
+        add(&mut self.coalesced, other.coalesced);
+        add(&mut self.wakes, other.wakes);
+        add(&mut self.sw_events, other.sw_events);
+        add(&mut self.sw_events_lost, other.sw_events_lost);
+        let refused = self.refusals.iter_mut().zip(other.refusals);
+        let moves_refused = self.move_refusals.iter_mut().zip(other.move_refusals);
+        for (sum, n) in refused.chain(moves_refused) {
+            add(sum, n);
+        }
+    }
+}
+
 /// A fabric and its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricInfo {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::FileGuest;
 use crate::vhost::FAULTS;
-use crate::vhost::device_socket::GuestStatus;
+use crate::vhost::device_slot::GuestStatus;
 use virtio_ism_abi::Status;
 
 /// A request as the server reads it.
@@ -40,6 +40,18 @@ pub struct AddGuest {
     pub max_maps: Option<u32>,
     /// Accept memory in any file.
     pub allow_any_file: bool,
+    /// Permission bits of its socket, octal; by default those of the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Makes it a device pool, which hands out so many devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<u32>,
+    /// Only processes of this user get a device of the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_uid: Option<u32>,
+    /// Only processes of this group get a device of the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_gid: Option<u32>,
 }
 
 /// A request as the client writes it.
@@ -74,8 +86,22 @@ pub struct Guest {
     pub socket: Option<PathBuf>,
     /// Its fabric, four hexadecimal digits.
     pub chid: String,
-    /// Whether a front end is connected.
+    /// Whether a front end is connected; of a pool: whether a device is in use.
     pub connected: bool,
+    /// Of a device pool: how many devices it has. The front ends that have one follow it in the list.
+    pub devices: Option<u32>,
+    /// Of a device pool: devices in use.
+    pub devices_in_use: Option<u32>,
+    /// Of a device pool: connections that got no device.
+    pub refused_connections: Option<u64>,
+    /// Of a front end of a pool: the pool.
+    pub pool: Option<String>,
+    /// Of a front end of a pool: its process, as the daemon's process ids are.
+    pub pid: Option<i32>,
+    /// Of a front end of a pool: its user.
+    pub uid: Option<u32>,
+    /// Of a front end of a pool: the cookie of its network namespace.
+    pub network_namespace: Option<u64>,
     /// Connections so far.
     pub connections: u64,
     /// Threads of earlier connections that hang by their front end's doing.
@@ -137,7 +163,15 @@ impl From<&GuestStatus> for Guest {
             name: status.spec.name.clone(),
             socket: status.spec.path().map(Into::into),
             chid: status.spec.chid.to_string(),
-            connected: status.device.is_some(),
+            connected: status.device.is_some()
+                || status.pool.as_ref().is_some_and(|pool| pool.in_use > 0),
+            devices: status.spec.devices.filter(|_| status.pool.is_some()),
+            devices_in_use: status.pool.as_ref().map(|pool| pool.in_use),
+            refused_connections: status.pool.as_ref().map(|pool| pool.refused),
+            pool: status.member.as_ref().map(|member| member.pool.clone()),
+            pid: status.member.as_ref().map(|member| member.pid),
+            uid: status.member.as_ref().map(|member| member.uid),
+            network_namespace: status.member.as_ref().map(|member| member.network_namespace),
             connections: status.connections,
             hanging: status.hanging,
             gid: device.gid.map(|gid| gid.to_string()),

@@ -4,7 +4,8 @@
 //! # Threads
 //!
 //! A `DeviceSocket` is the socket of one guest's front end. Its thread waits for a connection and
-//! then for its end. A `Connection` has a `Device` of its own and these threads:
+//! then for its end. A `DevicePool` hands out devices by one socket: its thread answers those who
+//! connect, and each front end has a thread that waits for its end. A `Connection` has a `Device` of its own and these threads:
 //!
 //! ```text
 //! request thread   vhost-user messages, one after the other (made by the framework)
@@ -35,6 +36,8 @@ mod call;
 mod chain;
 mod connection;
 pub(crate) mod counted_threads;
+pub(crate) mod device_pool;
+pub(crate) mod device_slot;
 pub(crate) mod device_socket;
 mod eventfd;
 mod faults;
@@ -42,6 +45,8 @@ mod guest_memory;
 mod inline_delivery;
 mod mapper;
 pub(crate) mod notifier;
+#[allow(unsafe_code, reason = "no crate reads these socket options in a sound way")]
+mod peer;
 mod processor_account;
 mod queues;
 mod ring;

@@ -30,6 +30,8 @@ pub(crate) enum Backlog {
     One,
     /// Some.
     Several,
+    /// As many as processes of containers that start at the same time.
+    Many,
 }
 
 impl Backlog {
@@ -38,6 +40,7 @@ impl Backlog {
         match self {
             Backlog::One => 0,
             Backlog::Several => 8,
+            Backlog::Many => 128,
         }
     }
 }
@@ -63,6 +66,24 @@ pub enum SocketError {
     },
 }
 
+/// What a listening socket carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SocketKind {
+    /// Bytes.
+    Stream,
+    /// Packets, whose length the reader sees.
+    Packets,
+}
+
+impl SocketKind {
+    fn of_kernel(self) -> SocketType {
+        match self {
+            SocketKind::Stream => SocketType::STREAM,
+            SocketKind::Packets => SocketType::SEQPACKET,
+        }
+    }
+}
+
 /// Number of a socket's name among [`SocketNames`].
 pub(crate) type NameId = u64;
 
@@ -77,8 +98,15 @@ pub(crate) trait SocketNames: Send + Sync {
         &self,
         path: &Path,
         mode: u32,
+        kind: SocketKind,
         backlog: Backlog,
-    ) -> Result<(UnixListener, NameId), SocketError>;
+    ) -> Result<(OwnedFd, NameId), SocketError>;
+    /// A listening socket that nobody else can reach, and a socket that is connected to it and not
+    /// accepted yet.
+    ///
+    /// # Errors
+    /// No descriptors are left, or another process found the socket and connected first.
+    fn pair(&self) -> io::Result<(UnixListener, OwnedFd)>;
     /// Takes note of a listening socket that this process has inherited, and that is not its to
     /// remove.
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError>;
@@ -105,7 +133,20 @@ impl BoundSocket {
         mode: u32,
         backlog: Backlog,
     ) -> Result<(UnixListener, BoundSocket), SocketError> {
-        let (listener, name) = names.bind(path, mode, backlog)?;
+        let (listener, bound) =
+            BoundSocket::bind_kind(names, path, mode, SocketKind::Stream, backlog)?;
+        Ok((listener.into(), bound))
+    }
+
+    /// As [`bind`](Self::bind), for any kind of socket.
+    pub(crate) fn bind_kind(
+        names: &Arc<dyn SocketNames>,
+        path: &Path,
+        mode: u32,
+        kind: SocketKind,
+        backlog: Backlog,
+    ) -> Result<(OwnedFd, BoundSocket), SocketError> {
+        let (listener, name) = names.bind(path, mode, kind, backlog)?;
         Ok((listener, BoundSocket { names: names.clone(), name }))
     }
 
@@ -164,10 +205,25 @@ impl SocketNames for LocalNames {
         &self,
         path: &Path,
         mode: u32,
+        kind: SocketKind,
         backlog: Backlog,
-    ) -> Result<(UnixListener, NameId), SocketError> {
-        let (listener, identity) = bind_listener(path, mode, backlog)?;
+    ) -> Result<(OwnedFd, NameId), SocketError> {
+        let (listener, identity) = bind_listener(path, mode, kind, backlog)?;
         Ok((listener, self.note(path, Some(identity))))
+    }
+
+    fn pair(&self) -> io::Result<(UnixListener, OwnedFd)> {
+        // Abstract, so it lies in no directory that a container sees. Who guesses the name, or reads
+        // it in /proc/net/unix, is in the queue before us: then this fails, and nobody gets anything.
+        let name = uuid::Uuid::new_v4();
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let listener = unix_socket(SocketKind::Stream, SocketFlags::empty())?;
+        bind(&listener, &address)?;
+        listen(&listener, 0)?;
+        let connected = unix_socket(SocketKind::Stream, SocketFlags::NONBLOCK)?;
+        connect(&connected, &address)?;
+        rustix::fs::fcntl_setfl(&connected, rustix::fs::OFlags::empty())?;
+        Ok((listener.into(), connected))
     }
 
     fn adopt(&self, path: &Path) -> Result<NameId, SocketError> {
@@ -177,7 +233,7 @@ impl SocketNames for LocalNames {
     fn fill(&self, name: NameId) -> io::Result<()> {
         let path = lock(&self.0).known.get(&name).map(|(path, _)| path.clone());
         let address = SocketAddrUnix::new(path.ok_or(Errno::NOENT)?)?;
-        Ok(connect(&unix_socket(SocketFlags::NONBLOCK)?, &address)?)
+        Ok(connect(&unix_socket(SocketKind::Stream, SocketFlags::NONBLOCK)?, &address)?)
     }
 
     fn remove(&self, name: NameId) {
@@ -200,13 +256,14 @@ pub(crate) fn path_of(listener: impl AsFd) -> Option<PathBuf> {
 fn bind_listener(
     path: &Path,
     mode: u32,
+    kind: SocketKind,
     backlog: Backlog,
-) -> Result<(UnixListener, Identity), SocketError> {
+) -> Result<(OwnedFd, Identity), SocketError> {
     let failed = |action| {
         move |error: Errno| SocketError::Io { action, path: path.into(), source: error.into() }
     };
     let address = SocketAddrUnix::new(path).map_err(failed("use"))?;
-    let socket = unix_socket(SocketFlags::empty()).map_err(failed("create"))?;
+    let socket = unix_socket(kind, SocketFlags::empty()).map_err(failed("create"))?;
     // Linux takes the permissions of the name from those of the socket (less the umask).
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("protect"))?;
     match bind(&socket, &address) {
@@ -227,11 +284,11 @@ fn bind_listener(
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
             .map_err(io_failed("protect"))?;
     }
-    Ok((UnixListener::from(socket), identity))
+    Ok((socket, identity))
 }
 
-fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)
+fn unix_socket(kind: SocketKind, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, kind.of_kernel(), flags | SocketFlags::CLOEXEC, None)
 }
 
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
@@ -241,7 +298,9 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
     if !meta.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.into()));
     }
-    let probe = unix_socket(SocketFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
+    // A socket of another kind refuses it in another way, and so is in use as well.
+    let probe = unix_socket(SocketKind::Stream, SocketFlags::NONBLOCK)
+        .map_err(|error| failed(error.into()))?;
     match connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
             tracing::info!(path = %path.display(), "replacing a stale socket");
@@ -298,6 +357,14 @@ mod tests {
         assert!(file.exists());
         drop(_bound);
         std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn one_end_of_a_pair_is_in_the_queue_of_the_other() {
+        let (listener, connected) = LocalNames::default().pair().unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        rustix::io::write(&connected, b"x").unwrap();
+        assert_eq!(rustix::io::read(&accepted, &mut [0; 2]), Ok(1));
     }
 
     #[test]

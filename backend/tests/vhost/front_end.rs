@@ -195,13 +195,19 @@ impl FrontEnd {
 
     /// Connects and negotiates.
     pub(crate) fn negotiate(path: &Path, wish: &Wish) -> FrontEnd {
-        let mut socket = None;
         // A socket has its name for a moment before anybody listens on it.
+        let connected = || UnixStream::connect(path).ok();
+        let mut socket = connected();
         eventually("a connection", || {
-            socket = UnixStream::connect(path).ok();
-            socket.is_some()
+            socket.is_some() || {
+                socket = connected();
+                false
+            }
         });
-        let socket = socket.unwrap();
+        Self::negotiate_on(socket.unwrap(), wish)
+    }
+
+    pub(crate) fn negotiate_on(socket: UnixStream, wish: &Wish) -> FrontEnd {
         let mut vhost = Frontend::from_stream(socket.try_clone().unwrap(), QUEUES as u64);
         vhost.set_owner().unwrap();
         let offered = vhost.get_features().unwrap();

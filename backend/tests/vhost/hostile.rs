@@ -345,7 +345,7 @@ fn an_eventfd_that_stays_readable_is_no_kick() {
 
 /// Brings the call counter of the control queue to its maximum, and has a command answered: the
 /// worker hangs in its call.
-fn fill_call_counter(a: &mut FrontEnd) {
+pub(crate) fn fill_call_counter(a: &mut FrontEnd) {
     // A command that asks for no interrupt: with its answer, the call for HELLO is over.
     a.send_command(Op::Stats, &[]);
     eventually("an answer", || a.try_used(CONTROL).is_some());

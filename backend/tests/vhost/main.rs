@@ -13,4 +13,5 @@ mod hostile;
 mod management;
 mod memory;
 mod place;
+mod pool;
 mod program;

@@ -185,6 +185,10 @@ fn the_strict_sandbox_has_all_that_the_daemon_needs() {
     work(&place.path("a"), &place.path("c"));
     client.remove("c").unwrap();
     assert!(!place.path("c").exists());
+    let pool = AddGuest { socket: place.path("p"), devices: Some(2), ..AddGuest::default() };
+    client.add(&pool).unwrap();
+    let (_member, _) = super::pool::front_end(super::pool::ask(&place.path("p")).unwrap());
+    client.remove("p").unwrap();
     assert!(client.metrics().unwrap().contains("ism_connected"));
     // Where no socket was configured, none can be made.
     let elsewhere = Place::new();

@@ -353,7 +353,7 @@ fn more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once() {
         // The client has the only device, so the server must decline.
         assert_eq!(fabric.decided(), (0, 6), "{:?}", fabric.broken());
         assert!(fabric.said("no_device") > 0);
-        let notice = "stays on TCP: the device is taken by another process";
+        let notice = ": it is in use by another process";
         let ended = || server.said().contains("test result");
         common::eventually(|| ended() && (replaced || server.said().contains(notice)));
         let said = server.said();
@@ -361,6 +361,25 @@ fn more_programs_than_devices_and_the_rest_is_on_tcp_and_says_so_once() {
         if replaced {
             assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
         }
+    }
+}
+
+#[test]
+fn programs_take_devices_of_a_pool_until_their_share_is_in_use() {
+    if is_program(echo, one_round_trip) {
+        return;
+    }
+    let test = "programs_take_devices_of_a_pool_until_their_share_is_in_use";
+    // A namespace has half of the devices.
+    for (devices, decided) in [(4, (2, 0)), (2, (0, 2))] {
+        let fabric = Fabric::with_pool(devices);
+        let port = free_port();
+        let mut server = program(&fabric);
+        let server = role(&mut server, test, "server", port);
+        await_listener(port);
+        role(&mut program(&fabric), test, "client", port).finish();
+        server.finish();
+        assert_eq!(fabric.decided(), decided, "{:?}", fabric.broken());
     }
 }
 

@@ -112,7 +112,10 @@ impl IsmError {
         matches!(
             self,
             IsmError::Transport(
-                TransportError::InUse | TransportError::Pci { source: PciError::InUse, .. }
+                TransportError::InUse
+                    | TransportError::AllInUse
+                    | TransportError::ShareInUse
+                    | TransportError::Pci { source: PciError::InUse, .. }
             )
         )
     }

@@ -42,7 +42,7 @@ pub use shared::{OutOfBounds, SharedSlice};
 pub use sockopt::{PeerProcess, TcpCounts, peer_process, tcp_counts};
 pub(crate) use tcp::reset_tcp;
 pub use time::{processor_time, timespec};
-pub use unix::connect_unix;
+pub use unix::{connect_unix, connect_unix_packets, is_other_kind};
 pub use vfio::{CONFIG_REGION, VfioDevice, VfioError, VfioIrq, VfioRegion};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -20,9 +20,26 @@ use super::peer_process;
 /// may not connect, or the socket is in a directory of this user's and another one than root has
 /// made it. Others: no program listens there.
 pub fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
+    connect_kind(path, timeout, SocketType::STREAM)
+}
+
+/// As [`connect_unix`], to a socket of packets.
+///
+/// # Errors
+/// As [`connect_unix`].
+pub fn connect_unix_packets(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
+    connect_kind(path, timeout, SocketType::SEQPACKET)
+}
+
+/// Whether an error of [`connect_unix`] says that the socket is one of packets.
+pub fn is_other_kind(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EPROTOTYPE)
+}
+
+fn connect_kind(path: &Path, timeout: Duration, kind: SocketType) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + timeout;
     let address = SocketAddrUnix::new(path)?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // For the socket, a time-out of zero would be none.
@@ -72,6 +89,19 @@ mod tests {
         assert!(!may_listen(other, 0, 0), "nor in one of root's, for root");
         assert!(may_listen(other, 0, user), "root has let it");
         assert!(may_listen(other, other, user), "the user has named that directory");
+    }
+
+    #[test]
+    fn tells_a_socket_of_packets_from_one_of_bytes() {
+        let path = std::env::temp_dir().join(format!("smc-packets-{}.sock", std::process::id()));
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        assert!(is_other_kind(&connect_unix(&path, Duration::ZERO).unwrap_err()));
+        connect_unix_packets(&path, Duration::ZERO).unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -13,10 +13,12 @@ use super::{RunningDevice, TransportError, vhost_user};
 /// The address of a device, as a user writes it.
 ///
 /// As text, `pci` is any free PCI device of this machine, `0000:00:04.0` (or `pci:0000:00:04.0`) is
-/// the device at that PCI address, and any other text is the path of a vhost-user socket.
+/// the device at that PCI address, and any other text is the path of a vhost-user socket, or
+/// of a device pool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceAddress {
-    /// The daemon's vhost-user socket: this process is the front end.
+    /// A socket of the daemon, whose front end this process becomes: that of one device, or that of a
+    /// device pool.
     Socket(PathBuf),
     /// The PCI function of a virtual machine.
     Pci(PciAddress),

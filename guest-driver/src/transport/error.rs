@@ -21,6 +21,21 @@ pub enum TransportError {
     /// Another process uses the device.
     #[error("it is in use by another process")]
     InUse,
+    /// All devices of a pool are in use.
+    #[error("all devices of the pool are in use by other processes")]
+    AllInUse,
+    /// This network namespace has its share of a pool's devices.
+    #[error(
+        "this container has as many devices of the pool as are free for others; others are in use \
+         by its processes"
+    )]
+    ShareInUse,
+    /// A pool is not for this process.
+    #[error("the device pool is not for this user or group")]
+    NotPermitted,
+    /// A pool gives no device.
+    #[error("the device pool {0}")]
+    Pool(&'static str),
     /// A PCI device cannot be used.
     #[error("PCI device {address}: {source}")]
     Pci {

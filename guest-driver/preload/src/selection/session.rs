@@ -208,12 +208,16 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
     let _own = own_numbers::begin(lowest);
     let mut left = devices(&config.devices);
     let (mut failed, mut taken, mut pauses) = (None, 0, PAUSES_MS.iter().filter(|_| patient));
+    let mut busy = String::new();
     while !left.is_empty() {
         let mut in_use = Vec::new();
         for socket in left {
             match open_device(config, &socket) {
                 Ok(session) => return Ok(session),
-                Err(error) if error.kind() == ErrorKind::ResourceBusy => in_use.push(socket),
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                    busy = format!("{}: {error}", socket.display());
+                    in_use.push(socket);
+                }
                 Err(error) => failed = Some(format!("{}: {error}", socket.display())),
             }
         }
@@ -232,7 +236,8 @@ fn open(config: &RunConfig, patient: bool) -> Result<ProcessSession, String> {
             let paths: Vec<_> = config.devices.iter().map(|path| path.to_string_lossy()).collect();
             format!("no device is at {}", paths.join(", "))
         }
-        (None, 1) => "the device is taken by another process".to_owned(),
+        // Of a pool it says more.
+        (None, 1) => busy,
         (None, taken) => format!("all {taken} devices are taken by other processes"),
     })
 }

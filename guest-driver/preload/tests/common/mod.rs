@@ -72,6 +72,17 @@ impl Fabric {
         self.daemon = Some(Daemon::start(config).unwrap());
     }
 
+    /// A daemon with one device pool, at the path where the directory of devices is otherwise.
+    pub fn with_pool(devices: u32) -> Fabric {
+        let mut fabric = Fabric::without_daemon();
+        std::fs::remove_dir(fabric.dir.join("devices")).unwrap();
+        let mut pool = GuestSpec::new(fabric.dir.join("devices"));
+        pool.devices = Some(devices);
+        let config = Config { guests: vec![pool], ..Config::default() };
+        fabric.daemon = Some(Daemon::start(config).unwrap());
+        fabric
+    }
+
     /// Ends the daemon.
     pub fn kill_daemon(&mut self) {
         drop(self.daemon.take());

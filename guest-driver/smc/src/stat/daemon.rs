@@ -32,13 +32,11 @@ pub(super) fn render(guests: &[Guest], rates: Option<(Duration, &[Guest])>) -> S
     }
     let mut text = String::new();
     for fabric in by_fabric(guests) {
-        let up = fabric.guests.iter().filter(|guest| guest.connected).count();
-        let _ = writeln!(
-            text,
-            "fabric {}: {} guests, {up} connected",
-            fabric.chid,
-            fabric.guests.len()
-        );
+        // The front ends of a pool are no guests of their own.
+        let guests = || fabric.guests.iter().filter(|guest| guest.pool.is_none());
+        let up = guests().filter(|guest| guest.connected).count();
+        let _ =
+            writeln!(text, "fabric {}: {} guests, {up} connected", fabric.chid, guests().count());
         text += &render_fabric(&fabric, rates);
     }
     text
@@ -51,6 +49,7 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
     let mut trouble = String::new();
     for guest in &fabric.guests {
         let gid = match (&guest.gid, guest.connected) {
+            _ if guest.devices.is_some() => pool(guest),
             (Some(gid), _) => gid.clone(),
             (None, true) => "connected, no driver".into(),
             (None, false) => "not connected".into(),
@@ -89,6 +88,16 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
     }
     let counted = if rates.is_some() { "per second" } else { "since the front end connected" };
     format!("{what}\n{counted}:\n{how}\n{trouble}")
+}
+
+/// What becomes of the devices of a pool.
+fn pool(guest: &Guest) -> String {
+    let (devices, in_use) = (guest.devices.unwrap_or(0), guest.devices_in_use.unwrap_or(0));
+    let refused = guest.refused_connections.unwrap_or(0);
+    match refused {
+        0 => format!("pool: {in_use} of {devices} devices in use"),
+        n => format!("pool: {in_use} of {devices} devices in use, {n} refused"),
+    }
 }
 
 fn counters(guest: &Guest) -> [u64; 7] {
@@ -132,6 +141,23 @@ mod tests {
         assert!(text.contains("fabric ff00: 1 guests, 0 connected"), "{text}");
         assert!(text.contains("fabric ff05"), "{text}");
         assert!(text.contains("vm1: commands refused, NO_SPACE: 3"), "{text}");
+    }
+
+    #[test]
+    fn a_pool_is_shown_with_its_front_ends() {
+        let any = Guest { devices: Some(8), devices_in_use: Some(1), ..guest("any", "ff00") };
+        let busy = Guest { refused_connections: Some(3), ..any.clone() };
+        let front_end = Guest {
+            gid: Some("3f31".into()),
+            connected: true,
+            pool: Some("any".into()),
+            ..guest("any/7", "ff00")
+        };
+        let text = render(&[any, front_end], None);
+        assert!(text.contains("fabric ff00: 1 guests"), "{text}");
+        assert!(text.contains("pool: 1 of 8 devices in use"), "{text}");
+        assert!(text.contains("any/7") && text.contains("3f31"), "{text}");
+        assert!(render(&[busy], None).contains("in use, 3 refused"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::sys::{EventFd, LockGuardList, Reservation, SharedSlice};
 use crate::virtqueue::Health;
 
 mod channel;
+mod pool;
 mod setup;
 
 use channel::BackendChannel;

@@ -18,8 +18,8 @@ use virtio_ism_abi::{EVENT_QUEUE, FIRST_MOVE_QUEUE, WINDOW_SHMID};
 use zerocopy::FromBytes;
 
 use super::channel::{BackendChannel, StepDeadline, WindowServer};
-use super::{VhostUser, connect_error};
-use crate::sys::{EventFd, Reservation, connect_unix, out_of_the_way};
+use super::{VhostUser, connect_error, pool};
+use crate::sys::{EventFd, Reservation, connect_unix, is_other_kind, out_of_the_way};
 use crate::transport::doorbells::Doorbells;
 use crate::transport::{RunningDevice, TransportError};
 use crate::virtqueue::{GuestPool, Health, QueueAddresses, Queues, Wiring};
@@ -39,7 +39,8 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the daemon of a free device may take to answer first. Longer waits are for a device in use.
 const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
-/// Connects to a daemon's socket and sets the device up: features, memory, queues, window.
+/// Connects to a daemon's socket and sets the device up: features, memory, queues, window. The socket
+/// is that of one device, or that of a pool.
 ///
 /// `move_queues` is the number of move queues wanted, `guest_memory` the size of the pool in bytes.
 /// If another process uses the device, the call waits for `timeout`.
@@ -53,12 +54,16 @@ pub fn connect(
     guest_memory: u64,
     timeout: Duration,
 ) -> Result<Arc<RunningDevice>, TransportError> {
-    // While a process uses the device, the daemon keeps the queue of the socket full.
     let deadline = Instant::now() + timeout;
-    let stream = connect_unix(socket, timeout).map_err(|source| match source.kind() {
-        io::ErrorKind::WouldBlock => TransportError::InUse,
-        _ => connect_error(socket, source),
-    })?;
+    let stream = match connect_unix(socket, timeout) {
+        Ok(stream) => stream,
+        Err(error) if is_other_kind(&error) => pool::request(socket, timeout)?,
+        // While a process uses the device, the daemon keeps the queue of the socket full.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(TransportError::InUse);
+        }
+        Err(error) => return Err(connect_error(socket, error)),
+    };
     let stream = UnixStream::from(out_of_the_way(stream));
     // If two processes connect at the same time, the later one may be in the queue itself.
     let left = deadline.saturating_duration_since(Instant::now());

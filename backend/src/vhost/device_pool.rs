@@ -1,0 +1,330 @@
+//! A device pool: one socket that hands out devices, one per connection.
+//!
+//! The socket carries packets. A process that connects gets one packet, a
+//! [`PoolAnswer`](virtio_ism_abi::PoolAnswer), and with it a connected socket on which it is the front
+//! end of a device of its own; then the daemon closes the connection. So the pool's thread waits for
+//! nobody and keeps nothing of those who get no device. Each front end has a thread that makes its
+//! device, serves it and sees its end.
+//!
+//! # Shares
+//!
+//! Containers share the pool without trusting each other. The kernel tells the network namespace of
+//! whoever connects. A namespace that has `k` devices gets another one only if more than `k` are free
+//! (the dynamic threshold of shared buffers). So one namespace can have half of the devices, a second
+//! one half of the rest, and so on: a namespace that has none gets one as long as one is free, and
+//! it takes as many hostile namespaces as the number of devices has binary digits to use up the pool.
+//! A front end that has gone, but holds threads, still counts.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg,
+};
+use vhost::vhost_user::Listener;
+use virtio_ism_abi::{PoolAnswer, PoolStatus};
+use zerocopy::IntoBytes;
+
+use super::counted_threads::CountedThreads;
+use super::device_slot::{DeviceSlot, GuestContext, GuestStatus, MemberInfo, PoolInfo};
+use super::device_socket::system;
+use super::faults::Fault;
+use super::peer::Peer;
+use super::timers::Timers;
+use super::unix_socket::{Backlog, BoundSocket, SocketError, SocketKind, SocketNames};
+use crate::config::{Config, GuestSpec};
+use crate::device::sync::lock;
+use crate::device::{DeviceInfo, Fabric};
+
+/// Pause after an error that would repeat at once.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// The running socket of one pool. Dropping it stops it.
+pub(crate) struct DevicePool {
+    inner: Arc<Inner>,
+    /// The pool's own thread and those of its front ends.
+    threads: CountedThreads,
+    socket: Mutex<Option<BoundSocket>>,
+}
+
+struct Inner {
+    guest: Arc<GuestContext>,
+    devices: u32,
+    names: Arc<dyn SocketNames>,
+    stop: OwnedFd,
+    stopping: AtomicBool,
+    members: Mutex<Members>,
+    refused: AtomicU64,
+}
+
+#[derive(Default)]
+struct Members {
+    /// Number of the last one; also the number of connections that got a device.
+    last: u64,
+    all: BTreeMap<u64, Member>,
+    /// Counters of the devices that are no more.
+    ended: DeviceInfo,
+}
+
+/// One front end.
+struct Member {
+    slot: Arc<DeviceSlot>,
+    info: MemberInfo,
+    /// The front end has gone.
+    gone: bool,
+}
+
+impl DevicePool {
+    /// Makes the socket and listens. `devices`: how many the pool has.
+    pub(crate) fn start(
+        spec: GuestSpec,
+        devices: u32,
+        fabric: Arc<Fabric>,
+        config: &Config,
+        timers: Timers,
+        names: Arc<dyn SocketNames>,
+    ) -> Result<DevicePool, SocketError> {
+        let path = spec.path().unwrap_or(std::path::Path::new("")).to_owned();
+        let mode = spec.mode.unwrap_or(config.socket_mode);
+        let kind = SocketKind::Packets;
+        let (listener, socket) = BoundSocket::bind_kind(&names, &path, mode, kind, Backlog::Many)?;
+        rustix::fs::fcntl_setfl(&listener, rustix::fs::OFlags::NONBLOCK)
+            .map_err(|error| system(&spec)(error.into()))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| system(&spec)(error.into()))?;
+        let name = spec.name.clone();
+        let inner = Arc::new(Inner {
+            guest: Arc::new(GuestContext::new(spec, fabric, config, timers)),
+            devices,
+            names,
+            stop,
+            stopping: AtomicBool::new(false),
+            members: Mutex::default(),
+            refused: AtomicU64::new(0),
+        });
+        let threads = CountedThreads::default();
+        let (runner, counted) = (inner.clone(), threads.clone());
+        threads
+            .spawn(&name, move || runner.run(&listener, &counted))
+            .map_err(system(&inner.guest.spec))?;
+        Ok(DevicePool { inner, threads, socket: Mutex::new(Some(socket)) })
+    }
+
+    /// The pool as it is now, and its front ends.
+    pub(crate) fn status(&self) -> Vec<GuestStatus> {
+        let inner = &self.inner;
+        let mut members = lock(&inner.members);
+        members.forget_ended();
+        let pool = GuestStatus {
+            spec: inner.guest.spec.clone(),
+            device: None,
+            connections: members.last,
+            hanging: members.all.values().map(|member| member.slot.status().hanging).sum(),
+            touched_bytes: inner.guest.touches.used(),
+            faults: inner.guest.faults.snapshot(),
+            pool: Some(PoolInfo {
+                in_use: members.count(),
+                refused: inner.refused.load(Ordering::Relaxed),
+                ended: members.ended.clone(),
+            }),
+            member: None,
+        };
+        let front_ends = members.all.values().filter(|member| !member.gone).map(|member| {
+            // What the pool counts is counted there.
+            GuestStatus {
+                connections: 1,
+                touched_bytes: 0,
+                faults: Default::default(),
+                member: Some(member.info.clone()),
+                ..member.slot.status()
+            }
+        });
+        std::iter::once(pool).chain(front_ends).collect()
+    }
+
+    /// Stops listening and cuts all connections; the rest happens on their own threads.
+    pub(crate) fn request_stop(&self) {
+        *lock(&self.socket) = None;
+        self.inner.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes());
+        for slot in self.slots() {
+            slot.close();
+        }
+    }
+
+    /// Waits for the end of what [`request_stop`](Self::request_stop) began, at the latest until
+    /// `deadline`; `false` if a front end keeps a thread from ending.
+    pub(crate) fn wait_stopped(&self, deadline: Instant) -> bool {
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.threads.wait_for(0, left())
+            && self.slots().iter().all(|slot| slot.threads().wait_for(0, left()))
+    }
+
+    fn slots(&self) -> Vec<Arc<DeviceSlot>> {
+        lock(&self.inner.members).all.values().map(|member| member.slot.clone()).collect()
+    }
+}
+
+impl Drop for DevicePool {
+    fn drop(&mut self) {
+        self.request_stop();
+    }
+}
+
+impl Members {
+    /// Devices in use.
+    fn count(&self) -> u32 {
+        u32::try_from(self.all.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Forgets front ends that have gone and hold nothing any more.
+    fn forget_ended(&mut self) {
+        self.all.retain(|_, member| !member.gone || member.slot.threads().alive() > 0);
+    }
+
+    /// Whether a process of this namespace gets another device; else why not.
+    fn admit(&self, devices: u32, network_namespace: u64) -> Result<(), PoolStatus> {
+        let of_namespace = |member: &&Member| member.info.network_namespace == network_namespace;
+        let own = self.all.values().filter(of_namespace).count();
+        match devices.saturating_sub(self.count()) as usize {
+            0 => Err(PoolStatus::AllInUse),
+            free if own < free => Ok(()),
+            _ => Err(PoolStatus::ShareInUse),
+        }
+    }
+}
+
+impl Inner {
+    fn name(&self) -> &str {
+        &self.guest.spec.name
+    }
+
+    fn run(self: &Arc<Self>, listener: &OwnedFd, threads: &CountedThreads) {
+        while self.wait(Some(listener), None) {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match accept_with(listener, flags) {
+                Ok(client) => self.answer(&client, threads),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    self.fault(format_args!("{error}"));
+                    self.wait(None, Some(&PAUSE));
+                }
+            }
+        }
+        tracing::debug!(guest = self.name(), "stopped");
+    }
+
+    /// `false`: the pool is to stop.
+    fn wait(&self, listener: Option<&OwnedFd>, limit: Option<&Timespec>) -> bool {
+        loop {
+            let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
+            fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+            let polled = poll(&mut fds, limit);
+            match polled {
+                _ if self.stopping.load(Ordering::SeqCst) => return false,
+                Ok(_) => return true,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(guest = self.name(), %error, "cannot wait; giving up");
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn fault(&self, detail: std::fmt::Arguments<'_>) {
+        self.guest.faults.record(self.name(), Fault::RefusedConnection, detail);
+    }
+
+    /// Answers one client.
+    fn answer(self: &Arc<Self>, client: &OwnedFd, threads: &CountedThreads) {
+        let (status, device) = match self.grant(client, threads) {
+            Ok(device) => (PoolStatus::Granted, Some(device)),
+            Err(status) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                (status, None)
+            }
+        };
+        let answer = PoolAnswer::new(status);
+        let fds: Vec<_> = device.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // One that has gone loses its device with the descriptor.
+        let sent = sendmsg(client, &[IoSlice::new(answer.as_bytes())], &mut ancillary, flags);
+        if let Err(error) = sent {
+            tracing::debug!(guest = self.name(), %error, "a client of the pool is gone");
+        }
+    }
+
+    /// The socket on which a client will be the front end of a device.
+    fn grant(
+        self: &Arc<Self>,
+        client: &OwnedFd,
+        threads: &CountedThreads,
+    ) -> Result<OwnedFd, PoolStatus> {
+        let spec = &self.guest.spec;
+        let failed = |error: std::io::Error| {
+            self.fault(format_args!("{error}"));
+            PoolStatus::Failed
+        };
+        let Peer { pid, uid, gid, network_namespace } = Peer::of(client).map_err(failed)?;
+        if spec.peer_uid.is_some_and(|only| only != uid)
+            || spec.peer_gid.is_some_and(|only| only != gid)
+        {
+            self.fault(format_args!("user {uid}, group {gid}: not permitted"));
+            return Err(PoolStatus::NotPermitted);
+        }
+        let mut members = lock(&self.members);
+        members.forget_ended();
+        if let Err(refused) = members.admit(self.devices, network_namespace) {
+            tracing::debug!(guest = self.name(), network_namespace, ?refused, "no device");
+            return Err(refused);
+        }
+        let (listener, device) = self.names.pair().map_err(failed)?;
+        let number = members.last + 1;
+        let name = format!("{}/{number}", spec.name);
+        let slot = Arc::new(DeviceSlot::new(name.clone(), self.guest.clone()));
+        let (inner, own) = (self.clone(), slot.clone());
+        threads.spawn(&name, move || inner.serve(number, &own, listener)).map_err(failed)?;
+        self.guest.faults.log_connection(|withheld| {
+            let guest = &name;
+            tracing::info!(guest, pid, uid, network_namespace, withheld, "a device of the pool");
+        });
+        let info = MemberInfo { pool: spec.name.clone(), pid, uid, network_namespace };
+        members.all.insert(number, Member { slot, info, gone: false });
+        members.last = number;
+        Ok(device)
+    }
+
+    /// Serves a front end, on a thread of its own.
+    fn serve(&self, number: u64, slot: &DeviceSlot, listener: UnixListener) {
+        let mut listener = Listener::from(listener);
+        let connected = slot.connect(&mut listener);
+        drop(listener);
+        let ended = match connected {
+            Ok(served) => slot.serve(served, || self.stopping.load(Ordering::SeqCst), || ()),
+            Err(error) => {
+                self.fault(format_args!("{error}"));
+                DeviceInfo::default()
+            }
+        };
+        let mut members = lock(&self.members);
+        members.ended.add_counters(&ended);
+        if let Some(member) = members.all.get_mut(&number) {
+            member.gone = true;
+        }
+        members.forget_ended();
+    }
+}

@@ -1,0 +1,259 @@
+//! A device slot: a place for one front end, with a device while one is connected.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::{Error as VhostUserError, Listener};
+use vhost_user_backend::Error as FrameworkError;
+
+use super::connection::{Connection, Framework, GuestState, Options};
+use super::counted_threads::CountedThreads;
+use super::faults::{FAULTS, Fault, Faults};
+use super::inline_delivery::InlineDelivery;
+use super::notifier::Notifier;
+use super::processor_account::ProcessorAccount;
+use super::timers::Timers;
+use crate::config::{Config, GuestSpec};
+use crate::device::sync::lock;
+use crate::device::{DeviceConfig, DeviceInfo, Fabric};
+use crate::shm::TouchQuota;
+
+/// How long the next connection waits for the threads of the last one.
+const REAP: Duration = Duration::from_millis(500);
+
+/// A guest, and what all its front ends share.
+pub(super) struct GuestContext {
+    pub(super) spec: GuestSpec,
+    fabric: Arc<Fabric>,
+    options: Options,
+    timers: Timers,
+    pub(super) faults: Arc<Faults>,
+    /// What the daemon may allocate in the guest's memory, over all connections.
+    pub(super) touches: Arc<TouchQuota>,
+}
+
+impl GuestContext {
+    pub(super) fn new(
+        spec: GuestSpec,
+        fabric: Arc<Fabric>,
+        config: &Config,
+        timers: Timers,
+    ) -> GuestContext {
+        let options = Options {
+            name: spec.name.clone(),
+            window_size: config.window_size,
+            move_queues: config.move_queues,
+            allow_any_file: spec.allow_any_file,
+            stopped_grace: config.stopped_grace,
+            ack_timeout: config.ack_timeout,
+        };
+        let touches = Arc::new(TouchQuota::new(fabric.limits().touched_memory));
+        GuestContext { spec, fabric, options, timers, faults: Arc::default(), touches }
+    }
+}
+
+/// A guest and its counters, at one moment.
+#[derive(Clone, Debug)]
+pub struct GuestStatus {
+    /// What it was made from. A front end of a pool has a name of its own.
+    pub spec: GuestSpec,
+    /// The device of the front end that is connected; `None` if none is.
+    pub device: Option<DeviceInfo>,
+    /// Connections so far.
+    pub connections: u64,
+    /// Threads of earlier connections that hang by their front end's doing.
+    pub hanging: usize,
+    /// Bytes of the guest's memory that the daemon has allocated by touching them first.
+    pub touched_bytes: u64,
+    /// Faults so far, in the order of [`FAULTS`].
+    pub faults: [u64; FAULTS.len()],
+    /// Of a device pool.
+    pub pool: Option<PoolInfo>,
+    /// Of a front end of a pool.
+    pub member: Option<MemberInfo>,
+}
+
+/// A device pool, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolInfo {
+    /// Devices in use, those of front ends that have gone and hold threads included.
+    pub in_use: u32,
+    /// Connections that got no device.
+    pub refused: u64,
+    /// Counters of the devices that are no more.
+    pub ended: DeviceInfo,
+}
+
+/// A front end of a device pool, as the kernel knows its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberInfo {
+    /// Name of the pool.
+    pub pool: String,
+    /// Process id, in the daemon's namespace; 0 if the process is not visible there.
+    pub pid: i32,
+    /// User id, in the daemon's namespace.
+    pub uid: u32,
+    /// Cookie of the network namespace in which the process has made its socket.
+    pub network_namespace: u64,
+}
+
+/// The place.
+pub(super) struct DeviceSlot {
+    /// Name of the device, in logs and for operators.
+    name: String,
+    guest: Arc<GuestContext>,
+    /// Threads that a front end can keep from ending.
+    threads: CountedThreads,
+    /// What the daemon's threads use of the processors for its front end. Not for all of a pool: one
+    /// front end would make the others wait.
+    account: Arc<ProcessorAccount>,
+    connection: Mutex<Option<Arc<Connection>>>,
+}
+
+/// A connection, and the framework at work on it.
+pub(super) struct RunningConnection {
+    connection: Arc<Connection>,
+    framework: Framework,
+}
+
+impl DeviceSlot {
+    pub(super) fn new(name: String, guest: Arc<GuestContext>) -> DeviceSlot {
+        let threads = CountedThreads::default();
+        DeviceSlot { name, guest, threads, account: Arc::default(), connection: Mutex::default() }
+    }
+
+    pub(super) fn guest(&self) -> &GuestContext {
+        &self.guest
+    }
+
+    pub(super) fn threads(&self) -> &CountedThreads {
+        &self.threads
+    }
+
+    pub(super) fn account(&self) -> &ProcessorAccount {
+        &self.account
+    }
+
+    /// The guest with the device of this slot.
+    pub(super) fn status(&self) -> GuestStatus {
+        let connection = lock(&self.connection).clone();
+        let alive = self.threads.alive();
+        GuestStatus {
+            spec: GuestSpec { name: self.name.clone(), ..self.guest.spec.clone() },
+            hanging: if connection.is_some() { 0 } else { alive },
+            device: connection.map(|connection| connection.device.info()),
+            connections: 0,
+            touched_bytes: self.guest.touches.used(),
+            faults: self.guest.faults.snapshot(),
+            pool: None,
+            member: None,
+        }
+    }
+
+    /// Cuts the connection, if there is one.
+    pub(super) fn close(&self) {
+        let connection = lock(&self.connection).clone();
+        if let Some(connection) = connection {
+            connection.close();
+        }
+    }
+
+    /// A device, a connection, and the framework at work on the next connection of `listener`.
+    pub(super) fn connect(
+        &self,
+        listener: &mut Listener,
+    ) -> Result<RunningConnection, Box<dyn std::error::Error>> {
+        let GuestContext { spec, fabric, options, timers, faults, touches } = &*self.guest;
+        let notifier = Arc::new(Notifier::new()?);
+        let port = DeviceConfig {
+            name: self.name.clone(),
+            pinned_gid: spec.gid,
+            limits: None,
+            max_maps: spec.max_maps,
+            num_move_queues: options.move_queues,
+        };
+        let delivery = Arc::new(InlineDelivery::new(notifier.clone()));
+        let device = fabric.join(port, delivery.clone())?;
+        let (connection, mut framework) = Connection::new(
+            Options { name: self.name.clone(), ..options.clone() },
+            device,
+            notifier,
+            GuestState {
+                faults: faults.clone(),
+                threads: self.threads.clone(),
+                timers: timers.clone(),
+                touches: touches.clone(),
+                account: self.account.clone(),
+            },
+        )?;
+        let weak = Arc::downgrade(&connection);
+        let owner = weak.clone();
+        delivery.set_on_slow_memory(move || {
+            if let Some(owner) = owner.upgrade() {
+                owner.on_slow_memory();
+            }
+        });
+        delivery.set(move || weak.upgrade().is_some_and(|owner| owner.deliver_inline()));
+        if let Err(error) = framework.start(listener) {
+            self.finish(&connection, framework);
+            return Err(error.to_string().into());
+        }
+        connection.set_link(framework.shutdown_handle());
+        Ok(RunningConnection { connection, framework })
+    }
+
+    /// Serves a connection until it ends. `is_stopping` tells whether it is to end at once;
+    /// `disconnected` is called when the front end has gone, before its threads have.
+    pub(super) fn serve(
+        &self,
+        served: RunningConnection,
+        is_stopping: impl FnOnce() -> bool,
+        disconnected: impl FnOnce(),
+    ) -> DeviceInfo {
+        let RunningConnection { connection, mut framework } = served;
+        *lock(&self.connection) = Some(connection.clone());
+        if is_stopping() {
+            connection.close();
+        }
+        self.log_connection("front end connected");
+        match framework.wait() {
+            Ok(())
+            | Err(FrameworkError::HandleRequest(
+                VhostUserError::Disconnected | VhostUserError::PartialMessage,
+            )) => {}
+            Err(error) => connection.fault(Fault::BadMessage, format_args!("{error}")),
+        }
+        *lock(&self.connection) = None;
+        let info = connection.device.info();
+        disconnected();
+        self.finish(&connection, framework);
+        self.log_connection("front end gone");
+        info
+    }
+
+    /// Logs within the guest's budget: a front end can come and go thousands of times a second.
+    fn log_connection(&self, what: &str) {
+        self.guest.faults.log_connection(|withheld| {
+            let guest = &self.name;
+            match withheld {
+                0 => tracing::info!(guest, "{what}"),
+                _ => tracing::info!(guest, withheld, "{what}"),
+            }
+        });
+    }
+
+    /// Ends a connection. The framework's object is taken apart in a thread of its own, since its
+    /// workers can hang by the front end's will.
+    fn finish(&self, connection: &Arc<Connection>, framework: Framework) {
+        connection.end();
+        let account = self.account.clone();
+        let reap = move || {
+            drop(framework);
+            account.charge_thread(Instant::now());
+        };
+        if let Err(error) = self.threads.spawn("reaper", reap) {
+            tracing::error!(guest = self.name, %error, "cannot start a thread");
+        }
+        self.threads.wait_for(0, REAP);
+    }
+}
