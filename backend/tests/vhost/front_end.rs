@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::doorbells::HandedDoorbell;
-pub(crate) use super::place::{Place, TIMEOUT, eventually};
+pub(crate) use super::place::{Place, TIMEOUT, connected, eventually};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol,
@@ -195,16 +195,7 @@ impl FrontEnd {
 
     /// Connects and negotiates.
     pub(crate) fn negotiate(path: &Path, wish: &Wish) -> FrontEnd {
-        // A socket has its name for a moment before anybody listens on it.
-        let connected = || UnixStream::connect(path).ok();
-        let mut socket = connected();
-        eventually("a connection", || {
-            socket.is_some() || {
-                socket = connected();
-                false
-            }
-        });
-        Self::negotiate_on(socket.unwrap(), wish)
+        Self::negotiate_on(connected(path), wish)
     }
 
     pub(crate) fn negotiate_on(socket: UnixStream, wish: &Wish) -> FrontEnd {

@@ -1,6 +1,7 @@
 //! Where a test's sockets are, and how long it waits.
 
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -52,4 +53,16 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// A connection to a socket, which has its name for a moment before anybody listens on it.
+pub(crate) fn connected(path: &Path) -> UnixStream {
+    let mut socket = UnixStream::connect(path);
+    eventually("a connection", || {
+        if socket.is_err() {
+            socket = UnixStream::connect(path);
+        }
+        socket.is_ok()
+    });
+    socket.unwrap()
 }

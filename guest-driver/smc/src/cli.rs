@@ -8,7 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::CliError;
 use crate::{
-    check, decode, demo, devices, doctor, fabric, manual, perf, pipe, run, stat, temporary_fabric,
+    cdi, check, decode, demo, devices, doctor, fabric, manual, perf, pipe, run, stat,
+    temporary_fabric,
 };
 
 const LONG_ABOUT: &str = "\
@@ -69,6 +70,9 @@ enum Command {
     /// List what SMC can use on this machine, and the commands that set up the rest.
     #[command(long_about = doctor::LONG_ABOUT)]
     Doctor(doctor::DoctorArgs),
+    /// Print a CDI specification, by which containers get a device and the library.
+    #[command(long_about = cdi::LONG_ABOUT, after_long_help = cdi::AFTER)]
+    Cdi(cdi::CdiArgs),
     /// Print completions for a shell: `source <(smc completions bash)`.
     Completions(manual::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a directory.
@@ -118,6 +122,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Devices(args) => devices::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(&args).map(|able| ExitCode::from(u8::from(!able))),
+        Command::Cdi(args) => cdi::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Completions(args) => {
             manual::completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
         }

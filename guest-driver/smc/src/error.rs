@@ -48,6 +48,9 @@ pub(crate) enum CliError {
         /// The management socket.
         socket: PathBuf,
     },
+    /// No CDI specification can be made.
+    #[error("no specification for containers: {0}")]
+    Cdi(String),
     /// Text that is no address to listen on.
     #[error("{0:?} is no address to listen on: expected HOST:PORT, [IPV6]:PORT, :PORT or PORT")]
     Address(String),

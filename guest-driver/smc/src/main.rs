@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod cdi;
 mod check;
 mod cli;
 mod decode;

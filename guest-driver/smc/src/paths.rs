@@ -13,6 +13,11 @@ pub(crate) const CLIENT: &str = "b.sock";
 /// File name of the daemon's management socket.
 pub(crate) const MANAGEMENT: &str = "management.sock";
 
+/// Where a container has what `smc cdi` gives it.
+pub(crate) const CONTAINER: &str = "/run/smc";
+/// The directory of statistics sockets in a container.
+pub(crate) const CONTAINER_STATISTICS: &str = "/run/smc/statistics";
+
 /// The directory of the default sockets: `$XDG_RUNTIME_DIR/smc`, else `smc-UID` among the temporary
 /// files, where anybody can make a directory of that name. It need not exist.
 ///

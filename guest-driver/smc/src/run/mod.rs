@@ -20,9 +20,9 @@ use guest_driver::traffic;
 use crate::error::CliError;
 use crate::paths;
 use crate::stack::RendezvousArg;
-use rule::Rule;
 
 pub(crate) use load_check::check as check_loaded;
+pub(crate) use rule::Rule;
 
 /// Help of `smc run`.
 pub(crate) const LONG_ABOUT: &str = "\
@@ -133,6 +133,11 @@ pub(crate) struct RunArgs {
         value_name = "PROGRAM"
     )]
     command: Vec<OsString>,
+}
+
+/// The library that programs load. An error says where it was looked for.
+pub(crate) fn find_library() -> Result<PathBuf, String> {
+    library::find().map_err(|missing| missing.to_string())
 }
 
 /// Replaces this process by the program.

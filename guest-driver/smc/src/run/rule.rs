@@ -6,19 +6,19 @@ use guest_driver::rendezvous::{PeerRule, PeerRuleError};
 
 /// The text of a [`PeerRule`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rule(String);
+pub(crate) struct Rule(String);
 
 impl Rule {
     /// The rule of some ports of the program.
     ///
     /// # Errors
     /// They are no port and no range of ports.
-    pub(super) fn of_ports(ports: &str) -> Result<Rule, PeerRuleError> {
+    pub(crate) fn of_ports(ports: &str) -> Result<Rule, PeerRuleError> {
         PeerRule::of_ports(ports).map(|_| Rule(format!("*:{ports}")))
     }
 
     /// The text, for the library in the program.
-    pub(super) fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }

@@ -36,9 +36,11 @@ impl Processes {
 /// Asks all processes.
 pub(super) fn all() -> Processes {
     let mut processes = Processes::default();
-    // Sockets in a directory that other users may write are not trusted.
-    let Ok(directory) = paths::directory() else { return processes };
-    let sockets = statistics::find(&directory);
+    // Sockets in a directory that other users may write are not trusted. The one of a container, which
+    // only root can make, is for all its users.
+    let container = PathBuf::from(paths::CONTAINER_STATISTICS);
+    let directories = std::iter::once(container).chain(paths::directory());
+    let sockets: Vec<_> = directories.flat_map(|at| statistics::find(&at)).collect();
     for some in sockets.chunks(AT_A_TIME) {
         let answers: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> =
