@@ -98,7 +98,8 @@ while IFS= read -r command; do
     echo "\$ $command"
     case $command in
         *'&')
-            eval "${command%&}" >"$place/daemon.log" 2>&1 &
+            # Without exec the process that ends it would be a shell.
+            eval "exec ${command%&}" >"$place/daemon.log" 2>&1 &
             daemon=$!
             for _ in $(seq 100); do [ -S /run/ism/any/any.sock ] && break || sleep 0.1; done
             continue
