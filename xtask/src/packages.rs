@@ -14,6 +14,9 @@ use crate::{image, programs};
 /// Packages of the libraries that QEMU is linked with.
 const QEMU_LIBRARIES: [&str; 3] = ["libglib2.0-dev", "libpixman-1-dev", "libfdt-dev"];
 
+/// How often packages are installed until none is missing, at most.
+const INSTALLATIONS: usize = 3;
+
 /// Which programs of the distribution guests get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
@@ -31,7 +34,11 @@ pub(crate) enum Programs {
 /// Packages are missing, and are not to be installed or cannot be; the error names all of them.
 pub(crate) fn ensure(root: &Path, programs: Programs, install: bool) -> Result<bool, ToolError> {
     let (mut required, mut optional) = missing(root, programs)?;
-    if install && !(required.is_empty() && optional.is_empty()) {
+    // That a package is missing may show only when another one is there.
+    for _ in 0..INSTALLATIONS {
+        if !install || required.is_empty() && optional.is_empty() {
+            break;
+        }
         apt_install(&[&required[..], &optional[..]].concat())?;
         (required, optional) = missing(root, programs)?;
     }
