@@ -183,7 +183,8 @@ fn talk(stream: &SmcStream, rng: &mut Rng, progress: &Progress) -> io::Result<()
         }
         let longest = if rng.one_in(16) { LONGEST } else { 2_000 };
         let len = 1 + rng.below(longest) as usize;
-        (sent.resize(len, 0), back.resize(len, 0));
+        sent.resize(len, 0);
+        back.resize(len, 0);
         fill(rng.bits(), 0, &mut sent);
         let start = Instant::now();
         *progress.since.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
