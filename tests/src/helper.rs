@@ -1,7 +1,7 @@
 //! Processes that can be killed: the program `smc-test-peer` of this package.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -14,7 +14,7 @@ pub struct Helper {
     child: Child,
     lines: BufReader<ChildStdout>,
     // Its end tells the helper to go.
-    _stdin: ChildStdin,
+    stdin: ChildStdin,
 }
 
 impl Helper {
@@ -35,7 +35,7 @@ impl Helper {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let stdin = child.stdin.take().unwrap();
-        Helper { child, lines, _stdin: stdin }
+        Helper { child, lines, stdin }
     }
 
     /// The next line it says.
@@ -45,6 +45,11 @@ impl Helper {
         self.lines.read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "the helper has ended");
         line.trim_end().to_owned()
+    }
+
+    /// Writes to its standard input.
+    pub fn feed(&mut self, text: &str) {
+        self.stdin.write_all(text.as_bytes()).unwrap();
     }
 
     /// Its process id.

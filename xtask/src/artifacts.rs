@@ -20,7 +20,7 @@ const WORKSPACE: [&str; 4] = ["--release", "--workspace", "--features", "smc-tes
 /// Programs that the guests or the tests run.
 const BINARIES: [&str; 3] = ["vhost-device-ism", "smc", "smc-test-peer"];
 /// Test programs: the tests of virtual machines, and those that run in guests.
-const TESTS: [&str; 4] = ["vm", "conformance", "verbs_rxe", "rendezvous"];
+const TESTS: [&str; 5] = ["vm", "uml", "conformance", "verbs_rxe", "rendezvous"];
 
 /// Paths of executables, by name.
 type Executables = Vec<(String, PathBuf)>;
@@ -135,6 +135,28 @@ pub(crate) fn build(root: &Path, install: bool, which: Programs) -> Result<Artif
         qemu_stock,
         daemon,
         tests,
+    })
+}
+
+/// What the tests under user-mode Linux run.
+#[derive(Debug)]
+pub(crate) struct UmlPrograms {
+    pub(crate) daemon: PathBuf,
+    pub(crate) peer: PathBuf,
+    /// The executable of the tests.
+    pub(crate) tests: PathBuf,
+}
+
+/// Builds the programs of the tests under user-mode Linux.
+///
+/// # Errors
+/// They do not build. The build's output has been shown.
+pub(crate) fn build_uml(root: &Path) -> Result<UmlPrograms, ToolError> {
+    let built = build_programs(root)?;
+    Ok(UmlPrograms {
+        daemon: find(&built, "vhost-device-ism")?,
+        peer: find(&built, "smc-test-peer")?,
+        tests: find(&built, "uml")?,
     })
 }
 

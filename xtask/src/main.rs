@@ -5,6 +5,7 @@
 //! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and says why they fail.
+//! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
 //! - [`coverage`]: `cargo xtask coverage`, how many lines tests reach.
 //! - [`siege`]: `cargo xtask siege`, a long hostile run.
 //! - [`protocol_map`]: `cargo xtask protocol-map`, which rule is where.
@@ -20,6 +21,7 @@ mod programs;
 mod protocol_map;
 mod siege;
 mod tool;
+mod uml;
 mod vm;
 
 use std::path::Path;
@@ -39,6 +41,9 @@ enum Task {
     /// Run the tests that need virtual machines, after building what they need.
     #[command(long_about = vm::LONG_ABOUT, after_long_help = vm::AFTER)]
     Vm(vm::Args),
+    /// Run the tests of the kernel's driver under user-mode Linux, after building what they need.
+    #[command(long_about = uml::LONG_ABOUT)]
+    Uml(uml::Args),
     /// Print how many lines of the device and the protocol their own tests run.
     #[command(long_about = coverage::LONG_ABOUT)]
     Coverage(coverage::Args),
@@ -53,6 +58,7 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let done = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args).map_err(|error| error.to_string()),
+        Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
         Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)

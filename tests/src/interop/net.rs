@@ -57,6 +57,7 @@ impl Net {
     /// eyes        elements begin with an eye catcher
     /// buffer=N    bytes of receive buffers
     /// rnic=NAME   only this RNIC; may be repeated
+    /// device=PATH the virtio-ism device behind a socket of the daemon
     /// pnet=NAME:ID  the network that an adapter or interface is on; may be repeated
     /// no-option   SMC is proposed to everybody, and peers are not known by TCP option 254
     /// ```
@@ -89,6 +90,7 @@ impl Net {
                 "idle" => config.smcr.idle_group = Duration::from_millis(number),
                 "test" => config.smcr.test_link = Duration::from_millis(number),
                 "buffer" => config.recv_buffer = number as usize,
+                "device" => config.devices = vec![value.into()],
                 "pnet" => {
                     let (name, id) = value.split_once(':').unwrap();
                     config.smcr.pnet.push((name.to_owned(), id.to_owned()));

@@ -244,10 +244,10 @@ fn many(net: &Net, addr: SocketAddr, order: &Order) -> Report {
     let failed = reports.iter().filter(|report| !report.error.is_empty()).count();
     let error = reports.iter().find(|report| !report.error.is_empty());
     let error = error.map(|report| report.error.clone()).unwrap_or_default();
-    let carried = reports.iter().filter(|report| report.carrier.kind == "smc-r").count();
+    let carried = reports.iter().filter(|report| report.carrier.kind.starts_with("smc-")).count();
     let mut last = reports.pop().unwrap_or_default();
     last.error = error;
-    last.note = format!("{carried} of {} by SMC-R, {failed} failed ", order.len);
+    last.note = format!("{carried} of {} by SMC, {failed} failed ", order.len);
     last.millis = start.elapsed().as_millis() as u64;
     last
 }

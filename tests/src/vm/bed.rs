@@ -16,6 +16,7 @@ use super::host::Host;
 use super::machine::{Net, Vm};
 use super::paths;
 use super::semaphore::Permit;
+use super::uml::Uml;
 
 /// A daemon of its own, as a process, and the place where guests are started.
 pub struct Bed {
@@ -91,6 +92,17 @@ impl Bed {
             self.host.add_ports(&vm);
             Guest::start(&self.host, vm)
         });
+        for guest in &guests {
+            guest.wait_ready();
+        }
+        guests
+    }
+
+    /// Guests of user-mode Linux, which boot at the same time, with words on their kernel's command
+    /// line.
+    #[track_caller]
+    pub fn boot_uml<const N: usize>(&self, names: [&str; N], words: &str) -> [Uml; N] {
+        let guests = names.map(|name| Uml::start(&self.host, name, words));
         for guest in &guests {
             guest.wait_ready();
         }

@@ -28,9 +28,21 @@ impl Program {
         env: &[(&str, &OsStr)],
         log: &File,
     ) -> Program {
+        Program::start_with_input(name, command, env, log, Stdio::null())
+    }
+
+    /// As [`Program::start`], with a standard input.
+    #[track_caller]
+    pub(super) fn start_with_input<S: AsRef<OsStr>>(
+        name: &str,
+        command: &[S],
+        env: &[(&str, &OsStr)],
+        log: &File,
+        input: Stdio,
+    ) -> Program {
         let mut leashed = Command::new(paths::test_peer());
         leashed.arg("leash").args(command).envs(env.iter().copied());
-        leashed.stdin(Stdio::null());
+        leashed.stdin(input);
         leashed.stdout(log.try_clone().unwrap()).stderr(log.try_clone().unwrap());
         let child = spawn(leashed).unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
         Program { name: name.to_owned(), pid: child.id(), child: Mutex::new(child) }

@@ -34,6 +34,7 @@ pub mod probe;
 mod qmp;
 mod run;
 mod semaphore;
+mod uml;
 pub mod unmodified;
 mod wire;
 
@@ -43,3 +44,4 @@ pub use guest::Guest;
 pub use job::Job;
 pub use machine::Vm;
 pub use run::{End, Output, Run};
+pub use uml::Uml;

@@ -21,6 +21,10 @@ pub(super) enum Built {
     QemuStock,
     /// `DAEMON`: `vhost-device-ism`.
     Daemon,
+    /// `UML`: user-mode Linux, a program. `cargo xtask uml` sets it.
+    Uml,
+    /// `UML_INITRD`: the initramfs of its guests.
+    UmlInitrd,
 }
 
 impl Built {
@@ -34,6 +38,8 @@ impl Built {
             Built::Qemu => "QEMU",
             Built::QemuStock => "QEMU_STOCK",
             Built::Daemon => "DAEMON",
+            Built::Uml => "UML",
+            Built::UmlInitrd => "UML_INITRD",
         }
     }
 

@@ -1,0 +1,207 @@
+//! Guests of user-mode Linux, whose own AF_SMC runs over the device: the kernel's driver of
+//! `guest-driver/kernel` under a kernel that looks for mistakes.
+//!
+//! The kernel is a process that boots in a second or two. Its network is a pair of the network namespace
+//! that `cargo xtask uml` gives the tests. When a guest ends, its console must not name a mistake.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use vhost_device_ism::management::AddGuest;
+
+use super::channel::Channel;
+use super::child::Program;
+use super::host::Host;
+use super::job::Job;
+use super::paths::Built;
+use super::run::{Output, Run};
+
+/// How long a guest may take to boot.
+const BOOT: Duration = Duration::from_secs(60);
+/// What the kernel says when it has found a mistake.
+///
+/// Not the warning of each boot that no PCI device is there: the bus is there for what SMC depends on.
+const SPLATS: [&str; 12] = [
+    "BUG:",
+    "WARNING:",
+    "Oops",
+    "KASAN",
+    "Kernel panic",
+    "possible circular locking",
+    "inconsistent lock state",
+    "possible recursive locking",
+    "suspicious RCU",
+    "INFO: task",
+    "Segfault with no mm",
+    "unreferenced object",
+];
+
+/// Networks that were given away in this process.
+static NETWORKS: AtomicU8 = AtomicU8::new(1);
+
+/// A running guest. Killed when dropped, if it has not ended.
+pub struct Uml {
+    name: String,
+    net: String,
+    program: Program,
+    channel: Arc<Channel>,
+    /// Mistakes that are not of this project, and that a test provokes.
+    known: Vec<&'static str>,
+    host: Arc<Host>,
+}
+
+impl Uml {
+    /// Starts a guest with a device on a port of its own.
+    #[track_caller]
+    pub(super) fn start(host: &Arc<Host>, name: &str, words: &str) -> Uml {
+        let port = AddGuest { name: Some(name.to_owned()), ..AddGuest::default() };
+        let socket = host.add_port(port);
+        let net = format!("10.7.{}", NETWORKS.fetch_add(1, Ordering::Relaxed));
+        let number = net.rsplit('.').next().unwrap_or_default();
+        let (near, far) = (format!("host{number}"), format!("guest{number}"));
+        let (here, there) = UnixStream::pair().unwrap();
+        let kernel = Built::Uml.path();
+        let initrd = Built::UmlInitrd.path();
+        ip(&format!("link add {near} type veth peer name {far}"));
+        ip(&format!("addr add {net}.1/24 dev {near}"));
+        ip(&format!("link set {near} up"));
+        ip(&format!("link set {far} up"));
+        let args = [
+            kernel.display().to_string(),
+            "mem=256M".into(),
+            format!("initrd={}", initrd.display()),
+            // Not by a tap: its driver takes locks of queues that a tap does not have.
+            format!("vec0:transport=raw,ifname={far},depth=64,gro=1"),
+            format!("virtio_uml.device={}:44", socket.display()),
+            // Its messages go to standard error; the control channel is standard input.
+            "con=null con0=null,fd:2 con1=fd:0,fd:0".into(),
+            format!("umid={}-{name}-{}", near, std::process::id()),
+            format!("ism.name={name} ism.net={net} {words}"),
+        ];
+        let args: Vec<&str> = args.iter().flat_map(|arg| arg.split(' ')).collect();
+        let log = host.logs.open(&format!("{name}.console.log"));
+        let stdin = Stdio::from(OwnedFd::from(there));
+        let program = Program::start_with_input(name, &args, &[], &log, stdin);
+        let transcript = host.logs.open(&format!("{name}.control.log"));
+        let channel = Channel::new(name, here, transcript);
+        let host = Arc::clone(host);
+        Uml { name: name.to_owned(), net, program, channel, known: vec!["virtio_pcidev.c"], host }
+    }
+
+    /// Waits until it takes commands.
+    #[track_caller]
+    pub(super) fn wait_ready(&self) {
+        if !self.channel.wait_boots(1, BOOT) {
+            panic!("{} has not booted within {BOOT:?}:\n{}", self.name, self.console());
+        }
+    }
+
+    /// Its address.
+    pub fn ip(&self) -> String {
+        format!("{}.2", self.net)
+    }
+
+    /// The host's address on its network.
+    pub fn host_ip(&self) -> String {
+        format!("{}.1", self.net)
+    }
+
+    /// Starts a command.
+    pub fn spawn(&self, run: impl Into<Run>) -> Job {
+        Job::start(&self.channel, run.into())
+    }
+
+    /// Runs a command and waits for its end.
+    #[track_caller]
+    pub fn run(&self, run: impl Into<Run>) -> Output {
+        self.spawn(run).wait()
+    }
+
+    /// Runs a command that must succeed: its standard output.
+    #[track_caller]
+    pub fn ok(&self, run: impl Into<Run>) -> String {
+        self.run(run).ok()
+    }
+
+    /// What its kernel has said.
+    pub fn console(&self) -> String {
+        let path = self.host.logs.path(&format!("{}.console.log", self.name));
+        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+    }
+
+    /// A counter of the driver (`counters` in debugfs).
+    #[track_caller]
+    pub fn counter(&self, name: &str) -> u64 {
+        let counters = self.ok("cat /sys/kernel/debug/virtio_ism/*/counters");
+        let line = counters.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = line.and_then(|value| value.parse().ok());
+        value.unwrap_or_else(|| panic!("{}: no counter {name}: {counters}", self.name))
+    }
+
+    /// Lines with this text are not held against it: the test provokes a mistake of somebody else's.
+    pub fn forgive(&mut self, text: &'static str) {
+        self.known.push(text);
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        self.program.kill();
+    }
+
+    /// Looks for memory that was lost, powers the guest off, and looks for mistakes.
+    #[track_caller]
+    pub fn finish(self) {
+        // What is younger than five seconds is not judged.
+        thread::sleep(Duration::from_secs(6));
+        let leaks = self
+            .ok("cd /sys/kernel/debug; for n in 1 2; do echo scan > kmemleak; done; cat kmemleak");
+        assert!(leaks.is_empty(), "{} has lost memory:\n{leaks}", self.name);
+        // Not by closing the control channel: user-mode Linux frees its interrupt where it must not.
+        let off = self.spawn("poweroff -f");
+        self.program.wait(BOOT);
+        drop(off);
+        self.assert_no_splats();
+    }
+
+    #[track_caller]
+    fn assert_no_splats(&self) {
+        let console = self.console();
+        let lines: Vec<&str> = console.lines().collect();
+        let is_splat = |line: &str| {
+            SPLATS.iter().any(|splat| line.contains(splat))
+                && !self.known.iter().any(|known| line.contains(known))
+        };
+        if let Some(at) = lines.iter().position(|line| is_splat(line)) {
+            let end = lines.len().min(at + 60);
+            panic!("{}: its kernel says:\n{}", self.name, lines[at..end].join("\n"));
+        }
+    }
+}
+
+impl Drop for Uml {
+    fn drop(&mut self) {
+        self.kill();
+        if !thread::panicking() {
+            self.assert_no_splats();
+        }
+    }
+}
+
+impl fmt::Debug for Uml {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user-mode Linux {}", self.name)
+    }
+}
+
+/// Runs `ip` with these words.
+#[track_caller]
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().expect("ip(8)");
+    assert!(status.success(), "ip {words}");
+}
