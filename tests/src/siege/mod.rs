@@ -1,17 +1,17 @@
 //! A long hostile run: `cargo xtask siege`.
 //!
 //! The daemon runs as a program of its own, in its sandbox. Several hostile front ends attack it over
-//! real vhost-user sockets, each with its own port: [`life`] is one connection of such a front end.
-//! What it does is drawn from a seed: commands, moves, rings, messages ([`driver`], [`message`]),
-//! memory that faults, shrinks and is swapped ([`memory`]), descriptors that are something else
-//! ([`descriptor`]), slabs and answers to mappings ([`window`]). Two pairs of devices that do nothing
-//! wrong talk meanwhile ([`bystander`]), one over the window, one by moves.
+//! real vhost-user sockets, each with its own port: `life` is one connection of such a front end.
+//! What it does is drawn from a seed: commands, moves, rings, messages (`driver`, `message`),
+//! memory that faults, shrinks and is swapped (`memory`), descriptors that are something else
+//! (`descriptor`), slabs and answers to mappings (`window`). Two pairs of devices that do nothing
+//! wrong talk meanwhile (`bystander`), one over the window, one by moves.
 //!
-//! It must hold that the daemon ([`program`]) neither ends nor panics; that every byte of the pairs is
+//! It must hold that the daemon (`program`) neither ends nor panics; that every byte of the pairs is
 //! right, and no round trip of theirs takes longer than [`Options::longest`]; and that between two
 //! rounds, when all hostile front ends have gone, the daemon holds what it held after the first one.
 //!
-//! Then link groups are simulated ([`links`]).
+//! Then link groups are simulated (`links`).
 
 mod bystander;
 mod descriptor;
