@@ -12,9 +12,8 @@
 //!
 //! A [`Kicker`] signals eventfds of front ends without ever blocking. A [`BusErrorGuard`] keeps
 //! pages that a guest takes away from ending the daemon, and a [`TouchQuota`] bounds what the
-//! daemon allocates by touching memory that is not there. A munmap(2) of its own
-//! leaves no huge pages mapped. Only these have `unsafe`; mapping is done
-//! by `vm-memory` and other system calls by `rustix`.
+//! daemon allocates by touching memory that is not there. A munmap(2) of its own leaves no huge pages
+//! mapped. Only these have `unsafe`; mapping is done by `vm-memory` and other system calls by `rustix`.
 
 mod buddy;
 #[allow(unsafe_code, reason = "no crate handles SIGBUS by mapping memory in its place")]
