@@ -49,6 +49,9 @@ impl Net {
             format!("-n {client} link set lo up"),
             format!("-n {server} link set wire up"),
             format!("-n {client} link set wire up"),
+            // Connections by the ten thousand would leave no port that is not in TIME_WAIT.
+            format!("netns exec {client} sysctl -qw net.ipv4.tcp_max_tw_buckets=500"),
+            format!("netns exec {server} sysctl -qw net.ipv4.tcp_max_tw_buckets=500"),
         ];
         if !commands.iter().all(|line| ip(line)) {
             println!("no network namespaces here (they take root): both ends on loopback");
@@ -148,6 +151,9 @@ pub struct Bed<'a> {
     net: &'a Net,
     fabric: Fabric,
     dir: PathBuf,
+    /// Whether the programs report what carries each connection. It costs a short connection some
+    /// system calls, so a program that is measured does not.
+    reports: bool,
 }
 
 impl Bed<'_> {
@@ -164,7 +170,11 @@ impl Bed<'_> {
         for device in std::fs::read_dir(dir.join("devices")).unwrap().flatten() {
             open(device.path(), 0o666);
         }
-        Bed { net, fabric, dir }
+        Bed { net, fabric, dir, reports: true }
+    }
+
+    pub fn without_reports(self) -> Self {
+        Bed { reports: false, ..self }
     }
 
     pub fn place(&self, port: u16) -> Place {
@@ -204,7 +214,11 @@ impl Bed<'_> {
         let (smc, here) = (smc.display(), self.dir.display());
         // Short connections are here to be tested, not to be avoided.
         let always = if learns() { "" } else { " --always 0.0.0.0/0" };
-        format!("{smc} run --device {here}/devices --status {here}/status{always}")
+        let status = match self.reports {
+            true => format!(" --status {here}/status"),
+            false => String::new(),
+        };
+        format!("{smc} run --device {here}/devices{status}{always}")
     }
 
     /// A directory for the statistics sockets of a user's processes.

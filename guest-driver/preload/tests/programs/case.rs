@@ -78,18 +78,21 @@ const BOTH: With = With { server: true, client: true };
 const NEITHER: With = With { server: false, client: false };
 
 impl Case<'_> {
-    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS` they take turns that many times, and
-    /// a line of a table compares them.
+    /// Runs it in all combinations. With `SMC_PROGRAMS_ROUNDS` they take turns that many times more,
+    /// and a line of a table compares them.
     pub fn run(&self, net: &Net) {
         if !are_installed(self.name, self.needs) {
             return;
         }
         let all = [BOTH, With { client: false, ..BOTH }, With { server: false, ..BOTH }, NEITHER];
         let rounds = number("SMC_PROGRAMS_ROUNDS", 0);
+        for with in all {
+            self.checked(net, with);
+        }
         let mut figures = all.map(|_| Vec::new());
-        for _ in 0..rounds.max(1) {
+        for _ in 0..rounds {
             for (figures, with) in figures.iter_mut().zip(all) {
-                figures.push(self.once(net, with));
+                figures.push(self.measured(net, with));
             }
         }
         if rounds == 0 {
@@ -115,8 +118,23 @@ impl Case<'_> {
         }
     }
 
-    fn once(&self, net: &Net, with: With) -> f64 {
+    /// Runs it once, and checks what carried its connections.
+    fn checked(&self, net: &Net, with: With) {
         let bed = Bed::new(net);
+        self.once(&bed, with);
+        let (smc, tcp) = bed.decided();
+        let name = self.name;
+        assert_eq!(bed.broken(), Vec::<String>::new(), "{name}, {with:?}");
+        let expected = self.carried.by_smc(with);
+        assert_eq!(smc > 0, expected, "{name}, {with:?}: {smc} ends on SMC, {tcp} on TCP");
+    }
+
+    /// Runs it once as its users do, and returns its figure.
+    fn measured(&self, net: &Net, with: With) -> f64 {
+        self.once(&Bed::new(net).without_reports(), with)
+    }
+
+    fn once(&self, bed: &Bed<'_>, with: With) -> f64 {
         let place = bed.place(free_port());
         let program = (self.server)(&place);
         let mut server = Running::start(&mut bed.command(Server, &program, with.server, false));
@@ -133,12 +151,7 @@ impl Case<'_> {
         };
         let text = client.finish_beside(&[&server]);
         server.stop();
-        let (smc, tcp) = bed.decided();
-        let name = self.name;
-        assert_eq!(bed.broken(), Vec::<String>::new(), "{name}, {with:?}");
-        let expected = self.carried.by_smc(with);
-        assert_eq!(smc > 0, expected, "{name}, {with:?}: {smc} ends on SMC, {tcp} on TCP");
-        assert!(seen.is_ok(), "{name}: {}", seen.unwrap_err());
+        assert!(seen.is_ok(), "{}: {}", self.name, seen.unwrap_err());
         (self.figure)(&text)
     }
 }
