@@ -39,7 +39,8 @@ pub(crate) use ready::LocalEnd;
 
 use crate::info::ConnectionInfo;
 use crate::reactor::readiness_fd::ReadinessFd;
-use crate::reactor::wait::{Deadline, Spin, Waiter};
+use crate::reactor::spin::Spin;
+use crate::reactor::wait::{Deadline, Waiter};
 use crate::reactor::{ConnectionHandler, DelayedUpdate, Reactor};
 use crate::sys::lock;
 

@@ -23,6 +23,7 @@ mod background;
 mod leader;
 pub(crate) mod readiness_fd;
 pub(crate) mod source;
+pub(crate) mod spin;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wait;

@@ -13,7 +13,8 @@ use rustix::fd::OwnedFd;
 use super::SmcStream;
 use crate::conn::Conn;
 use crate::reactor::Reactor;
-use crate::reactor::wait::{RECHECK_INTERVAL, Spin, Waiter};
+use crate::reactor::spin::Spin;
+use crate::reactor::wait::{RECHECK_INTERVAL, Waiter};
 
 /// Which readiness is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::handshake::{ByRdma, EstablishedConn};
 use crate::info::Fallback;
 use crate::ism::{IsmDevice, OpenOptions, Prefer};
 use crate::reactor::Reactor;
-use crate::reactor::wait::Spin;
+use crate::reactor::spin::Spin;
 use crate::rendezvous::PeerDiscovery;
 use crate::smcd::{DeferredDrop, DeferredDropQueue, Fabric, Fabrics, SmcdSource};
 use crate::smcr::{NoRdma, RdmaHost};

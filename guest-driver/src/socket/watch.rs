@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use super::SmcStream;
 use crate::conn::{self, LocalEnd};
 use crate::reactor::Reactor;
+use crate::reactor::spin::Spin;
 use crate::reactor::wait::{
-    RECHECK_INTERVAL, Spin, Waiter, clear_interrupted, set_mask, was_interrupted,
+    RECHECK_INTERVAL, Waiter, clear_interrupted, set_mask, was_interrupted,
 };
 pub use crate::sys::SignalMask;
 

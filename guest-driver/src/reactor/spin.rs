@@ -1,0 +1,410 @@
+//! Spinning before a sleep, for a time that adapts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Threads of this process that spin now.
+static SPINNERS: AtomicU32 = AtomicU32::new(0);
+
+/// Of this many waits with a reduced budget, one is a probe round, as long as probe rounds pay.
+const PROBE_EVERY: u32 = 16;
+/// The same after many probe rounds that did not pay.
+const PROBE_SELDOM: u32 = 1024;
+/// After this many first checks in vain, only one of [`PROBE_EVERY`] waits checks first.
+const MAX_MISSES: u32 = 4;
+/// A probe round spins for at most this many times the full budget.
+const PROBE_FACTOR: u32 = 20;
+
+/// Checks of shared memory between two reads of the clock.
+const CHECKS: u32 = 32;
+/// On a machine with one processor, a thread that spins for longer than this lets others run.
+const YIELD_AFTER: Duration = Duration::from_micros(10);
+
+/// Spinning before a sleep, for a time that adapts.
+///
+/// A wait that ends while it spins doubles the budget, and a wait that has to sleep halves it. So
+/// a connection with a slow peer stops burning processors, and so does a process with more to do
+/// than it has processors. Later connections begin with what earlier ones have learnt.
+///
+/// If both ends spin for a moment only, each misses the other's answer, although both would answer
+/// at once if they stayed awake. So every now and then there is a *probe round*: the wait spins for
+/// longer than the last wait that slept, unless that is out of proportion. If the other end is
+/// merely asleep, its answer comes within that time, and both are in step again. This matters
+/// between virtual machines, where a wake-up takes longer than the usual budget.
+///
+/// A message of a peer that sends at its own pace also comes within a probe round, and nothing is
+/// won. So the wait after it is a *trial* with the full budget. Only if the trial succeeds, the
+/// budget is full again. Otherwise probe rounds become rarer.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    max_us: u32,
+    budget_us: AtomicU32,
+    /// The last wait was a probe round that has found something.
+    trial: AtomicBool,
+    /// Duration of the last wait that had to sleep, microseconds.
+    slept_us: AtomicU32,
+    /// Waits of [`Spin::until_polled`] since its first check found something.
+    misses: AtomicU32,
+    probes: Arc<Probes>,
+    parent: Option<Arc<Spin>>,
+}
+
+/// When probe rounds are due. All with the same parent share the parent's.
+#[derive(Debug)]
+struct Probes {
+    /// Waits with a reduced budget.
+    waits: AtomicU32,
+    /// Of this many such waits, one is a probe round: a power of two.
+    every: AtomicU32,
+}
+
+/// How a wait spins. Each has its limit, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    Usual(u32),
+    Probe(u32),
+    Trial(u32),
+}
+
+impl Spin {
+    /// A budget of at most `max` per wait; zero: never spin.
+    pub(crate) fn new(max: Duration) -> Spin {
+        let max_us = u32::try_from(max.as_micros()).unwrap_or(u32::MAX);
+        let probes = Probes { waits: AtomicU32::new(0), every: AtomicU32::new(PROBE_EVERY) };
+        Spin::with(max_us, max_us, Arc::new(probes), None)
+    }
+
+    /// A budget that begins with what `parent` has learnt, and teaches it.
+    pub(crate) fn of(parent: &Arc<Spin>) -> Spin {
+        let budget_us = parent.budget_us.load(Ordering::Relaxed);
+        Spin::with(parent.max_us, budget_us, parent.probes.clone(), Some(parent.clone()))
+    }
+
+    fn with(max_us: u32, budget_us: u32, probes: Arc<Probes>, parent: Option<Arc<Spin>>) -> Spin {
+        let budget_us = AtomicU32::new(budget_us);
+        let (trial, slept_us, misses) = Default::default();
+        Spin { max_us, budget_us, trial, slept_us, misses, probes, parent }
+    }
+
+    /// Spins until `changed` returns `true`. `false`: it did not within the budget.
+    pub(crate) fn until(&self, mut changed: impl FnMut() -> bool) -> bool {
+        changed() || (self.max_us != 0 && self.within(CHECKS, changed))
+    }
+
+    /// As [`Spin::until`], where each check is a system call, or takes as long. The first check of
+    /// all is useless then, so there may be none.
+    pub(crate) fn until_asked(&self, changed: impl FnMut() -> bool) -> bool {
+        self.max_us != 0 && self.within(1, changed)
+    }
+
+    /// As [`Spin::until_asked`], where a check finds only what a software adapter may have put
+    /// there.
+    ///
+    /// On the only processor there is, that adapter must run instead. A thread that goes to sleep
+    /// checks once more anyway. So after some first checks in vain, few waits check first.
+    pub(crate) fn until_polled(&self, mut changed: impl FnMut() -> bool) -> bool {
+        let misses = self.misses.load(Ordering::Relaxed);
+        let checks = misses < MAX_MISSES || misses.is_multiple_of(PROBE_EVERY);
+        if checks && changed() {
+            self.misses.store(0, Ordering::Relaxed);
+            return true;
+        }
+        self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
+        self.spins_polled() && self.within(1, changed)
+    }
+
+    /// Whether [`Spin::until_polled`] checks more than once.
+    pub(crate) fn spins_polled(&self) -> bool {
+        self.max_us != 0 && processors() > 1
+    }
+
+    /// Spins, with this many checks between two reads of the clock.
+    fn within(&self, checks: u32, changed: impl FnMut() -> bool) -> bool {
+        let _counted = Spinning::start();
+        // One processor is left to threads that have something to do.
+        SPINNERS.load(Ordering::Relaxed) < processors().max(2) && self.spin(checks, changed)
+    }
+
+    /// Spins, however many threads do.
+    #[inline]
+    fn spin(&self, checks: u32, mut changed: impl FnMut() -> bool) -> bool {
+        let round = self.next_round();
+        let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
+        if checks == 1 && limit <= self.least() {
+            // One check takes as long as the budget, and did not pay lately.
+            return false;
+        }
+        let limit = Duration::from_micros(u64::from(limit));
+        let start = Instant::now();
+        loop {
+            for _ in 0..checks {
+                if changed() {
+                    if round != Round::Usual(self.max_us) {
+                        self.succeeded(round);
+                    }
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let elapsed = start.elapsed();
+            if elapsed >= limit {
+                self.failed(round);
+                return false;
+            }
+            // With one processor, threads that wait for nothing any more cannot go on while this
+            // one spins.
+            if elapsed >= YIELD_AFTER && processors() == 1 {
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    /// Whether [`Spin::note_sleep`] is of use.
+    pub(crate) fn learns(&self) -> bool {
+        self.max_us != 0
+    }
+
+    /// Notes the duration of a wait that had to sleep.
+    pub(crate) fn note_sleep(&self, wait: Duration) {
+        let wait = u32::try_from(wait.as_micros()).unwrap_or(u32::MAX);
+        self.slept_us.store(wait, Ordering::Relaxed);
+    }
+
+    /// How the wait that begins now spins.
+    fn next_round(&self) -> Round {
+        let budget = self.budget_us.load(Ordering::Relaxed);
+        if budget >= self.max_us {
+            Round::Usual(budget)
+        } else if self.trial.load(Ordering::Relaxed) {
+            self.trial.store(false, Ordering::Relaxed);
+            Round::Trial(self.max_us)
+        } else if self.probes.is_due() {
+            Round::Probe(self.probe_us())
+        } else {
+            Round::Usual(budget)
+        }
+    }
+
+    /// How long a probe round spins, microseconds.
+    fn probe_us(&self) -> u32 {
+        let wanted = self.slept_us.load(Ordering::Relaxed).saturating_mul(3) / 2;
+        let most = self.max_us.saturating_mul(PROBE_FACTOR);
+        if wanted > most { self.max_us } else { wanted.max(self.max_us) }
+    }
+
+    /// The least budget. It is not zero, because a short check each time notices when the peer is
+    /// fast again. It is no more, because both ends may run on one processor, where the peer goes on
+    /// only when this end sleeps.
+    fn least(&self) -> u32 {
+        self.max_us.min(1)
+    }
+
+    #[cold]
+    fn succeeded(&self, round: Round) {
+        match round {
+            Round::Usual(_) => self.grow(),
+            Round::Probe(_) => self.trial.store(true, Ordering::Relaxed),
+            Round::Trial(_) => {
+                self.probes.every.store(PROBE_EVERY, Ordering::Relaxed);
+                self.budget_us.store(self.max_us, Ordering::Relaxed);
+                if let Some(parent) = &self.parent {
+                    parent.budget_us.store(parent.max_us, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn failed(&self, round: Round) {
+        match round {
+            Round::Usual(_) => {
+                self.shrink();
+                self.parent.iter().for_each(|parent| parent.shrink());
+            }
+            Round::Probe(_) | Round::Trial(_) => self.probes.make_rarer(),
+        }
+    }
+
+    fn grow(&self) {
+        let budget = self.budget_us.load(Ordering::Relaxed).saturating_mul(2);
+        self.budget_us.store(budget.min(self.max_us), Ordering::Relaxed);
+        self.parent.iter().for_each(|parent| parent.grow());
+    }
+
+    fn shrink(&self) {
+        let budget = self.budget_us.load(Ordering::Relaxed) / 2;
+        self.budget_us.store(budget.max(self.least()), Ordering::Relaxed);
+    }
+}
+
+impl Probes {
+    /// Counts a wait, and says whether it is a probe round.
+    fn is_due(&self) -> bool {
+        let every = self.every.load(Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed) % every == every - 1
+    }
+
+    fn make_rarer(&self) {
+        let every = self.every.load(Ordering::Relaxed).saturating_mul(2);
+        self.every.store(every.min(PROBE_SELDOM), Ordering::Relaxed);
+    }
+}
+
+/// Counts a thread that spins.
+struct Spinning;
+
+impl Spinning {
+    fn start() -> Spinning {
+        SPINNERS.fetch_add(1, Ordering::Relaxed);
+        Spinning
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        SPINNERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Number of processors that this process may use.
+fn processors() -> u32 {
+    static COUNT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *COUNT.get_or_init(|| {
+        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u32 = 48;
+
+    fn spin() -> Spin {
+        Spin::new(Duration::from_micros(MAX.into()))
+    }
+
+    fn budget(spin: &Spin) -> u32 {
+        spin.budget_us.load(Ordering::Relaxed)
+    }
+
+    /// A wait whose message comes after this time, microseconds. Returns how it spun.
+    fn wait(spin: &Spin, comes_after: u32) -> Round {
+        let round = spin.next_round();
+        let (Round::Usual(limit) | Round::Probe(limit) | Round::Trial(limit)) = round;
+        if comes_after < limit {
+            spin.succeeded(round);
+        } else {
+            spin.failed(round);
+            spin.note_sleep(Duration::from_micros(comes_after.into()));
+        }
+        round
+    }
+
+    fn is_usual(round: &Round) -> bool {
+        matches!(round, Round::Usual(_))
+    }
+
+    #[test]
+    fn a_failed_spin_halves_the_budget_and_a_good_one_doubles_it() {
+        let spin = spin();
+        // Other tests spin at the same time.
+        assert!(!spin.spin(CHECKS, || false));
+        assert!(!spin.spin(CHECKS, || false));
+        assert_eq!(budget(&spin), MAX / 4);
+        let mut checks = 0;
+        assert!(spin.spin(CHECKS, || {
+            checks += 1;
+            checks > 3
+        }));
+        assert_eq!(budget(&spin), MAX / 2);
+        for _ in 0..10 {
+            wait(&spin, 1000);
+        }
+        assert_eq!(budget(&spin), 1, "the least");
+        for _ in 0..6 {
+            wait(&spin, 0);
+        }
+        assert_eq!(budget(&spin), MAX);
+    }
+
+    #[test]
+    fn a_peer_that_was_merely_asleep_is_in_step_after_a_probe_round_and_a_trial() {
+        let spin = spin();
+        let asleep = || (0..200).map(|_| wait(&spin, 90)).find(|round| !is_usual(round));
+        assert_eq!(asleep(), Some(Round::Probe(135)));
+        // Now that this end does not sleep, the peer does not have to be woken.
+        assert_eq!(wait(&spin, 2), Round::Trial(MAX));
+        assert_eq!(budget(&spin), MAX);
+        assert_eq!(wait(&spin, 2), Round::Usual(MAX));
+    }
+
+    #[test]
+    fn probe_rounds_become_rare_with_a_peer_that_keeps_its_own_pace() {
+        let spin = spin();
+        let rounds = |waits: u32| {
+            let rounds: Vec<Round> = (0..waits).map(|_| wait(&spin, 90)).collect();
+            rounds.into_iter().filter(|round| !is_usual(round)).count()
+        };
+        // Each probe round finds something, and each trial after it finds nothing.
+        assert!(rounds(500) <= 12);
+        assert!(rounds(10 * PROBE_SELDOM) <= 2 * 11);
+        assert_eq!(budget(&spin), 1);
+    }
+
+    #[test]
+    fn connections_of_one_parent_share_what_they_learn_and_when_they_probe() {
+        let parent = Arc::new(spin());
+        let spins = [Spin::of(&parent), Spin::of(&parent)];
+        let of_two = spins.iter().cycle();
+        let probes = of_two.take(2 * 256).filter(|spin| !is_usual(&wait(spin, 5000)));
+        assert_eq!(probes.count(), 5, "after 16, 32, 64, 128 and 256 waits");
+        assert_eq!(budget(&Spin::of(&parent)), 1);
+        for _ in 0..8 {
+            wait(&spins[0], 0);
+        }
+        assert_eq!(budget(&Spin::of(&parent)), MAX);
+    }
+
+    #[test]
+    fn first_checks_in_vain_become_rare_until_one_finds_something() {
+        let spin = Spin::new(Duration::ZERO);
+        let wait = |found| {
+            let mut checks = 0;
+            let over = spin.until_polled(|| {
+                checks += 1;
+                found
+            });
+            (checks, over)
+        };
+        let waits = |n, found| (0..n).map(|_| wait(found).0).sum::<u32>();
+        assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
+        assert_eq!(waits(PROBE_EVERY - MAX_MISSES, false), 0);
+        assert_eq!(waits(2 * PROBE_EVERY, false), 2);
+        // The next one checks and finds something, so all of them check again.
+        assert_eq!(wait(true), (1, true));
+        assert_eq!(waits(MAX_MISSES, false), MAX_MISSES);
+        assert_eq!(wait(true), (0, false));
+    }
+
+    #[test]
+    fn a_probe_round_outlasts_the_last_wait_unless_that_is_out_of_proportion() {
+        let spin = Spin::new(Duration::from_micros(50));
+        assert_eq!(spin.probe_us(), 50);
+        for (slept, probe) in [(20, 50), (200, 300), (600, 900), (700, 50), (1_000_000, 50)] {
+            spin.note_sleep(Duration::from_micros(slept));
+            assert_eq!(spin.probe_us(), probe, "after a wait of {slept} us");
+        }
+    }
+
+    #[test]
+    fn a_budget_of_zero_checks_once_and_does_not_spin() {
+        let mut checks = 0;
+        assert!(!Spin::new(Duration::ZERO).until(|| {
+            checks += 1;
+            false
+        }));
+        assert_eq!(checks, 1);
+    }
+}
