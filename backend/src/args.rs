@@ -1,15 +1,16 @@
 //! Command line of the daemon, by the conventions for vhost-user back-end programs
 //! (`--socket-path`, `--fd`, `--print-capabilities`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use virtio_ism_abi::Chid;
 
 use crate::config::{self, Config, ConfigError, FabricSpec, GuestSpec, Socket};
+use crate::ctl::ControlArgs;
 
 const ABOUT: &str = "Emulates the virtio-ism device (Internal Shared Memory) for virtual machines \
 and processes of this host.";
@@ -29,7 +30,7 @@ Examples:
 
   The same, with counters and run-time changes on a management socket:
     vhost-device-ism --socket-path /run/ism/vm1.sock --management /run/ism/mgmt.sock
-    echo '{\"op\":\"list\"}' | nc -NU /run/ism/mgmt.sock
+    vhost-device-ism ctl --management /run/ism/mgmt.sock list
 
   A guest whose QEMU has the upstream 8-region memory table, and memory in a file on a disk:
     vhost-device-ism --socket-path /run/ism/vm3.sock,max-maps=4,allow-any-file
@@ -48,11 +49,22 @@ pub enum SandboxMode {
     Strict,
 }
 
+/// Commands beside the daemon itself.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Ask a running daemon for its guests, add or remove them, or have it read its file again.
+    Ctl(ControlArgs),
+}
+
 /// Options of `vhost-device-ism`.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "vhost-device-ism", version, about = ABOUT, long_about = LONG_ABOUT,
-          after_long_help = EXAMPLES)]
+          after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// What else to do than to run the daemon.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Listen on this Unix socket for one guest's front end; repeat it for more guests.
     ///
     /// Settings of this guest follow the path, separated by commas: chid=ff00 (its fabric),
@@ -75,7 +87,7 @@ pub struct Args {
     #[arg(long)]
     pub print_capabilities: bool,
 
-    /// Read fabrics, guests and quotas from a TOML file; options come on top.
+    /// Read fabrics, guests and quotas from a TOML file; options come on top. SIGHUP reads it again.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -86,17 +98,25 @@ pub struct Args {
     #[arg(long, value_name = "CHID")]
     pub chid: Option<String>,
 
-    /// Listen on this Unix socket for management: JSON lines such as {"op":"list"}, and HTTP
-    /// "GET /metrics" for Prometheus.
+    /// Listen on this Unix socket for "vhost-device-ism ctl" and other programs that manage the daemon:
+    /// JSON lines such as {"op":"list"}, and HTTP "GET /metrics" for Prometheus.
     #[arg(long, value_name = "PATH")]
     pub management: Option<PathBuf>,
+
+    /// Listen on this Unix socket for those who may read metrics and change nothing.
+    #[arg(long, value_name = "PATH")]
+    pub metrics: Option<PathBuf>,
+
+    /// Check options and file, name all that is wrong, and exit: 0 if nothing is, else 1.
+    #[arg(long)]
+    pub check_config: bool,
 
     /// Size of the shared-memory window of each device: bytes, or with suffix M, G or T; a power
     /// of two [default: 64G].
     ///
     /// It costs address space of the front end, not memory. In a VM it becomes a PCI BAR, so a
     /// firmware or a guest with few physical address bits may want less.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = config::parse_size)]
     pub window_size: Option<u64>,
 
     /// Number of move queues per device, 1 to 62 [default: 2].
@@ -136,20 +156,6 @@ pub struct Args {
     pub no_sandbox: bool,
 }
 
-/// Reads a size with an optional suffix K, M, G or T (powers of 1024).
-fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is not a size; examples: 4G, 65536M");
-    let (digits, shift) = match text.char_indices().last() {
-        Some((end, 'k' | 'K')) => (&text[..end], 10),
-        Some((end, 'm' | 'M')) => (&text[..end], 20),
-        Some((end, 'g' | 'G')) => (&text[..end], 30),
-        Some((end, 't' | 'T')) => (&text[..end], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(wrong)
-}
-
 impl Args {
     /// The sandbox that was asked for.
     pub fn sandbox_mode(&self) -> SandboxMode {
@@ -159,48 +165,90 @@ impl Args {
     /// File and options together, checked.
     ///
     /// # Errors
-    /// The first thing that is wrong.
-    pub fn to_config(&self) -> Result<Config, ConfigError> {
-        let mut config = match &self.config {
-            Some(path) => Config::from_file(path)?,
-            None => Config::default(),
+    /// All that is wrong.
+    pub fn to_config(&self) -> Result<Config, Vec<ConfigError>> {
+        let text =
+            self.config.as_deref().map(read_file).transpose().map_err(|wrong| vec![wrong])?;
+        let (mut config, mut mistakes) = self.combine(text.as_deref());
+        if let Some(fd) = self.fd {
+            match inherited(fd) {
+                Ok(socket) => {
+                    let name = format!("fd{fd}");
+                    let chid = self.chid_of_guests(&config);
+                    let socket = Socket::Listening(Arc::new(socket));
+                    config.guests.push(GuestSpec { chid, socket, ..GuestSpec::new(name) });
+                }
+                Err(source) => mistakes.push(ConfigError::Fd { fd, source }),
+            }
+        }
+        finish(config, mistakes)
+    }
+
+    /// The same with another text of the file, and without inherited sockets.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub(crate) fn to_config_again(&self, text: &str) -> Result<Config, Vec<ConfigError>> {
+        let (config, mistakes) = self.combine(Some(text));
+        finish(config, mistakes)
+    }
+
+    /// The fabric of sockets among the options that name none.
+    fn chid_of_guests(&self, config: &Config) -> Chid {
+        let chid = self.chid.as_deref().and_then(|chid| config::parse_chid(chid).ok());
+        chid.unwrap_or_else(|| config.default_chid())
+    }
+
+    fn combine(&self, text: Option<&str>) -> (Config, Vec<ConfigError>) {
+        let path = self.config.as_deref().unwrap_or(Path::new(""));
+        let (mut config, mut mistakes) = match text {
+            Some(text) => Config::from_toml(text, path),
+            None => (Config::default(), Vec::new()),
         };
         if let Some(path) = &self.management {
             config.management = Some(path.clone());
         }
-        if let Some(size) = self.window_size {
-            config.window_size = size;
+        if let Some(path) = &self.metrics {
+            config.metrics = Some(path.clone());
         }
-        if let Some(queues) = self.move_queues {
-            config.move_queues = queues;
-        }
+        config.window_size = self.window_size.unwrap_or(config.window_size);
+        config.move_queues = self.move_queues.unwrap_or(config.move_queues);
         if let Some(seconds) = self.stopped_grace {
             config.stopped_grace = (seconds != 0).then(|| Duration::from_secs(seconds));
         }
-        if let Some(mode) = &self.socket_mode {
-            config.socket_mode = config::parse_mode(mode)?;
+        match self.socket_mode.as_deref().map(config::parse_mode) {
+            Some(Ok(mode)) => config.socket_mode = mode,
+            Some(Err(mistake)) => mistakes.push(mistake),
+            None => {}
         }
-        let chid = self.chid.as_deref().map(config::parse_chid).transpose()?;
-        let default_chid = chid.unwrap_or_else(|| config.default_chid());
-        if let Some(chid) = chid
-            && self.config.is_none()
-        {
-            config.fabrics = vec![FabricSpec::new(chid)];
+        match self.chid.as_deref().map(config::parse_chid) {
+            Some(Ok(chid)) if text.is_none() => config.fabrics = vec![FabricSpec::new(chid)],
+            Some(Err(mistake)) => mistakes.push(mistake),
+            _ => {}
         }
-        for text in &self.socket_path {
-            let spec = GuestSpec::parse(text, default_chid)?;
-            add_fabric(&mut config, spec.chid, self.config.is_some());
-            config.guests.push(spec);
+        let default_chid = self.chid_of_guests(&config);
+        for word in &self.socket_path {
+            match GuestSpec::parse(word, default_chid) {
+                Ok(spec) => {
+                    add_fabric(&mut config, spec.chid, text.is_some());
+                    config.guests.push(spec);
+                }
+                Err(mistake) => mistakes.push(mistake),
+            }
         }
-        if let Some(fd) = self.fd {
-            let socket = inherited(fd).map_err(|source| ConfigError::Fd { fd, source })?;
-            let mut spec = GuestSpec { chid: default_chid, ..GuestSpec::new(format!("fd{fd}")) };
-            spec.socket = Socket::Listening(Arc::new(socket));
-            config.guests.push(spec);
-        }
-        config.check()?;
-        Ok(config)
+        (config, mistakes)
     }
+}
+
+fn finish(config: Config, mut mistakes: Vec<ConfigError>) -> Result<Config, Vec<ConfigError>> {
+    mistakes.extend(config.mistakes());
+    if mistakes.is_empty() { Ok(config) } else { Err(mistakes) }
+}
+
+fn read_file(path: &Path) -> Result<String, ConfigError> {
+    let file = std::fs::File::open(path)
+        .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    config::read_text(file, path)
 }
 
 /// Without a file, a fabric exists because a socket names it.
@@ -229,7 +277,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn config(args: &[&str]) -> Result<Config, ConfigError> {
+    fn config(args: &[&str]) -> Result<Config, Vec<ConfigError>> {
         let args = std::iter::once("vhost-device-ism").chain(args.iter().copied());
         Args::try_parse_from(args).unwrap().to_config()
     }
@@ -255,16 +303,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_suffixes() {
-        assert_eq!(parse_size("64G"), Ok(64 << 30));
-        assert_eq!(parse_size("512m"), Ok(512 << 20));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        for bad in ["", "G", "1X", "-1", "18446744073709551615T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn zero_grace_is_no_grace() {
         assert_eq!(config(&["--stopped-grace", "0"]).unwrap().stopped_grace, None);
         assert_eq!(config(&[]).unwrap().stopped_grace, Some(Duration::from_secs(60)));
@@ -272,7 +310,16 @@ mod tests {
 
     #[test]
     fn refuses_a_descriptor_that_is_not_a_listening_socket() {
-        assert!(matches!(config(&["--fd", "0"]), Err(ConfigError::Fd { fd: 0, .. })));
-        assert!(matches!(config(&["--fd", "9999"]), Err(ConfigError::Fd { fd: 9999, .. })));
+        for number in [0, 9999] {
+            let refused = config(&["--fd", &number.to_string()]).unwrap_err();
+            assert!(matches!(refused[..], [ConfigError::Fd { fd, .. }] if fd == number));
+        }
+    }
+
+    #[test]
+    fn all_mistakes_of_the_options_are_named() {
+        let refused = config(&["--socket-mode", "999", "--chid", "x", "-s", "/a,b", "-s", "/c"]);
+        let said: Vec<String> = refused.unwrap_err().iter().map(ToString::to_string).collect();
+        assert_eq!(said.len(), 3, "{said:?}");
     }
 }

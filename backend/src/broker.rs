@@ -10,32 +10,24 @@
 //! A request is one message of a socket of packets, its answer another, with the new sockets beside
 //! it. The broker ends when the daemon does, and removes the sockets that are left.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use rustix::fs::Mode;
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
 use crate::device::sync::lock;
 use crate::fork;
+use crate::packets::{receive, send};
 use crate::vhost::unix_socket::{
     Backlog, LocalNames, NameId, SocketError, SocketKind, SocketNames,
 };
-
-/// Descriptors beside a message, at most.
-const MAX_FDS: usize = 2;
-/// Longest message, bytes: a path of a socket has 108 bytes at most.
-const MAX_MESSAGE: usize = 4096;
 
 /// What the daemon asks for. Paths are bytes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,16 +57,20 @@ enum Answer {
 pub(crate) struct Broker {
     /// Locked over a request and its answer. The broker waits for nobody, so no thread does.
     channel: Mutex<OwnedFd>,
+    /// Where it may make sockets.
+    directories: Vec<PathBuf>,
 }
 
 impl Broker {
     /// Starts the broker, which calls `confine` and then serves this process. `inherited` are paths
-    /// of sockets that may be adopted. To be called while there is one thread.
+    /// of sockets that may be adopted, `directories` those in which `confine` allows sockets. To be
+    /// called while there is one thread.
     ///
     /// # Errors
     /// The kernel makes no socket or no process.
     pub(crate) fn start(
         inherited: Vec<PathBuf>,
+        directories: Vec<PathBuf>,
         confine: impl FnOnce() -> bool,
     ) -> io::Result<Broker> {
         let (ours, theirs) =
@@ -91,7 +87,7 @@ impl Broker {
             }
         })?;
         let channel = ours.ok_or(Errno::BADF)?;
-        Ok(Broker { channel: Mutex::new(channel) })
+        Ok(Broker { channel: Mutex::new(channel), directories })
     }
 
     fn ask(&self, request: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
@@ -111,8 +107,17 @@ impl Broker {
             (Answer::Done { name }, fds) => Ok((name, fds)),
             (Answer::InUse, _) => Err(SocketError::InUse(path.into())),
             (Answer::NotASocket, _) => Err(SocketError::NotASocket(path.into())),
+            (Answer::Failed { errno: libc::EACCES }, _) if self.is_outside(path) => {
+                Err(SocketError::OutsideSandbox(path.into()))
+            }
             (Answer::Failed { errno }, _) => Err(failed(io::Error::from_raw_os_error(errno))),
         }
+    }
+
+    /// Whether a path lies in none of its directories.
+    fn is_outside(&self, path: &Path) -> bool {
+        let directory = path.parent().unwrap_or(Path::new(""));
+        !self.directories.iter().any(|known| known == directory)
     }
 }
 
@@ -174,6 +179,9 @@ fn serve(channel: &OwnedFd, inherited: &[PathBuf]) {
             Ok(done) => done,
             Err(SocketError::InUse(_)) => (Answer::InUse, Vec::new()),
             Err(SocketError::NotASocket(_)) => (Answer::NotASocket, Vec::new()),
+            Err(SocketError::OutsideSandbox(_)) => {
+                (Answer::Failed { errno: libc::EACCES }, Vec::new())
+            }
             Err(SocketError::Io { source, .. }) => {
                 (Answer::Failed { errno: source.raw_os_error().unwrap_or(libc::EIO) }, Vec::new())
             }
@@ -219,46 +227,4 @@ fn carry_out(
         }
     };
     Ok((Answer::Done { name }, fds))
-}
-
-fn send(channel: &OwnedFd, message: &impl Serialize, fds: &[OwnedFd]) -> io::Result<()> {
-    let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > MAX_MESSAGE {
-        return Err(Errno::NAMETOOLONG.into());
-    }
-    let fds: Vec<_> = fds.iter().map(OwnedFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    let flags = SendFlags::NOSIGNAL;
-    retry_on_intr(|| sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, flags))?;
-    Ok(())
-}
-
-/// The next message; `None`: the other end is gone.
-fn receive<T: for<'de> Deserialize<'de>>(
-    channel: &OwnedFd,
-) -> io::Result<(Option<T>, Vec<OwnedFd>)> {
-    let mut bytes = [0; MAX_MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = retry_on_intr(|| {
-        recvmsg(
-            channel,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-    })?;
-    let rights = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let fds = rights.flatten().collect();
-    match bytes.get(..received.bytes) {
-        Some(message) if !message.is_empty() => Ok((Some(serde_json::from_slice(message)?), fds)),
-        _ => Ok((None, fds)),
-    }
 }

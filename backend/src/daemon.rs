@@ -6,8 +6,9 @@ use std::time::Instant;
 use crate::config::{Config, GuestSpec};
 use crate::error::DaemonError;
 use crate::guests::Guests;
-use crate::management::Server;
+use crate::management::{Access, Server};
 use crate::metrics;
+use crate::reload::{ConfigSource, Reload, ReloadInfo};
 use crate::vhost::device_slot::GuestStatus;
 use crate::vhost::device_socket::STOP;
 use crate::vhost::unix_socket::{LocalNames, SocketNames};
@@ -15,7 +16,8 @@ use crate::vhost::unix_socket::{LocalNames, SocketNames};
 /// A running daemon. Dropping it stops it.
 pub struct Daemon {
     guests: Arc<Guests>,
-    management: Option<Server>,
+    reload: Arc<Reload>,
+    servers: Vec<Server>,
 }
 
 impl Daemon {
@@ -24,26 +26,38 @@ impl Daemon {
     /// # Errors
     /// The first step that fails; the steps before it are undone.
     pub fn start(config: Config) -> Result<Daemon, DaemonError> {
-        Daemon::start_with(config, Arc::new(LocalNames::default()))
+        Daemon::start_with(config, Arc::new(LocalNames::default()), None)
     }
 
-    /// As [`start`](Self::start); `names` makes the sockets.
+    /// As [`start`](Self::start); `names` makes the sockets, and `read` reads the configuration again.
     pub(crate) fn start_with(
         config: Config,
         names: Arc<dyn SocketNames>,
+        read: Option<ConfigSource>,
     ) -> Result<Daemon, DaemonError> {
         config.check()?;
         crate::vhost::prepare();
         let guests = Arc::new(Guests::new(config, names)?);
-        let mut daemon = Daemon { guests: guests.clone(), management: None };
+        let reload = Arc::new(Reload::new(guests.clone(), read));
+        let mut daemon = Daemon { guests: guests.clone(), reload, servers: Vec::new() };
         let config = guests.config();
         for spec in &config.guests {
-            guests.add(spec.clone())?;
+            guests.add(spec.clone(), true)?;
         }
-        if let Some(path) = &config.management {
-            daemon.management = Some(Server::start(path, config.socket_mode, guests.clone())?);
+        let sockets = [(&config.management, Access::Full), (&config.metrics, Access::Read)];
+        for (path, access) in sockets {
+            if let Some(path) = path {
+                let (guests, reload) = (guests.clone(), daemon.reload.clone());
+                let mode = config.socket_mode;
+                daemon.servers.push(Server::start(path, mode, access, guests, reload)?);
+            }
         }
         Ok(daemon)
+    }
+
+    /// Reads the configuration again.
+    pub(crate) fn reload(&self) -> Result<ReloadInfo, DaemonError> {
+        self.reload.run()
     }
 
     /// Adds a guest: makes its socket and listens.
@@ -51,7 +65,7 @@ impl Daemon {
     /// # Errors
     /// A name or socket in use, an unknown fabric, or a socket that cannot be made.
     pub fn add_guest(&self, spec: GuestSpec) -> Result<(), DaemonError> {
-        self.guests.add(spec)
+        self.guests.add(spec, false)
     }
 
     /// Removes a guest: its socket goes, its front end is disconnected, the fabric
@@ -84,8 +98,8 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if let Some(management) = self.management.take() {
-            management.stop();
+        for server in self.servers.drain(..) {
+            server.stop();
         }
         self.guests.shutdown();
     }

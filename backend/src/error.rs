@@ -13,6 +13,15 @@ pub enum DaemonError {
     /// The configuration contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The configuration has several mistakes.
+    #[error("{}", list(.0))]
+    Mistakes(Vec<ConfigError>),
+    /// What a new configuration changes takes a restart.
+    #[error("a change of {} takes a restart", .0.join(", "))]
+    Restart(Vec<String>),
+    /// The daemon was started without a file that could be read again.
+    #[error("the daemon was started without --config")]
+    NoConfigFile,
     /// A fabric cannot be made.
     #[error("fabric {chid}: {source}")]
     Fabric {
@@ -38,4 +47,8 @@ pub enum DaemonError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+}
+
+fn list(mistakes: &[ConfigError]) -> String {
+    mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -1,12 +1,12 @@
 //! The guests of a daemon: its fabrics, and a socket for each guest's front end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use virtio_ism_abi::Chid;
 
-use crate::config::{Caps, Config, ConfigError, GuestSpec, Quotas};
+use crate::config::{Caps, Config, ConfigError, FabricSpec, GuestSpec, Quotas};
 use crate::device::sync::lock;
 use crate::device::{self, Fabric, FabricCaps, GidPool, Limits};
 use crate::error::DaemonError;
@@ -19,10 +19,19 @@ use crate::vhost::unix_socket::SocketNames;
 /// The fabrics and guests of a daemon. The daemon and its management server share them.
 pub(crate) struct Guests {
     config: Config,
-    fabrics: BTreeMap<Chid, Arc<Fabric>>,
-    sockets: Mutex<BTreeMap<String, GuestSocket>>,
+    gids: Arc<GidPool>,
+    fabrics: Mutex<BTreeMap<Chid, (FabricSpec, Arc<Fabric>)>>,
+    sockets: Mutex<BTreeMap<String, Served>>,
     timers: Timers,
     names: Arc<dyn SocketNames>,
+}
+
+/// A guest that is served.
+struct Served {
+    spec: GuestSpec,
+    /// Whether the configuration has it, or else the management socket has added it.
+    is_configured: bool,
+    socket: GuestSocket,
 }
 
 /// The running socket of a guest.
@@ -60,19 +69,59 @@ impl GuestSocket {
 impl Guests {
     /// Makes the fabrics of `config`. There are no guests yet. `names` makes their sockets.
     pub(crate) fn new(config: Config, names: Arc<dyn SocketNames>) -> Result<Guests, DaemonError> {
-        let gids = Arc::new(GidPool::default());
-        let mut fabrics = BTreeMap::new();
-        for fabric in &config.fabrics {
-            let made = Fabric::new(device::FabricConfig {
-                limits: limits(&fabric.quotas),
-                caps: caps(&fabric.caps),
-                gids: gids.clone(),
-                ..device::FabricConfig::new(fabric.chid)
-            })
-            .map_err(|source| DaemonError::Fabric { chid: fabric.chid, source })?;
-            fabrics.insert(fabric.chid, made);
+        let guests = Guests {
+            config,
+            gids: Arc::default(),
+            fabrics: Mutex::default(),
+            sockets: Mutex::default(),
+            timers: Timers::default(),
+            names,
+        };
+        for fabric in &guests.config.fabrics {
+            guests.add_fabric(fabric)?;
         }
-        Ok(Guests { config, fabrics, sockets: Mutex::default(), timers: Timers::default(), names })
+        Ok(guests)
+    }
+
+    /// Makes a fabric, unless it is there.
+    pub(crate) fn add_fabric(&self, spec: &FabricSpec) -> Result<(), DaemonError> {
+        let mut fabrics = lock(&self.fabrics);
+        if fabrics.contains_key(&spec.chid) {
+            return Ok(());
+        }
+        let made = Fabric::new(device::FabricConfig {
+            limits: limits(&spec.quotas),
+            caps: caps(&spec.caps),
+            gids: self.gids.clone(),
+            ..device::FabricConfig::new(spec.chid)
+        });
+        let made = made.map_err(|source| DaemonError::Fabric { chid: spec.chid, source })?;
+        fabrics.insert(spec.chid, (spec.clone(), made));
+        Ok(())
+    }
+
+    /// The fabrics that are there.
+    pub(crate) fn fabrics(&self) -> Vec<FabricSpec> {
+        lock(&self.fabrics).values().map(|(spec, _)| spec.clone()).collect()
+    }
+
+    /// Forgets the fabrics of which neither `kept` says so nor a guest is a member.
+    pub(crate) fn forget_fabrics(&self, kept: impl Fn(Chid) -> bool) {
+        let used: BTreeSet<Chid> = lock(&self.sockets).values().map(|s| s.spec.chid).collect();
+        lock(&self.fabrics).retain(|chid, _| kept(*chid) || used.contains(chid));
+    }
+
+    /// The guests that are served, with whether the configuration has them.
+    pub(crate) fn specs(&self) -> Vec<(GuestSpec, bool)> {
+        let sockets = lock(&self.sockets);
+        sockets.values().map(|served| (served.spec.clone(), served.is_configured)).collect()
+    }
+
+    /// Notes that the configuration has a guest now.
+    pub(crate) fn set_configured(&self, name: &str) {
+        if let Some(served) = lock(&self.sockets).get_mut(name) {
+            served.is_configured = true;
+        }
     }
 
     /// Makes sockets.
@@ -85,20 +134,19 @@ impl Guests {
     }
 
     /// Adds a guest: makes its socket and listens.
-    pub(crate) fn add(&self, spec: GuestSpec) -> Result<(), DaemonError> {
+    pub(crate) fn add(&self, spec: GuestSpec, is_configured: bool) -> Result<(), DaemonError> {
         spec.check()?;
         let name = spec.name.clone();
-        let fabric = self
-            .fabrics
-            .get(&spec.chid)
+        let fabric = lock(&self.fabrics).get(&spec.chid).map(|(_, fabric)| fabric.clone());
+        let fabric = fabric
             .ok_or_else(|| ConfigError::UnknownFabric { name: name.clone(), chid: spec.chid })?;
         let mut sockets = lock(&self.sockets);
         if sockets.contains_key(&name) {
             return Err(ConfigError::DuplicateName(name).into());
         }
         let timers = self.timers.clone();
-        let (fabric, config, names) = (fabric.clone(), &self.config, self.names.clone());
-        let chid = spec.chid;
+        let (config, names) = (&self.config, self.names.clone());
+        let (chid, served) = (spec.chid, spec.clone());
         let started = match spec.devices {
             None => {
                 DeviceSocket::start(spec, fabric, config, timers, names).map(GuestSocket::Device)
@@ -108,7 +156,7 @@ impl Guests {
         };
         let socket = started.map_err(|source| DaemonError::Guest { name: name.clone(), source })?;
         tracing::info!(guest = name, %chid, "listening");
-        sockets.insert(name, socket);
+        sockets.insert(name, Served { spec: served, is_configured, socket });
         Ok(())
     }
 
@@ -116,25 +164,25 @@ impl Guests {
     /// may wait for it.
     pub(crate) fn remove(&self, name: &str) -> Result<GuestSocket, DaemonError> {
         let socket = lock(&self.sockets).remove(name);
-        let socket = socket.ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
+        let Served { socket, .. } = socket.ok_or_else(|| DaemonError::NoSuchGuest(name.into()))?;
         socket.request_stop();
         tracing::info!(guest = name, "removed");
         Ok(socket)
     }
 
     pub(crate) fn list(&self) -> Vec<GuestStatus> {
-        lock(&self.sockets).values().flat_map(GuestSocket::status).collect()
+        lock(&self.sockets).values().flat_map(|served| served.socket.status()).collect()
     }
 
     /// Removes all guests, and waits until their sockets have stopped.
     pub(crate) fn shutdown(&self) {
         let sockets = std::mem::take(&mut *lock(&self.sockets));
         // All stop at the same time, so that one that hangs does not delay the others.
-        for socket in sockets.values() {
+        for Served { socket, .. } in sockets.values() {
             socket.request_stop();
         }
         let deadline = Instant::now() + STOP;
-        for (name, socket) in &sockets {
+        for (name, Served { socket, .. }) in &sockets {
             if !socket.wait_stopped(deadline) {
                 tracing::warn!(
                     guest = name,

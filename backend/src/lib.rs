@@ -6,7 +6,8 @@
 //! - [`device`]: the ISM device without virtio. Bytes of commands in, bytes of replies and events
 //!   out; everything a guest claims is judged there.
 //! - [`vhost`]: sockets, rings, mappings, notifications. What a front end does is judged there.
-//! - [`config`], [`args`], [`management`], [`sandbox`]: what an operator sees.
+//! - [`config`], [`args`], [`management`], [`sandbox`]: what an operator sees; `reload` is SIGHUP, and
+//!   `ctl` talks to a running daemon.
 //! - [`Daemon`]: all of it as a value. A program can run one in its own process:
 //!
 //! ```no_run
@@ -24,6 +25,8 @@
 pub mod args;
 mod broker;
 pub mod config;
+mod config_reader;
+mod ctl;
 mod daemon;
 pub mod device;
 mod error;
@@ -33,7 +36,9 @@ mod guests;
 mod logging;
 pub mod management;
 mod metrics;
+mod packets;
 mod privileges;
+mod reload;
 pub mod sandbox;
 mod service_manager;
 pub mod shm;
@@ -56,10 +61,13 @@ pub use vhost::device_slot::{GuestStatus, MemberInfo, PoolInfo};
 
 use args::{Args, SandboxMode};
 use broker::Broker;
-use config::Socket;
+use config::{ConfigError, Socket};
+use config_reader::ConfigReader;
 use privileges::{DEFAULT_USER, User};
+use reload::ConfigSource;
 use sandbox::Process;
 use service_manager::ServiceManager;
+use signals::Signal;
 use vhost::unix_socket::{LocalNames, SocketNames, path_of};
 
 /// What `--print-capabilities` prints: the type of device, as a VMM's tools expect it.
@@ -82,21 +90,61 @@ where
         println!("{CAPABILITIES}");
         return ExitCode::SUCCESS;
     }
+    if let Some(args::Command::Ctl(args)) = &args.command {
+        return ctl(args);
+    }
     logging::init(args.log_level);
-    match run(&args) {
+    let config = match to_config(&args) {
+        Ok(config) => config,
+        Err(mistakes) => {
+            mistakes.iter().for_each(|mistake| logging::print_error(mistake));
+            return ExitCode::FAILURE;
+        }
+    };
+    if args.check_config {
+        let (fabrics, guests) = (config.fabrics.len(), config.guests.len());
+        println!("nothing is wrong; fabrics: {fabrics}, guests: {guests}");
+        return ExitCode::SUCCESS;
+    }
+    match run(&args, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error}");
+            logging::print_error(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
-    let config = args.to_config()?;
-    if config.guests.is_empty() && config.management.is_none() {
-        return Err("nothing to do: give --socket-path, --fd, --config or --management".into());
+fn ctl(args: &ctl::ControlArgs) -> ExitCode {
+    match ctl::run(args) {
+        Ok(text) => {
+            // A reader of the pipe that has gone is no failure.
+            let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vhost-device-ism: {error}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// The configuration, with what can be checked before a socket is made.
+fn to_config(args: &Args) -> Result<Config, Vec<ConfigError>> {
+    let config = args.to_config()?;
+    let mut mistakes: Vec<ConfigError> = Vec::new();
+    if config.guests.is_empty() && config.management.is_none() {
+        mistakes.push(ConfigError::Nothing(match &args.config {
+            Some(path) => format!("{} has no guest and no management socket", path.display()),
+            None => "give --socket-path, --fd, --config or --management".to_owned(),
+        }));
+    }
+    let missing = socket_directories(&config).into_iter().filter(|path| !path.is_dir());
+    mistakes.extend(missing.map(ConfigError::NoDirectory));
+    if mistakes.is_empty() { Ok(config) } else { Err(mistakes) }
+}
+
+fn run(args: &Args, config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let mode = args.sandbox_mode();
     let user = if mode == SandboxMode::Off && args.user.is_none() {
         None
@@ -105,6 +153,12 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     };
     raise_descriptor_limit();
     signals::catch()?;
+    // Before the broker: else it would have the daemon's channel to the broker.
+    let reader = match &args.config {
+        Some(path) if mode == SandboxMode::Off => Some(ConfigReader::direct(path)),
+        Some(path) => Some(start_config_reader(path, mode)?),
+        None => None,
+    };
     let names: Arc<dyn SocketNames> = if mode == SandboxMode::Off {
         tracing::warn!("running without a sandbox");
         Arc::new(LocalNames::default())
@@ -130,18 +184,60 @@ fn run(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     } else if user.is_some() {
         privileges::give_up(user, CapabilitySet::empty())?;
     }
-    let daemon = Daemon::start_with(config, names)?;
+    let can_reload = reader.is_some();
+    let read = reader.map(|reader| {
+        let args = args.clone();
+        Box::new(move || {
+            let text = reader.text().map_err(|wrong| vec![wrong])?;
+            args.to_config_again(&text)
+        }) as ConfigSource
+    });
+    let daemon = Daemon::start_with(config, names, read)?;
     sandbox::restrict_syscalls(Process::Daemon, mode)?;
     manager.ready();
-    while !signals::wait(manager.interval())? {
-        // Takes the locks of all devices, so a daemon that hangs does not get further.
-        daemon.list();
-        manager.alive();
+    loop {
+        match signals::wait(manager.interval())? {
+            Some(Signal::Hangup) if can_reload => {
+                manager.reloading();
+                // The log says what became of it.
+                let _ = daemon.reload();
+                manager.ready();
+            }
+            // Without a file that could be read again, this is the end of a terminal.
+            Some(Signal::End | Signal::Hangup) => break,
+            None => {
+                // Takes the locks of all devices, so a daemon that hangs does not get further.
+                daemon.list();
+                manager.alive();
+            }
+        }
     }
     tracing::info!("ending");
     manager.stopping();
     daemon.stop();
     Ok(())
+}
+
+/// Starts the process that opens the configuration file again.
+fn start_config_reader(path: &Path, mode: SandboxMode) -> std::io::Result<ConfigReader> {
+    // Where a link leads to now may be elsewhere.
+    let target = std::fs::canonicalize(path).ok();
+    let directories = [Some(path), target.as_deref()].map(|path| path.map(directory_of));
+    let confine = || -> Result<(), Box<dyn std::error::Error>> {
+        fork::enter_empty_namespaces();
+        privileges::give_up(None, CapabilitySet::empty())?;
+        sandbox::forbid_dumps()?;
+        sandbox::restrict_files_to_reading(directories.iter().flatten().map(PathBuf::as_path))?;
+        sandbox::restrict_syscalls(Process::ConfigReader, mode)?;
+        Ok(())
+    };
+    ConfigReader::start(path, || {
+        let confined = confine();
+        if let Err(error) = &confined {
+            tracing::error!(%error, "the process that reads the configuration has no sandbox");
+        }
+        confined.is_ok()
+    })
 }
 
 /// Starts the process that makes sockets.
@@ -160,7 +256,7 @@ fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
         sandbox::restrict_syscalls(Process::Broker, mode)?;
         Ok(())
     };
-    Broker::start(inherited.collect(), || {
+    Broker::start(inherited.collect(), directories.clone(), || {
         let confined = confine();
         if let Err(error) = &confined {
             tracing::error!(%error, "the broker has no sandbox");
@@ -172,16 +268,19 @@ fn start_broker(config: &Config, mode: SandboxMode) -> std::io::Result<Broker> {
 /// Directories in which sockets are made and removed.
 fn socket_directories(config: &Config) -> Vec<PathBuf> {
     let paths = config.guests.iter().filter_map(|guest| guest.path());
-    let mut directories: Vec<PathBuf> = paths
-        .chain(config.management.as_deref())
-        .map(|path| match path.parent() {
-            Some(parent) if parent != Path::new("") => parent.into(),
-            _ => PathBuf::from("."),
-        })
-        .collect();
+    let others = config.management.iter().chain(&config.metrics).map(PathBuf::as_path);
+    let mut directories: Vec<PathBuf> = paths.chain(others).map(directory_of).collect();
     directories.sort();
     directories.dedup();
     directories
+}
+
+/// The directory of a file.
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.into(),
+        _ => PathBuf::from("."),
+    }
 }
 
 /// A front end costs about twenty-five descriptors, and two for each peer.

@@ -5,22 +5,89 @@
 //! logs broken descriptors and wrong messages without a limit, so it is off unless RUST_LOG asks for
 //! it.
 
-use std::io::IsTerminal;
+//!
+//! Under systemd's journal a line has no time, which the journal notes itself, and begins with its
+//! priority as sd-daemon(3) has it.
 
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
+
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Sets up logging to standard error. RUST_LOG wins over `level`.
-pub(crate) fn init(level: Option<tracing::Level>) {
-    let level = level.unwrap_or(tracing::Level::INFO);
+pub(crate) fn init(level: Option<Level>) {
+    let level = level.unwrap_or(Level::INFO);
     // Not "vhost": a name here is a prefix, and would be this crate's too.
     let default = format!("{level},virtio_queue=off,vhost::=error,vhost_user_backend=off");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    // Fails if there is a subscriber already, which is then the one to use.
-    let _ = tracing_subscriber::fmt()
+    let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(wants_colour())
         .with_writer(std::io::stderr)
         // Of a line that cannot be written: it would be reported to the same place, by a panic.
-        .log_internal_errors(false)
-        .try_init();
+        .log_internal_errors(false);
+    // Fails if there is a subscriber already, which is then the one to use.
+    let _ = match is_journal() {
+        true => subscriber
+            .event_format(JournalFormat(format().without_time().with_level(false)))
+            .try_init(),
+        false => subscriber.try_init(),
+    };
+}
+
+/// Prints why the daemon does not start, whatever the log shows.
+pub(crate) fn print_error(error: &dyn fmt::Display) {
+    let priority = if is_journal() { priority(Level::ERROR) } else { "" };
+    // One write, so that lines of other processes do not come between. One that cannot be written is for
+    // nobody.
+    let line = format!("{priority}vhost-device-ism: {error}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Colours are for terminals of people who have not turned them off (no-color.org).
+fn wants_colour() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !refused
+}
+
+/// Whether standard error is what JOURNAL_STREAM names: a program may have inherited the variable and
+/// have another standard error.
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let Ok(stat) = rustix::fs::fstat(std::io::stderr().as_fd()) else { return false };
+    stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// A level as syslog has it.
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        _ => "<7>",
+    }
+}
+
+/// Lines with a priority in front.
+struct JournalFormat(Format<Full, ()>);
+
+impl<S, N> FormatEvent<S, N> for JournalFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        writer.write_str(priority(*event.metadata().level()))?;
+        self.0.format_event(context, writer, event)
+    }
 }

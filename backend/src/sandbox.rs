@@ -24,7 +24,8 @@
 //! the calls of all.
 //!
 //! What needs a path later (a socket for another guest, the end) is done by a process that stays
-//! outside and has a sandbox of its own, the broker (`broker.rs`).
+//! outside and has a sandbox of its own, the broker (`broker.rs`). Another one opens the configuration
+//! file again (`config_reader.rs`).
 //!
 //! All that is for a process of its own; a daemon inside another program leaves it alone.
 
@@ -32,8 +33,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as ArgLen, SeccompCmpOp as Cmp,
@@ -85,6 +86,24 @@ pub fn forbid_dumps() -> std::io::Result<()> {
 pub fn restrict_files<'a>(
     directories: impl IntoIterator<Item = &'a Path>,
 ) -> Result<(), SandboxError> {
+    restrict_files_to(directories, AccessFs::MakeSock | AccessFs::RemoveFile)
+}
+
+/// Drops access to files, except for reading those in `directories`, as
+/// [`restrict_files`] does.
+///
+/// # Errors
+/// Those of [`restrict_files`].
+pub fn restrict_files_to_reading<'a>(
+    directories: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), SandboxError> {
+    restrict_files_to(directories, AccessFs::ReadFile.into())
+}
+
+fn restrict_files_to<'a>(
+    directories: impl IntoIterator<Item = &'a Path>,
+    access: BitFlags<AccessFs>,
+) -> Result<(), SandboxError> {
     let abi = ABI::V7;
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -97,7 +116,6 @@ pub fn restrict_files<'a>(
             path: path.into(),
             source: Box::new(source),
         })?;
-        let access = AccessFs::MakeSock | AccessFs::RemoveFile;
         rules = rules.add_rule(PathBeneath::new(directory, access))?;
     }
     match rules.restrict_self()?.ruleset {
@@ -119,6 +137,8 @@ pub enum Process {
     Daemon,
     /// The process that makes its sockets.
     Broker,
+    /// The process that opens its configuration file.
+    ConfigReader,
 }
 
 /// Restricts the system calls of all threads.
@@ -143,9 +163,12 @@ pub fn restrict_syscalls(who: Process, mode: SandboxMode) -> Result<(), SandboxE
     let allowed = match who {
         Process::Daemon => daemon_calls()?,
         Process::Broker => broker_calls()?,
+        Process::ConfigReader => common_calls()?,
     };
+    // Which files one may open, landlock says.
+    let no_opening = if who == Process::ConfigReader { Vec::new() } else { opening() };
     let filters = [
-        program(listed(&opening()), SeccompAction::Allow, refuse(libc::EPERM))?,
+        program(listed(&no_opening), SeccompAction::Allow, refuse(libc::EPERM))?,
         // Its flags lie in memory where no filter can look. Without it, libraries use clone.
         program(no_clone3, SeccompAction::Allow, refuse(libc::ENOSYS))?,
         program(allowed, otherwise, SeccompAction::Allow)?,
@@ -353,6 +376,13 @@ mod tests {
     }
 
     #[test]
+    fn a_config_reader_that_was_taken_over_opens_files_of_its_directory_only() {
+        // It has no directory here.
+        let all = "open connect socket bind chmod unlink mkdir fork signal limits ioctl thread";
+        assert_eq!(refused_in("config-reader"), all);
+    }
+
+    #[test]
     fn a_broker_that_was_taken_over_reaches_sockets_only() {
         let all = "open bind chmod unlink mkdir fork signal limits ioctl thread";
         assert_eq!(refused_in("broker"), all);
@@ -366,7 +396,11 @@ mod tests {
         use rustix::io::Result;
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-        let broker = std::env::var("ISM_TEST_SANDBOX").as_deref() == Ok("broker");
+        let who = match std::env::var("ISM_TEST_SANDBOX").as_deref() {
+            Ok("broker") => Process::Broker,
+            Ok("config-reader") => Process::ConfigReader,
+            _ => Process::Daemon,
+        };
         let unix = || {
             let flags = SocketFlags::CLOEXEC;
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -379,8 +413,10 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&name).unwrap();
         let other = SocketAddrUnix::new(place.join("other")).unwrap();
 
-        restrict_files([]).unwrap();
-        let who = if broker { Process::Broker } else { Process::Daemon };
+        match who {
+            Process::ConfigReader => restrict_files_to_reading([]).unwrap(),
+            _ => restrict_files([]).unwrap(),
+        }
         restrict_syscalls(who, SandboxMode::On).unwrap();
         let nobody = rustix::process::Rlimit { current: Some(1), maximum: Some(1) };
         let tries: [(&str, &dyn Fn() -> Result<()>); 12] = [

@@ -44,6 +44,13 @@ impl ServiceManager {
         self.say("READY=1");
     }
 
+    /// The daemon reads its configuration again; [`ready`](Self::ready) follows.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let usec = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+        self.say(&format!("RELOADING=1\nMONOTONIC_USEC={usec}"));
+    }
+
     /// The daemon lives.
     pub(crate) fn alive(&self) {
         self.say("WATCHDOG=1");

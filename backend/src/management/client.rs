@@ -8,6 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::wire::{AddGuest, Answer, Call, Guest};
+use crate::reload::ReloadInfo;
 
 /// Longest answer that is read, bytes.
 const MAX_ANSWER: u64 = 16 << 20;
@@ -83,6 +84,14 @@ impl Client {
     /// See [`ClientError`].
     pub fn metrics(&mut self) -> Result<String, ClientError> {
         Ok(self.call(&Call::Metrics)?.text.unwrap_or_default())
+    }
+
+    /// Has the daemon read its configuration file again.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; nothing has changed then.
+    pub fn reload(&mut self) -> Result<ReloadInfo, ClientError> {
+        Ok(self.call(&Call::Reload)?.reloaded.unwrap_or_default())
     }
 
     fn call(&mut self, call: &Call<'_>) -> Result<Answer, ClientError> {

@@ -15,12 +15,14 @@
 //! < {"ok":false,"error":"unknown variant `paint`, expected one of ..."}
 //! ```
 //!
-//! `GET /metrics` over HTTP is answered on the same socket, for Prometheus.
+//! `{"op":"reload"}` is what SIGHUP is. `GET /metrics` over HTTP is answered on the same socket, for
+//! Prometheus. A socket for metrics answers that, `list` and `metrics`, and refuses the rest.
 
 mod client;
 mod server;
 mod wire;
 
+pub use crate::reload::ReloadInfo;
 pub use client::{Client, ClientError};
-pub(crate) use server::Server;
+pub(crate) use server::{Access, Server};
 pub use wire::{AddGuest, Guest};

@@ -17,6 +17,7 @@ use super::wire::{Answer, Guest, Request};
 use crate::error::DaemonError;
 use crate::guests::Guests;
 use crate::metrics;
+use crate::reload::Reload;
 use crate::vhost::counted_threads::CountedThreads;
 use crate::vhost::unix_socket::{Backlog, BoundSocket, SocketError};
 
@@ -34,8 +35,19 @@ pub(crate) struct Server {
     _socket: BoundSocket,
 }
 
+/// What the clients of a socket may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Everything.
+    Full,
+    /// Read counters.
+    Read,
+}
+
 struct Inner {
+    access: Access,
     guests: Arc<Guests>,
+    reload: Arc<Reload>,
     stopping: AtomicBool,
     stop: OwnedFd,
 }
@@ -45,6 +57,8 @@ struct Client {
     input: Vec<u8>,
     output: Vec<u8>,
     /// Close once the output is written.
+    done: bool,
+    /// Nothing more will be read: close once all that was read is answered.
     last: bool,
     /// Turn in which it last sent or read something.
     active: u64,
@@ -54,14 +68,17 @@ impl Server {
     pub(crate) fn start(
         path: &Path,
         mode: u32,
+        access: Access,
         guests: Arc<Guests>,
+        reload: Arc<Reload>,
     ) -> Result<Server, DaemonError> {
         let (listener, socket) = BoundSocket::bind(guests.names(), path, mode, Backlog::Several)?;
         let failed = |source| SocketError::Io { action: "listen on", path: path.into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed(error.into()))?;
-        let inner = Arc::new(Inner { guests, stopping: AtomicBool::new(false), stop });
+        let stopping = AtomicBool::new(false);
+        let inner = Arc::new(Inner { access, guests, reload, stopping, stop });
         let thread = CountedThreads::default();
         let runner = inner.clone();
         thread.spawn("management", move || runner.run(&listener)).map_err(DaemonError::Thread)?;
@@ -115,6 +132,11 @@ impl Inner {
         if client.output.is_empty() {
             let mut buffer = [0; 4096];
             match client.stream.read(&mut buffer) {
+                // The last line may lack its end.
+                Ok(0) if !client.input.is_empty() && !is_http(&client.input) => {
+                    client.input.push(b'\n');
+                    client.last = true;
+                }
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(n) => client.input.extend_from_slice(buffer.get(..n).unwrap_or_default()),
                 Err(error) if is_temporary(&error) => {}
@@ -129,24 +151,24 @@ impl Inner {
                     Err(error) => return Err(error),
                 }
             }
-            if client.last {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            if !self.answer_next(client) {
-                return Ok(());
+            if client.done || !self.answer_next(client) {
+                return match client.done || client.last {
+                    true => Err(io::ErrorKind::UnexpectedEof.into()),
+                    false => Ok(()),
+                };
             }
         }
     }
 
     /// Answers one request of the input; `false` if there is none.
     fn answer_next(&self, client: &mut Client) -> bool {
-        if client.input.starts_with(b"GET ") {
+        if is_http(&client.input) {
             return self.answer_http(client);
         }
         let Some(end) = client.input.iter().position(|byte| *byte == b'\n') else {
             if client.input.len() > MAX_LINE {
                 client.output = line(&refusal(format!("a line of more than {MAX_LINE} bytes")));
-                client.last = true;
+                client.done = true;
                 return true;
             }
             return false;
@@ -164,18 +186,25 @@ impl Inner {
         if !ends && input.len() <= MAX_LINE {
             return false;
         }
-        let known = ends && input.starts_with(b"GET /metrics ");
-        let (status, body) = match known {
-            true => ("200 OK", metrics::render(&self.guests.list())),
-            false => ("404 Not Found", String::new()),
+        let line = input.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let mut words = line.split(|byte| *byte == b' ');
+        let (method, path) = (words.next().unwrap_or_default(), words.next());
+        let (status, body) = match path {
+            _ if !ends => ("431 Request Header Fields Too Large", String::new()),
+            _ if method != b"GET" && method != b"HEAD" => ("405 Method Not Allowed", String::new()),
+            Some(b"/metrics") => ("200 OK", metrics::render(&self.guests.list())),
+            _ => ("404 Not Found", String::new()),
         };
         client.output = format!(
             "HTTP/1.1 {status}\r\nContent-Type: application/openmetrics-text; version=1.0.0; \
-             charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+             charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         )
         .into_bytes();
-        client.last = true;
+        if method != b"HEAD" {
+            client.output.extend_from_slice(body.as_bytes());
+        }
+        client.done = true;
         true
     }
 
@@ -189,6 +218,15 @@ impl Inner {
             Err(error) => refusal(error.to_string()),
         };
         match request {
+            Request::Add(_) | Request::Remove { .. } | Request::Reload
+                if self.access == Access::Read =>
+            {
+                refusal("this socket is for metrics: nothing can be changed here".to_owned())
+            }
+            Request::Reload => match self.reload.run() {
+                Ok(done) => Answer { ok: true, reloaded: Some(done), ..Answer::default() },
+                Err(error) => refusal(error.to_string()),
+            },
             Request::List => {
                 let guests = self.guests.list().iter().map(Guest::from).collect();
                 Answer { ok: true, guests: Some(guests), ..Answer::default() }
@@ -201,12 +239,19 @@ impl Inner {
                 guest
                     .into_spec(self.guests.config().default_chid())
                     .map_err(DaemonError::from)
-                    .and_then(|spec| self.guests.add(spec)),
+                    .and_then(|spec| self.guests.add(spec, false)),
             ),
             // Does not wait: a front end that hangs must not hold up other clients.
             Request::Remove { name } => done(self.guests.remove(&name).map(drop)),
         }
     }
+}
+
+/// Whether a request is one of HTTP.
+fn is_http(input: &[u8]) -> bool {
+    ["GET ", "HEAD ", "POST ", "PUT ", "DELETE ", "OPTIONS "]
+        .iter()
+        .any(|method| input.starts_with(method.as_bytes()))
 }
 
 fn accept(listener: &UnixListener, clients: &mut Vec<Client>, turn: u64) {
@@ -224,6 +269,7 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, turn: u64) {
         stream,
         input: Vec::new(),
         output: Vec::new(),
+        done: false,
         last: false,
         active: turn,
     });

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::config::FileGuest;
+use crate::reload::ReloadInfo;
 use crate::vhost::FAULTS;
 use crate::vhost::device_slot::GuestStatus;
 use virtio_ism_abi::Status;
@@ -18,6 +19,7 @@ pub(super) enum Request {
     Add(FileGuest),
     Remove { name: String },
     Metrics,
+    Reload,
 }
 
 /// A guest to be added.
@@ -62,6 +64,7 @@ pub(super) enum Call<'a> {
     Add(&'a AddGuest),
     Remove { name: &'a str },
     Metrics,
+    Reload,
 }
 
 /// An answer.
@@ -74,6 +77,8 @@ pub(super) struct Answer {
     pub(super) guests: Option<Vec<Guest>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) reloaded: Option<ReloadInfo>,
 }
 
 /// A guest, as counted now. Counters of devices start anew with each connection.
@@ -216,7 +221,7 @@ mod tests {
         let Request::Add(guest) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert_eq!((guest.name, guest.max_maps), (Some("a".into()), Some(4)));
         assert!(guest.allow_any_file);
-        for call in [Call::List, Call::Metrics, Call::Remove { name: "a" }] {
+        for call in [Call::List, Call::Metrics, Call::Reload, Call::Remove { name: "a" }] {
             let text = serde_json::to_string(&call).unwrap();
             serde_json::from_str::<Request>(&text).unwrap();
         }

@@ -54,6 +54,12 @@ pub enum SocketError {
     /// Something else than a socket has that name.
     #[error("{0} exists and is not a socket")]
     NotASocket(PathBuf),
+    /// The sandbox has no such directory.
+    #[error(
+        "cannot make {0}: in its sandbox the daemon makes sockets only in the directories of those \
+         that it was started with"
+    )]
+    OutsideSandbox(PathBuf),
     /// The system refuses.
     #[error("cannot {action} {path}: {source}")]
     Io {

@@ -12,6 +12,7 @@ mod host;
 mod hostile;
 mod management;
 mod memory;
+mod operations;
 mod place;
 mod pool;
 mod program;

@@ -38,10 +38,13 @@ pub(crate) struct FabricArgs {
 pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
     let daemon = &args.daemon;
     let mut command: Vec<OsString> = std::env::args_os().skip(2).collect();
-    let bare = daemon.socket_path.is_empty()
+    let bare = daemon.command.is_none()
+        && daemon.socket_path.is_empty()
         && daemon.fd.is_none()
         && daemon.config.is_none()
         && daemon.management.is_none()
+        && daemon.metrics.is_none()
+        && !daemon.check_config
         && !daemon.print_capabilities;
     if bare {
         let dir = paths::make_directory()?;

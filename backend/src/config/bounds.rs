@@ -1,0 +1,113 @@
+//! What numbers of a configuration can be, and how values are written.
+
+use serde::de::{Deserializer, Visitor};
+use virtio_ism_abi::{Chid, Gid};
+
+use super::error::ConfigError;
+
+/// Largest number of move queues: the queues of a thread are a 64-bit mask in the framework, and
+/// two queues are control and event.
+pub const MAX_MOVE_QUEUES: u16 = 62;
+/// Default size of the window, bytes.
+pub const DEFAULT_WINDOW: u64 = 64 << 30;
+/// Smallest window, bytes: room for the slabs of one pair in both directions.
+pub const MIN_WINDOW: u64 = 64 << 20;
+/// Largest window, bytes.
+pub const MAX_WINDOW: u64 = 1 << 44;
+/// Most devices that one socket can hand out.
+pub const MAX_POOL: u32 = 4096;
+/// Default CHID of a fabric.
+pub const DEFAULT_CHID: Chid = Chid::VIRTIO_FIRST;
+
+/// Reads a CHID: four hexadecimal digits, `ff00` to `ffff` (EISM-6, EISM-7).
+///
+/// # Errors
+/// [`ConfigError::Chid`].
+pub fn parse_chid(text: &str) -> Result<Chid, ConfigError> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let chid = u16::from_str_radix(digits, 16).ok().map(Chid);
+    chid.filter(|chid| chid.is_emulated()).ok_or_else(|| ConfigError::Chid(text.into()))
+}
+
+/// Reads a GID: a version 4 UUID (EISM-9).
+///
+/// # Errors
+/// [`ConfigError::Gid`].
+pub fn parse_gid(text: &str) -> Result<Gid, ConfigError> {
+    let uuid = uuid::Uuid::parse_str(text).ok().filter(|uuid| uuid.get_version_num() == 4);
+    uuid.map(|uuid| Gid(uuid.into_bytes())).ok_or_else(|| ConfigError::Gid(text.into()))
+}
+
+/// Reads permission bits, octal.
+///
+/// # Errors
+/// [`ConfigError::SocketMode`].
+pub fn parse_mode(text: &str) -> Result<u32, ConfigError> {
+    // A sign would be read, too.
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
+    mode.ok_or_else(|| ConfigError::SocketMode(text.into()))
+}
+
+/// Reads a size in bytes with an optional suffix K, M, G or T (powers of 1024).
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is not a size; examples: 4G, 65536M");
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (&text[..end], 10),
+        Some((end, 'm' | 'M')) => (&text[..end], 20),
+        Some((end, 'g' | 'G')) => (&text[..end], 30),
+        Some((end, 't' | 'T')) => (&text[..end], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// Reads a size of a file: a number of bytes, or text with a suffix as options have it.
+pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = u64;
+
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("a number of bytes, or a size such as \"64G\"")
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<u64, E> {
+            u64::try_from(number).map_err(|_| E::custom(format!("{number} is not a size")))
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u64, E> {
+            parse_size(text).map_err(E::custom)
+        }
+    }
+    deserializer.deserialize_any(Size).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes() {
+        assert_eq!(parse_size("64G"), Ok(64 << 30));
+        assert_eq!(parse_size("512m"), Ok(512 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for bad in ["", "G", "1X", "-1", "18446744073709551615T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_mode_that_is_none_is_shown_as_it_was_written() {
+        assert!(matches!(parse_mode("660"), Ok(0o660)));
+        for bad in ["999", "1000", "", "+66", "rw"] {
+            let refused = parse_mode(bad);
+            assert!(matches!(&refused, Err(ConfigError::SocketMode(text)) if text == bad));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What can be wrong with a configuration.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+use virtio_ism_abi::Chid;
+
+/// Settings of a socket, as they follow its path.
+pub const SETTINGS: [&str; 9] = [
+    "chid",
+    "name",
+    "max-maps",
+    "allow-any-file",
+    "mode",
+    "devices",
+    "peer-uid",
+    "peer-gid",
+    "gid",
+];
+
+/// What is wrong with a configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not TOML, or has unknown or ill-typed keys.
+    #[error("{path}: {source}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// What is wrong in one table of the file.
+    #[error("{path}:{line}: {source}")]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// Line of the table's header, from 1.
+        line: usize,
+        /// What is wrong.
+        source: Box<ConfigError>,
+    },
+    /// The file has more bytes than a configuration can have.
+    #[error("{path} has more than {limit} bytes")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes.
+        limit: u64,
+    },
+    /// Nothing is to be served.
+    #[error("nothing to do: {0}")]
+    Nothing(String),
+    /// The directory of a socket is not there.
+    #[error("there is no directory {0}, in which a socket is to be made")]
+    NoDirectory(PathBuf),
+    /// Not a CHID of an emulated device.
+    #[error("{0:?} is not a CHID: expected four hexadecimal digits between ff00 and ffff")]
+    Chid(String),
+    /// Not a GID.
+    #[error("{0:?} is not a GID: expected a version 4 UUID")]
+    Gid(String),
+    /// A socket's settings without its path.
+    #[error("{0:?}: a socket needs a path: PATH[,KEY=VALUE..]")]
+    NoPath(String),
+    /// A setting of a socket that does not exist.
+    #[error("{key:?} is no setting of a socket; settings are {}", SETTINGS.join(", "))]
+    UnknownSetting {
+        /// What stands there instead.
+        key: String,
+    },
+    /// A setting of a socket with a value that it cannot have.
+    #[error("{key}={value:?}: expected {expected}")]
+    SettingValue {
+        /// The setting.
+        key: String,
+        /// The value.
+        value: String,
+        /// What the value can be.
+        expected: &'static str,
+    },
+    /// A number of devices that a pool cannot have.
+    #[error("guest {name:?}: {devices} devices: expected 1 to 4096")]
+    Devices {
+        /// The guest.
+        name: String,
+        /// The number.
+        devices: u32,
+    },
+    /// A setting of a guest that contradicts another one.
+    #[error("guest {name:?}: {what}")]
+    Contradiction {
+        /// The guest.
+        name: String,
+        /// Which settings, and why.
+        what: &'static str,
+    },
+    /// Two guests with one name.
+    #[error("two guests are called {0:?}")]
+    DuplicateName(String),
+    /// Two sockets with one path.
+    #[error("two sockets have the path {0}")]
+    DuplicateSocket(PathBuf),
+    /// Two fabrics with one CHID.
+    #[error("two fabrics have CHID {0}")]
+    DuplicateChid(Chid),
+    /// A guest on a fabric that does not exist.
+    #[error("guest {name:?} is on fabric {chid}, which is not configured")]
+    UnknownFabric {
+        /// The guest.
+        name: String,
+        /// Its fabric.
+        chid: Chid,
+    },
+    /// A window size that cannot be a PCI BAR, or is too small or large.
+    #[error("window of {0} bytes: expected a power of two between 64 MiB and 16 TiB")]
+    WindowSize(u64),
+    /// A number of move queues that does not work.
+    #[error("{0} move queues: expected 1 to 62")]
+    MoveQueues(u16),
+    /// A socket mode that is none.
+    #[error("socket mode {0:?}: expected an octal number up to 777")]
+    SocketMode(String),
+    /// An empty or overlong name.
+    #[error("guest name {0:?}: expected 1 to 64 printable characters")]
+    Name(String),
+    /// A descriptor of `--fd` that cannot be taken.
+    #[error("descriptor {fd}: {source}")]
+    Fd {
+        /// Its number.
+        fd: i32,
+        /// Why.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,18 @@
+//! What a daemon serves: fabrics, front ends, limits. Built from options, from a TOML file, or in
+//! code by a program that starts the daemon in its own process.
+
+mod bounds;
+mod error;
+mod file;
+mod spec;
+mod whole;
+
+pub(crate) use bounds::parse_size;
+pub use bounds::{
+    DEFAULT_CHID, DEFAULT_WINDOW, MAX_MOVE_QUEUES, MAX_POOL, MAX_WINDOW, MIN_WINDOW, parse_chid,
+    parse_gid, parse_mode,
+};
+pub use error::{ConfigError, SETTINGS};
+pub(crate) use file::{FileGuest, read_text};
+pub use spec::{Caps, FabricSpec, GuestSpec, Quotas, Socket};
+pub use whole::Config;

@@ -1,0 +1,219 @@
+//! `vhost-device-ism ctl`: verbs over the management socket.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use thiserror::Error;
+
+use crate::config::{ConfigError, DEFAULT_CHID, GuestSpec};
+use crate::management::{AddGuest, Client, ClientError, Guest, ReloadInfo};
+
+/// The management socket of the service.
+const DEFAULT: &str = "/run/vhost-device-ism/management.sock";
+
+/// Options of `vhost-device-ism ctl`.
+#[derive(Clone, Debug, Args)]
+pub struct ControlArgs {
+    /// The management socket of the daemon.
+    #[arg(long, value_name = "PATH", env = "VHOST_DEVICE_ISM_MANAGEMENT", default_value = DEFAULT)]
+    management: PathBuf,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What to ask for.
+#[derive(Clone, Debug, Subcommand)]
+enum Verb {
+    /// List the guests, and who has devices of pools.
+    List {
+        /// Print JSON, with all counters.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print counters in Prometheus' text format.
+    Metrics,
+    /// Add a guest until the daemon ends. It is not written into the configuration file.
+    Add {
+        /// Its socket, with settings as --socket-path of the daemon has them.
+        #[arg(value_name = "PATH[,KEY=VALUE..]")]
+        socket: String,
+    },
+    /// Remove a guest; its front end loses the device.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+    /// Have the daemon read its configuration file again, as SIGHUP does.
+    Reload,
+}
+
+/// Why the daemon does not do it.
+#[derive(Debug, Error)]
+pub(crate) enum ControlError {
+    /// There is no way to the daemon.
+    #[error("cannot connect to {path}: {source}{hint}")]
+    Connect { path: PathBuf, source: ClientError, hint: &'static str },
+    /// The daemon refuses, or does not answer.
+    #[error(transparent)]
+    Refused(#[from] ClientError),
+    /// The description of a socket is wrong.
+    #[error(transparent)]
+    Socket(#[from] ConfigError),
+    /// A guest of the new configuration cannot be served.
+    #[error("the file was read again, but {}", .0.join("; "))]
+    Partly(Vec<String>),
+    /// The working directory is gone.
+    #[error("{0}")]
+    Directory(#[from] std::io::Error),
+    /// What was read cannot be printed.
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Asks the daemon. Returns what to print.
+///
+/// # Errors
+/// See [`ControlError`].
+pub(crate) fn run(args: &ControlArgs) -> Result<String, ControlError> {
+    let mut client = Client::connect(&args.management).map_err(|source| {
+        let hint = match &source {
+            ClientError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                "; is the daemon running, with this --management?"
+            }
+            ClientError::Io(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                "; the daemon made it for its own user and group, see socket-mode"
+            }
+            _ => "",
+        };
+        ControlError::Connect { path: args.management.clone(), source, hint }
+    })?;
+    Ok(match &args.verb {
+        Verb::List { json: true } => serde_json::to_string_pretty(&client.list()?)? + "\n",
+        Verb::List { json: false } => table(&client.list()?),
+        Verb::Metrics => client.metrics()?,
+        Verb::Add { socket } => {
+            client.add(&guest(socket)?)?;
+            String::new()
+        }
+        Verb::Remove { name } => {
+            client.remove(name)?;
+            String::new()
+        }
+        Verb::Reload => {
+            let ReloadInfo { added, removed, changed, failed } = client.reload()?;
+            let mut text = String::new();
+            for (what, names) in [("added", added), ("removed", removed), ("changed", changed)] {
+                for name in names {
+                    let _ = writeln!(text, "{what} {name}");
+                }
+            }
+            if !failed.is_empty() {
+                print!("{text}");
+                return Err(ControlError::Partly(failed));
+            }
+            text
+        }
+    })
+}
+
+/// A guest as the management socket wants it.
+fn guest(text: &str) -> Result<AddGuest, ControlError> {
+    let spec = GuestSpec::parse(text, DEFAULT_CHID)?;
+    spec.check()?;
+    let path = spec.path().unwrap_or(std::path::Path::new(""));
+    let names_chid = text.split(',').any(|word| word.starts_with("chid="));
+    Ok(AddGuest {
+        // The daemon has another working directory.
+        socket: std::path::absolute(path)?,
+        chid: names_chid.then(|| spec.chid.to_string()),
+        gid: spec.gid.map(|gid| gid.to_string()),
+        max_maps: spec.max_maps,
+        allow_any_file: spec.allow_any_file,
+        mode: spec.mode.map(|mode| format!("{mode:o}")),
+        devices: spec.devices,
+        peer_uid: spec.peer_uid,
+        peer_gid: spec.peer_gid,
+        name: Some(spec.name),
+    })
+}
+
+/// The guests, a line for each.
+fn table(guests: &[Guest]) -> String {
+    let head =
+        ["NAME", "CHID", "FRONT END", "DMBS", "PEERS", "MOVED", "REFUSED", "FAULTS", "SOCKET"];
+    let mut lines = vec![head.map(str::to_owned)];
+    let sum = |counts: &std::collections::BTreeMap<String, u64>| counts.values().sum::<u64>();
+    for guest in guests {
+        let front_end = match (guest.devices, guest.pid) {
+            (Some(devices), _) => format!("{} of {devices}", guest.devices_in_use.unwrap_or(0)),
+            (None, Some(pid)) => format!("pid {pid} uid {}", guest.uid.unwrap_or(0)),
+            (None, None) => (if guest.connected { "connected" } else { "-" }).to_owned(),
+        };
+        let socket = match (&guest.pool, &guest.socket) {
+            (None, Some(path)) => path.display().to_string(),
+            _ => "-".to_owned(),
+        };
+        lines.push([
+            guest.name.clone(),
+            guest.chid.clone(),
+            front_end,
+            guest.dmbs.to_string(),
+            guest.peers.to_string(),
+            guest.move_bytes.to_string(),
+            (sum(&guest.refusals) + sum(&guest.move_refusals)).to_string(),
+            sum(&guest.faults).to_string(),
+            socket,
+        ]);
+    }
+    let mut text = String::new();
+    for line in &lines {
+        for (column, cell) in line.iter().enumerate() {
+            let widest = lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+            match column + 1 == line.len() {
+                true => text.push_str(cell),
+                false => {
+                    let _ = write!(text, "{cell:widest$}  ");
+                }
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_a_socket_are_those_of_the_daemons_option() {
+        let text = "/s,name=x,chid=ff01,mode=660,devices=3,peer-uid=7,allow-any-file,max-maps=2";
+        let guest = guest(text).unwrap();
+        assert_eq!(guest.socket, PathBuf::from("/s"));
+        assert_eq!((guest.name.as_deref(), guest.chid.as_deref()), (Some("x"), Some("ff01")));
+        assert_eq!((guest.mode.as_deref(), guest.devices), (Some("660"), Some(3)));
+        assert_eq!(
+            (guest.peer_uid, guest.max_maps, guest.allow_any_file),
+            (Some(7), Some(2), true)
+        );
+    }
+
+    #[test]
+    fn a_guest_that_names_no_fabric_gets_the_daemons_first() {
+        assert_eq!(guest("/s").unwrap().chid, None);
+        assert!(guest("/s,foo").is_err());
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_guest() {
+        let pool = Guest { name: "any".into(), devices: Some(4), ..Guest::default() };
+        let member =
+            Guest { name: "any/1".into(), pool: Some("any".into()), pid: Some(7), ..pool.clone() };
+        let text = table(&[pool, Guest { devices: None, ..member }]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[1].contains("0 of 4") && lines[2].contains("pid 7"), "{text}");
+    }
+}

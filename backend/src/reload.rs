@@ -1,0 +1,250 @@
+//! Reads the configuration again: guests come and go, and those that stay notice nothing.
+
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+use virtio_ism_abi::Chid;
+
+use crate::config::{Config, ConfigError, FabricSpec, GuestSpec, Socket};
+use crate::device::sync::lock;
+use crate::error::DaemonError;
+use crate::guests::Guests;
+
+/// Reads the configuration as it is now. All that is wrong with it is an error.
+pub(crate) type ConfigSource = Box<dyn Fn() -> Result<Config, Vec<ConfigError>> + Send + Sync>;
+
+/// What a configuration that was read again has changed: names of guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReloadInfo {
+    /// Guests that are served now.
+    pub added: Vec<String>,
+    /// Guests that are served no more.
+    pub removed: Vec<String>,
+    /// Guests with other settings, whose front ends have lost their devices.
+    pub changed: Vec<String>,
+    /// Why guests of the new configuration are not served.
+    pub failed: Vec<String>,
+}
+
+/// Reads the configuration of a daemon again, when it is asked to.
+pub(crate) struct Reload {
+    guests: Arc<Guests>,
+    read: Option<ConfigSource>,
+    /// One at a time.
+    running: Mutex<()>,
+}
+
+impl Reload {
+    /// Without `read` there is nothing that could be read again.
+    pub(crate) fn new(guests: Arc<Guests>, read: Option<ConfigSource>) -> Reload {
+        Reload { guests, read, running: Mutex::default() }
+    }
+
+    /// Reads it, and carries out what has changed. The log has the result, too.
+    ///
+    /// # Errors
+    /// The configuration is wrong, or a change takes a restart, or the socket of a new guest cannot be
+    /// made. Then nothing has changed.
+    pub(crate) fn run(&self) -> Result<ReloadInfo, DaemonError> {
+        let _running = lock(&self.running);
+        let done = self.read_and_apply();
+        match &done {
+            Ok(ReloadInfo { added, removed, changed, failed }) => {
+                let words = |names: &[String]| names.join(" ");
+                let (added, removed, changed) = (words(added), words(removed), words(changed));
+                tracing::info!(added, removed, changed, "the configuration was read again");
+                for error in failed {
+                    tracing::error!("{error}");
+                }
+            }
+            Err(error) => {
+                tracing::error!(
+                    "the configuration was read again, and nothing is changed: {error}"
+                );
+            }
+        }
+        done
+    }
+
+    fn read_and_apply(&self) -> Result<ReloadInfo, DaemonError> {
+        let read = self.read.as_ref().ok_or(DaemonError::NoConfigFile)?;
+        let config = read().map_err(DaemonError::Mistakes)?;
+        let restart = self.takes_restart(&config);
+        if !restart.is_empty() {
+            return Err(DaemonError::Restart(restart));
+        }
+        self.apply(&config)
+    }
+
+    /// What has changed and cannot be changed now.
+    fn takes_restart(&self, new: &Config) -> Vec<String> {
+        let now = self.guests.config();
+        let mut settings = Vec::new();
+        for (name, differs) in [
+            ("management", now.management != new.management),
+            ("metrics", now.metrics != new.metrics),
+            ("window-size", now.window_size != new.window_size),
+            ("move-queues", now.move_queues != new.move_queues),
+            ("stopped-grace", now.stopped_grace != new.stopped_grace),
+            ("socket-mode", now.socket_mode != new.socket_mode),
+        ] {
+            if differs {
+                settings.push(name.to_owned());
+            }
+        }
+        for fabric in self.guests.fabrics() {
+            if new.fabrics.iter().any(|other| other.chid == fabric.chid && *other != fabric) {
+                settings.push(format!("fabric {}", fabric.chid));
+            }
+        }
+        settings
+    }
+
+    /// Makes fabrics and serves guests, whose names it notes in `done`, up to the first that fails.
+    fn add(
+        &self,
+        fabrics: &[FabricSpec],
+        guests: Vec<GuestSpec>,
+        done: &mut Vec<String>,
+    ) -> Result<(), DaemonError> {
+        for fabric in fabrics {
+            self.guests.add_fabric(fabric)?;
+        }
+        for spec in guests {
+            let name = spec.name.clone();
+            self.guests.add(spec, true)?;
+            done.push(name);
+        }
+        Ok(())
+    }
+
+    fn apply(&self, new: &Config) -> Result<ReloadInfo, DaemonError> {
+        let Plan { kept, added, replaced, removed } = Plan::new(&self.guests.specs(), new)?;
+        let before: Vec<Chid> = self.guests.fabrics().iter().map(|fabric| fabric.chid).collect();
+        let mut done = ReloadInfo::default();
+        // First what can fail without harm.
+        if let Err(error) = self.add(&new.fabrics, added, &mut done.added) {
+            for name in &done.added {
+                let _ = self.guests.remove(name);
+            }
+            self.guests.forget_fabrics(|chid| before.contains(&chid));
+            return Err(error);
+        }
+        for name in kept {
+            self.guests.set_configured(&name);
+        }
+        // Their names and sockets are free at once; their threads end by themselves.
+        for name in removed {
+            if self.guests.remove(&name).is_ok() {
+                done.removed.push(name);
+            }
+        }
+        for spec in &replaced {
+            if self.guests.remove(&spec.name).is_ok() {
+                done.removed.push(spec.name.clone());
+            }
+        }
+        for spec in replaced {
+            let name = spec.name.clone();
+            match self.guests.add(spec, true) {
+                Ok(()) if done.removed.contains(&name) => {
+                    done.removed.retain(|removed| *removed != name);
+                    done.changed.push(name);
+                }
+                Ok(()) => done.added.push(name),
+                Err(error) => done.failed.push(error.to_string()),
+            }
+        }
+        self.guests.forget_fabrics(|chid| new.fabrics.iter().any(|fabric| fabric.chid == chid));
+        Ok(done)
+    }
+}
+
+/// What is to be done with each guest.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// As they are.
+    kept: Vec<String>,
+    /// New ones, whose sockets no other guest has now.
+    added: Vec<GuestSpec>,
+    /// After others have gone: those with other settings, or on a socket that another one had.
+    replaced: Vec<GuestSpec>,
+    removed: Vec<String>,
+}
+
+impl Plan {
+    /// `now`: guests, and whether the configuration had them. Those that it had not stay.
+    fn new(now: &[(GuestSpec, bool)], new: &Config) -> Result<Plan, DaemonError> {
+        let mut plan = Plan::default();
+        for spec in &new.guests {
+            let there = now.iter().find(|(other, _)| other.name == spec.name);
+            match there {
+                Some((other, _)) if other == spec => plan.kept.push(spec.name.clone()),
+                Some((_, true)) => plan.replaced.push(spec.clone()),
+                Some((_, false)) => {
+                    return Err(ConfigError::DuplicateName(spec.name.clone()).into());
+                }
+                None if now.iter().any(|(other, _)| other.socket == spec.socket) => {
+                    plan.replaced.push(spec.clone());
+                }
+                None => plan.added.push(spec.clone()),
+            }
+        }
+        for (spec, is_configured) in now {
+            // Sockets of --fd are no matter of the file.
+            let goes = *is_configured && matches!(spec.socket, Socket::Path(_));
+            if goes && !new.guests.iter().any(|other| other.name == spec.name) {
+                plan.removed.push(spec.name.clone());
+            }
+        }
+        // A socket of one that the management socket has added, and that stays.
+        let occupied = plan.replaced.iter().find(|spec| {
+            now.iter().any(|(other, configured)| !configured && other.socket == spec.socket)
+        });
+        match occupied.and_then(GuestSpec::path) {
+            Some(path) => Err(ConfigError::DuplicateSocket(path.into()).into()),
+            None => Ok(plan),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(now: &[(&str, bool)], new: &[&str]) -> Result<Plan, DaemonError> {
+        let spec = |text: &str| GuestSpec::parse(text, crate::config::DEFAULT_CHID).unwrap();
+        let now: Vec<_> = now.iter().map(|(text, file)| (spec(text), *file)).collect();
+        let guests = new.iter().map(|text| spec(text)).collect();
+        Plan::new(&now, &Config { guests, ..Config::default() })
+    }
+
+    fn names(specs: &[GuestSpec]) -> Vec<&str> {
+        specs.iter().map(|spec| spec.name.as_str()).collect()
+    }
+
+    #[test]
+    fn what_is_the_same_is_kept_and_the_rest_comes_and_goes() {
+        let now = [("/s/a", true), ("/s/b", true), ("/s/c", true), ("/s/m", false)];
+        let plan = plan(&now, &["/s/a", "/s/b,mode=666", "/s/d"]).unwrap();
+        assert_eq!((plan.kept, plan.removed), (vec!["a".to_owned()], vec!["c".to_owned()]));
+        assert_eq!((names(&plan.added), names(&plan.replaced)), (vec!["d"], vec!["b"]));
+    }
+
+    #[test]
+    fn a_guest_with_another_name_takes_over_a_socket_after_the_other_has_gone() {
+        let plan = plan(&[("/s/a", true)], &["/s/a,name=z"]).unwrap();
+        assert_eq!(names(&plan.replaced), ["z"]);
+        assert_eq!(plan.removed, ["a"]);
+    }
+
+    #[test]
+    fn what_the_management_socket_added_stays_and_keeps_its_name_and_socket() {
+        assert_eq!(plan(&[("/s/m", false)], &[]).unwrap(), Plan::default());
+        assert_eq!(plan(&[("/s/m", false)], &["/s/m"]).unwrap().kept, ["m"]);
+        for other in ["/s/x,name=m", "/s/m,name=x"] {
+            assert!(plan(&[("/s/m", false)], &[other]).is_err(), "{other}");
+        }
+    }
+}

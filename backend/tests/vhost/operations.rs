@@ -1,0 +1,368 @@
+//! What an operator does with the program: checks a configuration, has it read again, asks the daemon.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Signal, kill_process};
+use virtio_ism_abi::Status;
+use virtio_ism_abi::command::BACKING_WINDOW;
+
+use super::front_end::*;
+use super::place::connected;
+use super::program::{PROGRAM, Program, strict};
+
+/// A daemon with a configuration file, and its log.
+struct Configured {
+    place: Place,
+    program: Program,
+}
+
+impl Configured {
+    fn start(guests: &str) -> Configured {
+        let place = Place::new();
+        write_config(&place, guests);
+        let mut command = Command::new(PROGRAM);
+        command.arg("--config").arg(place.path("c.toml")).arg(strict());
+        command.stderr(File::create(place.path("log")).unwrap());
+        let program = Program::start_by(command, &place, &[]);
+        for socket in ["m", "r"] {
+            listens(&place.path(socket));
+        }
+        Configured { place, program }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.place.path("log")).unwrap()
+    }
+
+    /// Sends SIGHUP and waits until the log has another line with `word`.
+    fn hang_up(&self, word: &str) {
+        let count = |log: &str| log.lines().filter(|line| line.contains(word)).count();
+        let before = count(&self.log());
+        kill_process(self.program.pid(), Signal::HUP).unwrap();
+        eventually(word, || count(&self.log()) > before);
+    }
+
+    fn ctl(&self, words: &[&str]) -> Output {
+        ctl(&self.place.path("m"), words)
+    }
+}
+
+/// Waits until somebody listens on a socket.
+fn listens(path: &Path) {
+    eventually("the socket", || path.exists());
+    drop(connected(path));
+}
+
+/// Replaces the file, as editors do. `guests` has %, which is the place.
+fn write_config(place: &Place, guests: &str) {
+    let head = "management = \"%/m\"\nmetrics = \"%/r\"\n";
+    let text = format!("{head}{guests}")
+        .replace('%', place.path("").to_str().unwrap().trim_end_matches('/'));
+    std::fs::write(place.path("new"), text).unwrap();
+    std::fs::rename(place.path("new"), place.path("c.toml")).unwrap();
+}
+
+fn ctl(management: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg("ctl").arg("--management").arg(management).args(words);
+    command.output().unwrap()
+}
+
+fn run(args: &[&str]) -> Output {
+    Command::new(PROGRAM).args(args).env("RUST_LOG", "off").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const A_AND_B: &str = "[[guest]]\nsocket = \"%/a\"\n[[guest]]\nsocket = \"%/b\"\n";
+
+#[test]
+fn sighup_adds_and_removes_guests_beside_a_running_transfer() {
+    let daemon = Configured::start(&format!("{A_AND_B}[[guest]]\nsocket = \"%/c\"\n"));
+    let place = &daemon.place;
+    let (mut a, gid_a) = FrontEnd::greet(&place.path("a"));
+    let (mut b, gid_b) = FrontEnd::greet(&place.path("b"));
+    let (mut c, _) = FrontEnd::greet(&place.path("c"));
+    let dmb = b.register(gid_a, 1, 64 << 10, BACKING_WINDOW);
+    let ended = AtomicBool::new(false);
+    let moved = std::thread::scope(|scope| {
+        let transfer = scope.spawn(|| {
+            let mut moved = 0u32;
+            while !ended.load(Ordering::Relaxed) {
+                let bytes = moved.to_le_bytes();
+                assert_eq!(a.transfer(dmb.token.get(), &[(8, &bytes)], false), Status::Ok);
+                assert_eq!(b.read_window(dmb.dmb_off.get() + 8, 4), bytes);
+                moved += 1;
+            }
+            moved
+        });
+        for round in 0..5 {
+            write_config(place, &format!("{A_AND_B}[[guest]]\nsocket = \"%/d{round}\"\n"));
+            daemon.hang_up("the configuration was read again");
+            assert!(place.path(&format!("d{round}")).exists());
+            assert!(!place.path("c").exists());
+            assert!(round == 0 || !place.path(&format!("d{}", round - 1)).exists());
+        }
+        ended.store(true, Ordering::Relaxed);
+        transfer.join().unwrap()
+    });
+    assert!(moved > 0);
+    c.wait_cut();
+    // The new guest meets the old ones, which are who they were.
+    let (_, gid_d) = FrontEnd::greet(&place.path("d4"));
+    assert!(gid_d != gid_a && gid_d != gid_b);
+    let listed = text(&daemon.ctl(&["list", "--json"]).stdout);
+    assert!(listed.contains(&gid_a.to_string()) && listed.contains(&gid_b.to_string()), "{listed}");
+}
+
+#[test]
+fn a_file_that_is_wrong_changes_nothing_and_the_log_says_all_that_is() {
+    let daemon = Configured::start(A_AND_B);
+    let place = &daemon.place;
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    for (guests, words) in [
+        ("[[guest]]\nsocket =", &["c.toml"][..]),
+        ("socket-mode = \"x\"\n[[guest]]\nsocket = \"%/a\"\nchid = \"1\"\n", &["\"x\"", "\"1\""]),
+        (
+            &format!("window-size = \"1G\"\nmove-queues = 3\n{A_AND_B}"),
+            &["window-size, move-queues"],
+        ),
+        (&format!("{A_AND_B}[[guest]]\nsocket = \"%/none/d\"\n"), &["none/d"]),
+        (
+            &format!("[[fabric]]\nchid = \"ff00\"\ncaps = {{ devices = 1 }}\n{A_AND_B}"),
+            &["fabric ff00"],
+        ),
+    ] {
+        write_config(place, guests);
+        daemon.hang_up("nothing is changed");
+        let log = daemon.log();
+        let last = log.rsplit("nothing is changed").next().unwrap();
+        for word in words {
+            assert!(last.contains(word), "{word} is missing in {last}");
+        }
+        let refused = daemon.ctl(&["reload"]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(words[0]), "{}", text(&refused.stderr));
+    }
+    std::fs::remove_file(place.path("c.toml")).unwrap();
+    daemon.hang_up("No such file");
+    assert_eq!(a.command(virtio_ism_abi::command::Op::Stats, &[]).0, Status::Ok);
+    assert!(place.path("b").exists());
+}
+
+#[test]
+fn settings_of_a_guest_and_its_fabric_change_by_a_reload() {
+    let daemon = Configured::start(A_AND_B);
+    let place = &daemon.place;
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    let add = place.path("x,name=kept");
+    assert!(daemon.ctl(&["add", add.to_str().unwrap()]).status.success());
+    write_config(
+        place,
+        "[[fabric]]\nchid = \"ff00\"\n[[fabric]]\nchid = \"ff01\"\n\
+         [[guest]]\nsocket = \"%/a\"\nchid = \"ff01\"\n[[guest]]\nsocket = \"%/b\"\nname = \"bee\"\n",
+    );
+    let said = text(&daemon.ctl(&["reload"]).stdout);
+    assert_eq!(said, "added bee\nremoved b\nchanged a\n");
+    a.wait_cut();
+    let (mut a, _) = FrontEnd::greet(&place.path("a"));
+    assert_eq!(a.config(24, 2), [0x01, 0xff]);
+    let listed = text(&daemon.ctl(&["list"]).stdout);
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, ["NAME", "a", "bee", "kept"]);
+}
+
+#[test]
+fn without_a_file_sighup_is_the_end() {
+    let place = Place::new();
+    let mut program = Program::start(&place, &["a"], &[strict()]);
+    program.end(Signal::HUP);
+    assert!(!place.path("a").exists());
+}
+
+#[test]
+fn check_config_names_every_mistake_and_makes_nothing() {
+    let place = Place::new();
+    let file = place.path("c.toml");
+    let check = |text: &str| {
+        std::fs::write(&file, text.replace('%', place.path("").to_str().unwrap())).unwrap();
+        run(&["--check-config", "--config", file.to_str().unwrap()])
+    };
+    let good = check("[[guest]]\nsocket = \"%a\"\n");
+    assert!(good.status.success());
+    assert_eq!(text(&good.stdout), "nothing is wrong; fabrics: 1, guests: 1\n");
+    assert!(!place.path("a").exists());
+
+    // RUST_LOG=off hides none of it.
+    let wrong = check(
+        "[[guest]]\nsocket = \"%a\"\ngid = \"1\"\n[[guest]]\nsocket = \"%b\"\nmode = \"8\"\n",
+    );
+    assert_eq!(wrong.status.code(), Some(1));
+    let said = text(&wrong.stderr);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(lines[0].contains("c.toml:1: \"1\"") && lines[1].contains("c.toml:4: socket mode"));
+    let nowhere = text(&check("[[guest]]\nsocket = \"/nodir/a\"\n").stderr);
+    assert!(nowhere.contains("there is no directory /nodir"), "{nowhere}");
+    let empty = text(&check("").stderr);
+    assert!(empty.contains("c.toml has no guest"), "{empty}");
+    let missing = run(&["--config", "/nope"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).starts_with("vhost-device-ism: cannot read /nope"));
+}
+
+#[test]
+fn verbs_list_add_and_remove_guests() {
+    let daemon = Configured::start(A_AND_B);
+    let place = &daemon.place;
+    let pool = place.path("any,devices=3,mode=666");
+    assert!(daemon.ctl(&["add", pool.to_str().unwrap()]).status.success());
+    let listed = text(&daemon.ctl(&["list"]).stdout);
+    assert!(
+        listed.lines().any(|line| line.starts_with("any ") && line.contains("0 of 3")),
+        "{listed}"
+    );
+    assert!(daemon.ctl(&["remove", "any"]).status.success());
+    assert!(!place.path("any").exists());
+    assert!(text(&daemon.ctl(&["metrics"]).stdout).ends_with("# EOF\n"));
+    let refused = daemon.ctl(&["remove", "any"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("there is no guest \"any\""));
+    let elsewhere = Place::new();
+    let socket = elsewhere.path("s");
+    let refused = text(&daemon.ctl(&["add", socket.to_str().unwrap()]).stderr);
+    // A kernel without landlock would allow it.
+    assert!(refused.is_empty() || refused.contains("in its sandbox"), "{refused}");
+    let nobody = ctl(&place.path("nobody"), &["list"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(text(&nobody.stderr).contains("is the daemon running"));
+}
+
+fn http(path: PathBuf, request: &str) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn the_socket_for_metrics_tells_and_changes_nothing() {
+    let daemon = Configured::start(A_AND_B);
+    let metrics = daemon.place.path("r");
+    let answer = http(metrics.clone(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
+    let head = http(metrics.clone(), "HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+    assert!(http(metrics.clone(), "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ctl(&metrics, &["list"]).status.success());
+    let c = daemon.place.path("c");
+    for words in [&["remove", "a"][..], &["reload"], &["add", c.to_str().unwrap()]] {
+        let refused = ctl(&metrics, words);
+        assert_eq!(refused.status.code(), Some(1), "{words:?}");
+        assert!(text(&refused.stderr).contains("for metrics"), "{words:?}");
+    }
+    assert!(daemon.place.path("a").exists());
+}
+
+#[test]
+fn a_last_request_without_a_line_end_is_answered() {
+    let daemon = Configured::start(A_AND_B);
+    let mut stream = UnixStream::connect(daemon.place.path("m")).unwrap();
+    stream.write_all(b"{\"op\":\"list\"}").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("{\"ok\":true,\"guests\":[{"), "{answer}");
+}
+
+#[test]
+fn under_the_journal_lines_have_a_priority_and_no_time() {
+    for journal in [true, false] {
+        let place = Place::new();
+        let log = File::create(place.path("log")).unwrap();
+        let meta = log.metadata().unwrap();
+        let other = if journal { 0 } else { 1 };
+        let mut command = Command::new(PROGRAM);
+        command.env("JOURNAL_STREAM", format!("{}:{}", meta.st_dev(), meta.st_ino() + other));
+        command.arg(strict()).stderr(log).stdout(Stdio::null());
+        let mut program = Program::start_by(command, &place, &["a"]);
+        program.end(Signal::TERM);
+        let log = std::fs::read_to_string(place.path("log")).unwrap();
+        let line = log.lines().find(|line| line.contains("listening")).unwrap();
+        assert_eq!(line.starts_with("<6>vhost_device_ism"), journal, "{line}");
+        assert_eq!(line.contains("INFO"), !journal, "{line}");
+    }
+}
+
+/// Blocks of code of one kind in the README, with its directory replaced by the test's.
+fn blocks_of_readme(kind: &str, place: &Place) -> Vec<String> {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let directory = place.path("ism");
+    let fence = format!("```{kind}\n");
+    let blocks = readme.split(&fence).skip(1);
+    let blocks = blocks.map(|rest| rest.split("```").next().unwrap());
+    blocks.map(|block| block.replace("/run/ism", directory.to_str().unwrap())).collect()
+}
+
+#[test]
+fn the_configuration_of_the_readme_is_right() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("ism")).unwrap();
+    let blocks = blocks_of_readme("toml", &place);
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        std::fs::write(place.path("c.toml"), block).unwrap();
+        let file = place.path("c.toml");
+        let checked = run(&["--check-config", "--config", file.to_str().unwrap()]);
+        assert!(checked.status.success(), "{}", text(&checked.stderr));
+    }
+}
+
+#[test]
+fn the_commands_of_the_readme_work() {
+    let place = Place::new();
+    let programs = Path::new(PROGRAM).parent().unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let mut daemons = Vec::new();
+    let mut commands = 0;
+    for block in blocks_of_readme("console", &place) {
+        for command in block.replace("\\\n", " ").lines().filter_map(|l| l.strip_prefix("$ ")) {
+            commands += 1;
+            let mut words = command.split_whitespace();
+            let program = words.next().unwrap();
+            if program == "curl" && Command::new("curl").arg("--version").output().is_err() {
+                eprintln!("SKIPPED: there is no curl");
+                continue;
+            }
+            let mut shell = Command::new("sh");
+            shell.arg("-c").arg(format!("exec {command}")).env("PATH", &path);
+            if program == "vhost-device-ism" && words.next() != Some("ctl") {
+                shell.stderr(Stdio::null());
+                let sockets = command.split_whitespace().filter(|word| word.starts_with('/'));
+                let sockets = sockets.map(|word| word.split(',').next().unwrap());
+                let sockets: Vec<PathBuf> = sockets.map(PathBuf::from).collect();
+                daemons.push(Program::start_by(shell, &place, &[]));
+                assert!(!sockets.is_empty(), "{command}");
+                eventually(command, || sockets.iter().all(|socket| socket.exists()));
+                // Those that are one client's only are left alone.
+                let others = ["mgmt.sock", "metrics.sock"];
+                let others = sockets.iter().filter(|path| others.iter().any(|o| path.ends_with(o)));
+                others.for_each(|path| listens(path));
+                continue;
+            }
+            let output = shell.output().unwrap();
+            assert!(output.status.success(), "{command}: {}", text(&output.stderr));
+        }
+    }
+    assert!(commands >= 7 && daemons.len() == 2, "{commands} commands");
+}
