@@ -54,6 +54,8 @@ const COUNTERS: &[(&str, &str, Value)] = &[
 struct Devices<'a> {
     guest: &'a GuestStatus,
     now: Vec<&'a DeviceInfo>,
+    /// Counters of the devices that are no more.
+    ended: Vec<&'a DeviceInfo>,
 }
 
 impl Devices<'_> {
@@ -62,11 +64,10 @@ impl Devices<'_> {
         self.now.iter().fold(0, |sum, device| sum.saturating_add(value(device)))
     }
 
-    /// What its devices have counted, those of a pool that are no more included.
+    /// What its devices have counted, those that are no more included.
     fn counted(&self) -> DeviceInfo {
-        let ended = self.guest.pool.as_ref().map(|pool| pool.ended.clone());
-        let mut sum = ended.unwrap_or_default();
-        self.now.iter().for_each(|device| sum.add_counters(device));
+        let mut sum = DeviceInfo::default();
+        self.now.iter().chain(&self.ended).for_each(|device| sum.add_counters(device));
         sum
     }
 }
@@ -77,15 +78,21 @@ fn by_guest(statuses: &[GuestStatus]) -> Vec<Devices<'_>> {
     for status in statuses {
         // The front ends of a pool follow it.
         match guests.last_mut().filter(|_| status.member.is_some()) {
-            Some(pool) => pool.now.extend(&status.device),
-            None => guests.push(Devices { guest: status, now: status.device.iter().collect() }),
+            Some(pool) => {
+                pool.now.extend(&status.device);
+                pool.ended.push(&status.ended);
+            }
+            None => guests.push(Devices {
+                guest: status,
+                now: status.device.iter().collect(),
+                ended: vec![&status.ended],
+            }),
         }
     }
     guests
 }
 
-/// All metrics of all guests. Counters of a device start anew when its front end reconnects; those
-/// of a pool go on.
+/// All metrics of all guests. Counters go on when front ends come and go.
 pub(crate) fn render(statuses: &[GuestStatus]) -> String {
     let guests = &by_guest(statuses);
     let mut registry = Registry::with_prefix("ism");
@@ -178,6 +185,7 @@ mod tests {
         let guest = GuestStatus {
             spec: GuestSpec::new("/run/vm1.sock"),
             device: Some(device),
+            ended: DeviceInfo { moves: 3, peers: 9, ..DeviceInfo::default() },
             connections: 2,
             hanging: 0,
             touched_bytes: 0,
@@ -187,7 +195,8 @@ mod tests {
         };
         let text = render(&[guest]);
         for line in [
-            "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 7",
+            "ism_moves_total{guest=\"vm1\",chid=\"ff00\"} 10",
+            "ism_peers{guest=\"vm1\",chid=\"ff00\"} 0",
             "ism_connected{guest=\"vm1\",chid=\"ff00\"} 1",
             "ism_connections_total{guest=\"vm1\",chid=\"ff00\"} 2",
             "ism_commands_refused_total{guest=\"vm1\",chid=\"ff00\",reason=\"enoent\"} 3",
@@ -203,10 +212,10 @@ mod tests {
     fn a_pool_counts_for_the_front_ends_that_it_has_and_had() {
         let with_moves = |moves| DeviceInfo { moves, peers: 1, ..DeviceInfo::default() };
         let spec = GuestSpec { devices: Some(8), ..GuestSpec::new("/run/any.sock") };
-        let ended = with_moves(100);
         let status = |name: &str, device| GuestStatus {
             spec: GuestSpec { name: name.into(), ..spec.clone() },
             device,
+            ended: DeviceInfo::default(),
             connections: 3,
             hanging: 0,
             touched_bytes: 0,
@@ -214,13 +223,13 @@ mod tests {
             pool: None,
             member: None,
         };
-        let pool = Some(PoolInfo { in_use: 2, refused: 5, ended });
+        let pool = Some(PoolInfo { in_use: 2, refused: 5 });
         let member = MemberInfo { pool: "any".into(), pid: 1, uid: 0, network_namespace: 4 };
         let front_end = |name| GuestStatus {
             member: Some(member.clone()),
             ..status(name, Some(with_moves(7)))
         };
-        let pool = GuestStatus { pool, ..status("any", None) };
+        let pool = GuestStatus { pool, ended: with_moves(100), ..status("any", None) };
         let text = render(&[pool, front_end("any/2"), front_end("any/3"), status("b", None)]);
         for line in [
             "ism_moves_total{guest=\"any\",chid=\"ff00\"} 114",

@@ -81,7 +81,8 @@ pub(super) struct Answer {
     pub(super) reloaded: Option<ReloadInfo>,
 }
 
-/// A guest, as counted now. Counters of devices start anew with each connection.
+/// A guest, as it is now. Counters are those of all its connections; the front ends of a pool have their
+/// own, and the pool has those of front ends that have gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guest {
@@ -162,7 +163,8 @@ fn by_status(counts: &[u64; 12]) -> BTreeMap<String, u64> {
 
 impl From<&GuestStatus> for Guest {
     fn from(status: &GuestStatus) -> Guest {
-        let device = status.device.clone().unwrap_or_default();
+        let mut device = status.device.clone().unwrap_or_default();
+        device.add_counters(&status.ended);
         let faults = FAULTS.iter().zip(status.faults).filter(|(_, n)| *n != 0);
         Guest {
             name: status.spec.name.clone(),

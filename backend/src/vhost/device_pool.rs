@@ -126,6 +126,7 @@ impl DevicePool {
         let pool = GuestStatus {
             spec: inner.guest.spec.clone(),
             device: None,
+            ended: members.ended.clone(),
             connections: members.last,
             hanging: members.all.values().map(|member| member.slot.status().hanging).sum(),
             touched_bytes: inner.guest.touches.used(),
@@ -133,7 +134,6 @@ impl DevicePool {
             pool: Some(PoolInfo {
                 in_use: members.count(),
                 refused: inner.refused.load(Ordering::Relaxed),
-                ended: members.ended.clone(),
             }),
             member: None,
         };
@@ -313,15 +313,12 @@ impl Inner {
         let mut listener = Listener::from(listener);
         let connected = slot.connect(&mut listener);
         drop(listener);
-        let ended = match connected {
+        match connected {
             Ok(served) => slot.serve(served, || self.stopping.load(Ordering::SeqCst), || ()),
-            Err(error) => {
-                self.fault(format_args!("{error}"));
-                DeviceInfo::default()
-            }
-        };
+            Err(error) => self.fault(format_args!("{error}")),
+        }
         let mut members = lock(&self.members);
-        members.ended.add_counters(&ended);
+        members.ended.add_counters(&slot.status().ended);
         if let Some(member) = members.all.get_mut(&number) {
             member.gone = true;
         }

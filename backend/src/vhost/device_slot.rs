@@ -59,6 +59,8 @@ pub struct GuestStatus {
     pub spec: GuestSpec,
     /// The device of the front end that is connected; `None` if none is.
     pub device: Option<DeviceInfo>,
+    /// Counters of its devices that are no more, those of past front ends.
+    pub ended: DeviceInfo,
     /// Connections so far.
     pub connections: u64,
     /// Threads of earlier connections that hang by their front end's doing.
@@ -80,8 +82,6 @@ pub struct PoolInfo {
     pub in_use: u32,
     /// Connections that got no device.
     pub refused: u64,
-    /// Counters of the devices that are no more.
-    pub ended: DeviceInfo,
 }
 
 /// A front end of a device pool, as the kernel knows its process.
@@ -107,7 +107,15 @@ pub(super) struct DeviceSlot {
     /// What the daemon's threads use of the processors for its front end. Not for all of a pool: one
     /// front end would make the others wait.
     account: Arc<ProcessorAccount>,
-    connection: Mutex<Option<Arc<Connection>>>,
+    devices: Mutex<Devices>,
+}
+
+/// Devices of a slot: together, so that nobody sees a device counted twice, or not at all.
+#[derive(Default)]
+struct Devices {
+    connection: Option<Arc<Connection>>,
+    /// Counters of the devices that are no more.
+    ended: DeviceInfo,
 }
 
 /// A connection, and the framework at work on it.
@@ -119,7 +127,7 @@ pub(super) struct RunningConnection {
 impl DeviceSlot {
     pub(super) fn new(name: String, guest: Arc<GuestContext>) -> DeviceSlot {
         let threads = CountedThreads::default();
-        DeviceSlot { name, guest, threads, account: Arc::default(), connection: Mutex::default() }
+        DeviceSlot { name, guest, threads, account: Arc::default(), devices: Mutex::default() }
     }
 
     pub(super) fn guest(&self) -> &GuestContext {
@@ -136,12 +144,16 @@ impl DeviceSlot {
 
     /// The guest with the device of this slot.
     pub(super) fn status(&self) -> GuestStatus {
-        let connection = lock(&self.connection).clone();
+        let (connection, ended) = {
+            let devices = lock(&self.devices);
+            (devices.connection.clone(), devices.ended.clone())
+        };
         let alive = self.threads.alive();
         GuestStatus {
             spec: GuestSpec { name: self.name.clone(), ..self.guest.spec.clone() },
             hanging: if connection.is_some() { 0 } else { alive },
             device: connection.map(|connection| connection.device.info()),
+            ended,
             connections: 0,
             touched_bytes: self.guest.touches.used(),
             faults: self.guest.faults.snapshot(),
@@ -152,7 +164,7 @@ impl DeviceSlot {
 
     /// Cuts the connection, if there is one.
     pub(super) fn close(&self) {
-        let connection = lock(&self.connection).clone();
+        let connection = lock(&self.devices).connection.clone();
         if let Some(connection) = connection {
             connection.close();
         }
@@ -209,9 +221,9 @@ impl DeviceSlot {
         served: RunningConnection,
         is_stopping: impl FnOnce() -> bool,
         disconnected: impl FnOnce(),
-    ) -> DeviceInfo {
+    ) {
         let RunningConnection { connection, mut framework } = served;
-        *lock(&self.connection) = Some(connection.clone());
+        lock(&self.devices).connection = Some(connection.clone());
         if is_stopping() {
             connection.close();
         }
@@ -223,12 +235,14 @@ impl DeviceSlot {
             )) => {}
             Err(error) => connection.fault(Fault::BadMessage, format_args!("{error}")),
         }
-        *lock(&self.connection) = None;
-        let info = connection.device.info();
+        {
+            let mut devices = lock(&self.devices);
+            devices.ended.add_counters(&connection.device.info());
+            devices.connection = None;
+        }
         disconnected();
         self.finish(&connection, framework);
         self.log_connection("front end gone");
-        info
     }
 
     /// Logs within the guest's budget: a front end can come and go thousands of times a second.

@@ -274,6 +274,22 @@ fn the_socket_for_metrics_tells_and_changes_nothing() {
 }
 
 #[test]
+fn counters_go_on_when_front_ends_come_and_go() {
+    let daemon = Configured::start(A_AND_B);
+    let (a, b) = (daemon.place.path("a"), daemon.place.path("b"));
+    let moved = |wanted: u64| {
+        let line = format!("ism_move_bytes_total{{guest=\"a\",chid=\"ff00\"}} {wanted}\n");
+        eventually(&line, || text(&daemon.ctl(&["metrics"]).stdout).contains(&line));
+    };
+    for round in 1..=3 {
+        super::program::work(&a, &b);
+        moved(5 * round);
+    }
+    let listed = text(&daemon.ctl(&["list", "--json"]).stdout);
+    assert!(listed.contains("\"move_bytes\": 15"), "{listed}");
+}
+
+#[test]
 fn a_last_request_without_a_line_end_is_answered() {
     let daemon = Configured::start(A_AND_B);
     let mut stream = UnixStream::connect(daemon.place.path("m")).unwrap();

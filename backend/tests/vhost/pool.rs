@@ -118,7 +118,7 @@ fn each_connection_of_a_pool_is_a_device_of_its_own() {
     // The end of one is seen by the other, and its device is free.
     drop(a);
     eventually("the end of a device", || daemon.list().len() == 2);
-    assert_eq!(daemon.list()[0].pool.as_ref().unwrap().ended.moves, 1);
+    assert_eq!(daemon.list()[0].ended.moves, 1);
     assert!(daemon.metrics().contains("ism_moves_total{guest=\"any\",chid=\"ff00\"} 1"));
     daemon.remove_guest("any").unwrap();
     b.wait_cut();
@@ -215,7 +215,8 @@ fn clients_that_leave_before_or_after_the_answer_cost_no_device() {
         connect(&pool, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     }
     eventually("the end of all", || daemon.list()[0].pool.as_ref().unwrap().in_use == 0);
-    let (_a, _) = front_end(ask(&path).unwrap());
+    // Some may have been in the queue still.
+    let (_a, _) = front_end(ask_until(&path));
 }
 
 #[test]
