@@ -61,13 +61,18 @@ pub(crate) fn listens(socket: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes [`directory`], for this user only.
+/// Makes [`directory`], for this user only. Not the one that XDG_RUNTIME_DIR names: it is the
+/// system's to make.
 ///
 /// # Errors
 /// It cannot be made, or those of [`directory`].
 pub(crate) fn make_directory() -> Result<PathBuf, CliError> {
     let dir = directory()?;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+    let made = made.or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Ok(()),
+        _ => Err(error),
+    });
     made.map_err(CliError::io(format!("cannot make {}", dir.display())))?;
     // Somebody else may have been faster.
     directory()

@@ -54,7 +54,7 @@ pub(crate) struct StackArgs {
     pub(crate) rendezvous: Option<RendezvousArg>,
 
     /// Receive buffer (DMB or RMB element) of a connection, bytes: 16K to 1M, a power of two.
-    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_buffer)]
     pub(crate) buffer: usize,
 
     /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
@@ -250,7 +250,7 @@ fn parse_pnet(text: &str) -> Result<(String, String), String> {
 
 /// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
 pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
-    let wrong = || format!("{text:?} is not a size; examples: 100, 64K, 1M");
+    let wrong = || format!("{text:?} is not a size; examples: 100, 64K, 1M, 2G");
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (text.get(..end), 10),
         Some((end, 'm' | 'M')) => (text.get(..end), 20),
@@ -259,6 +259,15 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     };
     let number: usize = digits.unwrap_or_default().parse().map_err(|_| wrong())?;
     number.checked_mul(1 << shift).filter(|size| *size > 0).ok_or_else(wrong)
+}
+
+/// Reads the size of a receive buffer. Another one would be rounded without a word.
+pub(crate) fn parse_buffer(text: &str) -> Result<usize, String> {
+    let size = parse_size(text)?;
+    match size.is_power_of_two() && (16 << 10..=1 << 20).contains(&size) {
+        true => Ok(size),
+        false => Err(format!("{text:?} is not a size of a buffer: 16K to 1M, a power of two")),
+    }
 }
 
 #[cfg(test)]
@@ -280,6 +289,15 @@ mod tests {
         assert_eq!(parse_size("1m"), Ok(1 << 20));
         for bad in ["", "0", "K", "-1", "1X", "99999999999999999999", "99999999999999G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_has_a_size_that_the_protocol_has() {
+        assert_eq!(parse_buffer("16K"), Ok(16 << 10));
+        assert_eq!(parse_buffer("1M"), Ok(1 << 20));
+        for bad in ["3K", "8K", "48K", "2M", "0", "x"] {
+            assert!(parse_buffer(bad).is_err(), "{bad}");
         }
     }
 }

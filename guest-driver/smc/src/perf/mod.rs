@@ -217,9 +217,14 @@ fn parse_count(text: &str) -> Result<usize, String> {
 
 fn parse_plot(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    match plot::Format::of(&path) {
-        Some(_) => Ok(path),
-        None => Err("expected a name that ends in .svg or .png".into()),
+    // Found out now, and not after minutes of measurements.
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    match directory.filter(|directory| !directory.is_dir()) {
+        Some(missing) => Err(format!("there is no directory {}", missing.display())),
+        None if plot::Format::of(&path).is_none() => {
+            Err("expected a name that ends in .svg or .png".into())
+        }
+        None => Ok(path),
     }
 }
 
@@ -254,8 +259,16 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     let progress = progress_bar(&experiments, runs);
     let plan = run::Plan { rounds: runs, seconds: args.seconds, pin: args.pin };
     let mut all = Vec::new();
+    // What was measured before is shown, too.
+    let mut failed = None;
     for experiment in &experiments {
-        let results = run::run(&mut fabric, experiment, &plan, &progress)?;
+        let results = match run::run(&mut fabric, experiment, &plan, &progress) {
+            Ok(results) => results,
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        };
         if args.json {
             progress.suspend(|| report::print_json(&results))?;
         }
@@ -263,17 +276,18 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), CliError> {
     }
     progress.finish_and_clear();
     drop(fabric);
-    let memory = names.contains(&"memory").then(|| memory::measure(args.connections));
+    let memory =
+        (failed.is_none() && names.contains(&"memory")).then(|| memory::measure(args.connections));
     let memory = memory.transpose()?;
     report::load_warning(&all).into_iter().for_each(|warning| eprintln!("{warning}"));
     match args.json {
         true => report::print_memory_json(memory.as_ref())?,
         false => report::print_tables(&all, memory.as_ref(), &plan)?,
     }
-    if let Some(path) = &args.plot {
+    if let Some(path) = args.plot.as_ref().filter(|_| !all.is_empty()) {
         plot::draw(&all, path)?;
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Measures with another machine.

@@ -9,8 +9,8 @@ use guest_driver::{ConnectionInfo, SmcListener, SmcStream};
 
 use crate::address::{ServerArgs, parse_listen};
 use crate::error::CliError;
-use crate::paths;
 use crate::stack::StackArgs;
+use crate::{output, paths};
 
 /// Help of `smc listen`.
 pub(crate) const LISTEN: &str = "\
@@ -96,13 +96,13 @@ pub(crate) fn listen(args: &ListenArgs) -> Result<(), CliError> {
     let listener = SmcListener::bind(&stack, &addresses[..]).map_err(failed)?;
     if args.common.verbose {
         let address = listener.local_addr().map_err(failed)?;
-        eprintln!("listening on {address}");
+        output::note(&format!("listening on {address}"));
     }
     loop {
         let (stream, peer) = listener.accept().map_err(failed)?;
         let result = serve(&stream, &peer.to_string(), &args.common);
         match result {
-            Err(error) if args.keep => eprintln!("smc: {error}"),
+            Err(error) if args.keep => output::note(&format!("smc: {error}")),
             result if !args.keep => return result,
             _ => {}
         }
@@ -126,15 +126,15 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<(), CliError> {
 fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError> {
     let info = stream.info();
     if common.verbose {
-        eprintln!("{peer}: {info}");
+        output::note(&format!("{peer}: {info}"));
         if let ConnectionInfo::Smcd(info) = &info {
             let contact = if info.first_contact { "first contact" } else { "known peer" };
-            eprintln!(
+            output::note(&format!(
                 "{peer}: {contact}, buffers of {} bytes here and {} bytes there{}",
                 info.local_buffer,
                 info.peer_buffer,
                 info.peer_host.as_ref().map(|host| format!(", host {host}")).unwrap_or_default(),
-            );
+            ));
         }
     }
     if let ConnectionInfo::Tcp(why) = info
@@ -147,7 +147,10 @@ fn serve(stream: &SmcStream, peer: &str, common: &Common) -> Result<(), CliError
     stream.set_linger(Some(LINGER)).map_err(failed)?;
     let moved = pump::both_ways(stream).map_err(failed)?;
     if common.verbose {
-        eprintln!("{peer}: {} bytes sent, {} bytes received", moved.sent, moved.received);
+        output::note(&format!(
+            "{peer}: {} bytes sent, {} bytes received",
+            moved.sent, moved.received
+        ));
     }
     Ok(())
 }

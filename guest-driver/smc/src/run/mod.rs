@@ -105,7 +105,7 @@ pub(crate) struct RunArgs {
     port: Vec<Rule>,
 
     /// Receive buffer (DMB) of a connection, bytes: 16K to 1M, a power of two.
-    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = crate::stack::parse_buffer)]
     buffer: usize,
 
     /// How long a waiting call polls the shared memory before it sleeps, microseconds; 0: it sleeps
