@@ -3,6 +3,7 @@
 //! - [`vm`]: `cargo xtask vm`, everything that needs virtual machines.
 //! - [`artifacts`]: what the virtual machines are made of; [`cache`] is where it is kept.
 //! - [`packages`]: the Debian packages that this takes; [`programs`] names those of guests.
+//! - [`package`]: `cargo xtask package`, packages of the programs; [`third_party`] lists licences.
 //! - [`image`]: the guests' initramfs; [`cpio`] is its format.
 //! - [`tool`]: runs other programs, and says why they fail.
 //! - [`uml`]: `cargo xtask uml`, the kernel's driver under user-mode Linux.
@@ -16,10 +17,12 @@ mod cache;
 mod coverage;
 mod cpio;
 mod image;
+mod package;
 mod packages;
 mod programs;
 mod protocol_map;
 mod siege;
+mod third_party;
 mod tool;
 mod uml;
 mod vm;
@@ -50,6 +53,9 @@ enum Task {
     /// Attack a daemon for a long time, and simulate link groups.
     #[command(long_about = siege::LONG_ABOUT)]
     Siege(siege::Args),
+    /// Build Debian packages and a tarball.
+    #[command(long_about = package::LONG_ABOUT)]
+    Package(package::Args),
     /// Write docs/protocol-map.md: which rule of the specifications is where, and what tests it.
     ProtocolMap,
 }
@@ -61,6 +67,7 @@ fn main() -> ExitCode {
         Task::Uml(args) => uml::run(&args, &root).map_err(|error| error.to_string()),
         Task::Coverage(args) => coverage::run(&args, &root).map_err(|error| error.to_string()),
         Task::Siege(args) => siege::run(&args, &root).map_err(|error| error.to_string()),
+        Task::Package(args) => package::run(&args, &root).map_err(|error| error.to_string()),
         Task::ProtocolMap => protocol_map::write(&root)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| error.to_string()),

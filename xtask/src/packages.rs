@@ -147,7 +147,8 @@ fn lines(script: &str) -> impl Iterator<Item = (Check<'_>, &str)> {
     })
 }
 
-fn has_program(name: &str) -> bool {
+/// Whether a program is in `PATH`, or where administrators have theirs.
+pub(crate) fn has_program(name: &str) -> bool {
     image::program(name).is_some()
 }
 
@@ -191,7 +192,11 @@ fn succeeds(mut command: Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn apt_install(packages: &[String]) -> Result<(), ToolError> {
+/// Installs Debian packages, as root.
+///
+/// # Errors
+/// apt-get fails.
+pub(crate) fn apt_install(packages: &[String]) -> Result<(), ToolError> {
     eprintln!("xtask: installs {}", packages.join(" "));
     let mut install = vec!["install", "-y", "-q", "--no-install-recommends"];
     install.extend(packages.iter().map(String::as_str));

@@ -25,7 +25,7 @@ pub(crate) enum ToolError {
     /// Debian packages are missing.
     #[error(
         "missing packages; on Debian: apt-get install {}\n\
-         xtask: `cargo xtask vm --install-deps` installs them, as root",
+         xtask: the same task with --install-deps installs them, as root",
         .0.join(" ")
     )]
     Packages(Vec<String>),
@@ -51,6 +51,17 @@ fn name(command: &Command) -> String {
 pub(crate) fn status(mut command: Command) -> Result<ExitStatus, ToolError> {
     let program = name(&command);
     command.status().map_err(|source| ToolError::Start { program, source })
+}
+
+/// Runs a program to its end, which must be a success.
+///
+/// # Errors
+/// It cannot be started, or fails.
+pub(crate) fn succeed(command: &mut Command) -> Result<(), ToolError> {
+    let program = name(command);
+    let status =
+        command.status().map_err(|source| ToolError::Start { program: program.clone(), source })?;
+    if status.success() { Ok(()) } else { Err(ToolError::Failed { program, status }) }
 }
 
 /// Runs a program to its end and calls `each` with every line of its standard output at once.

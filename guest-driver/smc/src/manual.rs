@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Command};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::error::CliError;
@@ -19,7 +19,8 @@ pub(crate) struct CompletionsArgs {
 /// Options of `smc man`.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Write a page for each command into this directory, instead of printing that of smc.
+    /// Write a page for each command, and that of vhost-device-ism, into this directory, instead of
+    /// printing that of smc.
     #[arg(value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -42,6 +43,7 @@ pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
     match &args.directory {
         None => output::print(&String::from_utf8_lossy(&page(command).map_err(CliError::Output)?)),
         Some(directory) => write(directory, command)
+            .and_then(|()| std::fs::write(directory.join("vhost-device-ism.8"), daemon_page()?))
             .map_err(CliError::io(format!("cannot write manual pages to {}", directory.display()))),
     }
 }
@@ -55,6 +57,63 @@ fn page(command: Command) -> io::Result<Vec<u8>> {
 fn write(directory: &Path, command: Command) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     clap_mangen::generate_to(command.disable_help_subcommand(true), directory)
+}
+
+/// What the page of the daemon says beside its options.
+const DAEMON: &str = r#".SH SIGNALS
+SIGTERM and SIGINT end the daemon. Its sockets are removed, and front ends lose their devices.
+SIGHUP reads the file of
+.B \-\-config
+again: guests are added and removed, and others notice nothing. If the file is wrong, nothing changes,
+and the log says why. Without a file, SIGHUP ends the daemon.
+.SH EXIT STATUS
+.TP
+0
+The daemon ended by a signal, or printed what was asked for.
+.TP
+1
+The configuration is wrong, or a socket cannot be made; or the daemon refuses what
+.B ctl
+asks for.
+.TP
+2
+There is no such option.
+.SH FILES
+.TP
+/etc/vhost\-device\-ism.toml
+The configuration of the service.
+.TP
+/run/vhost\-device\-ism
+The sockets of the service, for the group kvm.
+.SH ENVIRONMENT
+.TP
+NOTIFY_SOCKET, WATCHDOG_USEC
+The service manager, as
+.BR sd_notify (3)
+has it.
+.TP
+VHOST_DEVICE_ISM_MANAGEMENT
+The management socket for
+.BR ctl .
+.TP
+RUST_LOG
+What to log, in detail.
+.TP
+NO_COLOR
+The log has no colours on a terminal either.
+.SH SEE ALSO
+.BR smc (1),
+.BR smc\-stat (1),
+.BR smc\-cdi (1)
+"#;
+
+/// The page of the daemon.
+fn daemon_page() -> io::Result<Vec<u8>> {
+    let command = vhost_device_ism::args::Args::command().name("vhost-device-ism");
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).section("8").render(&mut text)?;
+    text.extend_from_slice(DAEMON.as_bytes());
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -80,5 +139,13 @@ mod tests {
         let page = std::fs::read_to_string(dir.join("smc-stat.1")).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(page.contains("Show what a daemon counts"), "{page}");
+    }
+
+    #[test]
+    fn the_daemon_has_a_page_in_the_section_of_administrators() {
+        let page = String::from_utf8(daemon_page().unwrap()).unwrap();
+        for part in [".TH vhost-device-ism 8", "socket\\-path", ".SH SIGNALS", ".SH FILES"] {
+            assert!(page.contains(part), "{part} is missing in {page}");
+        }
     }
 }

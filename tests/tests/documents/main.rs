@@ -11,8 +11,17 @@ use std::path::Path;
 use text::{Document, documents, root};
 
 /// Folders of the repository that documents name paths of.
-const FOLDERS: [&str; 8] =
-    [".ci/", "backend/", "docs/", "guest-driver/", "qemu/", "smc-core/", "tests/", "xtask/"];
+const FOLDERS: [&str; 9] = [
+    ".ci/",
+    "backend/",
+    "docs/",
+    "guest-driver/",
+    "packaging/",
+    "qemu/",
+    "smc-core/",
+    "tests/",
+    "xtask/",
+];
 
 /// Longest line, in characters.
 const WIDTH: usize = 100;

@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# The packages of `cargo xtask package` in a Debian without anything else: runs the commands of
+# docs/operating.md as they stand there, and looks at what is installed and what is left at the end.
+#
+# It works in a root directory, a mount and a network namespace of its own. It needs root, debhelper,
+# lintian and mmdebstrap; a missing one fails where CI is true, and is said aloud elsewhere. The root
+# directory is made once and kept in ~/.cache.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+missing() {
+    echo "NOT TESTED: packages: $*" >&2
+    [ "${CI:-false}" = true ] && exit 1
+    exit 0
+}
+[ "$(id -u)" = 0 ] || missing "this is not root"
+if [ "${1:-}" != inside ]; then
+    for tool in mmdebstrap dh lintian; do
+        command -v "$tool" >/dev/null && continue
+        [ "${CI:-false}" = true ] || missing "there is no $tool"
+        apt-get update -q
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q \
+            --no-install-recommends mmdebstrap debhelper lintian
+        break
+    done
+    cargo xtask package
+    packages=systemd-standalone-sysusers,systemd-standalone-tmpfiles,passwd
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-device-ism
+    image=$cache/packages-$(echo "$packages" | sha256sum | head -c 12).tar
+    if [ ! -e "$image" ]; then
+        mkdir -p "$cache"
+        mmdebstrap --quiet --variant=apt --include="$packages" \
+            --aptopt='APT::Install-Recommends "false"' bookworm "$image.$$.tar"
+        mv "$image.$$.tar" "$image"
+    fi
+    exec unshare --mount --net --pid --fork -- "$0" inside "$image" "${CARGO_TARGET_DIR:-target}/package"
+fi
+image=$2 packages=$3
+
+fail() {
+    echo "FAILED: $*" >&2
+    exit 1
+}
+
+# A host of its own ----------------------------------------------------------------------------------
+
+place=$(mktemp -d)
+end() {
+    umount --recursive --lazy "$place" 2>/dev/null || true
+    rmdir "$place"
+}
+trap end EXIT
+mount -t tmpfs -o mode=755 tmpfs "$place"
+tar -C "$place" -xf "$image"
+mount -t proc proc "$place/proc"
+mount --rbind /dev "$place/dev"
+ip link set lo up
+echo '127.0.0.1 localhost' >"$place/etc/hosts"
+# The tarball, which is for hosts without packages.
+archive=$(echo "$packages"/*.tar.gz)
+tar -C "$place/opt" -xf "$archive"
+mkdir "$place/srv/packages"
+cp "$packages"/*.deb "$place/srv/packages"
+
+# in_root COMMAND: runs it there, by a shell. exec_in_root: in the place of this shell.
+in_root() {
+    (exec_in_root "$1")
+}
+exec_in_root() {
+    exec chroot "$place" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+        DEBIAN_FRONTEND=noninteractive ${device:+SMC_DEVICE="$device"} \
+        ${user:+runuser -u "$user" --} sh -c "cd /srv/packages || exit
+        $1"
+}
+# until CONDITION: waits until a command succeeds.
+until_true() {
+    for _ in $(seq 100); do
+        eval "$1" && return
+        sleep 0.1
+    done
+    fail "this did not happen: $1"
+}
+# files: what is there, without what packages leave in logs and caches of apt, dpkg and passwd.
+files() {
+    (cd "$place" && find . -xdev \( -path ./dev -o -path ./proc -o -path ./tmp -o -path ./srv \
+        -o -path ./var/cache -o -path ./var/log -o -path ./var/lib/apt -o -path ./var/lib/dpkg \
+        -o -path ./opt \) -prune -o -print | sort)
+}
+
+end_jobs() {
+    local pid
+    for pid in $(jobs -p); do
+        kill "$pid" 2>/dev/null || true
+    done
+    wait
+}
+
+echo "the tarball works where it is unpacked, and has its library"
+tree=/opt/$(basename "$archive" .tar.gz)
+in_root "$tree/bin/smc demo --size 4M" >"$place/tmp/demo" 2>&1 || fail "$(cat "$place/tmp/demo")"
+exec_in_root "exec $tree/bin/smc fabric" >"$place/tmp/fabric" 2>&1 &
+until_true '[ -S "$place/tmp/smc-0/management.sock" ]'
+in_root "$tree/bin/smc run --strict true" || fail "smc run of the tarball: $(cat "$place/tmp/fabric")"
+end_jobs
+rm -rf "$place/tmp/smc-0" # of `smc fabric`
+
+# The commands of the document -----------------------------------------------------------------------
+
+before=$(files)
+# What the output of a command has to fit, by a word of the command.
+declare -A wanted=(
+    ['smc connect']='SMC-D'
+    ['stat fabric']='pool: [0-9]+ of 64 devices in use'
+    ['check-config']='nothing is wrong; fabrics: 1, guests: 2'
+    ['ctl reload']='added vm1'
+    ['ctl list']='vm1 .*/run/vhost-device-ism/vm1.sock'
+    ['ctl metrics']='ism_devices.guest="any",chid="ff00". 64'
+)
+commands=0 device=''
+# run COMMAND: runs one of the document, and compares what it says with what is wanted.
+run() {
+    local command=$1 user word said
+    commands=$((commands + 1))
+    echo "\$ $command"
+    # The user that the document has made.
+    user=''
+    case $command in 'smc '*) user=alice ;; esac
+    case $command in
+        'export SMC_DEVICE='*)
+            device=${command#*=}
+            return
+            ;;
+        *'&')
+            exec_in_root "exec ${command%&}" >"$place/tmp/log$commands" 2>&1 &
+            case $command in
+                *' vhost-device-ism --config'*) until_true '[ -S "$place/run/vhost-device-ism/management.sock" ]' ;;
+                'smc listen'*) until_true 'grep -qE ":1388 .* 0A " /proc/self/net/tcp*' ;;
+            esac
+            return
+            ;;
+        'apt-get purge'*)
+            removal "$command"
+            return
+            ;;
+        # The server writes the file, and may end after the client.
+        cmp*) until_true 'in_root "$command" >/dev/null 2>&1' ;;
+    esac
+    said=$(in_root "$command" 2>&1) || fail "$command: $said $(cat "$place"/tmp/log* 2>/dev/null)"
+    for word in "${!wanted[@]}"; do
+        case $command in
+            *"$word"*)
+                grep -qE -- "${wanted[$word]}" <<<"$said" || fail "$command: $said"
+                unset "wanted[$word]"
+                ;;
+        esac
+    done
+    case $command in 'apt-get install'*) installed ;; esac
+}
+
+# installed: looks at the packages, while they are there and before the daemon runs.
+installed() {
+    local size
+    size=$(stat -c %s "$place/usr/bin/smc")
+    [ "$size" -le $((10 << 20)) ] || fail "smc has $size bytes"
+    for file in /usr/share/man/man8/vhost-device-ism.8.gz /usr/share/man/man1/smc-run.1.gz \
+        /usr/share/bash-completion/completions/smc /lib/systemd/system/vhost-device-ism.service; do
+        [ -e "$place$file" ] || fail "there is no $file"
+    done
+    in_root 'id vhost-device-ism' >/dev/null || fail "there is no user"
+    [ "$(stat -c '%a' "$place/run/vhost-device-ism")" = 750 ] || fail "mode of the directory"
+    [ "$(chroot "$place" stat -c '%U:%G' /run/vhost-device-ism)" = vhost-device-ism:kvm ] ||
+        fail "owner of the directory"
+    echo "    smc has $((size >> 10)) KiB; files, user and directories are there"
+
+    # A package of that name and those files, since the distribution has none.
+    mkdir -p "$place/tmp/smc-tools/DEBIAN" "$place/tmp/smc-tools/usr/bin"
+    printf 'Package: smc-tools\nVersion: 1.8.3\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n' \
+        >"$place/tmp/smc-tools/DEBIAN/control"
+    touch "$place"/tmp/smc-tools/usr/bin/smc{_run,_pnet,cd,cr,ss}
+    in_root 'dpkg-deb --build /tmp/smc-tools /tmp/smc-tools.deb && dpkg -i /tmp/smc-tools.deb' >/dev/null ||
+        fail "smc-tools cannot be installed beside smc"
+    ! in_root 'dpkg -i ./smc-run_*.deb' >/dev/null 2>&1 || fail "smc-run is installed beside smc-tools"
+    in_root 'dpkg --purge smc-run smc-tools && dpkg -i ./smc-run_*.deb' >/dev/null 2>&1 || fail "smc-run"
+    in_root 'smc_run -r 20k -- true' 2>/dev/null || fail "smc_run"
+    ! in_root 'smc_run -r 20x -- true' 2>/dev/null || fail "smc_run takes a wrong size"
+    in_root 'dpkg --purge smc-run' >/dev/null
+    echo "    smc-run instead of smc-tools, and smc beside it"
+}
+
+# removal COMMAND: ends the daemon, as systemd would, purges the packages, and compares the files.
+removal() {
+    local left
+    end_jobs
+    in_root "userdel --remove alice 2>/dev/null; $1" >/dev/null 2>&1 || fail "$1"
+    in_root 'userdel vhost-device-ism; groupdel kvm' 2>/dev/null || true
+    left=$(comm -13 <(echo "$before") <(files) | grep -vE '^\./etc/(passwd|shadow|group|gshadow|subuid|subgid)-$' || true)
+    [ -z "$left" ] || fail "after the removal there are: $left"
+    echo "    nothing is left"
+}
+
+while IFS= read -r command; do
+    run "$command"
+done < <(sed -n 's/^\$ //p' docs/operating.md)
+[ "$commands" -ge 15 ] || fail "docs/operating.md has only $commands commands"
+[ ${#wanted[@]} = 0 ] || fail "no command for: ${!wanted[*]}"
+[ -z "$(ls -A "$place/run/vhost-device-ism" 2>/dev/null)" ] || fail "sockets are left"
+echo "packages: all done"

@@ -1,0 +1,221 @@
+//! `cargo xtask package`: Debian packages and a tarball.
+//!
+//! One tree of files is both: the tarball has it as it is, and debhelper takes the packages' files
+//! from it, by `packaging/debian`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::tool::{self, ToolError, at};
+use crate::{packages, third_party};
+
+pub(crate) const LONG_ABOUT: &str = "\
+Build Debian packages and a tarball of the release build, in target/package.
+
+The packages are vhost-device-ism, smc and smc-run. They are built by debhelper, and checked by lintian:
+a finding of it is a failure. The tarball has the same programs, manual pages and completions, and can
+be unpacked anywhere.";
+
+/// Debian packages without which nothing is built, and a program of each.
+const TOOLS: [(&str, &str); 3] =
+    [("dpkg-buildpackage", "dpkg-dev"), ("dh", "debhelper"), ("lintian", "lintian")];
+
+/// Most bytes of the stripped command. Beyond that, something is linked that nobody meant to.
+const MAX_SMC: u64 = 10 << 20;
+
+/// Options of `cargo xtask package`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only the tarball, which needs no tools of Debian.
+    #[arg(long)]
+    tarball: bool,
+
+    /// Install missing Debian packages, as root. CI=true says the same.
+    #[arg(long)]
+    install_deps: bool,
+}
+
+/// Runs the task, and prints the paths of what it has made.
+///
+/// # Errors
+/// Tools are missing, something does not build, or lintian finds something.
+pub(crate) fn run(args: &Args, root: &Path) -> Result<ExitCode, ToolError> {
+    let root = fs::canonicalize(root).map_err(at(root))?;
+    if !args.tarball {
+        tools(args.install_deps || tool::is_true("CI"))?;
+    }
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let place = target.join("package");
+    if place.exists() {
+        fs::remove_dir_all(&place).map_err(at(&place))?;
+    }
+    let build = place.join("build");
+    let tree = build.join("tree");
+    make_tree(&root, &target.join("release"), &tree)?;
+    let mut made = vec![tarball(&tree, &place)?];
+    if !args.tarball {
+        made.extend(debian(&root, &build, &place)?);
+    }
+    for path in made {
+        let size = fs::metadata(&path).map_err(at(&path))?.len();
+        println!("{} ({} KiB)", path.display(), size.div_ceil(1024));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tools(install: bool) -> Result<(), ToolError> {
+    let missing = || -> Vec<String> {
+        let missing = TOOLS.iter().filter(|(program, _)| !packages::has_program(program));
+        missing.map(|(_, package)| (*package).to_owned()).collect()
+    };
+    if install && !missing().is_empty() {
+        packages::apt_install(&missing())?;
+    }
+    match missing() {
+        none if none.is_empty() => Ok(()),
+        missing => Err(ToolError::Packages(missing)),
+    }
+}
+
+/// Builds the programs, and lays out the files as they are installed below a prefix.
+fn make_tree(root: &Path, release: &Path, tree: &Path) -> Result<(), ToolError> {
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    // With the features that the whole workspace has, as other builds.
+    build.current_dir(root).args(["build", "--release", "--workspace", "--lib"]);
+    tool::succeed(build.args(["--bin", "smc", "--bin", "vhost-device-ism"]))?;
+
+    let packaging = root.join("packaging");
+    let files: [(PathBuf, &str, u32); 14] = [
+        (release.join("smc"), "bin/smc", 0o755),
+        (release.join("vhost-device-ism"), "bin/vhost-device-ism", 0o755),
+        (packaging.join("smc_run"), "bin/smc_run", 0o755),
+        (release.join("libsmc_preload.so"), "lib/smc/libsmc_preload.so", 0o644),
+        (packaging.join("smc_run.8"), "share/man/man8/smc_run.8", 0o644),
+        (packaging.join("vhost-device-ism.toml"), "etc/vhost-device-ism.toml", 0o644),
+        (
+            root.join("backend/systemd/vhost-device-ism.service"),
+            "systemd/vhost-device-ism.service",
+            0o644,
+        ),
+        (
+            packaging.join("vhost-device-ism.sysusers"),
+            "systemd/sysusers.d/vhost-device-ism.conf",
+            0o644,
+        ),
+        (
+            packaging.join("vhost-device-ism.tmpfiles"),
+            "systemd/tmpfiles.d/vhost-device-ism.conf",
+            0o644,
+        ),
+        (packaging.join("INSTALL.md"), "INSTALL.md", 0o644),
+        (root.join("docs/threat-model.md"), "doc/threat-model.md", 0o644),
+        (root.join("docs/operating.md"), "doc/operating.md", 0o644),
+        (root.join("LICENSE-APACHE"), "doc/LICENSE-APACHE", 0o644),
+        (root.join("LICENSE-BSD-3-Clause"), "doc/LICENSE-BSD-3-Clause", 0o644),
+    ];
+    for (from, to, mode) in files {
+        let to = tree.join(to);
+        let directory = to.parent().unwrap_or(tree);
+        fs::create_dir_all(directory).map_err(at(directory))?;
+        let mut install = Command::new("install");
+        tool::succeed(install.arg(format!("-m{mode:o}")).arg(&from).arg(&to))?;
+    }
+    for program in ["bin/smc", "bin/vhost-device-ism", "lib/smc/libsmc_preload.so"] {
+        tool::succeed(Command::new("strip").arg("--strip-unneeded").arg(tree.join(program)))?;
+    }
+    let smc = tree.join("bin/smc");
+    let size = fs::metadata(&smc).map_err(at(&smc))?.len();
+    if size > MAX_SMC {
+        let what = format!("has {size} bytes, more than {MAX_SMC}");
+        return Err(ToolError::Answer { program: "smc".into(), what });
+    }
+
+    // The command writes the daemon's page, too.
+    let manual = tree.join("share/man/man1");
+    tool::succeed(Command::new(&smc).arg("man").arg(&manual))?;
+    let page = "vhost-device-ism.8";
+    let to = tree.join("share/man/man8").join(page);
+    fs::rename(manual.join(page), &to).map_err(at(&to))?;
+    for (shell, file) in [
+        ("bash", "share/bash-completion/completions/smc"),
+        ("fish", "share/fish/vendor_completions.d/smc.fish"),
+        ("zsh", "share/zsh/vendor-completions/_smc"),
+    ] {
+        let mut completions = Command::new(&smc);
+        completions.args(["completions", shell]);
+        write(&tree.join(file), &tool::output(completions)?)?;
+    }
+    write(&tree.join("doc/third-party-licences.txt"), &third_party::licences(root)?)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), ToolError> {
+    let directory = path.parent().unwrap_or(path);
+    fs::create_dir_all(directory).map_err(at(directory))?;
+    fs::write(path, text).map_err(at(path))
+}
+
+/// Packs the tree. The same files make the same bytes.
+fn tarball(tree: &Path, place: &Path) -> Result<PathBuf, ToolError> {
+    let name = format!("vhost-device-ism-{}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    let path = place.join(format!("{name}.tar.gz"));
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
+    tar.arg(format!("--mtime=@{}", epoch())).arg(format!("--transform=s,^\\./,{name}/,"));
+    tool::succeed(tar.arg("--file").arg(&path).arg("--directory").arg(tree).arg("./"))?;
+    Ok(path)
+}
+
+/// When this was made, for files: the time of the last commit, or SOURCE_DATE_EPOCH.
+fn epoch() -> String {
+    std::env::var("SOURCE_DATE_EPOCH").ok().unwrap_or_else(|| {
+        let mut git = Command::new("git");
+        git.args(["log", "-1", "--format=%ct"]);
+        tool::output(git).map_or_else(|_| "0".into(), |text| text.trim().to_owned())
+    })
+}
+
+/// Has debhelper make the packages, and lintian look at them.
+fn debian(root: &Path, build: &Path, place: &Path) -> Result<Vec<PathBuf>, ToolError> {
+    let debian = build.join("debian");
+    tool::succeed(Command::new("cp").arg("-r").arg(root.join("packaging/debian")).arg(&debian))?;
+    for (from, to) in [
+        ("backend/systemd/vhost-device-ism.service", "vhost-device-ism.service"),
+        ("packaging/vhost-device-ism.sysusers", "vhost-device-ism.sysusers"),
+        ("packaging/vhost-device-ism.tmpfiles", "vhost-device-ism.tmpfiles"),
+    ] {
+        let from = root.join(from);
+        fs::copy(&from, debian.join(to)).map_err(at(&from))?;
+    }
+    let mut date = Command::new("date");
+    date.args(["--utc", "--rfc-email"]).arg(format!("--date=@{}", epoch()));
+    let date = tool::output(date)?;
+    let changelog = format!(
+        "vhost-device-ism ({}) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n \
+         -- The vhost-device-ism developers <vhost-device-ism@example.org>  {date}",
+        env!("CARGO_PKG_VERSION")
+    );
+    write(&debian.join("changelog"), &changelog)?;
+    let mut dpkg = Command::new("dpkg-buildpackage");
+    dpkg.current_dir(build).args(["--build=binary", "--no-sign"]).env("SOURCE_DATE_EPOCH", epoch());
+    // Its output is a page of progress, which matters only if it fails.
+    let log = place.join("debian.log");
+    let file = fs::File::create(&log).map_err(at(&log))?;
+    let errors = file.try_clone().map_err(at(&log))?;
+    dpkg.stdout(file).stderr(errors);
+    let status = tool::status(dpkg)?;
+    if !status.success() {
+        eprintln!("{}", fs::read_to_string(&log).unwrap_or_default());
+        return Err(ToolError::Failed { program: "dpkg-buildpackage".into(), status });
+    }
+    let entries = fs::read_dir(place).map_err(at(place))?;
+    let mut made: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    made.retain(|path| path.extension().is_some_and(|end| end == "deb"));
+    made.sort();
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--fail-on", "error,warning", "--suppress-tags-from-file"]);
+    lintian.arg(root.join("packaging/lintian-suppressed")).args(&made);
+    tool::succeed(&mut lintian)?;
+    Ok(made)
+}
