@@ -22,7 +22,7 @@ Start with \"smc demo\", which needs nothing else.";
 
 const AFTER: &str = "\
 An example in three terminals:
-  smc fabric                                  a daemon with two devices
+  smc fabric                                  a daemon with its devices
   smc listen -v 5000 < /dev/null > copy       a server
   smc connect -v localhost:5000 < /bin/ls     a client
   smc stat                                    counters of the daemon, and SMC connections

@@ -228,6 +228,13 @@ fn is_pci(device: &Path) -> bool {
     !matches!(DeviceAddress::from(device), DeviceAddress::Socket(_))
 }
 
+/// Whether somebody meant a PCI address: no socket has such a name.
+fn is_like_pci(device: &Path) -> bool {
+    let name = device.to_string_lossy();
+    let is_address = |c: char| c.is_ascii_hexdigit() || c == ':' || c == '.';
+    name.contains(':') && name.chars().all(is_address)
+}
+
 impl CliError {
     /// For `map_err`: an [`CliError::Io`] that names what was tried.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> CliError {
@@ -271,6 +278,10 @@ impl CliError {
                  doctor\" shows how to make one."
                     .into()
             }
+            CliError::Device { device, .. } if is_like_pci(device) => "That is no PCI address, as \
+                0000:00:04.0 is (a device is at most 1f, a function at most 7). \"smc devices\" lists \
+                those of this machine."
+                .into(),
             CliError::Device { device, .. } if !device.exists() => format!(
                 "No daemon listens there. Start one with \"smc fabric\" (it prints its sockets), or \
                  with \"smc fabric --socket-path {}\"; or name another socket with --device or \

@@ -13,8 +13,8 @@ pub(crate) const LONG_ABOUT: &str = "\
 Runs vhost-device-ism, the daemon that emulates virtio-ism devices: one Unix socket per device, and
 all devices on one fabric can let each other write into their buffers.
 
-Without options it makes two devices, a.sock for servers and b.sock for clients, and a management
-socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. \"smc listen\", \"smc connect\" and \"smc stat\"
+Without options it makes two devices, a.sock for servers and b.sock for clients, a pool of 16 devices
+for all others, any.sock, and a management socket, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. \"smc listen\", \"smc connect\" and \"smc stat\"
 use these sockets by default, so this works in three terminals:
 
     smc fabric
@@ -52,9 +52,15 @@ pub(crate) fn run(args: &FabricArgs) -> Result<ExitCode, CliError> {
             command.push("--socket-path".into());
             command.push(dir.join(name).into());
         }
+        // "smc run" takes any device, so those two may be in use.
+        let mut pool = dir.join(paths::POOL).into_os_string();
+        pool.push(",devices=16");
+        command.push("--socket-path".into());
+        command.push(pool);
         command.push("--management".into());
         command.push(dir.join(paths::MANAGEMENT).into());
-        eprintln!("devices: {0}/{1} {0}/{2}", dir.display(), paths::SERVER, paths::CLIENT);
+        let [server, client, pool] = [paths::SERVER, paths::CLIENT, paths::POOL];
+        eprintln!("devices: {0}/{server} {0}/{client} {0}/{pool}", dir.display());
         eprintln!("statistics: smc stat    end: Ctrl-C");
     }
     Ok(vhost_device_ism::run_main(std::iter::once("smc fabric".into()).chain(command)))

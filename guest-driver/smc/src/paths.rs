@@ -10,6 +10,8 @@ use crate::error::CliError;
 pub(crate) const SERVER: &str = "a.sock";
 /// File name of the device of clients (`smc connect`).
 pub(crate) const CLIENT: &str = "b.sock";
+/// File name of the device pool of those for whom these are in use.
+pub(crate) const POOL: &str = "any.sock";
 /// File name of the daemon's management socket.
 pub(crate) const MANAGEMENT: &str = "management.sock";
 

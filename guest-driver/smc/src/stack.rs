@@ -11,6 +11,7 @@ use guest_driver::rendezvous::Mode;
 use guest_driver::transport::pci;
 use guest_driver::{Config, DataPath, Rnics, Stack, statistics, verbs};
 use smc_core::wire::ids::Eid;
+use vhost_device_ism::management::{Client, Guest};
 
 use crate::error::CliError;
 use crate::paths;
@@ -21,9 +22,9 @@ pub(crate) struct StackArgs {
     /// The virtio-ism device: a socket, as the daemon listens on it, a PCI device of this virtual
     /// machine, by its address (0000:00:04.0) or "pci" for any that is free, or "none".
     ///
-    /// The default is one of the two devices that "smc fabric" makes without options: a.sock for
-    /// servers and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID. Where there is no
-    /// such socket but a PCI device ("smc devices" lists them), it is "pci". Where there is neither
+    /// The default is one of the devices that "smc fabric" makes without options: a.sock for servers
+    /// and b.sock for clients, in $XDG_RUNTIME_DIR/smc or /tmp/smc-UID, and if that is in use, one of
+    /// its pool, any.sock. Where there is no such socket but a PCI device ("smc devices" lists them), it is "pci". Where there is neither
     /// but an RNIC, it is "none".
     #[arg(long, value_name = "DEVICE", env = "SMC_DEVICE")]
     pub(crate) device: Option<PathBuf>,
@@ -180,21 +181,33 @@ fn rnics(names: &[String]) -> Rnics {
     }
 }
 
-/// The default device: the socket called `name` of "smc fabric", or in a virtual machine any PCI
-/// device, or none where there is an RNIC.
+/// The default device: the socket called `name` of "smc fabric", or its pool if that device is in use;
+/// or in a virtual machine any PCI device, or none where there is an RNIC.
 ///
 /// # Errors
 /// Those of [`paths::socket`].
 pub(crate) fn default_device(name: &str) -> Result<PathBuf, CliError> {
     let socket = paths::socket(name)?;
     if socket.exists() {
-        return Ok(socket);
+        let pool = paths::socket(paths::POOL)?;
+        return Ok(if pool.exists() && is_in_use(&socket) { pool } else { socket });
     }
     if pci::functions().is_ok_and(|found| !found.is_empty()) {
         return Ok("pci".into());
     }
     let has_rnic = verbs::devices().is_ok_and(|found| !found.is_empty());
     Ok(if has_rnic { "none".into() } else { socket })
+}
+
+/// Whether the daemon of "smc fabric" says that a device has a front end. A connection would tell, too,
+/// and be in the way of others.
+fn is_in_use(socket: &Path) -> bool {
+    let guests = paths::socket(paths::MANAGEMENT).ok().and_then(|management| {
+        let mut daemon = Client::connect(management).ok()?;
+        daemon.list().ok()
+    });
+    let is_it = |guest: &Guest| guest.connected && guest.socket.as_deref() == Some(socket);
+    guests.is_some_and(|guests| guests.iter().any(is_it))
 }
 
 /// The statistics socket of this process, if the default directory belongs to its user alone.

@@ -86,7 +86,7 @@ fn render_fabric(fabric: &Fabric<'_>, rates: Option<(Duration, &[Guest])>) -> St
             }
         }
     }
-    let counted = if rates.is_some() { "per second" } else { "since the front end connected" };
+    let counted = if rates.is_some() { "per second" } else { "of all connections so far" };
     format!("{what}\n{counted}:\n{how}\n{trouble}")
 }
 

@@ -51,6 +51,8 @@ fn errors_say_what_to_do_next() {
     let output = error(&["connect", "localhost:5000"], &dir);
     let first = output.lines().next().unwrap();
     assert_eq!(first.matches("b.sock").count(), 1, "the path is named once: {first}");
+    let output = error(&["listen", "--device", "0000:00:99.0", "5000"], &dir);
+    assert!(output.contains("That is no PCI address"), "{output}");
     let output = error(&["listen", "nonsense"], &dir);
     assert!(output.contains("expected HOST:PORT"), "{output}");
     let output = error(&["listen", "--eid", "lower", "5000"], &dir);

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Stdio;
 
-use crate::support::{Fabric, text};
+use crate::support::{Fabric, Running, text};
 
 fn data(len: u32, seed: u32) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(2654435761).wrapping_add(seed) >> 13) as u8).collect()
@@ -118,12 +118,12 @@ fn statistics_show_the_guests() {
     let fabric = Fabric::start("stat");
     let output = fabric.smc(&["stat"]).output().unwrap();
     let output = text(&output.stdout);
-    assert!(output.contains("fabric ff00: 2 guests, 0 connected"), "{output}");
+    assert!(output.contains("fabric ff00: 3 guests, 0 connected"), "{output}");
     let (_server, ..) = fabric.listen(&[]);
     let output = fabric.smc(&["stat", "--json"]).output().unwrap();
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let guests = value["fabrics"][0]["guests"].as_array().unwrap();
-    assert_eq!(guests.len(), 2);
+    assert_eq!(guests.len(), 3);
     let server = guests.iter().find(|guest| guest["name"] == "a").unwrap();
     assert_eq!(server["connected"], true);
     assert!(server["gid"].is_string(), "{server}");
@@ -162,4 +162,27 @@ fn a_server_has_one_form_of_address_and_a_message_for_each_way_of_being_none() {
     let said = connect(&plain.to_string());
     assert!(said.contains("Is it an ordinary TCP server?"), "{said}");
     answer.join().unwrap();
+}
+
+#[test]
+fn servers_and_clients_beyond_the_first_take_devices_of_the_pool() {
+    let fabric = Fabric::start("pipe-pool");
+    let (mut first, port, _log) = fabric.listen(&[]);
+    let (mut second, other, _log) = fabric.listen(&[]);
+    let mut clients = Vec::new();
+    for port in [port, other] {
+        let mut command = fabric.smc(&["connect"]);
+        command.args(["127.0.0.1", &port.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut client = Running(command.spawn().unwrap());
+        client.0.stdin.as_mut().unwrap().write_all(b"bytes").unwrap();
+        // Both stay, so the second one finds the first one's device in use.
+        let server = if port == other { &mut second } else { &mut first };
+        let mut bytes = [0; 5];
+        server.0.stdout.as_mut().unwrap().read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"bytes");
+        clients.push(client);
+    }
+    let listed = text(&fabric.smc(&["stat", "fabric"]).output().unwrap().stdout);
+    assert!(listed.contains("pool: 2 of 16 devices in use"), "{listed}");
 }

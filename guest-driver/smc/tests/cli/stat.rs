@@ -35,7 +35,8 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
     server.0.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
 
     let all = json(&fabric);
-    assert_eq!(all["fabrics"][0]["guests"].as_array().unwrap().len(), 2);
+    // With the pool.
+    assert_eq!(all["fabrics"][0]["guests"].as_array().unwrap().len(), 3);
     let of = |pid: u32| {
         let list = all["processes"].as_array().unwrap();
         list.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{all}"))
@@ -53,7 +54,7 @@ fn both_ends_of_a_connection_are_shown_and_dead_processes_are_forgotten() {
     assert_eq!(out["cursors"][0], arrived["cursors"][2]);
 
     let overview = output(&fabric, &[]);
-    assert!(overview.contains("fabric ff00: 2 guests, 2 connected"), "{overview}");
+    assert!(overview.contains("fabric ff00: 3 guests, 2 connected"), "{overview}");
     assert!(overview.contains(&format!("smc {}", client.0.id())), "{overview}");
     let list = output(&fabric, &["connections", "--details"]);
     for part in [&format!("127.0.0.1:{port}"), "SMC-D v2.1", "fabric ff00", "cursors: written 0:5"]
